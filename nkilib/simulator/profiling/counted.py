@@ -27,7 +27,7 @@ _NS_PER_US = 1000.0
 
 
 def counted_bounds_us(collection: Collection, generation: Generation) -> dict[str, float]:
-    """Return the least time that each engine needs for the work of a launch, spread evenly over the cores."""
+    """Return the least microseconds that each engine needs for what a launch did, spread evenly over the cores."""
     timing, cores = generation.timing, len(collection.traces)
     bounds = {"dma": _crossing_bytes(collection) / (cores * timing.dma.core_gb_per_s)}
     for name, cycles in _cycles(collection).items():
@@ -36,7 +36,10 @@ def counted_bounds_us(collection: Collection, generation: Generation) -> dict[st
 
 
 def _crossing_bytes(collection: Collection) -> int:
-    """Return the number of bytes that came from the caller and that go back to it, each byte counted once."""
+    """Return the number of bytes that are read of the caller's tensors, or written to tensors that go back to it.
+
+    Each byte counts once in each direction.
+    """
     brought: dict[int, _Crossing] = {}
     written: dict[int, _Crossing] = {}
     for trace in collection.traces:
@@ -49,7 +52,10 @@ def _crossing_bytes(collection: Collection) -> int:
 
 
 class _Crossing:
-    """The bytes of a tensor that cross HBM in one direction, at most all of them. The cores may move the same parts."""
+    """The bytes of a tensor that are read from HBM, or that are written to it.
+
+    Bytes that several cores move count once, and never more than the tensor has.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -80,7 +86,7 @@ class _Crossing:
 
 
 def _cycles(collection: Collection) -> dict[str, float]:
-    """Return by engine the cycles of the instructions that no other engine can run."""
+    """Return, by engine, the cycles of those instructions that no other engine could run."""
     plans: dict[int, Plan] = {}
     counts: Counter[int] = Counter()
     for trace in collection.traces:

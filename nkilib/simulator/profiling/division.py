@@ -17,7 +17,7 @@ from ..timing.uses import HbmUses
 
 
 def stored_by_every_core(collection: Collection) -> Sequence[str]:
-    """Return the names of the tensors that the cores of a launch store, if all cores do the same work; else nothing.
+    """Return the names of the tensors that every core of a launch stores, if all cores do the same work; else none.
 
     Cores do the same work if they run equal numbers of each instruction, and load and store the same parts of the
     tensors that come from the caller or go back to it. Where an index chooses what is stored, the parts are not known,

@@ -45,9 +45,9 @@ def write_trace(
         path: the path of the file.
         title: the kernel and the hardware that were modelled.
         events: the instructions.
-        tensors: the on-chip tensors, for the use of SBUF.
+        tensors: the on-chip tensors, whose bytes give the use of SBUF over time.
         note: a remark on the nature of the times.
-        critical: the critical path.
+        critical: the links of the critical path.
     """
     traced: list[dict[str, Any]] = []
     for core in sorted({event.core for event in events}):
@@ -69,7 +69,7 @@ def write_trace(
 
 
 def _threads(events: Iterable[Event]) -> Iterator[int]:
-    """Yield the thread of each event of a core: the thread of its engine, or for a transfer the first free thread."""
+    """Yield the thread of each event of a core: that of its engine, or the first one that is free for a transfer."""
     free: list[float] = []
     for event in events:
         if event.engine != "dma":
@@ -121,7 +121,7 @@ def _complete(event: Event, thread: int) -> dict[str, Any]:
 
 
 def _of_path(link: Link, event: Event) -> dict[str, Any]:
-    """Return the slice of a link of the critical path, named after the use of its time."""
+    """Return the slice of a link of the critical path, named after the kind of the link."""
     name = _name(event) if link.kind is Kind.work else f"{link.kind.value} ({_name(event)})"
     args = {"place": event.place, "number": event.number, "engine": event.engine}
     return _slice(name, TRACKS[_PATH - 1], link.core, _PATH, (link.start_ns, link.end_ns), args)

@@ -26,7 +26,7 @@ _WIDTH_INCHES, _ROW_INCHES, _REST_INCHES = 11.0, 0.35, 3.2
 def draw(
     path: str | PathLike[str], title: str, events: Sequence[Event], tensors: Sequence[TensorLife], capacity: int
 ) -> None:
-    """Write the picture to ``path``, in the format of its suffix.
+    """Write the picture to ``path``, in the format that its suffix names.
 
     Args:
         path: the path of the file.

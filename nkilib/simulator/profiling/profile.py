@@ -127,12 +127,15 @@ class Profile:
 
     @property
     def critical_path_us(self) -> dict[str, float]:
-        """Microseconds of the critical path by their use, the most first. They add up to the time of the launch."""
+        """Microseconds of the critical path by their use, the most first. They add up to the time of the launch.
+
+        In a launch of more than 200,000 instructions on a core they are those of the last instructions only.
+        """
         return self.recorded.report.path_us
 
     @property
     def critical_path_us_by_line(self) -> dict[str, float]:
-        """Microseconds of the critical path by ``file:line`` in the kernel and name of the instruction."""
+        """Microseconds of the critical path by ``file:line`` in the kernel and name of the instruction, most first."""
         return self.recorded.report.path_us_by_line
 
     @property
@@ -151,17 +154,20 @@ class Profile:
 
     @property
     def bound_by(self) -> str | None:
-        """The engine that sets the bound: dma, scalar, vector or tensor."""
+        """The engine that sets the bound: dma, scalar, vector or tensor; None if the kernel does nothing.
+
+        A bound that is counted from what the kernel did may also be set by gpsimd.
+        """
         return max(self.bounds_us, key=lambda name: self.bounds_us[name], default=None)
 
     @property
     def fraction_of_bound(self) -> float | None:
-        """The modelled time as a multiple of the bound: 1 is as fast as the hardware can be."""
+        """The modelled time as a multiple of the bound: 1 is as fast as the hardware can be; None without a bound."""
         return self.time_us / self.bound_us if self.bound_us else None
 
     @property
     def engine_utilisation(self) -> dict[str, float]:
-        """Busy time of each engine as a share of the whole time."""
+        """The busy time of each engine as a share of the time of the launch, from 0 to 1."""
         return {name: busy / self.time_us if self.time_us else 0.0 for name, busy in self.engine_busy_us.items()}
 
     @property
@@ -203,7 +209,7 @@ class Profile:
         draw(path, self.title, self.instructions, self.tensors, generation(self.generation).sbuf_usable_bytes)
 
     def __repr__(self) -> str:
-        """Return one line, because the instructions of a large launch would fill a screen a hundred times."""
+        """Return one line, because all instructions of a large launch would fill hundreds of screens."""
         return f"<Profile of {self.title}>"
 
     def __str__(self) -> str:
@@ -251,7 +257,7 @@ class Profile:
 
 
 def _with_rest(lines: list[str]) -> list[str]:
-    """Return at most as many lines as a reader can take in, and the number of lines that are left out."""
+    """Return the first 12 lines at most, followed by the number of lines that are left out."""
     left_out = len(lines) - _LISTED
     return lines if left_out <= 0 else [*lines[:_LISTED], f"and {left_out} more"]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The notes of the cores of a launch, from which a profile works out what it is asked for."""
+"""The record of a launch from which a profile works out its tensors, instructions and findings on request."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _Core = tuple[int, Notes, Sequence[LiveRange]]
 
 
 class Recorded:
-    """The instructions and the on-chip tensors of a launch. Most profiles are printed, which needs few of these.
+    """The instructions and the on-chip tensors of a launch, each worked out when it is first asked for.
 
-    The notes are kept instead of the traces, which hold the tensors in HBM.
+    Most profiles are only printed, which needs few of them. The record keeps the notes of the cores instead of their
+    traces, because traces hold the tensors in HBM.
     """
 
     def __init__(self, collection: Collection, model: Model, busy_us: Mapping[str, float]) -> None:
@@ -46,13 +47,13 @@ class Recorded:
 
     @property
     def launch(self) -> Launch:
-        """The cores, for an analysis of what they waited for."""
+        """The notes of the cores, as the analysis of their critical path and waits takes them."""
         cores = [Core(*core, end_ns) for core, end_ns in zip(self._cores, self._ends_ns, strict=True)]
         return Launch(cores, self._model, self._stored_by_every_core)
 
     @cached_property
     def report(self) -> Report:
-        """Why the launch takes as long as it does."""
+        """The findings, critical path and waits of the launch."""
         return report_of(self.launch, self._busy_us)
 
     @cached_property
@@ -62,12 +63,12 @@ class Recorded:
 
     @cached_property
     def sbuf_peak_tensors(self) -> tuple[TensorLife, ...]:
-        """The tensors that make the peak of SBUF, the largest first."""
+        """The tensors that are alive when the tensors take most bytes of SBUF, the largest first."""
         return self._peak_tensors(MemoryRegion.sbuf)
 
     @cached_property
     def psum_peak_tensors(self) -> tuple[TensorLife, ...]:
-        """The tensors that make the peak of PSUM, the largest first."""
+        """The tensors that are alive when the tensors take most bytes of PSUM, the largest first."""
         return self._peak_tensors(MemoryRegion.psum)
 
     def _peak_tensors(self, region: MemoryRegion) -> tuple[TensorLife, ...]:
@@ -84,12 +85,12 @@ class Recorded:
     __hash__ = None  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what the notes say, because they refer to the code of the kernel, which cannot be pickled."""
+        """Return all that the record can work out: its notes refer to the kernel's code, which cannot be pickled."""
         return self._all()
 
 
 def _highest(traces: Sequence[Trace], region: MemoryRegion) -> _Core:
-    """Return the core that needs most of a memory, with the tensors that make its peak."""
+    """Return the core whose tensors take most bytes of a memory at one time, with the tensors alive at that time."""
     highest = max(traces, key=lambda trace: trace.lives.peaks[region].nbytes if region in trace.lives.peaks else 0)
     lives = highest.lives.peaks[region].lives if region in highest.lives.peaks else ()
     return highest.core, highest.settled.notes, lives

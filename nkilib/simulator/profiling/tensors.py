@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The lives of on-chip tensors on the timeline, and how much of a partition they take over time."""
+"""The times in which on-chip tensors are alive, and the bytes of a partition that they take over time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NS_PER_US = 1000.0
 
 @dataclass(frozen=True)
 class TensorLife:
-    """The life of one on-chip tensor.
+    """An on-chip tensor and the time from its first to its last use.
 
     Attributes:
         core: the number of the core.
@@ -47,7 +47,7 @@ class TensorLife:
 
 
 def lives_of(core: int, lives: Iterable[LiveRange], notes: Notes, *, repeats: bool = True) -> Iterator[TensorLife]:
-    """Yield the on-chip tensors of a core that are used, with their times.
+    """Yield the on-chip tensors of a core, with their times; tensors that are never used are left out.
 
     Args:
         core: the number of the core.
@@ -71,7 +71,7 @@ def lives_of(core: int, lives: Iterable[LiveRange], notes: Notes, *, repeats: bo
 
 
 def use_over_time(tensors: Iterable[TensorLife]) -> list[tuple[float, int]]:
-    """Return the steps (microseconds, bytes of a partition from then on) of all tensors of one core and region."""
+    """Return pairs (microseconds, bytes of a partition in use from then on) for the tensors of one core and region."""
     changes = sorted(
         [(life.start_us, life.nbytes) for life in tensors] + [(life.end_us, -life.nbytes) for life in tensors]
     )
@@ -84,7 +84,7 @@ def use_over_time(tensors: Iterable[TensorLife]) -> list[tuple[float, int]]:
 
 
 def listed(tensors: Iterable[TensorLife]) -> list[str]:
-    """Return a line for each group of equal tensors that one line makes, with their bytes of a partition."""
+    """Return a line of text for each group of equal tensors made at one place: number, bytes of a partition, name."""
     counts = Counter((life.nbytes, life.tensor, life.place) for life in tensors)
     return [
         f"{f'{count} x' if count > 1 else '':>6} {nbytes:>8,} {tensor}, made at {_nearest(place)}"

@@ -13,7 +13,7 @@ from ..machine.trips import Stated, Trips, check_stated
 
 
 class TripsRefusedError(ValueError):
-    """Error for numbers of iterations that do not fit the kernel."""
+    """Error for an argument ``trips`` that does not fit the kernel or its arguments."""
 
 
 # What ``profile(trips=)`` takes: numbers, no iteration of any loop, or as many as the kernel states.
@@ -26,7 +26,7 @@ Most = Callable[[], Stated] | None
 
 @dataclass(frozen=True)
 class TripsToRun:
-    """The runs of a kernel that a profile needs.
+    """The runs of a kernel that a profile needs, with the numbers of iterations of its loops in each.
 
     Attributes:
         asked: the argument ``trips`` of ``profile``; None if the caller passed none.
@@ -41,7 +41,7 @@ class TripsToRun:
         """Check the argument ``trips`` of ``profile``, and return the runs that it needs.
 
         Raises:
-            TypeError, ValueError: if ``profile(trips=)`` does not take it.
+            TypeError, ValueError: if ``trips`` has none of the forms that ``profile`` takes.
             TripsRefusedError: if ``trips`` is passed for a launch on arrays, whose values determine the iterations, or
                 if ``"all"`` is passed and the kernel states no maximum.
         """
@@ -60,7 +60,7 @@ class TripsToRun:
         return cls(asked, most)
 
     def first(self) -> Trips:
-        """Return the iterations of the run that the caller wants; by default none, if the kernel states its maximum."""
+        """Return the iterations that the caller asks for; without ``trips`` none, if the kernel states its maximum."""
         if self.asked == ALL:
             return self.all()
         if isinstance(self.asked, str) or (self.asked is None and self.most is not None):
@@ -69,19 +69,19 @@ class TripsToRun:
         return Trips(lambda: asked)
 
     def has_second(self, first: Trips) -> bool:
-        """Tell whether the kernel is to run once more, with all iterations."""
+        """Tell whether the kernel is to run once more, with as many iterations as it states."""
         return self.asked is None and self.most is not None and first.was_asked
 
     def all(self) -> Trips:
         """Return as many iterations as the kernel states.
 
-        The kernel's statement is asked when a loop needs it, after the kernel has checked its arguments.
+        The kernel is asked for that number only when a loop needs it, after the kernel has checked its arguments.
         """
         assert self.most is not None
         return Trips(self.most)
 
     def check_names(self, first: Trips) -> None:
-        """Check that the kernel has all loops that the caller named.
+        """Check that the kernel has run all loops that the caller named in ``trips``.
 
         Raises:
             TripsRefusedError: if a named loop does not exist; the message lists the loops that do.

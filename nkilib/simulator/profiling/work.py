@@ -21,7 +21,10 @@ _NS_PER_US = 1000.0
 
 
 def bounds_us(work: Work, cores: int, generation: Generation, parameters: ModelParameters) -> dict[str, float]:
-    """Return the least time that each engine needs for its demand, spread evenly over cores and partitions."""
+    """Return the least time, in microseconds, that each engine needs for its part of the work.
+
+    The work is spread evenly over cores and partitions.
+    """
     dtype, timing = as_dtype(work.dtype), generation.timing
     lanes = cores * PARTITIONS
     scalar = timing.clock_ghz[Engine.scalar]

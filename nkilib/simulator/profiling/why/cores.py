@@ -28,7 +28,7 @@ ENGINES = {engine.name: engine for engine in Engine}
 
 
 class Model(NamedTuple):
-    """The hardware and the assumptions that the times come from."""
+    """The generation of the hardware and the assumptions with which the times of a launch were modelled."""
 
     generation: Generation
     parameters: ModelParameters
@@ -53,7 +53,7 @@ class Model(NamedTuple):
         return self.parameters.indirect_gpsimd_us * _NS_PER_US
 
     def fixed_ns(self, plan: Plan) -> float:
-        """Return the time that a transfer takes before its rows."""
+        """Return the time from the trigger of a transfer to its first row."""
         if plan.work is not None and plan.work.is_gathered:
             return self.parameters.indirect_base_us * _NS_PER_US
         return self.generation.timing.dma.fixed_ns
@@ -68,12 +68,12 @@ class Model(NamedTuple):
 
 
 class Core:
-    """One core of a launch.
+    """One core of a launch, with the instructions that the analysis examines.
 
     Attributes:
         number: the number of the core.
-        is_whole: whether ``notes`` are all of its notes; else they are the last ones.
-        notes: its instructions, in program order.
+        is_whole: whether ``notes`` are those of all instructions; else they are the last 200,000.
+        notes: the notes of the examined instructions, in program order.
         lives: its on-chip tensors.
         end_ns: the time at which it is done.
     """
@@ -91,22 +91,22 @@ class Core:
 
     @cached_property
     def _first(self) -> int:
-        """The number of the first note."""
+        """The number of the instruction with the first note."""
         return self.notes[0][0] if self.notes else 0
 
     @cached_property
     def _positions(self) -> dict[int, int] | None:
-        """The position of the note of each instruction, or None if every instruction left a note."""
+        """The position of the note of each instruction, by its number; None if every number has a note."""
         if all(note[0] == position for position, note in enumerate(self.notes, self._first)):
             return None
         return {note[0]: position for position, note in enumerate(self.notes)}
 
     def at(self, number: int) -> Note:
-        """Return the note of an instruction."""
+        """Return the note of the instruction with this number."""
         return self.notes[self.position(number)]
 
     def has(self, number: int) -> bool:
-        """Tell whether the note of an instruction is among the analysed ones."""
+        """Tell whether the instruction with this number is among the examined ones."""
         return number >= self._first
 
     def place(self, number: int) -> str:
@@ -120,12 +120,12 @@ class Core:
 
     @cached_property
     def meetings(self) -> list[int]:
-        """The instructions at which the core synchronises with the other core."""
+        """The numbers of the instructions at which the core synchronises with the other core."""
         return [note[0] for note in self.notes if note[3].cause.meets]
 
     @cached_property
     def table_loads(self) -> frozenset[int]:
-        """The instructions for which Scalar loads another activation table."""
+        """The numbers of the instructions before which Scalar loads another activation table."""
         loaded: list[int] = []
         table = "" if self.is_whole else None  # unknown
         for number, plan, *_ in self.notes:
@@ -136,7 +136,7 @@ class Core:
         return frozenset(loaded)
 
     def last_done(self, model: Model) -> Sequence[int]:
-        """Return for each position the instruction up to there that is done last."""
+        """Return, for each position, the number of the instruction that is done last among those up to there."""
         if not self._last_done:
             latest_ns, latest = -1.0, 0
             for note in self.notes:
@@ -147,11 +147,11 @@ class Core:
         return self._last_done
 
     def position(self, number: int) -> int:
-        """Return the position of the note of an instruction."""
+        """Return the position of an instruction's note, by the number of the instruction."""
         return number - self._first if self._positions is None else self._positions[number]
 
     def life_of(self, storage: int) -> LiveRange | None:
-        """Return the on-chip tensor in a storage."""
+        """Return the on-chip tensor in the storage with this number; None if there is none."""
         return next((life for life in self.lives if life.storage == storage), None)
 
 
@@ -159,7 +159,7 @@ class Launch(NamedTuple):
     """The notes of a launch.
 
     Attributes:
-        cores: the notes of each core.
+        cores: the cores with their notes.
         model: the hardware and assumptions that the times come from.
         stored_by_every_core: the tensors that all cores store, if they do the same work; see :mod:`..division`.
     """

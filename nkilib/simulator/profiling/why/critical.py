@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The critical path of a launch: the parts of its time, from the last result back to the start.
+"""The critical path of a launch: the stretches of time that add up to it, from the last result back to the start.
 
-Each link follows from the previous one: an instruction starts when the last thing that it waited for is over.
+Each stretch is a link. The one before it is found by the cause of an instruction's start time: the last thing that it
+waited for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .cores import Core, Launch
 
 
 class Kind(Enum):
-    """The use of the time of a link."""
+    """The kinds of links of a critical path, by the use of their time."""
 
     work = "work"
     rows = "moving rows"
@@ -33,7 +34,7 @@ class Kind(Enum):
 
 
 class Link(NamedTuple):
-    """A stretch of the critical path.
+    """A stretch of time on the critical path.
 
     Attributes:
         core: the number of the core.
@@ -54,7 +55,7 @@ class Link(NamedTuple):
 
 
 def critical_path(launch: Launch) -> list[Link]:
-    """Return the links in the order of time. They follow each other without a gap up to the end of the launch.
+    """Return the links of the critical path in the order of time, without gaps up to the end of the launch.
 
     They start at 0, unless the launch is so long that only its last instructions are analysed.
     """
@@ -64,7 +65,7 @@ def critical_path(launch: Launch) -> list[Link]:
 
 
 class _Walk:
-    """The walk from the last result back to the start."""
+    """The walk along the critical path, from the last result back to the start of the launch."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -122,7 +123,7 @@ class _Walk:
             self._until = start_ns
 
     def _add_own_time(self, gap: Kind) -> None:
-        """Add the time of an instruction that had to be over, and the gap after it."""
+        """Add the time of the present instruction, for whose end the next one waited, and the gap between them."""
         _, plan, _, span, *_ = self._core.at(self._number)
         self._add(gap, span.end_ns)
         if plan.work is not None:
@@ -138,7 +139,7 @@ class _Walk:
             self._add(Kind.work, span.start_ns)
 
     def _before_start(self) -> Waited:
-        """Add the time between the start of an instruction and the end of what it waited for, and return the cause."""
+        """Add the time between the end of what the instruction waited for and its start, and return the cause."""
         _, plan, _, span, *_ = self._core.at(self._number)
         if self._number in self._core.table_loads:
             self._add(Kind.table, self._until - self._model.generation.timing.activation_table_ns)
@@ -149,7 +150,7 @@ class _Walk:
         return span.cause.waited
 
     def _to_last_done(self, position: int) -> None:
-        """Continue with the instruction that is done last up to a position; the time after it is spent on a loop."""
+        """Continue with the instruction up to a position that is done last; the time after it is spent on a loop."""
         self._number = self._core.last_done(self._model)[position]
         self._add(Kind.loop, self._model.finish_ns(self._core.at(self._number)))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The finding about transfers whose kind of descriptors the compiler chooses, with the time for either choice."""
+"""The finding about transfers for which the compiler chooses software or hardware descriptors, with both times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _DIFFERS_FROM = 0.05
 
 
 def choice(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding for transfers that name no engine, if the launch time depends on the kind of descriptors."""
+    """Yield a finding if the launch takes at least 5% more or less time with the other kind of descriptors.
+
+    It is about transfers whose kind the kernel leaves to the compiler.
+    """
     cores, model = facts.launch.cores, facts.launch.model
     if not facts.links or not all(core.is_whole for core in cores):
         return
@@ -55,12 +58,12 @@ def choice(facts: Facts) -> Iterator[Finding]:
 
 
 def _pause_ns(model: Model, plan: Plan) -> float:
-    """Return how much more time the other choice puts between a transfer and the next one of its queue."""
+    """Return how much longer, or shorter, a queue pauses between transfers with the other kind of descriptors."""
     return model.trigger_ns(plan.other_queue) - model.trigger_ns(plan.queue)
 
 
 def _described(model: Model, queue: str) -> str:
-    """Describe the descriptors of a queue, and how often it triggers."""
+    """Return words for the kind of descriptors of a queue, and for how often it can trigger a transfer."""
     if is_software(queue):
         kind = "software descriptors, which GpSimd writes"
     elif model.generation.timing.dma.has_hardware_descriptors:

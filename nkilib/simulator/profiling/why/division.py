@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The finding about cores that do not divide the work."""
+"""The finding about cores that all do the same work instead of dividing it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .words import joined, largest, us
 
 
 def same_work(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding if the cores load the same data, compute the same and store it to the same place."""
+    """Yield a finding if the cores load the same data, run the same instructions and store to the same place."""
     stored, cores = facts.launch.stored_by_every_core, facts.launch.cores
     if not stored or not facts.links:
         return

@@ -27,7 +27,7 @@ _MEETINGS_FROM = 0.05
 
 
 def waits(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding about the busiest compute engine, if it waits although no engine is the limit."""
+    """Yield a finding about the waits of the busiest compute engine, if no engine is busy enough to be the limit."""
     shares = facts.busy_shares
     computing = {name: share for name, share in shares.items() if name != "dma" and share}
     if not computing or max(shares.values()) >= _LIMIT_FROM:
@@ -154,7 +154,7 @@ def small_instructions(facts: Facts) -> Iterator[Finding]:
 
 
 def latency(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding about a chain of instructions each of which needs the previous result."""
+    """Yield a finding about chains of instructions on the critical path, each of which needs the result before it."""
     links = [link for link in facts.links_of(Kind.result) if facts.engine_of(link) != "dma"]
     duration = sum(link.duration_ns for link in links)
     if facts.share(duration) < _LATENCY_FROM:
@@ -172,7 +172,7 @@ def latency(facts: Facts) -> Iterator[Finding]:
 
 
 def activation_tables(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding about functions of the Scalar engine that alternate."""
+    """Yield a finding about the loads of activation tables, if the functions of the Scalar engine alternate."""
     if not facts.links:
         return
     core = facts.core
@@ -196,7 +196,7 @@ def activation_tables(facts: Facts) -> Iterator[Finding]:
 
 
 def meetings(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding about barriers and exchanges of the cores."""
+    """Yield a finding about the barriers and exchanges at which the cores synchronise."""
     links = facts.links_of(Kind.meeting)
     duration = sum(link.duration_ns for link in links)
     if facts.share(duration) < _MEETINGS_FROM:

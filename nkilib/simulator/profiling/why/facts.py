@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The facts that findings use: sums over the critical path, and the work and waits of the engines of a core."""
+"""The facts that findings are made of: sums over the critical path, and the work and waits of the engines of a core."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NS_PER_US = 1000.0
 
 
 class Wait(NamedTuple):
-    """The wait of an engine that could have started an instruction earlier.
+    """A time in which an engine was free, but could not start its next instruction yet.
 
     Attributes:
         engine: the name of the engine.
         waited: the cause of the wait.
-        number: the instruction that starts late.
-        on: the instruction that delayed it; 0 if no instruction of this core did.
+        number: the number of the instruction that starts late.
+        on: the number of the instruction that delayed it; 0 if no instruction of this core did.
         duration_ns: the time in which the engine did nothing.
     """
 
@@ -38,12 +38,12 @@ class Wait(NamedTuple):
 
 
 class Facts:
-    """A launch, and what follows from its notes.
+    """A launch, and the facts that follow from its notes.
 
     Attributes:
         launch: the notes.
         time_ns: the analysed time: the time of the launch, or of its last instructions.
-        links: its critical path.
+        links: the links of the critical path.
         busy_shares: by engine, the busy share of the time of the whole launch, on the core on which the engine is busy
             longest.
     """
@@ -62,7 +62,7 @@ class Facts:
         return self.of(self.links[-1])
 
     def of(self, link: Link) -> Core:
-        """Return the core of a link."""
+        """Return the core that a link of the critical path is on."""
         return next(core for core in self.launch.cores if core.number == link.core)
 
     def share(self, duration_ns: float) -> float:
@@ -70,7 +70,7 @@ class Facts:
         return duration_ns / self.time_ns if self.time_ns else 0.0
 
     def links_of(self, *kinds: Kind) -> list[Link]:
-        """Return the links of the path of the given kinds."""
+        """Return the links of the critical path that are of one of these kinds."""
         return [link for link in self.links if link.kind in kinds]
 
     def engine_of(self, link: Link) -> str:
@@ -78,11 +78,11 @@ class Facts:
         return self.of(link).at(link.number)[1].engine
 
     def line_of(self, link: Link) -> str:
-        """Return the line and the name of the instruction that a link's time is spent on."""
+        """Return ``file:line`` and the name of the instruction that a link's time is spent on, as one text."""
         return self.line(self.of(link), link.number)
 
     def line(self, core: Core, number: int) -> str:
-        """Return the line in the kernel and the name of an instruction."""
+        """Return ``file:line`` in the kernel and the name of an instruction, as one text."""
         key = core.place(number), core.at(number)[1].name
         text = self._line_texts.get(key)
         if text is None:
@@ -90,11 +90,11 @@ class Facts:
         return text
 
     def by_line(self, links: Iterable[Link]) -> dict[str, float]:
-        """Return the nanoseconds of links by line and name of the instruction."""
+        """Return the nanoseconds of links, added up by the text of :meth:`line_of`."""
         return summed((self.line_of(link), link.duration_ns) for link in links)
 
     def short(self, place: str) -> str:
-        """Return ``file:line`` with as much of the path as tells the files of the kernel apart."""
+        """Return ``file:line`` without directories, except one that tells files of the same name apart."""
         path, _, line = place.rpartition(":")
         return f"{self._short_files.get(path, path)}:{line}"
 

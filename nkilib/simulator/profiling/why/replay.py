@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The time of a launch under another assumption: some tensors with unlimited buffers, loops without synchronisation, or
-the other kind of descriptors where the compiler chooses.
+"""The time of a launch under another assumption, found by timing its noted instructions again.
 
-The noted causes tell for each instruction which results it waits for, and which access to the data that it overwrites.
-With all of them the replayed times equal the original ones.
+Some tensors may have unlimited buffers, loops no synchronisation, or transfers the other kind of descriptors where the
+compiler chooses. The noted causes tell for each instruction the results that it waits for, and the last access to the
+data that it overwrites. With all of these waits the replayed times equal the original ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NS_PER_US = 1000.0
 
 
 class _Known:
-    """A part of a tensor whose last write or access is known."""
+    """A part of a tensor whose last access is given, for an instruction that waits for it."""
 
     storage = 0
 
@@ -46,11 +46,11 @@ class _Known:
 
 
 class _Left(_Known):
-    """The times that an instruction leaves.
+    """The times from which on later instructions need not wait for an instruction any more.
 
     Attributes:
-        has_read: when an instruction can go on that overwrites what this one reads.
-        wrote: when an instruction can go on that needs what this one writes.
+        has_read: the completion of its reads, for an instruction that overwrites what it reads.
+        wrote: the completion of its writes, for an instruction that needs what it writes.
     """
 
     def __init__(self) -> None:
@@ -65,10 +65,10 @@ class _Left(_Known):
 
 
 class Changes(NamedTuple):
-    """The differences of a replay from the launch as it was.
+    """The changed assumptions of a replay; the defaults are those of the launch as it was.
 
     Attributes:
-        buffered: storages whose writes do not wait for reads of what they overwrite.
+        buffered: the numbers of the storages whose writes do not wait for reads of what they overwrite.
         meets_at_loops: whether all engines synchronise at device loops where they did so in the launch.
         other_descriptors: whether transfers use software instead of hardware descriptors, or the reverse, where the
             compiler chooses.
@@ -79,7 +79,7 @@ class Changes(NamedTuple):
     other_descriptors: bool = False
 
     def queue(self, plan: Plan) -> str:
-        """Return the queue that triggers a transfer."""
+        """Return the queue that triggers a transfer under these assumptions."""
         return plan.other_queue if self.other_descriptors and plan.other_queue else plan.queue
 
 
@@ -87,7 +87,7 @@ AS_IT_WAS = Changes()
 
 
 def replayed_ns(launch: Launch, changes: Changes = AS_IT_WAS) -> float:
-    """Return the time that a launch takes with some changes."""
+    """Return the time that a launch would take under changed assumptions."""
     timelines = [Timeline(launch.model.generation, launch.model.parameters) for _ in launch.cores]
     running = [
         _replay(core, launch.model, timeline, changes) for core, timeline in zip(launch.cores, timelines, strict=True)
@@ -110,7 +110,11 @@ def _send(run: _Replay, met_ns: float) -> float | None:
 
 
 def _replay(core: Core, model: Model, timeline: Timeline, changes: Changes) -> _Replay:
-    """Yield the time at which the core comes to a barrier or exchange; receive the time at which the last core does."""
+    """Put the instructions of a core on a new timeline.
+
+    At each barrier or exchange it yields the time at which the core comes there, and receives the time at which the
+    last core does.
+    """
     left: dict[int, _Left] = {}
     last_done = core.last_done(model)
     met_ns = 0.0  # when the engines synchronised last at a loop in the original launch
@@ -145,7 +149,10 @@ def _replay(core: Core, model: Model, timeline: Timeline, changes: Changes) -> _
 
 
 def _places(note: Note, left: dict[int, _Left], own: _Left, buffered: Set[int]) -> tuple[Places, Places]:
-    """Return the places that an instruction reads and overwrites, with ``own`` to receive the times that it leaves."""
+    """Return the places that an instruction reads, and those that it overwrites.
+
+    ``own``, which is among both, receives the times of the instruction; ``left`` has those of earlier ones, by number.
+    """
     number, _, _, span, *_ = note
     cause = span.cause
     reads: Places = [_Known(left[number - distance].wrote) for distance in cause.reads]

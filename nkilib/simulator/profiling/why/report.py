@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Why a kernel takes as long as it does: the findings, and the critical path as a table."""
+"""The report of why a kernel takes as long as it does: the findings, and the critical path as a table."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Report:
     """The analysis of a launch: its findings, its critical path and its waits.
 
     Attributes:
-        findings: the reasons why it is slow, those that state a saving first, the largest saving first; then the one
-            that is about most of the time.
+        findings: the reasons why it is slow: first those that state a saving, the largest saving first, then the
+            others, the one that is about most of the time first.
         path_us: microseconds of the critical path by their use, the most first.
-        path_us_by_line: the same by line and name of the instruction.
-        waits_us: microseconds in which an engine could have started an instruction, by compute engine and by cause, on
-            the core that is done last.
-        links: the path itself.
+        path_us_by_line: microseconds of the critical path by line and name of the instruction, the most first.
+        waits_us: microseconds in which an engine was free and waited, by compute engine and by cause, on the core that
+            is done last.
+        links: the links of the critical path, in the order of time.
     """
 
     findings: tuple[Finding, ...]
@@ -59,7 +59,7 @@ class Report:
     links: tuple[Link, ...]
 
     def lines(self) -> list[str]:
-        """Return the lines of the tables and the findings."""
+        """Return the lines of text with the tables of the critical path and the waits, followed by the findings."""
         whole = sum(self.path_us.values())
         if not whole:
             return []

@@ -22,7 +22,10 @@ _MOST_TRIED = 3
 
 
 def second_buffers(facts: Facts) -> Iterator[Finding]:
-    """Yield findings about tensors whose reuse is on the critical path, with the time without those waits."""
+    """Yield findings about tiles that are overwritten so soon that the critical path waits for their readers.
+
+    Each states the time of the launch without the waits for that tile.
+    """
     if not all(core.is_whole for core in facts.launch.cores):
         return
     on_path: Counter[str] = Counter()
@@ -87,7 +90,7 @@ def _finding(facts: Facts, life: LiveRange, saved_ns: float) -> Finding:
 
 
 def _waiting(facts: Facts, core: Core, storage: int) -> Counter[tuple[str, str]]:
-    """Count the waits to overwrite a tensor, by the waiting instruction and the reader that it waits for."""
+    """Count the waits before a tensor is overwritten, by the writing instruction and the reader that it waits for."""
     pairs: Counter[tuple[str, str]] = Counter()
     for number, _, _, span, *_ in core.notes:
         cause = span.cause

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Findings about transfers: triggers of a queue, small rows, and the time before the first byte."""
+"""Findings about transfers: the rate of a queue's triggers, small rows, and the time before the first byte."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SMALL_ROWS_FROM_TIME = 0.05
 
 
 def triggers(facts: Facts) -> Iterator[Finding]:
-    """Yield findings about queues that trigger as fast as they can, where a trigger takes longer than its transfer."""
+    """Yield findings about DMA queues whose triggers, one after the other, take much of the critical path."""
     by_queue: dict[str, list[Link]] = defaultdict(list)
     for link in facts.links_of(Kind.trigger):
         by_queue[facts.of(link).at(link.number)[1].queue].append(link)
@@ -51,7 +51,7 @@ def triggers(facts: Facts) -> Iterator[Finding]:
 
 
 class _Rows(NamedTuple):
-    """Transfers of one line with rows of one length."""
+    """The transfers that one line of the kernel issues with rows of one length."""
 
     line: str
     row_bytes: float
@@ -84,7 +84,7 @@ def small_rows(facts: Facts) -> Iterator[Finding]:
 
 
 def first_bytes(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding about transfers that nothing hides: their time before the first row and after the last one."""
+    """Yield a finding about transfers that no work hides: their time before the first row and after the last one."""
     links = facts.links_of(Kind.first_byte)
     ends = [link for link in facts.links_of(Kind.result) if facts.engine_of(link) == "dma"]
     duration = sum(link.duration_ns for link in [*links, *ends])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Figures and lists in the words of the findings."""
+"""Functions that format the figures and lists in the sentences of findings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def percent(share: float) -> str:
 
 
 def nbytes(count: float) -> str:
-    """Format a number of bytes in the unit that fits."""
+    """Format a number of bytes in B, KiB or MiB."""
     if count < _KIB:
         return f"{count:,.0f} B"
     return f"{count / _KIB:,.1f} KiB" if count < _KIB * _KIB else f"{count / _KIB / _KIB:,.1f} MiB"
@@ -37,7 +37,7 @@ def times(count: int) -> str:
 
 
 def summed(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
-    """Return the sum of the values of each key."""
+    """Return, for each key, the sum of the values in the pairs with that key."""
     sums: dict[Key, float] = {}
     for key, value in pairs:
         sums[key] = sums.get(key, 0.0) + value
@@ -45,7 +45,7 @@ def summed(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
 
 
 def largest(durations: Mapping[str, float], most: int = _MOST_LISTED) -> list[tuple[str, float]]:
-    """Return the entries with the longest durations, the longest first."""
+    """Return the ``most`` entries with the longest durations, the longest first."""
     return sorted(durations.items(), key=lambda item: (-item[1], item[0]))[:most]
 
 
