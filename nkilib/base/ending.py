@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The end of a command that is interrupted, or whose output nobody reads: one line or none, without a traceback."""
+"""The end of a command that is interrupted, or whose output nobody reads: one line or none is printed, no traceback."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def ending_quietly(program: str, where: Callable[[BaseException], str] | None = 
     """End the process with :data:`INTERRUPTED` after Ctrl-C, and with :data:`CLOSED_PIPE` if nobody reads its output.
 
     Args:
-        program: the name of the command, with which the line of an interruption begins.
-        where: a function that describes the place of an interruption; it may return an empty text.
+        program: the name of the command, with which the line printed after Ctrl-C begins.
+        where: a function that describes the place that was interrupted, from the KeyboardInterrupt; it may return an
+            empty text.
 
     Raises:
         SystemExit: in these cases.
@@ -45,7 +46,7 @@ def ending_quietly(program: str, where: Callable[[BaseException], str] | None = 
 
 
 def _reader_is_gone() -> bool:
-    """Tell whether the standard output is broken, and not a connection of the script."""
+    """Return whether a BrokenPipeError came from the standard output, not from a connection of the user's script."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

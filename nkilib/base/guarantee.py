@@ -18,15 +18,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class TermError:
-    """A bound on the error of float32 losses, in u = 2^-23 of the largest one of the loss itself and of its terms.
+    """A bound on the error of float32 losses, in units of u times M: u is 2^-23, and M the largest magnitude among the
+    loss itself and the terms that it is a sum of.
 
     Attributes:
-        own: the error of the kernel's arithmetic in u, where every activation function is rounded correctly.
-        functions: by activation function, the further u for each u that it is off beyond half a unit.
-        terms: the terms that the loss is a sum of, as formulas; none: the loss itself is the largest.
-        form: the form of the loss, such as ``"with pos_weight"``; none: every form.
-        beside: the part of the error that is not in proportion to the largest term.
-        additions: the further u for each of the n consecutive additions of a sum.
+        own: the bound in these units if the results of all activation functions are correctly rounded, to half a u.
+        functions: by the name of an activation function, the units that each further u of its error adds.
+        terms: the terms that the loss is a sum of, as formulas; empty: M is the loss.
+        form: the form of the loss for which the bound holds, such as ``"with pos_weight"``; empty: every form.
+        beside: the part of the bound that is not in proportion to M, as a text; empty: none.
+        additions: the units that each of the n consecutive additions of a sum adds.
     """
 
     own: float

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The packages named nkilib on this machine: whether this one is imported, another one, or a mixture; and its extras.
+"""The packages named nkilib on this machine: whether the imported one is this one, another one, or a mixture of both;
+and how to install extras.
 
 The Neuron compiler of AWS installs a package that is called nkilib too, with modules of its own. This package may
 precede it on the import path (``docs/how_to/install.md``), but an import must not load one half from here and the other
@@ -33,7 +34,7 @@ def extra_remedy(extra: str) -> str:
 
 
 class Copy(NamedTuple):
-    """A package nkilib on the import path.
+    """A package named nkilib on the import path.
 
     Attributes:
         directory: the directory of the package.
@@ -73,7 +74,9 @@ def mixture() -> str | None:
 
 
 def other_copies() -> list[Copy]:
-    """Return the other packages nkilib on the import path, and this one if another distribution installed it too."""
+    """Return the other packages named nkilib on the import path, and this one too if another distribution also
+    installed into its directory.
+    """
     owners: dict[str, tuple[str, ...]] = {}
     for directory, owner in _owners():
         owners[directory] = (*owners.get(directory, ()), owner)
@@ -98,7 +101,9 @@ def _owners() -> Iterator[tuple[str, str]]:
 
 
 def _is_ours(package: object) -> bool:
-    """Tell whether the imported nkilib says that it is this one. The other may have overwritten its file."""
+    """Return whether the imported nkilib has this one's mark. The other package may have overwritten
+    ``nkilib/__init__.py``.
+    """
     return getattr(package, "_IS_BUNDLED", None) is False
 
 

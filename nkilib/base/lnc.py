@@ -60,7 +60,9 @@ _OPTIONS: Final = ("--lnc", "-lnc", "--logical-nc-config")
 
 
 class CoresDisagreeError(ValueError):
-    """The kernel would be made for another number of cores than the compiler, or the runtime, works with."""
+    """Raised if a kernel would be made for another number of cores than the one that the compiler, or the runtime,
+    works with.
+    """
 
 
 @dataclass(frozen=True)
@@ -132,20 +134,24 @@ class LncSettings:
         return cls(of_variable(), of_flags())
 
     def of_kernel(self, grid: int | None) -> Choice:
-        """Return the choice for which NKI makes a kernel launched with ``grid``; None is a launch without brackets."""
+        """Return the number of cores, with its source, for which NKI makes a kernel launched as ``kernel[grid]``, or,
+        for None, without brackets.
+        """
         if grid is not None:
             return Choice(grid, f"the grid [{grid}]")
         return self.variable or Choice(NKI_DEFAULT, "the default of NKI 0.7")
 
     def of_compiler(self, default: int | None = COMPILER_DEFAULT) -> Choice | None:
-        """Return the choice of the Neuron compiler; ``default`` is its default number of cores on the target."""
+        """Return the number of cores, with its source, that the Neuron compiler compiles for; ``default`` is its
+        default on the target.
+        """
         choice = self.flags or self.variable
         if choice is not None or default is None:
             return choice
         return Choice(default, "the compiler's default")
 
     def launch_cores(self, kernel: str, grid: int | None, compiler_default: int | None = COMPILER_DEFAULT) -> int:
-        """Return the cores of a launch; see the function :func:`launch_cores`.
+        """Return the number of cores of a launch; see the function :func:`launch_cores`.
 
         Raises:
             CoresDisagreeError: two settings disagree; the message names both and the remedy.
@@ -168,7 +174,9 @@ class LncSettings:
         return None if choice is None else choice.cores
 
     def _cure(self, grid: int | None) -> str:
-        """Return the remedy that makes all settings agree: on the grid, else on a setting, else on the default."""
+        """Return the remedy that makes all settings agree on one number: that of the grid, else of a setting, else the
+        default.
+        """
         variable, flags = self.variable, self.flags
         choice = variable or flags
         wanted = grid if grid is not None else COMPILER_DEFAULT if choice is None else choice.cores
@@ -181,7 +189,8 @@ class LncSettings:
 
 
 def of_kernel(grid: int | None) -> Choice:
-    """Return the choice for which NKI makes a kernel launched with ``grid``; None is a launch without brackets.
+    """Return the number of cores, with its source, for which NKI makes a kernel launched as ``kernel[grid]``, or, for
+    None, without brackets.
 
     Raises:
         ValueError: if the variable is neither 1 nor 2.
@@ -190,7 +199,8 @@ def of_kernel(grid: int | None) -> Choice:
 
 
 def of_compiler(default: int | None = COMPILER_DEFAULT) -> Choice | None:
-    """Return the choice of the Neuron compiler; ``default`` is its default number of cores on the target.
+    """Return the number of cores, with its source, that the Neuron compiler compiles for; ``default`` is its default on
+    the target.
 
     Raises:
         ValueError: if its flag or the variable is neither 1 nor 2.
@@ -200,7 +210,7 @@ def of_compiler(default: int | None = COMPILER_DEFAULT) -> Choice | None:
 
 
 def launch_cores(kernel: str, grid: int | None, compiler_default: int | None = COMPILER_DEFAULT) -> int:
-    """Return the cores of a launch, on which grid, variable and compiler agree.
+    """Return the number of cores of a launch, on which grid, ``NEURON_LOGICAL_NC_CONFIG`` and compiler agree.
 
     Args:
         kernel: the name of the kernel, for messages.
@@ -218,7 +228,8 @@ def launch_cores(kernel: str, grid: int | None, compiler_default: int | None = C
 def library_grid() -> int | None:
     """Return the grid with which this library launches its own kernels.
 
-    It is None if the variable is set, else the compiler's number of cores.
+    It is None, for a launch without brackets, if ``NEURON_LOGICAL_NC_CONFIG`` is set, else the compiler's number of
+    cores.
 
     Raises:
         ValueError: if the variable, or the compiler's flag, is neither 1 nor 2.
@@ -228,7 +239,8 @@ def library_grid() -> int | None:
 
 
 def library_launch(name: str, kernel: Any) -> Any:
-    """Return one of this library's kernels as a wrapper should call it: without brackets wherever that means the same.
+    """Return one of this library's kernels in the form in which a wrapper should call it: ``kernel`` if
+    ``NEURON_LOGICAL_NC_CONFIG`` gives the cores of launches without brackets, else ``kernel[cores]``.
 
     Args:
         name: the name of the launch, for messages.

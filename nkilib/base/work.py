@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The work of a kernel, stated next to the kernel: profiles compare its modelled time with the needs of the hardware.
+"""The work of a kernel, stated next to the kernel. Profiles compare the modelled time with the least time in which the
+hardware could do this work.
 
 This module imports nothing of this library, so that kernels state their work also on a device, without a simulator.
 """
@@ -18,7 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Work:
-    """The demands of a computation, which do not depend on how a kernel meets them.
+    """The amount of work of a computation, which does not depend on the kernel that computes it.
 
     Attributes:
         hbm_bytes: bytes that must cross HBM, in either direction.
@@ -45,9 +46,11 @@ _TRIPS: WeakKeyDictionary[Callable[..., Any], StatesTrips] = WeakKeyDictionary()
 
 
 def states_work(work: StatesWork) -> Callable[[Function], Function]:
-    """Attach a statement of work to a kernel function, so that ``nkilib.simulator.profile`` knows its bound.
+    """Attach a statement of work to a kernel function, from which ``nkilib.simulator.profile`` computes a lower bound
+    of its time.
 
-    The function itself stays as it is.
+    The function itself stays as it is. ``work`` returns the :class:`Work` of a call, from the kernel's parameters by
+    name.
 
     Example::
 
@@ -61,8 +64,8 @@ def states_work(work: StatesWork) -> Callable[[Function], Function]:
 def states_trips(most: StatesTrips) -> Callable[[Function], Function]:
     """Attach the largest iteration counts of a kernel function's loops whose bounds only the device knows.
 
-    ``nkilib.simulator.profile`` on shapes then reports the kernel with no iterations of these loops and with all. The
-    function itself stays as it is.
+    ``nkilib.simulator.profile`` of shapes without values then reports the times with no iterations of these loops and
+    with all. The function itself stays as it is.
 
     Example::
 
@@ -74,8 +77,8 @@ def states_trips(most: StatesTrips) -> Callable[[Function], Function]:
             nl.fori_loop(0, nisa.scalar_load(flagged), again)
 
     Args:
-        most: a function of the kernel's parameters, by name, that returns one number for all such loops, or one number
-            for each by the name of the function that is its body, or by the line, ``"file.py:12"``.
+        most: a function of the kernel's parameters, by name, that returns one number for all such loops, or a mapping
+            with a number for each loop, named by the function that is its body or by its line, ``"file.py:12"``.
     """
     return _states(_TRIPS, most)
 

@@ -123,7 +123,7 @@ def examine() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    """Yield this nkilib, and others on the import path: the Neuron compiler brings one."""
+    """Yield this nkilib, and other packages of that name on the import path: the Neuron compiler installs one."""
     wrong = mixture()
     if wrong is None:
         yield Finding("nkilib", f"{importlib.import_module('nkilib').__version__}, {HOME}")
@@ -144,7 +144,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _backend() -> Iterator[Finding]:
-    """Yield the chosen NKI, and the target of a simulation."""
+    """Yield the NKI that kernels run on, the real one or the simulator, and the simulator's target."""
     if mixture() is not None:
         yield Finding("nki", "cannot be used: see nkilib", is_wrong=True)
         return
@@ -165,7 +165,9 @@ def _backend() -> Iterator[Finding]:
 
 
 def _torch_operators() -> Iterator[Finding]:
-    """Yield what registered the operators for the native device, if torch-neuronx or a choice of the user is there."""
+    """Yield the way in which operators are registered for the native device, ``nki_op`` or ``torch.library``, if
+    torch-neuronx is installed or the user chose one.
+    """
     if "torch_neuronx" not in sys.modules and "NKILIB_TORCH_OPS" not in os.environ:  # _importable has tried
         return
     try:
@@ -204,9 +206,8 @@ def _installed(distribution: str) -> str:
 
 
 def _importable(module: str, distribution: str) -> str:
-    """Return the version of an optional package, and the error if its import fails.
-
-    The stubs of the public index fail like this.
+    """Return the version of an optional package, and the error if its import fails, as that of the empty packages on
+    the public index does.
     """
     version = _installed(distribution)
     if version == "not installed":

@@ -25,7 +25,7 @@ def guarantees() -> dict[str, Guarantee]:
 
 
 def as_text() -> str:
-    """Return a text with one paragraph for each kernel."""
+    """Return the guarantees as a text for a terminal, with one paragraph for each kernel."""
     return "\n\n".join("\n".join(_lines(name, guarantee)) for name, guarantee in guarantees().items())
 
 

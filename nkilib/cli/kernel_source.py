@@ -29,7 +29,7 @@ class SourceRefusedError(ValueError):
 def kernel_of(source: str) -> Kernel:
     """Return the kernel that ``file.py:kernel`` or ``package.module:kernel`` names; a plain function becomes a kernel.
 
-    From now on, ``import nki`` means the simulator in this process.
+    After the call, ``import nki`` imports the simulator in this process.
 
     Raises:
         SourceRefusedError: if there is no such file, module or kernel, or it cannot be imported.
@@ -91,7 +91,9 @@ def _failed(where: str, error: Exception) -> str:
 
 
 def described(error: Exception) -> str:
-    """Describe an exception of the user's code in one line, with the last place outside this library."""
+    """Describe an exception of the user's code in one line, with the innermost line of its traceback that is outside
+    this library.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not Path(frame.filename).resolve().is_relative_to(_PACKAGE)]
     own = [frame for frame in own if not frame.filename.startswith("<frozen ")]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The arguments that all commands that model a launch have, and the form of their errors."""
+"""The arguments shared by the commands that model a launch, and the form of their errors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def reason_against_profiles() -> str | None:
 
 
 def fail(command: str, message: str) -> int:
-    """Print an error of a command and return the exit code."""
+    """Print an error of a command, and return the exit code with which it ends."""
     print(f"python -m nkilib {command}: error: {message}", file=sys.stderr)
     return 1
 

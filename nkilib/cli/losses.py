@@ -59,7 +59,7 @@ def formulas() -> str:
 
 
 def guarantees() -> str:
-    """Return the table of the kernels' main guarantees. The page of the kernels has them all."""
+    """Return the table of the main guarantees of the kernels. docs/reference/guarantees.md has all of them."""
     rows = []
     for kind in LOSSES:
         forward, backward = guarantee_of(kind.forward), guarantee_of(kind.backward)
@@ -73,9 +73,10 @@ def guarantees() -> str:
 
 
 def term_errors() -> str:
-    """Return the table of the losses' errors as figures, a row for each form of a loss.
+    """Return the table of the :class:`~nkilib.base.guarantee.TermError` bounds of the losses, a row for each form of a
+    loss.
 
-    :func:`guarantees` has the same bounds.
+    :func:`guarantees` refers to this table for these losses.
     """
     rows = []
     for kind in LOSSES:
@@ -97,12 +98,14 @@ def edges() -> str:
 
 
 def times() -> str:
-    """Return the table of modelled times on two cores of trn2: microseconds, and their ratio to the bound."""
+    """Return the table of modelled times on two cores of trn2: microseconds, and their ratio to the lower bound that
+    the hardware sets.
+    """
     return table(_TIMES, [row for kind in LOSSES for row in _times_of(kind)])
 
 
 def over_bound(kind: Loss, launch: ModelledLaunch, dtype: str) -> float:
-    """Return the ratio of a launch's modelled time to its bound."""
+    """Return the ratio of a launch's modelled time to its lower bound."""
     return _modelled(kind, launch, dtype)[1]
 
 
@@ -119,7 +122,7 @@ def _times_of(kind: Loss) -> Iterator[tuple[str, ...]]:
 
 
 def _modelled(kind: Loss, launch: ModelledLaunch, dtype: str) -> tuple[float, float]:
-    """Return the modelled time in microseconds, and its ratio to the bound."""
+    """Return the modelled time of a launch in microseconds, and its ratio to the lower bound."""
     from nkilib.simulator import profile, using
 
     kernel: Any = kind.forward if launch.forward else kind.backward

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Checks of the output files of a command before the run, which may take a while: are they writable?"""
+"""Checks that the output files of a command can be written, made before the run, which may take a while."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The parser of all commands, whose errors are short."""
+"""The parser that all commands use, which prints short errors."""
 
 from __future__ import annotations
 

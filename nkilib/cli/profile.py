@@ -110,7 +110,9 @@ class _Values:
 
 
 def _check_form(options: argparse.Namespace) -> None:
-    """End the process if the arguments mix the two forms of the command, or miss required ones."""
+    """End the process if the arguments mix the two forms of the command (a kernel of a file, or one of this library),
+    or lack required ones.
+    """
     library_options = [name for name in _OF_THE_LIBRARY if getattr(options, name)]
     if options.kernel:
         if library_options:

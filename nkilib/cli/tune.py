@@ -24,7 +24,7 @@ _WIDTHS = (19, 10, 10)  # of the columns with sizes
 
 
 class TriedTiling(NamedTuple):
-    """A tiling and its modelled time."""
+    """A tiling, its modelled time, and the ratio of this time to the lower bound of the launch."""
 
     tiling: Any
     time_us: float
@@ -97,7 +97,9 @@ def _columns(values: Iterable[Any], widths: Iterable[int]) -> str:
 def _profiles(
     kernels: Family, arguments: dict[str, Any], tilings: Sequence[Any], refused: list[str]
 ) -> Iterator[TriedTiling]:
-    """Yield the tilings that the kernel accepts; add the reasons against the others to ``refused``."""
+    """Yield the tilings that the kernel accepts, with modelled times; add the kernel's reasons against the others to
+    ``refused``.
+    """
     from nkilib.simulator import NkiValidationError
     from nkilib.simulator.launch.progress import doing
 

@@ -163,7 +163,7 @@ def _run(options: argparse.Namespace, place: Place, steps: dict[str, list[Step]]
 
 
 def _show(name: str, entry: Entry) -> None:
-    """Print a step that has ended: one line, and its findings below."""
+    """Print the result of a step: one line, and its findings below."""
     print(f"{entry.status.value:<12} {name} ({entry.seconds:.1f} s)")
     lines = entry.text.splitlines()
     for line in lines if entry.status.is_difference else lines[:1]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The elementwise losses, whose tensors have one shape."""
+"""The elementwise losses, modelled with tensors of one shape."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BUFFERS = (2, 3)
 
 
 class ElementwiseSizes(NamedTuple):
-    """The tiling of a launch; None: the kernel's choice."""
+    """The tiling of a launch, by the names of the kernel's arguments; None: the kernel's choice."""
 
     columns: int | None = None
     buffers: int | None = None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The interface of a family of kernels to the commands."""
+"""The interface through which ``profile`` and ``tune`` model a family of kernels."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Family(ABC):
-    """A family of kernels, for the launch of a command line.
+    """A family of kernels, with the options of the command line that describe the launch to model.
 
     Attributes:
         NAMES: the names of the kernels in ``--family``.
-        SIZES: the parameters of the kernel that set the tiling, and the letter of each in the help.
+        SIZES: the kernel's parameters that set the tiling, with the letter that the help shows for the value of each.
         OPTIONS: the names of all options that belong to this family only.
-        CHOOSER: the function that chooses the sizes.
-        CONDITION: the text before a size in the help.
-        WHICH: the options that select the family, for the error about an option of this family without them.
+        CHOOSER: the text after "chosen by" in the help, mostly the name of the function that chooses the sizes by
+            default.
+        CONDITION: the text before the help of a size, such as ``"with --family distillation: "``.
+        WHICH: the options that select the family, for the error message if an option of this family is used without
+            them.
         options: the options of the command line.
     """
 
@@ -53,7 +55,7 @@ class Family(ABC):
 
     @property
     def refusal(self) -> str | None:
-        """The reason why there is no such launch; None if there is one."""
+        """The reason why the family has no launch for these options; None if it has one."""
         if self.direction == "forward_backward":
             return "argument --direction: forward_backward is for linear cross-entropy only: add --features"
         return self._no_mixture

@@ -34,7 +34,7 @@ class LinearKernels(Family):
 
     @property
     def refusal(self) -> str | None:
-        """The reason why there is no such launch; None if there is one."""
+        """The reason why the family has no launch for these options; None if it has one."""
         if not self.options.features:
             return "argument --features: is required for linear_cross_entropy"
         return self._no_mixture
@@ -88,7 +88,7 @@ class TokenScoreKernels(LinearKernels):
 
     @property
     def refusal(self) -> str | None:
-        """The reason why there is no such launch; None if there is one."""
+        """The reason why the family has no launch for these options; None if it has one."""
         if self.direction == "forward_backward":
             return "argument --direction: forward_backward is for linear cross-entropy only: leave out --family"
         if not self.options.features:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Distillation from hidden states: the divergence of a student from a teacher, from the operands of both models."""
+"""Distillation from hidden states: the divergence of a student from a teacher, from hidden states and output weights of
+both models.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class LinearDistillationKernels(LinearKernels):
 
     @property
     def refusal(self) -> str | None:
-        """The reason why there is no such launch; None if there is one."""
+        """The reason why the family has no launch for these options; None if it has one."""
         if self.direction == "forward_backward":
             return "argument --direction: forward_backward is for linear cross-entropy only: leave out --family"
         for name in ("features", "teacher_features"):

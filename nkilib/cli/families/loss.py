@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The base of the families of losses: a launch made from the kernel's own arguments."""
+"""The base of the families of losses: the tensors of a launch are found from the signature of the kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TensorSize(NamedTuple):
-    """The shape of a tensor of a launch, and the name of its type."""
+    """The shape of a tensor that is passed to the kernel, and the name of its type."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -34,10 +34,11 @@ SCALAR = TensorSize((1,), "float32")
 
 @dataclass(frozen=True)
 class LossKernels(Family):
-    """Forward and backward of a mean. Sizes that are None are the kernel's choice; this base class has no sizes.
+    """The forward and backward kernels of a loss, modelled with the mean as reduction. Sizes that are None are the
+    kernel's choice; this base class has no sizes.
 
     Attributes:
-        ALWAYS: the optional tensors of the kernel that a launch has.
+        ALWAYS: the names of optional tensors that are passed to the kernel in every launch.
     """
 
     SIZES: ClassVar[dict[str, str]] = {}
@@ -61,7 +62,7 @@ class LossKernels(Family):
 
     @property
     def matrix(self) -> TensorSize:
-        """The size of a large tensor."""
+        """The size of a large tensor, [N, V] in the type of ``--dtype``."""
         return TensorSize(self.shape, self.dtype)
 
     @abstractmethod
@@ -69,7 +70,7 @@ class LossKernels(Family):
         """Return the size of a tensor other than the upstream gradient; ``arguments`` are options of the kernel."""
 
     def launch_size(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
-        """Return the size of any tensor, the upstream gradient of a mean included."""
+        """Return the size of any tensor of the launch, also of the upstream gradient: one number for a mean."""
         return SCALAR if tensor == "grad_loss" else self.size_of(tensor, arguments)
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
@@ -103,7 +104,7 @@ class SizedKernels(LossKernels):
         return row
 
     def launch_size(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
-        """Return the size in the registry entry, which has the upstream gradient too."""
+        """Return the size in the registry entry, which includes the upstream gradient."""
         return self.size_of(tensor, arguments)
 
     def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:

@@ -3,8 +3,8 @@
 
 """Names of losses, read from the registry when a command needs them.
 
-The parser of every command is made in each process, also where the kernels cannot be imported: the doctor runs in a
-mixture with another nkilib.
+Every command makes the parsers of all commands, even where the kernels, and so the registry, cannot be imported: the
+doctor also runs in a mixture with another nkilib.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import overload
 
 @dataclass(frozen=True)
 class LaterNames(Sequence[str]):
-    """Names that are made when they are first looked at.
+    """A sequence of names that are computed whenever they are read, not when it is made.
 
     Attributes:
-        make: the function that makes the names.
+        make: the function that returns the names.
     """
 
     make: Callable[[], tuple[str, ...]]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses that use neither the elementwise nor the row-wise skeleton.
+"""The losses whose kernels have loops of their own, instead of those of the elementwise or the row-wise skeleton.
 
 They are the negative log-likelihood loss, the margin losses of classes, connectionist temporal classification, and
 distillation from logits. Each has a registry entry with the sizes of its tensors.
@@ -28,7 +28,7 @@ _CHUNKS = (512, 1024, 2048, 3072, 4096)
 
 @dataclass(frozen=True)
 class InChunks(SizedKernels):
-    """A loss whose rows are processed in chunks."""
+    """A loss whose kernels process rows in chunks of ``chunk_size`` elements."""
 
     SIZES: ClassVar[dict[str, str]] = {"chunk_size": "C"}
     OPTIONS: ClassVar[tuple[str, ...]] = tuple(SIZES)
@@ -68,7 +68,9 @@ class MultilabelMarginKernels(SizedKernels):
 
 
 class Form(NamedTuple):
-    """The way to read the input or write the gradient: streamed, or gathered and scattered at the targets."""
+    """The form of an NLL kernel: whether it streams the whole input or gradient, or only gathers and scatters the
+    elements at the targets.
+    """
 
     streamed: bool
 
@@ -131,7 +133,9 @@ class DistillationKernels(InChunks):
 
     @property
     def row(self) -> Any:
-        """The module with the sizes of the tensors. Distillation is not a loss of PyTorch, and not in the registry."""
+        """The module that gives the sizes of the tensors, in place of a registry entry: distillation is not a loss of
+        PyTorch, and so not in the registry.
+        """
         from nkilib.experimental.loss.distillation.host import sizes
 
         return sizes

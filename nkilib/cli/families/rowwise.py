@@ -18,7 +18,7 @@ _BUFFERS = (2, 3)
 
 
 class RowwiseSizes(NamedTuple):
-    """The tiling of a launch; None: the kernel's choice."""
+    """The tiling of a launch, by the names of the kernel's arguments; None: the kernel's choice."""
 
     columns: int | None = None
     each: int | None = None
