@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels of connectionist temporal classification (CTC) that are launched on their own."""
+"""The kernels of connectionist temporal classification (CTC), to be launched on their own."""
 
 from nkilib.experimental.loss.ctc.row import CTC, ctc_loss_backward, ctc_loss_forward
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of the groups of one core: betas, and the gradient of each chunk of time during the next chunk."""
+"""The backward of the groups of sequences of one core: the betas, and the gradient of each chunk of time
+during the next.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,12 @@ def backward_of_core(
     upstream: Upstream,
     grad_hbm: nl.NkiTensor,
 ) -> None:
-    """Compute the gradient with respect to the log-probabilities, [T, N, C].
+    """Compute the gradient with respect to the log-probabilities, [T, N, C], for the sequences of this core.
 
     Args:
         plan: the sizes of the launch.
         batch: the inputs of the loss.
-        forward: the losses and the alphas that the forward returned.
+        forward: the second and third result of the forward: the losses before reduction, and the alphas.
         upstream: the upstream gradient and the options of the loss.
         grad_hbm: the result, [T, N, C].
     """
@@ -82,7 +84,7 @@ def _backward_of_group(
 
 
 def _tasks(wavefront: Wavefront, posteriors: Posteriors, gradient: Gradient) -> Iterator[Task]:
-    """Yield the remaining work of the previous wavefront, in small tasks."""
+    """Yield the work that is left of the previous wavefront, the transposes and the gradient, in small tasks."""
     before = wavefront.number - 1
     if before < 0:
         return

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Log-probabilities of the states for one chunk of time, computed while the previous chunk is processed.
+"""The log-probability of each state at each time of a chunk, computed while the previous chunk is processed.
 
-GpSimd gathers the log-probabilities of the labels from the classes, with a list of indices for each partition.
+GpSimd gathers the log-probabilities of the labels from those of all classes, with a list of indices for
+each partition.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Emissions:
-    """The log-probabilities of blanks and labels for one chunk, float32.
+    """The log-probabilities of the states at the times of one chunk, float32. P is the number of partitions of the
+    group.
 
     Attributes:
-        blank_sbuf: [P, steps].
-        label_sbuf: [P, steps, pairs].
+        blank_sbuf: the log-probabilities of the blank, [P, steps].
+        label_sbuf: the log-probabilities of the label of each pair, [P, steps, pairs].
     """
 
     blank_sbuf: nl.NkiTensor
@@ -30,18 +32,20 @@ class Emissions:
 
 @dataclass(frozen=True)
 class EmissionSource:
-    """The tiles of two chunks, used alternately, and lists of indices.
+    """The source of the :class:`Emissions` of a group: tiles of two chunks, used alternately, and the indices of
+    the labels.
 
     Attributes:
         sequences: the sequences of the group.
-        log_probs_hbm: [T, N, C].
+        log_probs_hbm: the log-probabilities, [T, N, C].
         blank: class of the blank.
-        first_label: the column of :class:`Sequences` with the label of the first pair.
-        stays_at_end: whether emissions are for betas, which descend from the label behind the target.
+        first_label: the column of the labels in :class:`Sequences` that belongs to the first pair.
+        stays_at_end: whether the emissions are for betas, whose recursion starts in the label behind the
+            target.
         index_sbuf: uint32 [P, steps, pairs], the indices of the labels in a loaded chunk.
-        loaded: [P, steps, C], in the type of the log-probabilities.
-        gathered: [P, steps, pairs], in the type of the log-probabilities.
-        emissions: the results.
+        loaded: two tiles of loaded log-probabilities, [P, steps, C], in their type in HBM.
+        gathered: two tiles of the labels' log-probabilities, [P, steps, pairs], in the same type.
+        emissions: the emissions of two chunks.
     """
 
     sequences: Sequences
@@ -75,7 +79,7 @@ class EmissionSource:
         )
 
     def load(self, wavefront: int, times: list[Times]) -> None:
-        """Start the loads of a wavefront, given the times of each block."""
+        """Start the loads of the log-probabilities for a wavefront, given the times of each block."""
         for block, of_block in enumerate(times):
             if not of_block.is_empty:
                 source = self.sequences.group.sequences(of_block.of(self.log_probs_hbm), 1).permute((1, 0, 2))
@@ -83,7 +87,9 @@ class EmissionSource:
                 nisa.dma_copy(dst=self.loaded[wavefront % 2][partitions, of_block.rows], src=source)
 
     def make_ready(self, wavefront: int, times: list[Times]) -> None:
-        """Gather the loaded log-probabilities of a wavefront."""
+        """Compute the emissions of a wavefront, whose log-probabilities have been loaded, given the times of each
+        block.
+        """
         loaded_sbuf, gathered_sbuf, emissions = (
             self.loaded[wavefront % 2],
             self.gathered[wavefront % 2],
@@ -106,9 +112,10 @@ class EmissionSource:
             self._end(emissions, times)
 
     def _end(self, emissions: Emissions, times: list[Times]) -> None:
-        """Let a sequence stay with probability 1 in the label behind its target once its input has ended.
+        """Change the emissions behind the end of each input, where the recursion of beta starts.
 
-        All other states have probability 0 there.
+        There the label behind the target has probability 1, so that a sequence stays in it, and every other state
+        has probability 0.
         """
         group, plan = self.sequences.group, self.sequences.group.plan
         time_sbuf = group.tile(plan.chunk)
@@ -132,13 +139,15 @@ class EmissionSource:
         return self.emissions[wavefront % 2]
 
     def _of_labels(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the columns of the labels in a tile of :class:`Sequences`, repeated at each step."""
+        """Return the columns of a tile of :class:`Sequences` that belong to the labels of the pairs, repeated at each
+        step.
+        """
         plan = self.sequences.group.plan
         return tile_sbuf[:, self.first_label : self.first_label + plan.pairs].expand_dim(1).broadcast(1, plan.chunk)
 
 
 def _indices(group: Group, class_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the indices of the labels in a loaded chunk: class + C * step."""
+    """Return the index of each pair's label in a loaded chunk [steps, C] of a partition: class + C * step."""
     plan = group.plan
     start_sbuf = group.tile(plan.chunk, 1)
     nisa.iota(dst=start_sbuf, pattern=[[plan.classes, plan.chunk], [0, 1]])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward of the groups of one core."""
+"""The forward of the groups of sequences of one core."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Batch:
     """The inputs of a loss, in HBM.
 
     Attributes:
-        log_probs_hbm: [T, N, C].
-        targets_hbm: int32 [N, S]; None if S is 0.
-        input_lengths_hbm, target_lengths_hbm: int32 [N].
+        log_probs_hbm: the log-probabilities, [T, N, C].
+        targets_hbm: the labels of the targets, int32 [N, S]; None if S is 0.
+        input_lengths_hbm, target_lengths_hbm: the times of each input and the labels of each target, int32 [N].
         blank: class of the blank.
     """
 
@@ -39,12 +39,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Results:
-    """The tensors in HBM that the results go to, and the options of the loss.
+    """The tensors in HBM for the results of the forward, and the options of the loss.
 
     Attributes:
-        loss_hbm: [N] for every loss, or float32 [1].
-        nll_hbm: float32 [N].
-        alpha_hbm: float32 [T, N, 2 S + 1].
+        loss_hbm: the losses, [N], or their sum or mean, float32 [1].
+        nll_hbm: the losses before reduction, infinite where there is no alignment, float32 [N].
+        alpha_hbm: the alphas, float32 [T, N, 2 S + 1].
         reduction: the reduction of the losses.
         is_zero_if_infinite: whether an infinite loss counts as 0.
     """
@@ -57,7 +57,7 @@ class Results:
 
 
 def forward_of_core(plan: Plan, batch: Batch, results: Results) -> None:
-    """Compute the results of the groups of this core."""
+    """Compute and store the results for the groups of sequences of this core."""
     sums = None if results.reduction == "none" else PartialSums.make(plan.groups)
     for group in plan.own_groups():
         store_alphas(batch.sequences(group), batch.log_probs_hbm, batch.blank, results.alpha_hbm)
@@ -68,7 +68,7 @@ def forward_of_core(plan: Plan, batch: Batch, results: Results) -> None:
 
 
 def _take(group: Group, likelihood: Likelihood, results: Results, sums: PartialSums | None) -> None:
-    """Store the losses of a group, or keep them for their sum."""
+    """Store the losses of a group of sequences, or put them into ``sums``."""
     column = (group.rows, 1)
     nisa.dma_copy(dst=group.sequences(results.nll_hbm, 0).reshape(column), src=likelihood.nll_sbuf)
     loss_sbuf = nl.ndarray(column, dtype=nl.float32, buffer=nl.sbuf)
@@ -85,7 +85,7 @@ def _take(group: Group, likelihood: Likelihood, results: Results, sums: PartialS
 
 
 def reduction_factor(group: Group, target_length_sbuf: nl.NkiTensor, reduction: str) -> nl.NkiTensor:
-    """Return the factor of each loss in the sum: for a mean 1 / (N * target length), with a length of at least 1."""
+    """Return the factor of each loss in the reduction: 1, or for a mean 1 / (N * max(target length, 1))."""
     factor_sbuf = nl.ndarray(target_length_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     if reduction != "mean":
         nisa.memset(dst=factor_sbuf, value=1.0)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of a chunk of time: ``(exp(log-probability) - occupancy) * upstream``, with times on partitions."""
+"""The gradient of a chunk of time, ``(exp(log-probability) - occupancy) * upstream``, in tiles with times on
+partitions.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class Upstream:
     Attributes:
         grad_loss_hbm: the upstream gradient of each loss, or float32 [1] for the reduced loss.
         reduction: the reduction of the losses.
-        is_zero_if_infinite: whether the gradient is 0 where there is no alignment; else it is NaN.
+        is_zero_if_infinite: whether the gradient is 0 for a sequence without an alignment; else it is NaN.
     """
 
     grad_loss_hbm: nl.NkiTensor
@@ -37,11 +39,12 @@ class Upstream:
 
 @dataclass(frozen=True)
 class Factors:
-    """The factors and lengths of the sequences of a group, the same in each partition: [chunk, rows].
+    """The factor of each sequence's gradient, and its input length: tiles [chunk, rows], the same in each
+    partition.
 
     Attributes:
         group: the group of the sequences.
-        factor_sbuf: float32, the factors of the gradient.
+        factor_sbuf: float32, the upstream gradient of each loss times the factor of the reduction.
         input_length_sbuf: float32, the input lengths.
     """
 
@@ -58,7 +61,7 @@ class Factors:
         input_lengths_hbm: nl.NkiTensor,
         target_lengths_hbm: nl.NkiTensor,
     ) -> Factors:
-        """Compute the factors of a group."""
+        """Compute the factors of the sequences of a group; they are 0 or NaN where there is no alignment."""
         grad_hbm = upstream.grad_loss_hbm
         is_each = upstream.reduction == "none"
         grad_sbuf = _rows(group, group.sequences(grad_hbm, 0) if is_each else grad_hbm)
@@ -73,7 +76,9 @@ class Factors:
         return cls(group, factor_sbuf, _rows(group, group.sequences(input_lengths_hbm, 0)))
 
     def at(self, times: Times) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Return the factors at some times, 0 where a sequence has ended, and a uint32 mask of the ended sequences."""
+        """Return the factors at the given times, 0 where the input of a sequence has ended, and a uint32 mask of those
+        places.
+        """
         shape = self.factor_sbuf.shape
         time_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.iota(dst=time_sbuf, pattern=[[0, shape[1]]], offset=times.first, channel_multiplier=1)
@@ -87,14 +92,16 @@ class Factors:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some sequences of a group and some classes, in one chunk."""
+    """A part of the gradient of a chunk that is computed at a time: a range of sequences of a group and a range of
+    classes.
+    """
 
     rows: slice
     classes: slice
 
     @property
     def size(self) -> tuple[int, int]:
-        """The numbers of sequences and classes."""
+        """The number of sequences and the number of classes."""
         return self.rows.stop - self.rows.start, self.classes.stop - self.classes.start
 
     def of(self, group: Group, times: Times, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
@@ -103,7 +110,7 @@ class Piece:
 
 
 def pieces(group: Group) -> Iterator[Piece]:
-    """Yield all pieces of a chunk."""
+    """Yield all pieces of the gradient of a group's chunk."""
     width = min(group.plan.classes, PIECE_COLUMNS)
     height = max(1, PIECE_COLUMNS // width)
     for row in range(0, group.rows, height):
@@ -118,7 +125,8 @@ class Gradient:
 
     Attributes:
         factors: the factor of each sequence's gradient: its upstream gradient times the factor of the reduction.
-        occupancies: the probability of each class at each time, given the target.
+        occupancies: the source of the occupancies: the probability of each class at each time, given the
+            target.
         log_probs_hbm: the log-probabilities, [T, N, C].
         grad_hbm: the gradient, [T, N, C].
     """
@@ -129,7 +137,9 @@ class Gradient:
     grad_hbm: nl.NkiTensor
 
     def tasks(self, wavefront: int, times: Times) -> Iterator[Task]:
-        """Yield the work for the times that have passed all blocks after a wavefront."""
+        """Yield, in small tasks, the work for ``times``, whose states are complete in all blocks after this
+        wavefront.
+        """
         group = self.factors.group
         at = self.factors.at(times)
         for piece in pieces(group):
@@ -141,7 +151,7 @@ class Gradient:
 
 
 class _GradientPiece:
-    """The tiles of a piece while its gradient is computed."""
+    """The computation of the gradient of one :class:`Piece`, and its tiles."""
 
     def __init__(self, gradient: Gradient, piece: Piece, times: Times, wavefront: int) -> None:
         self._gradient = gradient
@@ -152,13 +162,13 @@ class _GradientPiece:
         self._values_sbuf = nl.ndarray(self._shape, dtype=nl.float32, buffer=nl.sbuf)
 
     def _like(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return a tile in the type of a tensor: the tile of the values if that is float32, else a new one."""
+        """Return a tile in the type of a tensor: the piece's float32 tile if the tensor is float32, else a new one."""
         if tensor_hbm.dtype == nl.float32:
             return self._values_sbuf
         return nl.ndarray(self._shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf)
 
     def load(self) -> None:
-        """Load the log-probabilities and compute the probabilities."""
+        """Load the log-probabilities of the piece and compute their exponentials."""
         loaded_sbuf = self._like(self._gradient.log_probs_hbm)
         if self._times.end - self._times.start < self._shape[0]:
             nisa.memset(dst=loaded_sbuf, value=0.0)
@@ -167,7 +177,7 @@ class _GradientPiece:
         nisa.activation(dst=self._values_sbuf, op=nl.exp, data=loaded_sbuf)
 
     def subtract(self, row: int) -> None:
-        """Subtract the occupancies of a sequence of the group."""
+        """Subtract the occupancies of sequence number ``row`` of the group from its probabilities."""
         classes = self._piece.classes
         for start in range(classes.start, classes.stop, BANK_COLUMNS):
             end = min(classes.stop, start + BANK_COLUMNS)
@@ -177,7 +187,7 @@ class _GradientPiece:
             nisa.tensor_tensor(dst=values_sbuf, data1=values_sbuf, data2=occupancy_psum, op=nl.subtract)
 
     def store(self, at: tuple[nl.NkiTensor, nl.NkiTensor]) -> None:
-        """Multiply by the upstream gradient and store the result.
+        """Multiply the differences by the factors of :meth:`Factors.at` and store the result.
 
         Behind the end of a sequence the result is 0, whatever the tile holds there.
         """
@@ -197,7 +207,7 @@ class _GradientPiece:
 
 
 def _rows(group: Group, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load one number for each sequence, or one for all, as float32 [chunk, rows]."""
+    """Load a vector with one number per sequence, or a single number for all of them, as float32 [chunk, rows]."""
     size = vector_hbm.shape[0]
     loaded_sbuf = nl.ndarray((group.plan.chunk, size), dtype=vector_hbm.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=loaded_sbuf, src=vector_hbm.reshape((1, size)).broadcast(0, group.plan.chunk))

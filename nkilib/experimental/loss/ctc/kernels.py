@@ -50,8 +50,8 @@ def ctc_loss_forward(
         loss_hbm: [N] for ``"none"``, else [1], float32.
         nll_hbm: [N] float32, the losses before ``zero_infinity`` and the reduction, an argument of the backward.
         alpha_hbm: [T, N, 2 S + 1] float32, logarithms of the probabilities of all prefixes, an argument of the
-            backward. Values below -1e29 stand for the logarithm of 0. Behind an input's or a target's length they mean
-            nothing.
+            backward. Values below -1e29 stand for the logarithm of 0. Values behind the length of an input or a
+            target mean nothing.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -90,10 +90,10 @@ def ctc_loss_backward(
 ) -> nl.NkiTensor:
     """Compute the gradient of the loss with respect to the log-probabilities, as PyTorch defines it.
 
-    It is ``exp(log_probs)`` minus the probability that an alignment is at that class at that time, times the upstream
-    gradient. If the log-probabilities are the ``log_softmax`` of logits, it is also the gradient with respect to the
-    logits, because the derivative of ``log_softmax`` leaves it unchanged. Equivalent to the gradient of ``F.ctc_loss``
-    in PyTorch. Launch like :func:`ctc_loss_forward`.
+    For each time and class it is ``exp(log_probs)`` minus the probability that an alignment is at that class at
+    that time, times the upstream gradient. If the log-probabilities are the ``log_softmax`` of logits, it is
+    also the gradient with respect to the logits, because the derivative of ``log_softmax`` leaves it unchanged.
+    Equivalent to the gradient of ``F.ctc_loss`` in PyTorch. Launch like :func:`ctc_loss_forward`.
 
     Dimensions:
         T: time steps. N: sequences. C: classes. S: labels of the longest target.

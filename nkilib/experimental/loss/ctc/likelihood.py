@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses of a group, computed from the stored alphas."""
+"""The losses of a group of sequences, computed from the stored alphas."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Likelihood:
         input_lengths_hbm: nl.NkiTensor,
         target_lengths_hbm: nl.NkiTensor,
     ) -> Likelihood:
-        """Compute the losses of a group.
+        """Compute the losses of a group of sequences.
 
-        The likelihood is log(exp a + exp b), where a and b are the alphas of the last blank and the last label at the
-        last time of each sequence.
+        The log-likelihood is log(exp a + exp b), where a and b are the alphas of the last blank and the last label
+        at the last time of each sequence.
         """
         input_length_sbuf = lengths(group.rows, group.sequences(input_lengths_hbm, 0))
         target_length_sbuf = lengths(group.rows, group.sequences(target_lengths_hbm, 0))
@@ -70,7 +70,10 @@ def _last_alphas(group: Group, alpha_hbm: nl.NkiTensor, input_lengths_hbm: nl.Nk
 
 
 def _at_state(group: Group, alphas_sbuf: nl.NkiTensor, target_length_sbuf: nl.NkiTensor, offset: float) -> nl.NkiTensor:
-    """Return the alpha of state ``2 * target length + offset``; ``NOTHING`` where there is no such state."""
+    """Return the alpha of state number ``2 * target length + offset`` of each sequence.
+
+    It is ``NOTHING``, which stands for the logarithm of 0, where there is no such state.
+    """
     rows, states = group.rows, group.plan.states
     state_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
@@ -100,7 +103,10 @@ def _minus_log_add(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> nl.NkiT
 
 
 def _without_time(nll_sbuf: nl.NkiTensor, input_length_sbuf: nl.NkiTensor, target_length_sbuf: nl.NkiTensor) -> None:
-    """Set the loss of sequences with an input length of 0: 0 if the target is empty; else there is no alignment."""
+    """Set the losses of sequences with an input length of 0 in ``nll_sbuf``.
+
+    Such a loss is 0 if the target is empty; else there is no alignment.
+    """
     is_empty_sbuf = nl.ndarray(nll_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     of_empty_sbuf = nl.ndarray(nll_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=is_empty_sbuf, data=input_length_sbuf, op0=nl.less_equal, operand0=0.0)

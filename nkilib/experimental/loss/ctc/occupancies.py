@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The probability of each class at each time: the sum over the states of that class, as a matrix product on Tensor.
+"""The occupancies: the probability of each class at each time, as a matrix product on Tensor.
 
-The probabilities of a wavefront are transposed, so that states are on partitions. Their product with the one-hot
-classes of a sequence's states is [times, classes]. A block is a wavefront behind its neighbour, so the transposed tiles
-of several wavefronts are kept.
+It is the sum of the probabilities of the states that have this class. The state probabilities of a
+wavefront are transposed, so that states are on partitions. Their product with the one-hot classes of a
+sequence's states is [times, classes]. Each block of states runs one wavefront behind its neighbour
+(:mod:`.plan`), so the transposed tiles of several wavefronts are kept.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ _KEPT_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of the states, as numbers and one-hot.
+    """The classes of the states, as numbers and one-hot. A run is a range of at most 128 states of a block, see
+    :func:`runs`.
 
     Attributes:
         group: the group of the sequences.
-        classes: for each run of at most 128 states of a block, float32 [states, P].
-        number_sbuf: float32 [128, columns], 0, 1, ...
+        classes: for each run, the class of each state in each of the P partitions, float32 [states, P].
+        number_sbuf: the numbers 0, 1, ... of classes, float32 [128, columns].
         kept: one-hot tiles [states, C] by run and partition; empty if they are computed when needed.
     """
 
@@ -42,7 +44,7 @@ class Classes:
 
     @classmethod
     def make(cls, sequences: Sequences, blank: int) -> Classes:
-        """Compute the classes of the states of a group."""
+        """Compute the classes of the states of a group, and the one-hot tiles if they are kept."""
         group, plan = sequences.group, sequences.group.plan
         state_sbuf = group.tile(2 * plan.pairs)
         nisa.memset(dst=state_sbuf, value=float(blank))
@@ -58,7 +60,7 @@ class Classes:
         return result
 
     def one_hot(self, run: int, partition: int, start: int, end: int) -> nl.NkiTensor:
-        """Return the one-hot classes of the states of a run in a partition, for classes ``start`` to ``end``.
+        """Return the one-hot classes of the states of one run in one partition, for classes [start, end).
 
         Returns:
             A tile, float32 [states, classes].
@@ -68,7 +70,9 @@ class Classes:
         return self._one_hot(run, partition, start, end)
 
     def _one_hot(self, run: int, partition: int, start: int, end: int) -> nl.NkiTensor:
-        """Compute ``class - start == 0, 1, ...``."""
+        """Compute the result of :meth:`one_hot`, by comparing the class of each state with the numbers of the
+        classes.
+        """
         class_sbuf = self.classes[run]
         one_hot_sbuf = nl.ndarray((class_sbuf.shape[0], end - start), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(
@@ -98,11 +102,11 @@ def runs(pairs: int) -> list[slice]:
 
 @dataclass(frozen=True)
 class Occupancies:
-    """The transposed probabilities of several wavefronts.
+    """The source of the occupancies of a group: the transposed state probabilities of several wavefronts.
 
     Attributes:
         classes: the classes of the states.
-        transposed: the probabilities by wavefront, and by run: float32 [states, chunk, P].
+        transposed: the probabilities by wavefront, and then by run of states: float32 [states, chunk, P].
     """
 
     classes: Classes
@@ -110,7 +114,7 @@ class Occupancies:
 
     @classmethod
     def make(cls, classes: Classes) -> Occupancies:
-        """Allocate tiles for as many wavefronts as a chunk needs to pass all blocks."""
+        """Allocate tiles for as many wavefronts as a chunk of time needs to pass through all blocks."""
         group, plan = classes.group, classes.group.plan
 
         def tiles() -> tuple[nl.NkiTensor, ...]:
@@ -120,7 +124,10 @@ class Occupancies:
         return cls(classes, tuple(tiles() for _ in range(kept_wavefronts(plan.blocks))))
 
     def transpose(self, wavefront: int, step: int, steps: int, states_sbuf: nl.NkiTensor) -> None:
-        """Transpose some steps of a wavefront's probabilities [P, chunk, states], which share a bank of PSUM."""
+        """Transpose steps [step, step + steps) of a wavefront's state probabilities [P, chunk, states].
+
+        The results of these steps share a bank of PSUM.
+        """
         partitions = self.classes.group.partitions
         for run, tile_sbuf in zip(runs(self.classes.group.plan.pairs), self._of(wavefront), strict=True):
             transposed_psum = nl.ndarray((tile_sbuf.shape[0], steps, partitions), dtype=nl.float32, buffer=nl.psum)
@@ -131,9 +138,9 @@ class Occupancies:
             nisa.tensor_copy(dst=tile_sbuf[:, step : step + steps], src=transposed_psum, engine=nisa.engine.scalar)
 
     def of(self, wavefront: int, row: int, start: int, end: int) -> nl.NkiTensor:
-        """Compute the occupancies of a sequence, for classes ``start`` to ``end``.
+        """Compute the occupancies of sequence number ``row`` of the group, for classes [start, end).
 
-        They are the occupancies of the chunk that has passed all blocks after this wavefront.
+        They belong to the chunk of time that has passed through all blocks after this wavefront.
 
         Returns:
             The occupancies, in PSUM, [chunk, classes].
@@ -156,7 +163,7 @@ class Occupancies:
 
 
 def kept_wavefronts(blocks: int) -> int:
-    """Return the number of wavefronts whose transposed probabilities are kept.
+    """Return the number of wavefronts whose transposed probabilities are kept, at least one for each block.
 
     It is a power of two, so that an iteration of the loop has few wavefronts.
     """

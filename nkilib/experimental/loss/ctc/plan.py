@@ -3,10 +3,11 @@
 
 """The layout of the sequences and states of a batch on partitions, and the chunks of time.
 
-The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and the label beside it. The pairs of a
-sequence lie in up to four blocks, each in partitions of its own, so that instructions are short. A block needs the
-numbers of one label of its neighbour, from the previous time step; therefore it runs a chunk of time behind its
-neighbour.
+The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and the label beside it. The
+pairs of a sequence lie in up to four blocks, each in partitions of its own, so that instructions are short.
+A block needs the values of one label of its neighbour at the previous time step; therefore it runs a chunk
+of time behind its neighbour. A wavefront is the work that is done together: one chunk of time in each
+block.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class BatchShape(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The number of sequences of a group, blocks of a sequence, and pairs of a block."""
+    """The number of sequences of a group, of blocks per sequence, and of pairs per block."""
 
     rows: int
     blocks: int
@@ -45,12 +46,13 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of a launch. They depend on shapes alone, not on the number of cores.
+    """The sizes of a launch. They depend on shapes alone, not on the number of cores.
 
     Attributes:
         steps, sequences, classes, labels: T, N, C and S.
-        rows: sequences of a group, which lie side by side; the last group may have fewer.
-        blocks: the number of blocks of the pairs of a sequence.
+        rows: the number of sequences of a group, which lie in adjacent partitions; the last group may have
+            fewer.
+        blocks: the number of blocks into which the pairs of a sequence are divided.
         pairs: the number of pairs of a block.
         chunk: time steps that are loaded and stored at a time.
     """
@@ -77,7 +79,7 @@ class Plan:
 
     @property
     def stride(self) -> int:
-        """The number of partitions from one block to the next."""
+        """The distance, in partitions, from the start of one block to the start of the next."""
         return _STRIDES[self.blocks]
 
     @property
@@ -92,7 +94,7 @@ class Plan:
 
     @property
     def wavefronts(self) -> int:
-        """The number of wavefronts until the last block is done."""
+        """The number of wavefronts until the last block has processed all chunks."""
         return self.chunks + self.blocks - 1
 
     @property
@@ -112,7 +114,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Group:
-    """Sequences that lie side by side.
+    """A group of sequences that are processed together, in adjacent partitions.
 
     Attributes:
         plan: the plan of the launch.
@@ -128,7 +130,10 @@ class Group:
 
     @property
     def partitions(self) -> int:
-        """The number of partitions that instructions cover, including gaps between blocks if a group is not full."""
+        """The number of partitions that instructions cover.
+
+        It includes the gaps between the blocks if a group is not full.
+        """
         return (self.plan.blocks - 1) * self.plan.stride + self.rows
 
     def block(self, number: int) -> slice:
@@ -141,12 +146,15 @@ class Group:
         return tensor_hbm.slice(dimension, self.first, self.first + self.rows)
 
     def tile(self, *columns: int, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Allocate a tile for all blocks."""
+        """Allocate a tile [partitions, *columns] for all blocks of the group."""
         return nl.ndarray((self.partitions, *columns), dtype=dtype, buffer=nl.sbuf)
 
 
 def _layout(sequences: int, labels: int, fewest_pairs: int) -> Layout:
-    """Choose the layout. If there are at least two sequences, both cores have work."""
+    """Choose the layout for a number of sequences, each of at most ``labels`` labels.
+
+    If there are at least two sequences, both cores have work.
+    """
     rows = min(PARTITIONS, div_ceil(sequences, 2))
     needed = labels + _FURTHER_PAIRS
     possible = [count for count, stride in _STRIDES.items() if rows <= stride and needed >= count * fewest_pairs]
@@ -155,13 +163,18 @@ def _layout(sequences: int, labels: int, fewest_pairs: int) -> Layout:
 
 
 def steps_that_fit(bytes_of_step: int, bytes_taken: int) -> int:
-    """Return the number of steps of a chunk that fit a partition, 0 if not even one fits."""
+    """Return the number of time steps of a chunk that fit a partition; 0 if not even one fits.
+
+    Args:
+        bytes_of_step: the bytes of a partition that each step takes.
+        bytes_taken: the bytes of a partition that other tiles take.
+    """
     return min(CHUNK_MAX, (usable_sbuf_bytes() - bytes_taken) // bytes_of_step)
 
 
 @dataclass(frozen=True)
 class Times:
-    """The time steps of a chunk of a block: rows of a tile, and their place in the whole input.
+    """The time steps of a chunk in one block: the rows of a tile, and their place in the whole input.
 
     Attributes:
         first: the time of row 0, a number or a scalar that a loop of the device counts.

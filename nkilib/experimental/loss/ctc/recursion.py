@@ -3,14 +3,16 @@
 
 """A time step of the recursions of alpha and beta, in logarithms, and a chunk of steps.
 
-For pair i, with blank b[i] and label l[i] of the step before (alpha: the time before, beta: the time after):
+For pair i, let b[i] and l[i] be the logarithms for its blank and its label at the step before (alpha: the
+time before, beta: the time after):
 
     u[i]      = log(exp b[i] + exp l')            l' = l[i - 1] for alpha, l[i] for beta
     new b[i]  = u[i] + log-probability of the blank
     new l''   = log(exp l'' + exp v[i]) + log-probability of the label, l'' = l[i] for alpha, l[i - 1] for beta
     v[i]      = u[i] where l[i - 1] and l[i] may follow each other directly, else b[i]
 
-These are two log-adds of half of the states each; the definition takes two log-adds of all states. The identity
+A log-add is log(exp a + exp b). These are two log-adds of half of the states each; the definition takes two
+log-adds of all states. The identity
 
     log(exp a + exp b) = max(a, b) + softplus(-|a - b|)
 
@@ -32,12 +34,14 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Direction:
-    """The columns of a tile of states and its rows of time. Column k is state ``2 i - 1 + k``; i is the first pair.
+    """The meaning of columns and rows in a tile of states, which differs between alpha and beta.
+
+    A row is a time step. With i the first pair of the block, column k is state ``2 i - 1 + k``.
 
     Attributes:
         is_alpha: whether states and times ascend; else they descend.
         pairs: the number of pairs of a block.
-        chunk: steps of a tile, which has one more row, for the step before the first one.
+        chunk: the number of steps of a tile, which has one more row, for the step before the first one.
     """
 
     is_alpha: bool
@@ -46,22 +50,22 @@ class Direction:
 
     @property
     def width(self) -> int:
-        """The number of columns of a tile: the states of the pairs, and a label of the neighbour."""
+        """The number of columns of a tile: two for each pair, and one for a label of the neighbouring block."""
         return 2 * self.pairs + 1
 
     @property
     def border(self) -> int:
-        """The column with the label of the neighbouring block, which is the outermost one of that block."""
+        """The column that holds a copy of a label of the neighbouring block, see :attr:`outermost`."""
         return 0 if self.is_alpha else self.width - 1
 
     @property
     def outermost(self) -> int:
-        """The column that is the border of the next block."""
+        """The column whose label the next block copies into its :attr:`border`."""
         return self.width - 1 - self.border
 
     @property
     def carried(self) -> int:
-        """The row of the step before the chunk."""
+        """The row that holds a copy of the step before the chunk."""
         return 0 if self.is_alpha else self.chunk
 
     @property
@@ -79,7 +83,7 @@ class Direction:
         return step + 1 if self.is_alpha else step
 
     def row_before(self, step: int) -> int:
-        """Return the row of the step before a step."""
+        """Return the row of the step that the recursion computes before this one."""
         return step if self.is_alpha else step + 1
 
     def blanks(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -87,11 +91,11 @@ class Direction:
         return row_sbuf[:, 1 : self.width : 2]
 
     def own(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the labels that the block computes."""
+        """Return the labels of a row [P, width] that the block computes."""
         return self._labels(row_sbuf, 2 if self.is_alpha else 0)
 
     def others(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the labels from which blanks are reached."""
+        """Return, for each pair of a row [P, width], the label from which its blank is reached."""
         return self._labels(row_sbuf, 0 if self.is_alpha else 2)
 
     def _labels(self, row_sbuf: nl.NkiTensor, start: int) -> nl.NkiTensor:
@@ -100,13 +104,13 @@ class Direction:
 
 @dataclass(frozen=True)
 class Recursion:
-    """The tiles of a group's recursion.
+    """The recursion of alpha or beta of a group, and its tiles.
 
     Attributes:
         group: the group of the sequences.
-        direction: alpha or beta.
-        may_skip_sbuf: uint32 [P, pairs].
-        states: two tiles float32 [P, chunk + 1, width], used alternately.
+        direction: the direction, alpha or beta.
+        may_skip_sbuf: see :class:`.sequences.Sequences`, uint32 [P, pairs].
+        states: two tiles of the logarithms of all states, float32 [P, chunk + 1, width], used alternately.
     """
 
     group: Group
@@ -124,11 +128,15 @@ class Recursion:
         return cls(group, direction, may_skip_sbuf, states)
 
     def of(self, wavefront: int) -> nl.NkiTensor:
-        """Return the tile of a wavefront."""
+        """Return the tile of states of a wavefront."""
         return self.states[wavefront % 2]
 
     def carry(self, wavefront: int) -> None:
-        """Copy the start of a chunk: the last step of the previous wavefront, and its labels of neighbouring blocks."""
+        """Copy the values from which a wavefront starts.
+
+        They are the last step of the previous wavefront, and the border labels that the neighbouring blocks
+        computed in it.
+        """
         now_sbuf, before_sbuf = self.of(wavefront), self.of(wavefront - 1)
         at, border, outermost = self.direction.carried, self.direction.border, self.direction.outermost
         nisa.tensor_copy(dst=now_sbuf[:, at], src=before_sbuf[:, self.direction.last])
@@ -146,12 +154,13 @@ class Recursion:
     ) -> None:
         """Compute the steps of a wavefront, and halfway through them gather the emissions of the next wavefront.
 
-        The log-probabilities of the next wavefront must be loaded, or their loads issued, before.
+        The loads of the next wavefront's log-probabilities must have been issued before.
 
         Args:
             wavefront: the wavefront to compute.
             source: the emissions.
-            between: is called after each step with its number, from 0, to issue work of other engines.
+            between: a function that is called after each step with its number, from 0, to issue work of other
+                engines.
         """
         for number, step in enumerate(self.direction.steps):
             self.step(wavefront.number, step, source.of(wavefront.number))

@@ -3,8 +3,9 @@
 
 """Registry entries of connectionist temporal classification: the kernels, their guarantees and their work.
 
-Log-probabilities and alphas cross HBM once each way. The recursion is bound by latency, which the work does not
-include: each time step waits for the previous one. For host code.
+The forward reads the log-probabilities and writes the alphas; the backward reads both and writes the
+gradient. The recursion is bound by latency, which the work does not include: each time step waits for the
+previous one. For host code.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def forward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
 def backward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
     """Return the work of ``ctc_loss_backward``, whose parameters it takes.
 
-    The log-probabilities are read, and the gradient has their size.
+    The log-probabilities are read, and a gradient of their size is written.
     """
     return _work(log_probs_hbm, targets_hbm, 2)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tiles of a group that are fixed for all times: lengths, labels, and a mask of the states that may be skipped."""
+"""The tiles of a group that are fixed for all times: lengths, labels, and masks of the labels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ NOWHERE = -1e29
 
 @dataclass(frozen=True)
 class Sequences:
-    """Tiles of a group, [partitions, ...]. Columns k and k + 1 of labels are the labels before and behind blank k.
+    """The lengths and labels of the sequences of a group, and masks of the labels. P is the number of partitions
+    of the group.
+
+    In tiles with ``pairs + 1`` columns, columns k and k + 1 belong to the labels before and behind blank k of
+    the block.
 
     Attributes:
+        group: the group of the sequences.
         input_length_sbuf, target_length_sbuf: float32 [P, 1].
         class_sbuf: float32 [P, pairs + 1], labels as classes; an arbitrary class where there is no label.
-        mask_sbuf: float32 [P, pairs + 1], 0 for a label of the target, else ``NOTHING``.
+        mask_sbuf: float32 [P, pairs + 1], 0 for a label of the target, else ``NOTHING``, the logarithm of 0.
         is_end_sbuf: uint32 [P, pairs + 1], 1 for the label behind the target.
         may_skip_sbuf: uint32 [P, pairs], 1 where the label of pair k may follow the label before it directly.
     """
@@ -70,7 +75,7 @@ class Sequences:
 
 
 def lengths(rows: int, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load lengths as a float32 column [rows, 1]."""
+    """Load a vector of int32 lengths as a float32 column [rows, 1]."""
     loaded_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=loaded_sbuf, src=lengths_hbm.reshape((rows, 1)))
     length_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -91,7 +96,11 @@ def blocks_of_lengths(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _labels(group: Group, targets_hbm: nl.NkiTensor | None) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return the labels, 0 where the targets have none, and their indices, from -1: float32 [P, pairs + 1]."""
+    """Return the labels, 0 where a target has none, and the index of each in its target: float32 [P, pairs + 1]
+    each.
+
+    The first index, of the column before the first label, is -1.
+    """
     plan = group.plan
     loaded_sbuf = group.tile(plan.pairs + 1, dtype=nl.int32)
     number_sbuf = group.tile(plan.pairs + 1)
@@ -113,7 +122,7 @@ def _labels(group: Group, targets_hbm: nl.NkiTensor | None) -> tuple[nl.NkiTenso
 def _add_difference(
     mask_sbuf: nl.NkiTensor, class_sbuf: nl.NkiTensor, label_sbuf: nl.NkiTensor, scratch_sbuf: nl.NkiTensor
 ) -> None:
-    """Add ``NOTHING`` where a label is no class."""
+    """Add ``NOTHING`` to the mask where a label is no class, that is where clamping it to a class has changed it."""
     is_none_sbuf = nl.ndarray(mask_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=is_none_sbuf, data1=class_sbuf, data2=label_sbuf, op=nl.not_equal)
     nisa.scalar_tensor_tensor(

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The alphas of a group, stored as they are computed; the betas, and the probability of each state at each time."""
+"""The sweeps over time of a group: the alphas, stored as they are computed, and the betas with the states'
+probabilities.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ _TILES = 2
 
 
 def store_alphas(sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, alpha_hbm: nl.NkiTensor) -> None:
-    """Store the alphas of all times of a group into [T, N, 2 S + 1]. Behind a sequence's end they mean nothing."""
+    """Compute the alphas of a group at all times, and store them into [T, N, 2 S + 1].
+
+    Behind a sequence's end they mean nothing.
+    """
     group = sequences.group
     source = EmissionSource.make(sequences, log_probs_hbm, blank, is_alpha=True)
     recursion = Recursion.make(group, True, sequences.may_skip_sbuf)
@@ -56,14 +61,16 @@ def _store(group: Group, states_sbuf: nl.NkiTensor, times: list[Times], alpha_hb
 
 @dataclass(frozen=True)
 class Posteriors:
-    """The recursion of beta, with the alphas beside it. Columns are states, as in :class:`.recursion.Direction`.
+    """The recursion of beta, and the probabilities of the states, computed from alphas and betas.
+
+    Columns of tiles are states, as in :class:`.recursion.Direction`.
 
     Attributes:
-        source: the emissions.
+        source: the source of the emissions.
         recursion: the recursion of beta.
-        alpha_sbuf: float32 [P, chunk, 2 * pairs], ``NOTHING`` where there is no state.
-        states_sbuf: float32, of the same shape, probabilities.
-        nll_sbuf: float32 [P, 1], finite.
+        alpha_sbuf: the loaded alphas, float32 [P, chunk, 2 * pairs], ``NOTHING`` where there is no state.
+        states_sbuf: the probabilities of the states, float32, of the same shape.
+        nll_sbuf: the losses, float32 [P, 1], 0 in place of infinity.
     """
 
     source: EmissionSource
@@ -74,7 +81,9 @@ class Posteriors:
 
     @classmethod
     def make(cls, sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, nll_hbm: nl.NkiTensor) -> Posteriors:
-        """Set up a group at the end of time, where each sequence is in the label behind its target."""
+        """Allocate the tiles and set the betas at the end of time, where each sequence is in the label behind its
+        target.
+        """
         group, plan = sequences.group, sequences.group.plan
         recursion = Recursion.make(group, False, sequences.may_skip_sbuf)
         ends_sbuf = recursion.direction.own(recursion.of(0)[:, recursion.direction.carried])
@@ -90,7 +99,7 @@ class Posteriors:
         return self.recursion.group
 
     def load(self, times: list[Times], alpha_hbm: nl.NkiTensor) -> None:
-        """Start the loads of a wavefront's alphas."""
+        """Start the loads of the alphas of a wavefront, given the times of each block."""
         group, plan = self.group, self.group.plan
         for block, of_block in enumerate(times):
             first = 2 * plan.pairs * block - 1
@@ -103,7 +112,7 @@ class Posteriors:
             )
 
     def compute(self, wavefront: int) -> None:
-        """Compute exp(alpha + beta - emission - log-likelihood) of a wavefront from its alphas and betas."""
+        """Compute the probabilities of a wavefront's states, exp(alpha + beta - emission - log-likelihood)."""
         plan, emissions = self.group.plan, self.source.of(wavefront)
         states_sbuf = self.states_sbuf
         beta_sbuf = self.recursion.of(wavefront)[:, 0 : plan.chunk, 0 : 2 * plan.pairs]
@@ -120,7 +129,10 @@ def _on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.N
 
 
 def _finite_losses(group: Group, nll_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load -log-likelihoods into each block; 0 where there is no alignment, and therefore no probability either."""
+    """Load the losses (-log-likelihoods) of a group into each block, with 0 where there is no alignment.
+
+    There all states have probability 0, whatever the loss is.
+    """
     nll_sbuf = group.tile(1)
     nisa.memset(dst=nll_sbuf, value=0.0)
     for block in range(group.plan.blocks):

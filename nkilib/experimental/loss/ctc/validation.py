@@ -38,7 +38,9 @@ def require_batch(
     lengths: dict[str, nl.NkiTensor],
     blank: int,
 ) -> None:
-    """Check log-probabilities [T, N, C], int32 targets [N, S] and int32 lengths [N]."""
+    """Check log-probabilities [T, N, C], int32 targets [N, S], int32 lengths [N] by name, and the class of the
+    blank.
+    """
     shape = tuple(log_probs_hbm.shape)
     require(
         len(shape) == 3 and prod(shape) > 0,
@@ -71,14 +73,14 @@ def require_batch(
 
 
 def require_options(function: str, reduction: str, zero_infinity: bool) -> None:
-    """Check the options of the loss, and that the device can gather."""
+    """Check the options of the loss, and that the device has the indirect DMA that the kernels need."""
     require_reduction(function, reduction)
     require_flag(function, "zero_infinity", zero_infinity)
     require_indirect_dma(function)
 
 
 def require_float32(function: str, name: str, tensor_hbm: nl.NkiTensor, shape: tuple[int, ...]) -> None:
-    """Check a result of the forward that the backward takes."""
+    """Check the shape and type of a result of the forward that the backward takes."""
     require(
         tuple(tensor_hbm.shape) == shape and tensor_hbm.dtype == nl.float32,
         f"{function}: {name} must be float32 of shape {shape}, as the forward returned it, got {tensor_hbm.dtype} of "
@@ -87,7 +89,7 @@ def require_float32(function: str, name: str, tensor_hbm: nl.NkiTensor, shape: t
 
 
 def fitting_plan(function: str, shape: BatchShape, labels: int, dtype: nl.DType, of_backward: bool) -> Plan:
-    """Return the plan with the longest chunks that fit SBUF."""
+    """Return the plan of a launch, with the longest chunks of time that fit SBUF."""
     fewest_pairs = _BACKWARD_PAIRS if of_backward else _FORWARD_PAIRS
     plan = Plan.make(shape, labels, fewest_pairs, 1)
     element, float32 = dtype_bytes(dtype), dtype_bytes(nl.float32)
@@ -116,7 +118,11 @@ def fitting_plan(function: str, shape: BatchShape, labels: int, dtype: nl.DType,
 
 
 def _piece_bytes(plan: Plan, dtype: nl.DType) -> int:
-    """Return the bytes of the computed pieces and, for another type than float32, of the loaded and stored pieces."""
+    """Return the bytes of a partition that pieces of the gradient take.
+
+    They are float32; for another type of the log-probabilities, loaded and stored pieces in that type are
+    added.
+    """
     of_element = dtype_bytes(nl.float32) + (0 if dtype == nl.float32 else 2 * dtype_bytes(dtype))
     return _PIECES * of_element * min(PIECE_COLUMNS, plan.rows * plan.classes)
 

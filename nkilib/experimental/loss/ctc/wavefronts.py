@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The wavefronts of a group: each processes one chunk of time in every block; blocks run one chunk behind each other.
+"""The wavefronts of a group: each processes one chunk of time in every block, and each block is one chunk
+behind another.
 
-Wavefronts at the start and the end, where some block has nothing to do or a chunk is short, are unrolled. The others
-are iterations of a loop of the device, which has one copy of its body.
+Wavefronts at the start and the end, where some block has nothing to do or a chunk is short, are unrolled.
+The others are iterations of a loop of the device, which has one copy of its body.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Wavefront:
     """One chunk of time in every block.
 
     Attributes:
-        number: the number that selects one of several tiles.
+        number: the number of the wavefront, which selects one of the tiles that are used alternately; in a
+            loop, that of the first iteration.
         before, now, following: the times of each block in the previous wavefront, in this one and in the next one.
             While this wavefront computes, the results of the previous one are stored and the inputs of the next one are
             loaded.
@@ -38,7 +40,7 @@ class Wavefront:
 
     @property
     def computes(self) -> bool:
-        """Whether any block has a time."""
+        """Whether any block has a time step to compute."""
         return not all(times.is_empty for times in self.now)
 
 
@@ -48,7 +50,8 @@ def run_wavefronts(plan: Plan, is_alpha: bool, per_iteration: int, run: Callable
     Args:
         plan: the plan of the launch.
         is_alpha: whether time ascends and the first block leads; else time descends and the last block leads.
-        per_iteration: wavefronts of an iteration of the loop, a multiple of the number of tiles that alternate.
+        per_iteration: the number of wavefronts in an iteration of the loop, a multiple of the number of tiles
+            that alternate.
         run: the function that runs a wavefront.
     """
     full = plan.steps // plan.chunk
@@ -78,12 +81,15 @@ def run_wavefronts(plan: Plan, is_alpha: bool, per_iteration: int, run: Callable
 
 
 def _times(plan: Plan, is_alpha: bool, chunk: int, count: nisa.NkiScalar | None) -> Times:
-    """Return the times of chunk ``chunk`` in the order of the recursion.
+    """Return the times of chunk number ``chunk``, counted in the order of the recursion.
 
-    The chunk may lie before the first or behind the last one.
+    The chunk may lie before the first or behind the last one; then none of its rows exists.
 
     Args:
-        count: steps that the loop has counted, in which all chunks are whole; None outside of it.
+        plan: the plan of the launch.
+        is_alpha: whether time ascends in the order of the recursion.
+        chunk: the number of the chunk; in a loop, that of the first iteration.
+        count: the time steps that the loop has counted, in which all chunks are whole; None outside of a loop.
     """
     first = chunk * plan.chunk if is_alpha else plan.steps - (chunk + 1) * plan.chunk
     if count is not None:

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Work, reference, bounds, guarantees and the registry entry: arithmetic and numpy, never traced."""
+"""Host code of CTC: work, reference, bounds, guarantees and the registry entry; arithmetic and numpy, never
+traced.
+"""

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""References of the kernels in float64, from the very inputs that they get, and derived bounds on the error.
+"""References of the kernels in float64, computed from the same inputs that the kernels get, and derived error
+bounds.
 
 Numpy only, for host code.
 
-u = 2^-23; rounding to float32 once costs u / 2 of the number. A time step rounds a logarithm three times (two log-adds
-and the emission), and softplus adds 2 u of a number below log 2. Errors of the operands are averaged, because the
-derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm. Log-probabilities are at most 0, so
-the logarithm of a prefix is at least the logarithm of the whole. The exception are states that contribute next to
-nothing to the whole: a state with a share below e^-20 counts with that share. Thus M = loss + 20 bounds the logarithms.
+u = 2^-23; rounding to float32 once costs u / 2 of the number. A time step rounds a logarithm three times
+(two log-adds and the emission), and softplus adds 2 u of a number below log 2. Errors of the operands are
+averaged, because the derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm.
+Log-probabilities are at most 0, so the logarithm of the probability of a prefix is at least the logarithm
+of the whole target's, which is -loss. The exception are states that contribute next to nothing to the
+whole: a state with a share below e^-20 counts with that share. Thus M = loss + 20 bounds the magnitudes of
+the logarithms.
 
-The probability of a state is e to the power alpha + beta - emission + loss. It has the errors of alpha and beta, the
-error of the loss, and four further roundings. This error is relative to the occupancy. The exponential has an error of
-``SIMULATED.exp`` units.
+The probability of a state is e to the power alpha + beta - emission + loss. It has the errors of alpha and
+beta, the error of the loss, and four further roundings. This error is relative to the occupancy. The
+exponential has an error of ``SIMULATED.exp`` units.
 """
 
 from __future__ import annotations
@@ -46,14 +49,14 @@ class CtcLosses(NamedTuple):
 def ctc_loss_reference(
     log_probs: npt.NDArray[Any], targets: Integers, input_lengths: Integers, target_lengths: Integers, blank: int = 0
 ) -> CtcLosses:
-    """Compute the losses and occupancies by the definition: over all states, state by state.
+    """Compute the losses and occupancies by their definition, with a recursion over all states.
 
     PyTorch equivalent of the losses: ``F.ctc_loss(log_probs.double(), targets, input_lengths, target_lengths, blank,
     reduction="none")``.
 
     Args:
-        log_probs: [T, N, C].
-        targets: [N, S].
+        log_probs: the log-probabilities, [T, N, C].
+        targets: the labels of the targets, [N, S].
         input_lengths, target_lengths: [N].
         blank: class of the blank.
     """
@@ -67,7 +70,7 @@ def ctc_loss_reference(
 
 
 def _sequence(log_probs: Float64Array, classes: Integers, blank: int, occupancies: Float64Array) -> float:
-    """Return the loss of a sequence, and add its occupancies to ``occupancies``, which are zeros."""
+    """Return the loss of a sequence, and add its occupancies to ``occupancies``, which the caller has set to 0."""
     if len(log_probs) == 0:
         return 0.0 if len(classes) == 1 else np.inf
     emissions = log_probs[:, classes]
@@ -88,7 +91,9 @@ def _sequence(log_probs: Float64Array, classes: Integers, blank: int, occupancie
 
 
 def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64Array:
-    """Return the logarithms of the probabilities of all prefixes, [T, states]."""
+    """Return the alphas, [T, states]: the logarithm of the probability of the prefix that ends in each state at
+    each time.
+    """
     alphas = np.full(emissions.shape, -np.inf)
     alphas[0, :2] = emissions[0, :2]
     for t in range(1, len(emissions)):
@@ -107,7 +112,7 @@ def reduction_factors(target_lengths: Integers, reduction: str) -> Float64Array:
 
 
 def reduced(losses: Float64Array, target_lengths: Integers, reduction: str, zero_infinity: bool) -> Float64Array:
-    """Reduce losses like ``F.ctc_loss``."""
+    """Reduce losses as ``F.ctc_loss`` does."""
     counted = np.where(np.isinf(losses), 0.0, losses) if zero_infinity else losses
     if reduction == "none":
         return counted
@@ -153,7 +158,9 @@ def _errors(reference: CtcLosses, input_lengths: Integers) -> Float64Array:
 def ctc_loss_bound(
     reference: CtcLosses, input_lengths: Integers, target_lengths: Integers, reduction: str, dtype: Any = np.float32
 ) -> Float64Array:
-    """Return the largest accepted error of losses, stored in ``dtype`` for ``"none"``; infinite losses are exact."""
+    """Return the largest accepted error of losses, stored in ``dtype`` for ``"none"``; infinite losses must be
+    exact.
+    """
     errors = _errors(reference, input_lengths)
     losses = np.where(np.isinf(reference.losses), 0.0, reference.losses)
     if reduction == "none":
@@ -170,7 +177,9 @@ def ctc_loss_gradient_bound(
     factors: Float64Array,
     exact: Float64Array,
 ) -> Float64Array:
-    """Return the largest accepted error of the elements of ``exact``, stored in the type of the log-probabilities."""
+    """Return the largest accepted errors of a gradient whose exact values are ``exact``, in the log-probabilities'
+    type.
+    """
     relative = np.expm1(_LOGARITHMS * _errors(reference, input_lengths))[np.newaxis, :, np.newaxis] + 4.0 * UNIT
     probabilities = np.exp(np.minimum(log_probs.astype(np.float64), 0.0))
     error = relative * reference.occupancies + (SIMULATED.exp + 2.0) * UNIT * (probabilities + reference.occupancies)
