@@ -231,7 +231,8 @@ def _positions(name: str, indirect: Indirect, choice: Choice) -> npt.NDArray[np.
         rows, columns = choice.places
         positions = offsets.reshape(choice.partitions, choice.columns)[rows, columns]
         lane, at = np.argwhere((positions < 0) | (positions >= choice.limit))[0]
-        error = indirect.out_of_range(int(rows[lane, at]), int(positions[lane, at]))
+        place = int(rows[lane, at]) + int(columns[lane, at]) * choice.partitions
+        error = indirect.out_of_range(place, int(positions[lane, at]))
         raise type(error)(f"operand {name!r}: {error}") from None
 
 

@@ -389,6 +389,19 @@ def test_the_offsets_must_be_written() -> None:
     )
 
 
+def test_an_offset_out_of_range_is_named_by_its_partition_and_column() -> None:
+    def body() -> None:
+        offsets = nl.ndarray((16, 2), nl.int32)
+        nisa.memset(offsets, 0)
+        nisa.memset(offsets[0:1, 1:2], 99)
+        nisa.tensor_copy(tile(16, 32), tile(16, 32).indirect(offsets))
+
+    assert refusal(body, TRN3, error=OutOfRangeError) == (
+        "nisa.tensor_copy: operand 'src': index 99 in partition 0, column 1, of tensor [16, 2] int32 in sbuf is out of "
+        "range [0, 32) of tensor [16, 32] float32 in sbuf"
+    )
+
+
 # -- what is refused -------------------------------------------------------------------------------------------
 
 
