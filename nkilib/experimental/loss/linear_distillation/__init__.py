@@ -19,7 +19,7 @@ A launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.los
 3. The tiling: ``shared.sizes`` derives the sizes and options of a launch that ``host.tiling`` needs. ``host.tiling``
    uses ``host.forward_tiling`` for a first visit, and ``host.kept_tiling`` and ``host.mixture_blocks``, or
    ``host.mixture_tiling``, for a second visit. ``host.needs`` has the room and time that options need.
-4. First visit, ``forward.one_core``, for each block of positions:
+4. First visit of all classes, ``forward.one_core``, for each block of positions:
 
    a. X^T of both models, labels and weights are loaded (``linear.forward.streams``, ``forward.pair_positions``);
    b. blocks of classes stream by: tiles of scores of each model (``forward.model_tiles``), and the sums of each pair of
@@ -33,9 +33,8 @@ A launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.los
    (``mixture.products``). Either way ``mixture.rows`` has the per-row scalars, ``mixture.sums`` the sums of each block
    of classes, and ``mixture.results`` the results.
 6. Backward, ``backward.one_core``, which hands the loss to ``linear.backward.one_core`` with the loop:
-   ``backward.gradient_columns`` has the per-position inputs of the gradient, ``backward.gradient_tiles`` computes a
-       tile
-   of the gradient of the student's logits from the scores of both models.
+   ``backward.gradient_columns`` has the per-position inputs of the gradient, ``backward.gradient_tiles`` computes
+   a tile of the gradient of the student's logits from the scores of both models.
 
 ``host`` surrounds the kernels with numpy and arithmetic: tilings, guarantees, work, memory, reference.
 """

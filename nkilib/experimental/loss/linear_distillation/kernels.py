@@ -104,26 +104,26 @@ def linear_distillation_forward(
         row_weight_hbm: [N], float32, in HBM: multiplies the divergence of each position.
         student_weight_layout, teacher_weight_layout: ``"vd"``, as the weight of ``torch.nn.Linear``, or ``"dv"``, its
             transpose.
-        position_block: positions whose X is on chip at a time, a multiple of 128; None: the choice of
+        position_block: the number of positions whose X is on chip at a time, a multiple of 128; None: the choice of
             ``choose_linear_distillation_tiling``.
-        class_block: classes of a core that are processed at a time, a multiple of 128, at most 512; None: the choice of
-            that function.
-        beta: from 0 to 1.
+        class_block: the number of classes that a core processes at a time, a multiple of 128, at most 512; None:
+            the choice of that function.
+        beta: from 0 to 1, selects the divergence as above.
         temperature: T, from 1e-3 to 1e6, divides the logits of both models, after the cap. Like scales and caps it is a
             constant of the compiled kernel: each new value compiles a new kernel.
-        ignore_index: an int32.
+        ignore_index: the label of ignored positions, an int32.
         student_logit_scale, teacher_logit_scale: s, from 1e-6 to 1e6, multiplies product and bias, before the cap.
         student_logit_softcap, teacher_logit_softcap: c from 1e-30 to 1e30, or None; arXiv 2408.00118. The softcap of
             one model, or its scale without a softcap, is at most 1e12 times that of the other.
         with_logprob: also return the student's log-probability of each label.
         with_target: also return the student's z at each label.
-        first_class: class of the first row of the weights, if they are a shard of the vocabulary. Labels count over all
-            classes.
-        num_classes: classes of all shards, up to 2^24; None: V. For a shard, entropy, divergence, maximum and log_sum
-            are those of the shard's own softmaxes; for beta between 0 and 1, divergence and moment of a shard are 0,
-            and ``linear_distillation_mixture`` computes them.
-        compute_dtype: bfloat16, float16 or float32, to which X, W and the biases are rounded for the products, each
-            from its own dtype. None: the dtype of each X, and float32 biases are not rounded.
+        first_class: the class of the first row of the weights, if they are a shard of the vocabulary. Labels count
+            over all classes.
+        num_classes: the number of classes of all shards, up to 2^24; None: V. For a shard, entropy, divergence,
+            maximum and log_sum are those of the shard's own softmaxes; for beta between 0 and 1, divergence and
+            moment of a shard are 0, and ``linear_distillation_mixture`` computes them.
+        compute_dtype: bfloat16, float16 or float32. X, W and the biases are each rounded from their own dtype to it
+            for the products. None: the dtype of each X, and float32 biases are not rounded.
         memory_limit: only for beta between 0 and 1: bytes of HBM for the float32 logits of both models, which are kept
             from a first visit of the classes to a second one. It sets the blocks of positions, of which two are kept at
             a time, 1,024 V bytes for each tile of 128 positions. If two tiles do not fit, or the only one, nothing is
@@ -239,21 +239,23 @@ def linear_distillation_backward(
     upstream gradient times the row weight times Q - P for beta 0, Q (log(Q / P) - KL(Q || P)) for beta 1, and
     (1 - beta) Q (log(Q / M) - KL(Q || M)) between.
 
-    The gradient of a tile of logits is rounded to the dtype of the student's products once, sums are float32, and every
-    result is rounded once, to the dtype of its operand: for float32 operands it is the unrounded sum. In float16 the
-    gradient carries a power of two, chosen on the device for the largest upstream gradient, that is removed in float32.
-    If one upstream gradient is infinite or NaN, all gradients are NaN then, not only those of its position.
+    The gradient of a tile of logits is rounded to the dtype of the student's products once, sums are float32, and
+    every result is rounded once, to the dtype of its operand: for float32 operands it is the unrounded sum. In
+    float16 the gradient carries a power of two, chosen on the device for the largest upstream gradient, that is
+    removed in float32; an upstream gradient that is infinite or NaN then makes all gradients NaN, not only those of
+    its position.
 
     Beyond inputs and outputs the kernel takes 4 N Ds bytes of HBM for each core, and if the positions take several
-    blocks at most 64 MiB more for each core. An X of another dtype than its products is rounded once, to a copy; of a
-    weight there is no copy. More than 65,536 positions are split here: a loop of the device processes one part after
-    another, with dW and db added up in float32 over the parts, in 4 V Ds bytes more unless dW is float32.
+    blocks at most 64 MiB more for each core. An X of another dtype than its products is rounded once, to a copy; of
+    a weight there is no copy. More than 65,536 positions are split into parts: a loop of the device processes one
+    part after another, with dW and db added up in float32 over the parts, in 4 V Ds bytes more unless dW is
+    float32.
 
-    A class that a bias of -inf masks in the student has a gradient of 0, except for beta 0 without a softcap, where it
-    is -P, which is 0 if the teacher masks it too. A class that is masked only in the teacher has the gradient for P =
-    0: finite for beta less than 1. If KL(Q || P) is infinite, the gradient of its position is NaN or infinite, and so
-    are the gradients of weight and bias; with products in float16, all gradients are NaN. Launch like
-    :func:`linear_distillation_forward`.
+    A class that a bias of -inf masks in the student has a gradient of 0, except for beta 0 without a softcap, where
+    it is -P, which is 0 if the teacher masks it too. A class that is masked only in the teacher has the gradient
+    that the formulas above give for P = 0, which is finite for beta less than 1. If KL(Q || P) is infinite, the
+    gradient of its position is NaN or infinite, and so are the gradients of weight and bias; with products in
+    float16, all gradients are NaN. Launch like :func:`linear_distillation_forward`.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).
@@ -270,12 +272,13 @@ def linear_distillation_backward(
         grad_divergence_hbm: [N], float32, in HBM: gradient of each divergence, nats; not read at ignored positions.
         grad_logprob_hbm: [N], float32, in HBM: gradient of each log-probability of a label, not read at ignored
             positions; None for 0.
-        position_block: positions whose gradients of logits are on chip at a time, a multiple of 128; None: the choice
-            of ``choose_linear_distillation_tiling``.
-        class_block: classes of a core that are processed at a time, a multiple of 128; None: the choice of that
+        position_block: the number of positions whose gradients of logits are on chip at a time, a multiple of 128;
+            None: the choice of ``choose_linear_distillation_tiling``.
+        class_block: the number of classes that a core processes at a time, a multiple of 128; None: the choice of that
             function.
         grad_input_wanted, grad_weight_wanted: False saves the product, and the gradient is not returned.
-        grad_bias_wanted: None stands for True with a student's bias.
+        grad_bias_wanted: whether the gradient of the student's bias is returned; None stands for True if there is a
+            bias.
         grad_weight_sum_hbm: float32, in the shape of student_weight_hbm, in HBM: dW is added to it in place, unrounded.
         grad_input_float32: return dX unrounded, for a shard of the vocabulary: it is a summand of the whole gradient.
 

@@ -69,12 +69,12 @@ def linear_distillation_mixture(
 
     With z, P, Q and M = beta P + (1 - beta) Q as in ``linear_distillation_forward``, over the classes of all shards::
 
-        q, p = (z_s - lse_s).exp(), (z_t - lse_t).exp()         # [N, V], of the classes at hand
+        q, p = (z_s - lse_s).exp(), (z_t - lse_t).exp()         # [N, V], of the classes of this shard
         m = beta * p + (1 - beta) * q
         student_terms, teacher_terms = (q * (q / m).log()).sum(1), (p * (p / m).log()).sum(1)
         student_mass, teacher_mass = q.sum(1), p.sum(1)
 
-    Each is a summand: add the results of all shards. Then KL(Q || M), the moment that the backward takes, is
+    Each result is a summand: add up those of all shards. Then KL(Q || M), the moment that the backward takes, is
     student_terms / student_mass, and the divergence is ``beta * teacher_terms / teacher_mass + (1 - beta) * moment``.
     The masses over all shards are 1 except for the rounding of the log-sum-exps, which the quotient removes. Both
     products run again; beyond inputs and outputs there are at most biases that are rounded. Launch like
@@ -96,10 +96,10 @@ def linear_distillation_mixture(
         student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm: [N], float32, in HBM:
             results of the forward; for a shard, those over all shards: with the largest maximum m, log_sum is
             ``log(sum(exp(maximum - m) * exp(log_sum)))`` over the shards.
-        position_block: positions whose X is on chip at a time, a multiple of 128; None: the choice of
+        position_block: the number of positions whose X is on chip at a time, a multiple of 128; None: the choice of
             ``choose_linear_distillation_tiling``.
-        class_block: classes of a core that are processed at a time, a multiple of 128, at most 512; None: the choice of
-            that function.
+        class_block: the number of classes that a core processes at a time, a multiple of 128, at most 512; None:
+            the choice of that function.
         beta: strictly between 0 and 1.
 
     Returns:

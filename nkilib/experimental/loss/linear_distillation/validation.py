@@ -253,7 +253,7 @@ def validate_mixture(launch: PairLaunch, vectors: PairVectors) -> None:
     """Check that beta is that of a mixture, and that log-sum-exps have a number for each position.
 
     Raises:
-        AssertionError: if not; the message names function, requirement, value and remedy.
+        AssertionError: if beta or a vector is not accepted; the message names function, requirement, value and remedy.
     """
     function = launch.function
     require(

@@ -3,15 +3,16 @@
 
 """The per-position inputs of the gradient of the student's logits: float32 columns [128, tiles], computed once.
 
-With the scores a and b of student and teacher, the ratio of their units r, the student's scale c and the exponentials
-e = exp(z - lse) of both, the gradient of z is -1 times
+With the scores a and b of student and teacher, the ratio r of their units, the student's scale c, which turns a into
+z, and the exponentials e = exp(z - lse) of both, the gradient of z is -1 times
 
-- (e_t * ratio - e_s) for KL(teacher || student),
-- (r b - a - center) * e_s * c for KL(student || teacher),
-- (softplus(c (r b - a) + center) + addend) * e_s * (1 - beta) for Jensen-Shannon,
+- (e_t * ratio - e_s) for KL(teacher || student), where ratio = exp(lost_t - lost_s),
+- (r b - a - center) * e_s * c for KL(student || teacher), where center = (lse_t - lse_s - KL) / c,
+- (softplus(c (r b - a) + center) + addend) * e_s * (1 - beta) for Jensen-Shannon, where
+  center = lse_s - lse_t + log(beta / (1 - beta)) and addend = KL(student || mixture) + log(1 - beta),
 
-times exp(lost), which corrects the rounding of the log-sum-exp and is a factor of the coefficients. Column t holds
-positions 128 t to 128 t + 127, one in each partition.
+times exp(lost_s). lost is the rounding error of a log-sum-exp; its exponential corrects it, as a factor of the
+coefficients. Column t holds positions 128 t to 128 t + 127, one in each partition.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class LogSumExp:
         return cls(maximum_sbuf, log_sum_sbuf, scaled(lse_sbuf, -1.0), lost_sbuf)
 
     def less(self, other: LogSumExp) -> nl.NkiTensor:
-        """Return this log-sum-exp less another one; maxima and logs are subtracted separately first."""
+        """Return this log-sum-exp minus another one; maxima and logs are subtracted separately first."""
         maxima_sbuf = difference(self.maximum_sbuf, other.maximum_sbuf)
         difference_sbuf = difference(self.log_sum_sbuf, other.log_sum_sbuf)
         nisa.tensor_tensor(dst=difference_sbuf, data1=difference_sbuf, data2=maxima_sbuf, op=nl.add)
@@ -84,10 +85,9 @@ class PairColumns:
     """The per-position inputs of the gradient, float32 [128, tiles] each; None if the divergence does not need them.
 
     Attributes:
-        student_bias_sbuf, teacher_bias_sbuf: the summands of z in the exponents.
-        center_sbuf: the center of the differences of scores, see the module; for KL(teacher || student) the ratio
-            there.
-        addend_sbuf: the addend of the logs of a mixture.
+        student_bias_sbuf, teacher_bias_sbuf: minus the log-sum-exp of each model, which is added to z in the exponents.
+        center_sbuf: ``center`` of the module docstring; for KL(teacher || student) ``ratio``.
+        addend_sbuf: ``addend`` of the module docstring; None without a mixture.
         factor_sbuf: the factor of the whole gradient.
         labels: the inputs of the gradient of the log-probability; None without one.
         power: the power of two by which the computed gradient is too large; None for 1.
@@ -132,7 +132,8 @@ class _Rows:
     """The upstream gradients and moments, 0 at ignored positions; float32 [128, tiles] each.
 
     Attributes:
-        moment_sbuf: the divergence that the gradient needs.
+        moment_sbuf: the forward's moment: KL(student || teacher), KL(student || mixture), or 0 for KL(teacher ||
+            student).
         factor_sbuf: the gradient of each divergence, times its weight, the derivative of z with respect to the logit,
             and for a mixture 1 - beta.
         label_sbuf, label_factor_sbuf: see :class:`LabelColumns`.
@@ -171,7 +172,10 @@ class _Rows:
         )
 
     def sizes(self) -> list[nl.NkiTensor]:
-        """Return bounds on the gradients of logits: |Q (log(Q / P) - KL)| is less than KL(Q || P) + 1."""
+        """Return bounds on the magnitudes of the gradients of logits, for the power of two of float16.
+
+        |Q (log(Q / P) - KL)| is less than KL(Q || P) + 1.
+        """
         sizes_sbuf = float32_like(self.moment_sbuf)
         nisa.tensor_scalar(
             dst=sizes_sbuf, data=self.moment_sbuf, op0=nl.add, operand0=1.0, op1=nl.maximum, operand1=1.0
@@ -193,12 +197,12 @@ def slope(student: ModelOperands) -> float:
 
 
 def _weight(launch: PairLaunch) -> float:
-    """Return the factor of the terms of a tile, without the upstream gradient."""
+    """Return the constant factor of the terms that :mod:`.gradient_tiles` computes."""
     return -launch.student.scale if launch.is_reverse else -1.0
 
 
 def _center(launch: PairLaunch, student: LogSumExp, teacher: LogSumExp, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute ``center`` of the module docstring."""
+    """Compute ``center`` of the module docstring; for KL(teacher || student) ``ratio``."""
     if launch.options.beta == 0.0:
         return _exponential(difference(teacher.lost_sbuf, student.lost_sbuf))
     if launch.is_mixed:
@@ -210,7 +214,7 @@ def _center(launch: PairLaunch, student: LogSumExp, teacher: LogSumExp, moment_s
 
 
 def _addend(launch: PairLaunch, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor | None:
-    """Compute KL(student || mixture) + log(1 - beta); None without a mixture."""
+    """Compute ``addend``, KL(student || mixture) + log(1 - beta); None without a mixture."""
     if not launch.is_mixed:
         return None
     addend_sbuf = float32_like(moment_sbuf)

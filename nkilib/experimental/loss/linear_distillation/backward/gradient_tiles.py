@@ -3,7 +3,8 @@
 
 """A tile of the gradient of the student's logits, from the scores of both models.
 
-With the exponentials e_s and e_t less the log-sum-exps, and the columns of :mod:`.gradient_columns`:
+With the exponentials e_s and e_t of z minus the log-sum-exp, and a, b, r, c and the columns as in
+:mod:`.gradient_columns`:
 
 - KL(teacher || student): (e_t * ratio - e_s) * factor;
 - KL(student || teacher): (r b - a - center) * e_s * factor, of the differences of scores in the student's unit;
@@ -113,7 +114,7 @@ class PairGradientTiles:
         launch: the launch with scales, softcaps and beta.
         needs: the options that need tiles.
         columns: the columns of the positions.
-        labels: the tiles of labels; None without a gradient of the log-probability.
+        labels: the tiles for the gradient at labels; None without a gradient of the log-probability.
         terms_sbuf: a ring buffer of tiles, float32 [128, classes of a tile], for e_s and the products with it.
         others_sbuf: a ring buffer of such tiles, for differences of scores, or e_t.
         students_sbuf, teachers_sbuf: ring buffers of such tiles, for copies of products; empty if none are copied.
@@ -150,7 +151,7 @@ class PairGradientTiles:
 
     @property
     def rows(self) -> list[ClassRow]:
-        """The per-class scalars besides the biases: there are none."""
+        """The vectors of one value per class besides the biases: there are none."""
         return []
 
     @property
@@ -172,7 +173,11 @@ class PairGradientTiles:
         """Do nothing: there is no work before the logits are computed."""
 
     def open(self, number: int, scores: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
-        """Return the student's scores and the teacher's, or the student's scores and differences or logs of both."""
+        """Return the student's scores, and a second tile.
+
+        It holds the teacher's scores for KL(teacher || student), the differences of both models' scores for
+        KL(student || teacher), and the softplus of these for a mixture.
+        """
         student, teacher = scores
         student = _copied(student, self.students_sbuf, number, place)
         teacher = _copied(teacher, self.teachers_sbuf, number, place)
@@ -203,6 +208,7 @@ class PairGradientTiles:
         """Write tile ``number``, except for the last product, which is returned.
 
         Args:
+            number: the number of the tile.
             dst_sbuf: [rows, classes], in the type of the products.
             opened: the result of :meth:`open`; overwritten.
             place: the place of the tile.

@@ -61,7 +61,7 @@ class ModelGroup:
 
 @dataclass(frozen=True)
 class ModelTiles:
-    """The buffers that the scores of one group of tiles after another are computed in.
+    """The buffers in which the scores of one model are computed, one group of tiles after another.
 
     Attributes:
         model: the operands.
@@ -70,7 +70,7 @@ class ModelTiles:
         scores, exponentials: ring buffers of the tiles of groups, float32 [128, tiles, classes].
         maxima: a ring buffer of the maxima of groups, float32 [128, tiles].
         negative_sbuf: -1, float32 [128, 1]; None without a bias.
-        scale_sbuf: the model's scale, float32 [128, 1]; None for 1.
+        scale_sbuf: the factor that turns the model's scores into z, float32 [128, 1]; None for 1.
         lowest_sbuf: the lower limit of a bias, float32 [128, 1]; None without a bias.
     """
 
@@ -197,7 +197,10 @@ class ModelTiles:
             multiply_by(row.bias_sbuf[:, tiles, column], row.neg_max_sbuf[:, tiles, column], self.scale_sbuf)
 
     def _mask(self, group: ModelGroup, place: int) -> None:
-        """Compute min(x - lowest, tanh): the tangent, or ``lowest`` where x is twice that; and the maximum of these."""
+        """Write min(x - lowest, tanh), where x is the biased product, and compute the maximum of the results.
+
+        That is the tangent, or ``lowest`` for a masked class, whose x is twice ``lowest``.
+        """
         nisa.scalar_tensor_tensor(
             dst=group.scores_sbuf[:, place],
             data=group.scores_sbuf[:, place],

@@ -142,7 +142,7 @@ class _Forward:
         )
 
     def open_classes(self) -> None:
-        """Load the classes that the first step expects to be loaded."""
+        """Load W^T and biases of the classes that the first step expects to be loaded."""
         for stream in self.streams:
             stream.open(self.schedule.opening)
 

@@ -16,13 +16,13 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class PairPositions:
-    """Tiles [128, tiles] of a block of positions; None for inputs that the launch does not have.
+    """The inputs of a block of positions, tiles [128, tiles]; None for inputs that the launch does not have.
 
     Attributes:
-        labels_sbuf: float32, exact up to class 2^24.
+        labels_sbuf: the labels, float32, exact up to class 2^24.
         weights_sbuf: row weights, float32.
         valid_sbuf: uint32, 1 where the label is not ignored.
-        is_local_sbuf: uint32, 1 where the label is not ignored and its class is in the weights at hand.
+        is_local_sbuf: uint32, 1 where the label is not ignored and its class is in the weights of this launch.
         picked_sbuf: the student's scores at the labels, float32; computed later.
     """
 
@@ -56,7 +56,10 @@ class PairPositions:
         return values_sbuf if self.is_local_sbuf is None else selected(values_sbuf, self.is_local_sbuf)
 
     def join_picked(self, launch: PairLaunch, candidates: list[nl.NkiTensor]) -> None:
-        """Take the scores at the labels from parts of the classes: the largest, or -inf for a masked class."""
+        """Set the student's scores at the labels: the largest of the candidates, which parts of the classes have found.
+
+        A masked class gets -inf.
+        """
         if self.picked_sbuf is None:
             return
         nisa.tensor_copy(dst=self.picked_sbuf, src=candidates[0])
@@ -79,7 +82,7 @@ def _compared(labels_sbuf: nl.NkiTensor, ignore_index: float) -> nl.NkiTensor:
 
 
 def _local_labels(launch: PairLaunch, labels_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return a mask of the labels that are not ignored and whose classes are in the weights at hand."""
+    """Return a mask of the labels that are not ignored and whose classes are in the weights of this launch."""
     classes = launch.classes
     in_range_sbuf, is_local_sbuf = (
         float32_like(labels_sbuf),

@@ -24,7 +24,7 @@ _BEYOND = 2.0**20
 
 @dataclass(frozen=True)
 class PairResults:
-    """Vectors [N] in HBM, float32, in the order in which the forward returns them; None for the others."""
+    """Vectors [N] in HBM, float32, in the order in which the forward returns them; None for results not requested."""
 
     divergence_hbm: nl.NkiTensor
     entropy_hbm: nl.NkiTensor
@@ -62,7 +62,7 @@ class PairResults:
 
 
 def results_of_models(statistics: PairStatistics, results: PairResults) -> list[GroupResult]:
-    """Return the entropy, and the statistics of both models, of positions whose logs are computed."""
+    """Return the entropy and the statistics of both models, once the logs of the statistics are computed."""
     student, teacher = statistics.models
     group_results = [GroupResult(results.entropy_hbm, statistics.entropy.entropies(student))]
     for side, maximum_hbm, log_sum_hbm in (
@@ -77,9 +77,10 @@ def results_of_models(statistics: PairStatistics, results: PairResults) -> list[
 def divergence_results(
     launch: PairLaunch, statistics: PairStatistics, positions: PairPositions, results: PairResults
 ) -> list[GroupResult]:
-    """Return the Kullback-Leibler divergence and its moment.
+    """Return the Kullback-Leibler divergence, weighted, and its moment.
 
-    For a mixture a shard of the vocabulary cannot know them: both are 0.
+    The moment is the unweighted divergence for KL(student || teacher), and 0 for KL(teacher || student). A shard of the
+    vocabulary cannot know the divergence from a mixture: both are 0 then.
     """
     if launch.is_mixed:
         nothing_sbuf = constant(statistics.student.row_sum_sbuf, 0.0)
@@ -118,7 +119,8 @@ def add_nan_of_empty(
     A shard of the vocabulary may mask all of its classes: its probability is 0 then, and it adds 0.
 
     Args:
-        values_sbuf: float32 [128, tiles].
+        launch: the launch of the kernel.
+        values_sbuf: the values of positions that NaN is added to, float32 [128, tiles].
         neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
     """
     for model, suspects_sbuf in zip(launch.models, neg_maxima, strict=True):
@@ -142,9 +144,11 @@ def _beyond(launch: PairLaunch, model: ModelOperands) -> float:
 
 
 def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
-    """Compute scale * W / S - log(S_t / S_s), at least 0, where S is the sum of the weights.
+    """Compute scale * W / S - log(S_t / S_s), at least 0.
 
-    With the student's weights this expression is the mean of log P - log Q, so its sign is reversed.
+    S_t and S_s are the sums of exponentials of teacher and student, S is that of the model whose probabilities are
+    the weights, and W is the sum of :mod:`.pair_statistics`. With the student's weights this expression is the mean
+    of log P - log Q, so its sign is reversed.
     """
     student, teacher = statistics.models
     if statistics.gap is None:
@@ -167,7 +171,7 @@ def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
 
 
 def _logits_of_scores(launch: PairLaunch, mean_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Multiply a mean of differences of scores by the student's scale: infinite from ``launch.infinite``, else exact.
+    """Multiply a mean of differences of scores by the student's scale: infinite from ``launch.infinite`` on.
 
     Large values overflow before they are multiplied by a unit of less than 1, and after they are multiplied by a unit
     of more than 1. So the factor that makes them overflow stays below 2^121 whatever the units are.

@@ -165,9 +165,10 @@ class PairStatistics:
 
     @classmethod
     def make(cls, launch: PairLaunch, needs: PairNeeds, tiles: int, shared: int) -> PairStatistics:
-        """Start with the statistics of no class, and columns for ``shared`` blocks of classes that the cores share.
+        """Allocate the statistics before any class is added.
 
-        The maximum of no class is a masked score, whose distance from others is finite.
+        ``shared`` is the number of blocks of classes that the cores share; each has a column. The initial maximum is a
+        masked score, whose distance from other scores is finite.
         """
         own, count = WINDOW + 1, needs.exchanged_statistics
         swapped = nl.num_programs() * own
@@ -222,7 +223,7 @@ class PairStatistics:
             self.gap.restart()
 
     def exchange(self, number: int) -> None:
-        """Exchange the statistics of the cores' own classes, ``number`` blocks of this core."""
+        """Exchange the statistics of the cores' own classes; this core had ``number`` blocks of them."""
         self._forget_combined(number)
         if nl.num_programs() == 1:
             return
@@ -274,11 +275,10 @@ class PairStatistics:
             self.gap.combine(self.weighting, chunks)
 
     def _forget_combined(self, number: int) -> None:
-        """Reset the columns that the last blocks did not use if windows were combined.
+        """Reset the columns that the last blocks of classes did not use, if windows were combined before.
 
-        Column 0 already includes these columns.
-
-        The last window is not combined by itself: if it is full, there is nothing to reset.
+        Column 0 already includes these columns. The last window is not combined by itself: if it is full, there is
+        nothing to reset.
         """
         left = number % WINDOW
         if left == 0 or number < WINDOW:

@@ -82,9 +82,8 @@ class PairTiles:
         student, teacher: the tiles of each model.
         pair_scores: for a mixture, a ring buffer of the scores of both models, float32 [128, models, tiles, classes];
             else None.
-        gaps: a ring buffer of the differences of scores of a group, float32 [128, tiles, classes]; None if there are
-            none.
-        ratio_sbuf: the factor of the teacher's scores, float32 [128, 1]; None for 1.
+        gaps: a ring buffer of the differences of scores of a group, float32 [128, tiles, classes]; None for a mixture.
+        ratio_sbuf: the factor that converts the teacher's scores to the student's unit, float32 [128, 1]; None for 1.
         waiting: passes of Vector that are issued next.
         fresh: passes of the last group, which wait for one more group if products are short; else None.
     """
@@ -153,7 +152,7 @@ class PairTiles:
         column: int,
         first: int,
     ) -> PairGroup:
-        """Compute the scores of a group, and their maxima in the statistics.
+        """Compute the scores of a group, and store their maxima in the statistics.
 
         Args:
             start: the number of the first tile of positions.
@@ -186,7 +185,7 @@ class PairTiles:
         return PairGroup(start, column, groups[0], groups[1], scores)
 
     def take_sums(self, group: PairGroup, statistics: PairStatistics) -> None:
-        """Compute all sums over the classes of a group; the passes of Vector wait."""
+        """Compute all sums over the classes of a group; Vector's passes are added to those that wait."""
         gap_passes = self._gap_passes(group, statistics)
         places, (student, teacher) = group.places, group.models
         for number, place in enumerate(places):

@@ -3,10 +3,10 @@
 
 """The data that a first visit of the classes hands to the second visit, which a mixture of both distributions needs.
 
-M = beta P + (1 - beta) Q needs the log-sum-exps of both models, which are known only after all classes have been
-visited. So the scores of a block of positions are kept, or are recomputed, and a second visit computes the sums of the
-mixture. It has no products, or only products that the first visit does not wait for, and advances between the tiles of
-the next block.
+The mixture M = beta P + (1 - beta) Q of teacher P and student Q needs the log-sum-exps of both models, which
+are known only after all classes have been visited. So the scores of a block of positions are kept, or are
+recomputed, and a second visit computes the sums of the mixture. It has no products, or only products that the
+first visit does not wait for, and advances between the tiles of the next block.
 
 Kept scores are in HBM, on the side of one core. For each block of classes a position has the student's and then the
 teacher's scores: what a transfer moves for a position is contiguous, and twice as long as the scores of one model. DMA
@@ -79,7 +79,7 @@ class PairTotals:
 
 
 class RunBlock(Protocol):
-    """The first visit of a block of positions."""
+    """A function that runs the first visit of a block of positions."""
 
     def __call__(self, block: Block, opens: bool, reopens: bool) -> None:
         """Process all classes.
@@ -92,7 +92,7 @@ class RunBlock(Protocol):
 
 
 class SecondVisit(Protocol):
-    """The second visit, which determines the blocks of positions, and which the first visit drives.
+    """The second visit of the classes. It determines the blocks of positions, and the first visit calls its methods.
 
     The first visit calls, for each block of positions, ``begin``, then for each block of classes ``beside`` and
     ``keep``, then ``exchange`` and ``finish``.
@@ -127,7 +127,7 @@ class SecondVisit(Protocol):
         """
 
     def exchange(self) -> None:
-        """End the second visit of the previous block of positions, after all classes have been visited."""
+        """Exchange the sums with the other core, and end the second visit of the previous block of positions."""
 
     def finish(self, totals: PairTotals) -> None:
         """End the first visit of a block of positions. The totals are read at once, and need not stay."""
@@ -147,7 +147,7 @@ class KeptPair:
 
     @classmethod
     def make(cls, tiles: int, share: Span, number: int) -> KeptPair:
-        """Allocate the tensor for ``tiles`` tiles of positions and a core's share of the classes."""
+        """Allocate scratch tensor ``number`` for ``tiles`` tiles of positions and a core's share of the classes."""
         shape = (tiles * PARTITIONS, _MODELS * share.size)
         name = f"kept_scores_{number}_hbm"
         return cls(share.first, nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm, name=name))

@@ -3,8 +3,9 @@
 
 """Bounds on the error of the kernels against float64, derived from the very inputs.
 
-Notation: u = 2^-23, the unit in the last place of 1; P, Q, M the distributions of teacher, student and mixture; z their
-logits after scale, softcap and temperature T; r = log(P / Q); dz and so on the errors of z and so on.
+Notation: u = 2^-23, the unit in the last place of 1; P, Q, M the distributions of teacher, student and mixture;
+z their logits after scale, softcap and temperature T; r = log(P / Q); dz the error of z, and likewise for other
+letters; E_P the mean under P.
 
 - The error of z: dz = s dy / T, where dy is the error of the product and its bias (``linear.host.bounds``); the
   operands have the type of the products. A softcap adds 4 u c / T, for its tangent and the product with c. If logit
@@ -84,12 +85,12 @@ class StatisticsErrors:
 
     @classmethod
     def of_forward(cls, bounds: dict[str, Float64Array]) -> StatisticsErrors:
-        """Take the errors from the result of :func:`pair_forward_bounds`."""
+        """Return the errors from the result of :func:`pair_forward_bounds`."""
         return cls(bounds["student_lse"], bounds["teacher_lse"], bounds["moment"])
 
 
 class _Rows(NamedTuple):
-    """Both models at some positions: z and dz, [R, V], and a, [R]."""
+    """The values of both models at R positions: z, [R, V]; dz, [R, V], in ``of_...``; and a, [R], in ``..._size``."""
 
     student: Float64Array
     teacher: Float64Array
@@ -150,7 +151,7 @@ def pair_gradient_bounds(
 def gradients_of_logits(
     problem: PairProblem, upstream: PairUpstream, errors: StatisticsErrors | None = None
 ) -> Iterator[GradientRows]:
-    """Yield G and its largest error before it is rounded, in blocks that cover the positions."""
+    """Yield the gradient G of the logits and its error bound before rounding, for blocks that cover the positions."""
     student, weights = problem.student, problem.classes_first
     cap, unit = student.logit_softcap, student.logit_scale / student.temperature
     for rows in problem.row_blocks():
@@ -215,7 +216,7 @@ def _mean_size(log_p: Float64Array, values: Float64Array) -> Float64Array:
 
 
 def _moved(models: _Rows, by_student: Float64Array, by_teacher: Float64Array) -> Float64Array:
-    """Return the effect of dz on a divergence with these magnitudes of derivatives, [R]."""
+    """Return the effect of dz on a divergence whose derivatives have these magnitudes, [R]."""
     first = (by_student * models.of_student + by_teacher * models.of_teacher).sum(axis=1)
     return np.asarray(np.exp(4.0 * models.most) * (first + 2.0 * np.square(models.most)))
 

@@ -79,7 +79,7 @@ class StreamSizes:
 
     @property
     def chip_bytes(self) -> int:
-        """The bytes of a column of X^T or W^T in a partition."""
+        """The bytes per partition of one position of X^T, or of one class of W^T."""
         return self.depth * self.itemsize
 
     @property
@@ -97,7 +97,7 @@ class PairForwardSizes:
         student, teacher: the operands of each model.
         cores: the number of cores of the launch.
         needs: the options of the launch.
-        program_share: the share of the longest program that the forward may have.
+        program_share: the forward's share of the instructions that a program may have.
     """
 
     num_positions: int
@@ -115,7 +115,7 @@ class PairForwardSizes:
 
     @property
     def loaded_bytes(self) -> int:
-        """The bytes that DMA moves for a class of both W."""
+        """The bytes that DMA moves for a class of the weights of both models."""
         return self.student.loaded_bytes + self.teacher.loaded_bytes
 
     @property
@@ -191,7 +191,7 @@ class PairForwardSizes:
         reasons are only about time, and a test may set the number (:class:`nkilib.core.plan_limits.PlanLimits`).
 
         Raises:
-            ValueError: if a test asks for more than there are statistics for.
+            ValueError: if a test asks for more classes than the statistics have columns for.
         """
         if self.cores == 1:
             return 0
@@ -203,7 +203,7 @@ class PairForwardSizes:
         return shared_classes(of_class, load, class_block, self.vocab_size, _SWAP)
 
     def time_us(self, tiles: int, class_block: int) -> float:
-        """Return the estimated time of the launch."""
+        """Return the estimated time of the launch in us."""
         plan = self.position_plan(tiles * PARTITIONS, class_block)
         tiles, needs = plan.tiles, self.needs
         steps = div_ceil(self.class_tiles, class_block // PARTITIONS)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The guarantees of the kernels; tests check each claim."""
+"""The guarantees of the kernels for distillation from hidden states; tests check each claim."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def forward_workspace_bytes(
     cores: int = 1,
     **_: Any,
 ) -> int:
-    """Return the bytes of rounded biases, and for a mixture of kept scores, as ``memory_limit`` allows them."""
+    """Return the bytes of HBM that a forward allocates.
+
+    They hold biases rounded to ``compute_dtype``, and for a mixture the kept scores, as ``memory_limit`` allows them.
+    """
     classes = student_weight_hbm.shape[0 if student_weight_layout == "vd" else 1]
     copies = _copies((student_bias_hbm, teacher_bias_hbm), compute_dtype, cores)
     if not 0.0 < beta < 1.0 or num_classes not in (None, classes):
@@ -44,7 +47,7 @@ def forward_workspace_bytes(
 def mixture_workspace_bytes(
     student_bias_hbm: Any = None, teacher_bias_hbm: Any = None, compute_dtype: Any = None, cores: int = 1, **_: Any
 ) -> int:
-    """Return the bytes of rounded biases."""
+    """Return the bytes of HBM that the mixture kernel allocates: those of biases rounded to ``compute_dtype``."""
     return _copies((student_bias_hbm, teacher_bias_hbm), compute_dtype, cores)
 
 

@@ -71,7 +71,10 @@ class KeptSizes:
         return max(2 * WINDOW, self._bodies_that_fit(blocks, class_block))
 
     def time_us(self, tiling: LinearTiling) -> float:
-        """Return the estimated time of the launch, extrapolated from the blocks that the program has one copy of."""
+        """Return the estimated time of the launch in us.
+
+        It is extrapolated from the blocks that the program has a copy of.
+        """
         blocks, steps = self.blocks(tiling), div_ceil(self.forward.class_tiles, tiling.class_block // PARTITIONS)
         time_us = blocks_us(blocks.copies, self._times(tiling.class_block))
         bodies = self.most_bodies(blocks, tiling.class_block)
@@ -107,7 +110,10 @@ def choose_kept_tiling(sizes: KeptSizes, sbuf_bytes: int) -> LinearTiling:
 
 
 def _fitting(sizes: KeptSizes, sbuf_bytes: int) -> Iterator[LinearTiling]:
-    """Yield the most positions for each block of classes: each tiling includes smaller blocks of positions."""
+    """Yield, for each number of classes of a block, the tiling with the most positions that fits.
+
+    Tilings with fewer positions are not needed: the blocks of positions may be smaller than the tiling says.
+    """
     most = min(sizes.forward.position_tiles, POSITION_TILES_MAX)
     for class_block in CLASS_BLOCKS:
         fits = (tiles for tiles in range(most, 0, -1) if sizes.bytes_of(tiles, class_block) <= sbuf_bytes)

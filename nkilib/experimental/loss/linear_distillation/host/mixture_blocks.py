@@ -38,13 +38,13 @@ _FEWEST_PAIRS = 2
 
 
 class MixtureBlocks(NamedTuple):
-    """The blocks of positions, in tiles of 128.
+    """The sizes of the blocks of positions, in tiles of 128.
 
     Attributes:
-        leading: blocks before a loop of the device; all of them without a loop.
+        leading: the blocks before a loop of the device; all of them without a loop.
         looped: tiles of a block of the loop; 0 without one.
-        pairs: iterations of the loop, of two blocks each.
-        trailing: blocks behind the loop.
+        pairs: the number of iterations of the loop, of two blocks each.
+        trailing: the blocks behind the loop.
     """
 
     leading: tuple[int, ...]
@@ -74,7 +74,7 @@ class MixtureBlocks(NamedTuple):
 
 
 class BlockTimes(NamedTuple):
-    """The time of a tile of positions with all classes of a core, us.
+    """The times that the work on a tile of positions and all classes of a core takes, in us.
 
     Attributes:
         product: the time of Tensor.
@@ -95,7 +95,7 @@ class BlockTimes(NamedTuple):
     kept: float
 
     def beside(self, tiles: int, before: int) -> float:
-        """Return the time of the first visit of a block during the second visit of the previous one.
+        """Return the time of the first visit of a block during the second visit of the previous one, in us.
 
         Args:
             tiles: tiles of the block.
@@ -157,7 +157,7 @@ def unrolled_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> Mixt
     Args:
         tiles: the number of tiles of all positions.
         most: the largest number of tiles of a block.
-        kept: tiles whose scores fit the memory, at least 2, or 1 for one tile.
+        kept: the number of tiles whose scores fit the memory limit, at least 2, or 1 for one tile.
         times: the times of a tile.
     """
     candidates = [_unrolled(tiles, slots, times) for slots in _slots(tiles, most, kept)]
@@ -180,7 +180,7 @@ def looped_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> Mixtur
 
 
 def blocks_us(blocks: Sequence[int], times: BlockTimes) -> float:
-    """Return the estimated time of blocks, one after the other."""
+    """Return the estimated time of blocks, one after the other, in us."""
     befores = (0, *blocks[:-1])
     beside = sum(times.beside(size, before) for size, before in zip(blocks, befores, strict=True))
     return beside + blocks[-1] * times.bare
@@ -198,7 +198,7 @@ def _slots(tiles: int, most: int, kept: int) -> Iterator[tuple[int, int]]:
 
 
 def _unrolled(tiles: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
-    """Return all blocks: if there are too many tiles to choose all blocks, the first ones have the largest size."""
+    """Return all blocks: the fastest ones for up to 48 tiles, after blocks of the largest size for further tiles."""
     ahead, leading = max(0, tiles - _TILES_CHOSEN), list[int]()
     while ahead > 0:
         leading.append(min(slots[len(leading) % 2], ahead))
@@ -236,7 +236,7 @@ class _Choice(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _fastest(tiles: int, before: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
-    """Return the blocks of the last tiles.
+    """Return the fastest division of the last ``tiles`` tiles of positions into blocks.
 
     Args:
         tiles: the number of tiles, at least 1.

@@ -40,12 +40,15 @@ _LOOP_US, _ITERATION_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
 
 
 def group_tiles(tiles: int, class_block: int) -> int:
-    """Return the number of tiles of positions of a group, for blocks of ``tiles`` tiles."""
+    """Return the number of tiles of positions whose functions Scalar computes as a group.
+
+    ``tiles`` is the number of tiles of a block of positions.
+    """
     return max(1, min(tiles, GROUP_COLUMNS // class_block))
 
 
 def terms_bytes(tiles: int, class_block: int) -> int:
-    """Return the bytes of a partition for the pairs of all groups."""
+    """Return the bytes of a partition for the scores and logs of all groups."""
     return TILES_OF_PAIR * GROUPS * group_tiles(tiles, class_block) * class_block * FLOAT32_BYTES
 
 
@@ -92,7 +95,7 @@ class MixtureSizes:
         return max(2 * WINDOW, total // plan.copies // (plan.tiles * of_pair + forward.block_instructions))
 
     def time_us(self, tiles: int, class_block: int) -> float:
-        """Return the estimated time of the launch."""
+        """Return the estimated time of the launch in us."""
         forward, plan = self.forward, self.position_plan(LinearTiling(tiles * PARTITIONS, class_block))
         needs = forward.needs
         steps, columns = div_ceil(forward.class_tiles, class_block // PARTITIONS), forward.class_tiles * PARTITIONS

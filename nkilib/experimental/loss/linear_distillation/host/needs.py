@@ -47,7 +47,7 @@ class PairNeeds:
 
     Attributes:
         student, teacher: the options of each model.
-        mixed: whether the divergence is that of a mixture: the first visit computes no differences.
+        mixed: whether the divergence is that of a mixture: the first visit computes no differences of scores.
         reverse: whether the student's probabilities are the weights of the divergence.
         target: whether the student's scores at labels are wanted.
         ratio: whether the scores of the models have different units.
@@ -69,7 +69,7 @@ class PairNeeds:
         return cls(model, model, mixed, False, True, not mixed)
 
     def of_products(self, products: int) -> PairNeeds:
-        """Return the options for products of ``products`` passes of Tensor over a column of a pair of tiles."""
+        """Return these options with ``short`` set for products of ``products`` passes of Tensor over a column."""
         return replace(self, short=self.softcap and not self.mixed and products <= _SHORT)
 
     @property
@@ -96,37 +96,37 @@ class PairNeeds:
 
     @property
     def rings(self) -> int:
-        """The float32 tiles of a pair of tiles: scores and exponentials of both models, and their differences."""
+        """The number of float32 tiles per pair of tiles: scores and exponentials of both models, and differences."""
         return 4 + (not self.mixed)
 
     @property
     def exchanged_statistics(self) -> int:
-        """The numbers of a position and a block of classes that the cores exchange."""
+        """The number of values per position and block of classes that the cores exchange."""
         return 5 + (not self.mixed) + self.target
 
     @property
     def further_statistics(self) -> int:
-        """The numbers of a position and a block of classes that are computed when the exchanged ones are combined."""
+        """The number of values per position and block of classes that are computed when exchanged ones are combined."""
         return 4 + sum(model.scale for model in self.models) + 2 * (not self.mixed)
 
     @property
     def vector_passes(self) -> int:
-        """The passes of Vector over a pair of tiles: two maxima, the entropy, and the weighted differences."""
+        """The number of Vector's passes over a pair of tiles: two maxima, the entropy, and the weighted differences."""
         return 3 + (not self.mixed) + sum(model.bias and model.softcap for model in self.models)
 
     @property
     def scalar_passes(self) -> int:
-        """The passes of Scalar over a pair of tiles: exponentials, and tangents."""
+        """The number of Scalar's passes over a pair of tiles: exponentials, and tangents."""
         return 2 + sum(model.softcap for model in self.models)
 
     @property
     def gpsimd_passes(self) -> int:
-        """The passes of GpSimd over a pair of tiles: the differences of the scores, and their ratio of units if any."""
+        """The number of GpSimd's passes over a pair of tiles: differences of scores, and the ratio of units if any."""
         return 0 if self.mixed else 1 + self.ratio
 
     @property
     def instructions(self) -> int:
-        """The instructions of a pair of tiles besides its products, with its share of those of a group."""
+        """The number of instructions of a pair of tiles besides its products, with its share of those of a group."""
         of_gap = 0 if self.mixed else 2 + 2 * self.ratio
         of_models = sum(model.scale + (model.bias or model.softcap) for model in self.models)
         return self.vector_passes + self.scalar_passes + of_gap + of_models + self.target
@@ -138,7 +138,7 @@ def opens_groups(needs: PairNeeds) -> bool:
 
 
 def copies_student(needs: PairNeeds) -> bool:
-    """Tell whether the student's products are copied from PSUM.
+    """Tell whether the student's products are copied from PSUM in the backward.
 
     Vector reads one operand from there, and a bank is not kept for a tile that is opened long before it is computed.
     """

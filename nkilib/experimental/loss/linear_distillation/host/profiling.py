@@ -57,9 +57,9 @@ def profile_linear_distillation_launch(
         direction: ``"forward"``, ``"backward"`` or ``"mixture"``, the sums of a shard of the vocabulary.
         tiling: the tiling of the launch; None: the result of ``choose_linear_distillation_tiling``.
         teacher_dtype: the type of the teacher's X and W; None: ``dtype``.
-        target: the generation.
+        target: the generation of the device.
         cores: the number of cores of the launch.
-        student_weight_layout, teacher_weight_layout: the layouts of W.
+        student_weight_layout, teacher_weight_layout: ``"vd"`` or ``"dv"``, the layouts of W.
         parameters: the model's assumptions where nothing is published.
         options: further keyword arguments of the kernel, such as ``beta``; tensors are given as specifications
             (:func:`nkilib.simulator.spec`).
@@ -67,7 +67,7 @@ def profile_linear_distillation_launch(
     Raises:
         ValueError: for another direction.
         AssertionError: if the kernel does not accept the sizes.
-        NkiValidationError: if the hardware does not.
+        NkiValidationError: if the hardware does not accept them.
     """
     if direction not in KERNELS:
         raise ValueError(

@@ -99,7 +99,7 @@ class PairProblem:
 
     @property
     def local_labels(self) -> npt.NDArray[np.int64]:
-        """The labels counted from the first class at hand; -1 if a position is ignored or its class is not at hand."""
+        """The labels counted from ``first_class``; -1 if a position is ignored or its class is in another shard."""
         if self.labels is None:
             return np.full(self.num_positions, -1, np.int64)
         labels = np.asarray(self.labels, np.int64) - self.first_class
@@ -171,8 +171,10 @@ class PairResults(Statistics):
 class MixtureSums(NamedTuple):
     """The results of ``linear_distillation_mixture``, float64 [N] each, or bounds on their errors.
 
+    All sums are over the classes of the shard; p, q and M are the probabilities of teacher, student and mixture.
+
     Attributes:
-        student_terms: sum of q log(q / M) over the classes at hand.
+        student_terms: sum of q log(q / M).
         teacher_terms: sum of p log(p / M).
         student_mass, teacher_mass: sum of q, of p.
     """
@@ -203,7 +205,7 @@ class PairUpstream:
     def of_results(
         cls, results: PairResults, grad_divergence: npt.NDArray[Any], grad_logprob: npt.NDArray[Any] | None = None
     ) -> PairUpstream:
-        """Take statistics and moment from the results of a forward."""
+        """Return the inputs with statistics and moment from the results of a forward."""
         return cls(results, results.moment, grad_divergence, grad_logprob)
 
 
@@ -231,7 +233,7 @@ def mixture_reference(problem: PairProblem, statistics: Statistics) -> MixtureSu
     """Compute all results of ``linear_distillation_mixture``, with the log-sum-exps that it received.
 
     Args:
-        problem: the problem with the classes at hand.
+        problem: the problem with the classes of a shard.
         statistics: the log-sum-exps over all classes.
     """
     weights = problem.classes_first
@@ -262,7 +264,8 @@ def pair_backward_reference(
     Args:
         problem: the problem with all classes.
         upstream: the upstream gradients and statistics that the kernel received.
-        classes: a shard of the vocabulary: its part of the gradient of the input, and its own gradients of the others.
+        classes: the classes of a shard of the vocabulary: its part of the gradient of the input and its own
+            gradients of weight and bias are returned.
     """
     weights = problem.classes_first
     blocks = (

@@ -60,7 +60,7 @@ _ITEMSIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def pair_parts(num_positions: int, student_features: int, teacher_features: int, feature_bytes: int) -> PositionParts:
-    """Return one part, or several for very many positions.
+    """Return the parts that the positions of a backward are split into: one, or several for very many positions.
 
     Args:
         num_positions: N.
@@ -87,7 +87,10 @@ def backward_tiling(sizes: BackwardSizes, cores: int, target: str) -> LinearTili
 
 @lru_cache(maxsize=1024)
 def _chosen(launch: BackwardLaunch, limits: PlanLimits) -> LinearTiling:
-    """Return the tiling of a launch. The choice reads the limits, so they must be a part of the cache's key."""
+    """Return the tiling of a launch.
+
+    The choice depends on the limits, which are an argument so that the key of the cache includes them.
+    """
     try:
         return choose_backward_tiling(launch)
     except ValueError as error:
@@ -157,15 +160,17 @@ def choose_linear_distillation_tiling(
         num_positions: N, rows of both inputs, 1 to 2^31 - 1.
         student_features, teacher_features: Ds and Dt, their columns, 16 to 16,384.
         vocab_size: V, classes of both weights, 1 to 2^24.
-        dtype: bfloat16, float16 or float32, type of the student's products: as NKI, numpy, torch or a string names it.
+        dtype: bfloat16, float16 or float32, the type of the student's products: an NKI, numpy or torch dtype, or a
+            string.
         direction: ``"forward"``, ``"backward"`` or ``"mixture"``, the sums of a mixture over a shard.
         teacher_dtype: type of the teacher's products; None: ``dtype``.
         cores: the number of cores of the launch, 1 or 2.
         target: ``"trn2"`` or ``"trn3"``.
         student_weight_layout, teacher_weight_layout: ``"vd"`` or ``"dv"``.
         extended: whether the launch has a bias, a softcap, a logit scale, a temperature or a result at the labels: the
-            choice fits any of them. Ignored positions and row weights need nothing.
-        beta, memory_limit: the options of the launch: a divergence from a mixture has a second visit of kept scores.
+            choice fits any of them. Ignored positions and row weights do not count.
+        beta, memory_limit: the arguments of ``linear_distillation_forward``: for a divergence from a mixture there
+            is a second visit, of kept scores.
         student_input_dtype, student_weight_dtype, teacher_input_dtype, teacher_weight_dtype: types of the operands if
             the kernel has a ``compute_dtype``, which is ``dtype`` then; None: the type of the products.
 
@@ -243,14 +248,17 @@ def _within(name: str, value: int, least: int, most: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _chosen_forward(sizes: PairForwardSizes | KeptSizes, sbuf_bytes: int, limits: PlanLimits) -> LinearTiling:
-    """Return the tiling of a forward. The choice reads the limits, so they must be a part of the cache's key."""
+    """Return the tiling of a forward.
+
+    The choice depends on the limits, which are an argument so that the key of the cache includes them.
+    """
     if isinstance(sizes, KeptSizes):
         return choose_kept_tiling(sizes, sbuf_bytes)
     return fastest_tiling(sizes, sbuf_bytes)
 
 
 def _forward_sizes(launch: _Launch, mixed: bool) -> PairForwardSizes:
-    """Return the sizes of a visit of the classes that has both products."""
+    """Return the sizes of a visit of the classes that computes the products of both models."""
     needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=launch.beta == 1.0)
     return PairForwardSizes(
         launch.num_positions,

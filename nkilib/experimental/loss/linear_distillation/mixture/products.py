@@ -3,10 +3,9 @@
 
 """The sums of the mixture from recomputed products: no logits are kept.
 
-X^T of both models of a block of positions stays on chip, and W^T of both streams past it, as in the first visit. While
-Scalar and Vector process a group of tiles, Tensor multiplies the next one.
-
-The scores of both models go from the products to SBUF.
+X^T of both models of a block of positions stays on chip, and W^T of both streams past it, as in the first
+visit. While Scalar and Vector process a group of tiles, Tensor multiplies the next one. The scores of both
+models go from the products to SBUF.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ class PairScores:
 def mixture_of_core(
     launch: PairLaunch, vectors: PairVectors, sizes: MixtureSizes, tiling: LinearTiling, store: StoreSums
 ) -> None:
-    """Process all positions and classes.
+    """Compute the mixture sums of all positions over the core's classes, and pass those of each block to ``store``.
 
     Args:
         launch: the launch of the kernel.
@@ -182,7 +181,7 @@ class _Products:
         staging: the staging of operands of another type than the products; None without any.
         streams: the streams of the classes of each model.
         scores: the tiles of scores.
-        terms: the tiles in which their terms are computed.
+        terms: the tiles in which the terms of the sums are computed.
         rows: the per-row scalars of a block of positions.
         sums: the sums of a block of positions.
         waiting: a group whose sums are computed once the scores of the next one are under way.
@@ -240,7 +239,7 @@ class _Products:
         )
 
     def open(self) -> None:
-        """Load the first classes."""
+        """Load the operands of the first classes."""
         for stream in self.streams:
             stream.open(self.schedule.opening)
 

@@ -3,8 +3,8 @@
 
 """The results of a second visit, from its sums.
 
-With S and A the sums of e and of e * log(M / Q) of the student, KL(student || mixture) is -A / S, and likewise for the
-teacher with log(M / P). A divergence is clamped at 0, because rounding may make it negative.
+With S the sum of the exponentials e of the student, and A the sum of e * log(M / Q), KL(student || mixture) is -A / S,
+and likewise for the teacher with log(M / P). A divergence is clamped at 0, because rounding may make it negative.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _LEAST_MASS = 2.0**-100
 
 @dataclass(frozen=True)
 class MixtureResults:
-    """The results of a kernel of the mixture alone, float32 [N] in HBM.
+    """The results of the kernel that computes mixture sums alone, float32 [N] in HBM.
 
     Attributes:
-        student_terms_hbm, teacher_terms_hbm: sums of q log(q / M) and of p log(p / M) over the classes at hand.
+        student_terms_hbm, teacher_terms_hbm: sums of q log(q / M) and of p log(p / M) over the classes of the shard.
         student_mass_hbm, teacher_mass_hbm: sums of q and of p.
     """
 

@@ -64,7 +64,7 @@ class MixtureRows:
 
     Attributes:
         student_bias_sbuf, teacher_bias_sbuf: -m, where m is the largest z of each model.
-        ratio_bias_sbuf: b.
+        ratio_bias_sbuf: b of the module docstring.
         opposite_bias_sbuf: -b.
     """
 

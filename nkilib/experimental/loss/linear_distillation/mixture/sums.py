@@ -19,8 +19,9 @@ exponentials.
 A class that is masked in one model has a finite score that is far below all others: its exponential is 0, so it adds
 nothing there, and softplus of the other side is 0: it adds log(1 / beta) or log(1 / (1 - beta)) times its probability.
 
-The shifts of the sums apply to whole rows, so the sums of blocks of classes are only added up, and in the end the sums
-of both cores. The sums of a window of blocks stand side by side, and are added at once.
+The exponents of all blocks of classes are shifted by the same maximum of the whole row, so the sums of blocks are only
+added up, and in the end the sums of both cores. The sums of a window of blocks stand side by side, and are added at
+once.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class MixtureSums:
     """The sums of a block of positions.
 
     Attributes:
-        columns_sbuf: float32 [128, sums, tiles, 1 + window]: column 0 for the accumulated sums, and a window.
-        total_sbuf: float32 [128, sums, tiles].
+        columns_sbuf: the sums, float32 [128, sums, tiles, 1 + window]: column 0 has the accumulated ones, and the
+            others those of the blocks of classes of a window.
+        total_sbuf: the sums over the core's classes, float32 [128, sums, tiles].
         others_sbuf: the sums of the other core, float32 [128, sums, tiles].
     """
 
@@ -70,7 +72,10 @@ class MixtureSums:
         nisa.memset(dst=self.columns_sbuf, value=0.0)
 
     def place(self, which: int, tile: int, step: Step) -> nl.NkiTensor:
-        """Return the place of a sum of a tile of positions and a block of classes, [128, 1]."""
+        """Return the place of one sum of a tile of positions and a block of classes, [128, 1].
+
+        ``which`` is the sum, such as ``STUDENT_MASS``.
+        """
         column = _column(step)
         return self.columns_sbuf[:, which, tile, column : column + 1]
 
@@ -144,7 +149,7 @@ class MixturePair:
 
 @dataclass(frozen=True)
 class MixtureTerms:
-    """The tiles on chip, and the operations on them.
+    """The tiles in which the terms of the sums are computed, and the operations on them.
 
     Attributes:
         launch: the launch of the kernel.

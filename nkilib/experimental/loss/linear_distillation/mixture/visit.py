@@ -126,7 +126,7 @@ class KeptVisit:
         products: the passes that wait.
         slot_number: the number of the next block, which determines its slot.
         pending: the block whose scores are kept; None at first.
-        tiles_beside: the number of tiles of the block of the first visit.
+        tiles_beside: the number of tiles of the block whose first visit runs meanwhile.
     """
 
     launch: PairLaunch
@@ -226,7 +226,7 @@ class KeptVisit:
 
     @property
     def _next_slot(self) -> _Slot:
-        """The slot of the block of the first visit."""
+        """The slot of the block whose first visit is running."""
         return self.slots[self.slot_number % len(self.slots)]
 
     def _run_some(self, run: RunBlock, first: int, blocks: tuple[int, ...]) -> int:
@@ -239,12 +239,18 @@ class KeptVisit:
         return first
 
     def _resume(self, block: Block) -> None:
-        """Make ``block`` the pending block if there is one: the program has one copy of its first visit."""
+        """Replace the positions of the pending block, if there is one, by ``block``.
+
+        The body of the device loop is traced once; the pending block of every iteration has its own positions.
+        """
         if self.pending is not None:
             self.pending = _Pending(block, self.pending.tiles, self.pending.slot)
 
     def _advance(self, visit: _StepVisit, is_last: bool) -> Iterator[None]:
-        """Process the tiles in equal portions, none at first, while the scores of the first group are loaded."""
+        """Process an equal portion of the tiles of ``visit`` each time the iterator is advanced.
+
+        The first portion is empty, because the scores of the first group are still being loaded.
+        """
         advances = self.tiles_beside
         for number in range(advances):
             # The passes of tiles that Scalar received one pair of the first visit ago.
@@ -281,7 +287,7 @@ class KeptVisit:
         self.exchange()
 
     def _visit_run(self, pending: _Pending, terms: MixtureTerms, step: Step, blocks: int, steps: int) -> None:
-        """Visit ``blocks`` blocks of classes with nothing beside them, from the block of ``step``.
+        """Visit ``blocks`` blocks of classes, from the block of ``step`` on, with no first visit beside them.
 
         ``steps`` is the number of all steps.
         """

@@ -28,7 +28,7 @@ from nkilib.nki import nl
 
 
 def pair_needs(launch: PairLaunch) -> PairNeeds:
-    """Return the options of a forward."""
+    """Return the options of a forward that take room or time."""
     student, teacher = (
         ModelNeeds(model.bias_hbm is not None, model.softcap is not None, model.scale != 1.0) for model in launch.models
     )
@@ -72,7 +72,8 @@ def require_room(launch: PairLaunch, tiling: LinearTiling, bytes_of: Callable[[i
     Args:
         launch: the launch of the kernel.
         tiling: the tiling.
-        bytes_of: the function that returns the bytes of a partition, given tiles of positions and classes of a block.
+        bytes_of: the function that returns the bytes of a partition, given the numbers of tiles of positions and of
+            classes of a block.
         chooser: the name of the function that chooses a tiling.
 
     Raises:
@@ -92,12 +93,12 @@ def require_room(launch: PairLaunch, tiling: LinearTiling, bytes_of: Callable[[i
 
 
 def backward_needs(launch: PairLaunch, upstream: PairUpstream) -> PairNeeds:
-    """Return the options that need tiles of the gradient."""
+    """Return the options of a backward that its tiles of the gradient depend on."""
     return replace(pair_needs(launch), target=upstream.grad_logprob_hbm is not None)
 
 
 def parts_of_positions(launch: PairLaunch) -> PositionParts:
-    """Return one part, or several for very many positions."""
+    """Return the parts that the positions of a backward are split into: one, or several for very many positions."""
     student, teacher = launch.models
     feature_bytes = sum(model.num_features * dtype_bytes(model.dtype) for model in launch.models)
     return pair_parts(launch.num_positions, student.num_features, teacher.num_features, feature_bytes)
