@@ -23,15 +23,15 @@ CONTINUES = "reduce_cmd=reduce continues from accumulator registers that hold no
 
 
 def lanes_of(data: NkiTensor) -> slice:
-    """Return the registers that an instruction on ``data`` uses, one for each of its partitions."""
+    """Return the slice of the accumulator registers that an instruction on ``data`` uses, one for each partition."""
     start = first_lane(data)
     return slice(start, start + data.shape[0])
 
 
 def check_known(core: Core, registers: Accumulators, lanes: slice, message: str) -> None:
-    """Check that registers hold defined values before an instruction continues from them.
+    """Check that the registers of ``lanes`` hold defined values before an instruction continues from them.
 
-    The options decide how a violation is reported.
+    The option ``uninitialized`` decides how a violation is reported.
 
     Raises:
         UninitializedReadError: with ``message``, if a register holds none and ``uninitialized="error"``.
@@ -45,9 +45,9 @@ def check_known(core: Core, registers: Accumulators, lanes: slice, message: str)
 
 
 def check_stored(core: Core, registers: Accumulators, lanes: slice) -> None:
-    """Check that registers hold defined values before they are stored.
+    """Check that the registers of ``lanes`` hold defined values before they are stored.
 
-    The options decide how a violation is reported.
+    The option ``uninitialized`` decides how a violation is reported.
 
     Raises:
         UninitializedReadError: if a register holds none, with ``uninitialized="error"``.
@@ -67,7 +67,9 @@ def read_accumulators(
     *,
     negate: bool = False,
 ) -> None:
-    """Store the registers of ``lanes`` into ``destination``, the elements of a (P, 1) tile of type ``dtype``.
+    """Store the registers of ``lanes`` in ``destination``, the elements of a (P, 1) tile of type ``dtype``.
+
+    ``negate`` stores them times -1.
 
     Raises:
         UninitializedReadError: if a register holds no defined value, with ``uninitialized="error"``.

@@ -26,8 +26,8 @@ def act(
 ) -> None:
     """Call ``function`` with the arrays of ``writes``, ``updates`` and ``reads``, in this order.
 
-    ``function`` reads and writes nothing else. It may be called again with other elements in arrays of the same
-    shapes, and must not keep anything from a call. It is not called if a tensor that it writes has no values.
+    ``function`` reads and writes nothing else. A plan may call it again with other elements in arrays of the same
+    shapes, so that it must not keep anything from a call. It is not called if a tensor that it writes has no values.
 
     Args:
         core: the core that runs the instruction.
@@ -65,5 +65,5 @@ def put(core: Core, tensor: NkiTensor, elements: npt.NDArray[Any]) -> None:
 
 
 def copy_elements(into: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:
-    """Copy bit by bit, in row-major order, between arrays of one type that may differ in shape."""
+    """Copy elements bit by bit, in row-major order, between arrays of one type that may differ in shape."""
     into[...] = elements if elements.shape == into.shape else elements.reshape(into.shape)

@@ -24,15 +24,15 @@ SMALLEST_DEFERRED_BYTES = 1 << 18
 
 
 def is_worth_deferring(tensor: NkiTensor) -> bool:
-    """Return whether computing the elements of ``tensor`` takes much longer than remembering how to."""
+    """Return whether the elements of ``tensor`` take 256 KiB or more: deferring their computation is worthwhile."""
     return tensor.size * tensor.dtype.itemsize >= SMALLEST_DEFERRED_BYTES
 
 
 def row_blocks(destination: NkiTensor, width: int, *sources: Any) -> list[slice]:
-    """Return slices of partitions, each of about ``BLOCK_ELEMENTS`` elements if a partition has ``width``.
+    """Return slices of the partitions of ``destination``, each of about ``BLOCK_ELEMENTS`` elements.
 
-    There is a single slice of all partitions if a source shares the destination's storage through a different view:
-    all of the source must then be read before anything is stored.
+    A partition counts as ``width`` elements. There is a single slice of all partitions if a source shares the
+    destination's storage through a different view: all of the source must then be read before anything is stored.
     """
     rows = destination.shape[0]
     if rows * width > BLOCK_ELEMENTS and _overlaps(destination, sources):
@@ -41,7 +41,10 @@ def row_blocks(destination: NkiTensor, width: int, *sources: Any) -> list[slice]
 
 
 def blocks_of_rows(rows: int, width: int) -> list[slice]:
-    """Return ``rows`` rows of ``width`` elements as slices of about ``BLOCK_ELEMENTS`` elements."""
+    """Return slices that divide ``rows`` rows of ``width`` elements into blocks of at most ``BLOCK_ELEMENTS``.
+
+    A block has one row if a row has more elements.
+    """
     if rows * width <= BLOCK_ELEMENTS:
         return [slice(0, rows)]
     step = max(1, BLOCK_ELEMENTS // width)
@@ -49,7 +52,7 @@ def blocks_of_rows(rows: int, width: int) -> list[slice]:
 
 
 def is_same_view(first: NkiTensor, second: NkiTensor) -> bool:
-    """Return whether two tensors are the same elements, read as the same type."""
+    """Return whether two tensors have the same elements of one storage, read as the same type."""
     return first.storage is second.storage and first.layout == second.layout and first.dtype == second.dtype
 
 
@@ -62,7 +65,7 @@ def _overlaps(destination: NkiTensor, sources: tuple[Any, ...]) -> bool:
 
 
 class SourceRows:
-    """Rows of a tensor as float32 arrays (rows, elements per partition), which the caller does not write to.
+    """The rows of a tensor as float32 arrays (rows, elements per partition), which the caller does not write to.
 
     The rows are read in place if the tensor is dense float32 already, else cast into the scratch buffer ``slot``.
 
@@ -156,5 +159,5 @@ def column(value: Any, rows: slice) -> Any:
 
 
 def rows_of(operand: Any, rows: slice) -> Any:
-    """Return some rows of an operand that :func:`column` returned for all rows."""
+    """Return some rows of a scalar operand that :func:`column` returned for all rows."""
     return operand[rows] if isinstance(operand, np.ndarray) else operand

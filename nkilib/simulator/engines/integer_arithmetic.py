@@ -30,7 +30,7 @@ def are_integers(*tiles: NkiTensor) -> bool:
 
 
 def compute_integers(core: Core, key: str, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor) -> None:
-    """Compute ``data1 <key> data2`` into ``dst``, all int32 or uint32: exact, and wrapped to 32 bits."""
+    """Compute ``dst = data1 <key> data2`` on tiles that are all int32 or uint32: exactly, and wrapped to 32 bits."""
     function, dtype = ARITHMETIC[key], dst.dtype
     is_closed = dtype == data1.dtype == data2.dtype and key in _CLOSED
 

@@ -51,8 +51,8 @@ def reduce_rows(core: Core, dst: NkiTensor, tile: NkiTensor, reduce: Reduce, *, 
 
 
 def is_in_16_bits(tile: NkiTensor) -> bool:
-    """Return whether a tile has elements of bfloat16 that are stored in 16 bits.
+    """Return whether a tile has bfloat16 elements that its storage holds in 16 bits each.
 
-    With precise_fp=False bfloat16 elements are not stored so.
+    With ``precise_fp=False`` bfloat16 elements are held in float32.
     """
     return tile.size > 0 and tile.dtype == bfloat16 and not tile.storage.is_widened

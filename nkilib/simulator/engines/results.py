@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Elementwise instructions: computed at once, a few rows after the other, or when an instruction reads the results.
+"""Elementwise instructions: computed at once, a few rows at a time, or later, when an instruction reads the results.
 
-Large results are computed by their reader; see memory/deferred.py. A store to HBM has them written there. An
-instruction that computes with them has each block of rows computed when it comes to that block, in a buffer that
-stays in a cache, so that only the last results of a chain of instructions go to memory. The operations on an element
-and their order are the same as in immediate execution, and the results are bitwise identical.
+Large results are deferred; see memory/deferred.py. A store to HBM has them computed directly in HBM. An instruction
+that computes with them has each block of rows computed when it comes to that block, in a buffer that stays in a cache,
+so that only the last results of a chain of instructions go to memory. The operations on an element and their order are
+the same as in immediate execution, and the results are bitwise identical.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Reduction(Protocol):
         """Put the reductions of some rows into their registers, and the registers into the destination."""
 
     def pass_over(self, rows: slice) -> None:
-        """Record the effect of :meth:`finish` when no results were computed."""
+        """Record what :meth:`finish` does to registers and destination, in a launch that computes no results."""
 
 
 def compute(
@@ -79,7 +79,7 @@ def compute(
         core: the core that runs the instruction.
         dst: the tile of the results.
         tiles: the tiles that are read.
-        apply: the function that computes some rows.
+        apply: the function that computes the results of some rows.
         reduction: the reduction that receives the results before they are cast, whether or not they are stored.
         columns: the scalar operands, numbers or (P, 1) tiles; ``apply`` receives float32 copies, made before anything
             is written.
@@ -101,7 +101,7 @@ def compute(
 
 
 class Rowwise(NamedTuple):
-    """A function that computes some rows of the results, with the scalar operands of all rows."""
+    """The computation of an instruction, some rows at a time: its function, and its scalar operands for all rows."""
 
     apply: Apply
     scalars: list[Any]
@@ -133,12 +133,12 @@ def _compute_now_or_later(
 
 
 class _Input(NamedTuple):
-    """A tile as it was when the instruction was issued.
+    """An input tile as it was when the instruction was issued.
 
     Attributes:
         memory: the elements of the tile, or None if they are deferred.
-        content: the deferred content, or None.
-        at: the rows and columns of the content that the tile covers.
+        content: the deferred computation of the elements, or None.
+        at: the rows and columns of that content that the tile covers.
         sources: the memory in HBM that the elements come from.
         operands: the other storages whose memory they come from.
         is_own: whether they come from the memory of the very view that receives the results.
@@ -234,13 +234,13 @@ def _input(tile: NkiTensor, dst: NkiTensor, target: Rectangle) -> _Input | None:
 
 
 def _is_column(tile: NkiTensor) -> bool:
-    """Return whether all elements of a partition are one and the same: a (P, 1) tile that was broadcast."""
+    """Return whether all elements of a partition are one and the same, as in a (P, 1) tile that was broadcast."""
     is_static = tile.indirect_access is None and not tile.storage.is_abstract
     return is_static and len(tile.shape) == 2 and tile.shape[1] > 1 and tile.strides[1] == 0
 
 
 def _copy_of_column(tile: NkiTensor) -> Float32s:
-    """Return the current elements of a broadcast (P, 1) tile, one number a partition."""
+    """Return the current elements of a broadcast (P, 1) tile: a copy of one number a partition, broadcast again."""
     return np.broadcast_to(to_float32(tile.array[:, :1]), tile.shape)
 
 
@@ -254,7 +254,7 @@ _NOWHERE: Block = (slice(0, 0), slice(0, 0))
 def _defer_results(
     core: Core, dst: NkiTensor, inputs: Sequence[_Input], apply: Rowwise, reduction: Reduction | None
 ) -> None:
-    """Defer the results to their reader, which is a store to HBM, or often does not exist."""
+    """Defer the results until an instruction reads them: often only a store to HBM does, or none."""
     results = _Results(core, inputs, apply, dst)
     if reduction is not None and reduction.is_active:
         for rows, values in results.blocks((slice(0, dst.shape[0]), slice(0, dst.free_size))):
@@ -282,12 +282,11 @@ def _defer_results(
 class _Results:
     """The deferred results of an instruction.
 
-    A launch in which all results of an instruction are computed twice, to be reduced and to be read, defers none
-    afterwards.
+    If all of them are computed twice, once to be reduced and once to be read, the launch defers no results afterwards.
 
     Attributes:
         computed: the number of results computed so far.
-        depth: see ``Deferred``.
+        depth: the number of nested deferred contents, see ``Deferred``.
     """
 
     def __init__(self, core: Core, inputs: Sequence[_Input], apply: Rowwise, dst: NkiTensor) -> None:
@@ -302,9 +301,10 @@ class _Results:
         self._result = f"result of depth {self.depth}"
 
     def blocks(self, part: Block, into: Float32s | None = None) -> Iterator[tuple[slice, Float32s]]:
-        """Yield the results in some rows and columns, a few rows after the other.
+        """Yield the results in some rows and columns, a few rows after the other, each with the slice of its rows.
 
-        They are in the array ``into``, or each in the same scratch buffer, where they are valid until the next block.
+        The results are in the array ``into``; without it, all are in one scratch buffer, and valid until the next
+        block.
         """
         rows, columns = part
         width = columns.stop - columns.start
@@ -324,7 +324,7 @@ class _Results:
             yield block, values
 
     def write(self, elements: npt.NDArray[Any], rows: slice, columns: slice) -> None:
-        """Write the results in some rows and columns into an array of exactly these rows and columns."""
+        """Write the results of some rows and columns into ``elements``, an array for exactly these rows and columns."""
         is_direct = elements.dtype == FLOAT32 and self._dtype != tfloat32
         for block, values in self.blocks((rows, columns), elements if is_direct else None):
             if not is_direct:

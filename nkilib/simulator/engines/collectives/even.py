@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operations in which all ranks have shares of one size: all-reduce, all-gather, reduce-scatter, all-to-all.
+"""Operations in which the shares of all ranks have one size: all-reduce, all-gather, reduce-scatter, all-to-all.
 
 Source: ``nki/api/nki/collectives/__init__.py``; for the destination of each share
 ``neuron-runtime/about/collectives.rst``.
@@ -47,10 +47,10 @@ def all_reduce(
     op: Operator,
     priority: int | None = None,
 ) -> None:
-    """Compute ``dsts[k]`` on every rank = ``op`` over the ranks' ``srcs[k]``, all of one shape and type.
+    """Reduce the ranks' ``srcs[k]`` with ``op``, element by element, into ``dsts[k]`` on every rank, for every k.
 
-    Floats are reduced in float32 in the order of the group and rounded once. 32-bit integers are reduced exactly and
-    wrap; smaller integers saturate.
+    The sources and results of one k have one shape and type. Floats are reduced in float32 in the order of the group
+    and rounded once. 32-bit integers are reduced exactly and wrap; smaller integers saturate.
 
     Raises:
         BarrierError: if another rank of the group reaches a different operation, or none.
@@ -118,9 +118,10 @@ def reduce_scatter(
     op: Operator,
     priority: int | None = None,
 ) -> None:
-    """Compute ``dsts[k]`` on the p-th rank of n = the p-th of n parts of ``op`` over the ranks' ``srcs[k]``.
+    """Reduce the ranks' ``srcs[k]`` with ``op``, and store one part of the result in each rank's ``dsts[k]``.
 
-    The parts are along dimension 0. The arithmetic is that of :func:`all_reduce`.
+    There are as many equal parts, along dimension 0, as ranks: the p-th rank gets the p-th one. The arithmetic is that
+    of :func:`all_reduce`.
 
     Raises:
         BarrierError: if another rank of the group reaches a different operation, or none.
@@ -153,7 +154,7 @@ def all_to_all(
     collective_dim: int,
     priority: int | None = None,
 ) -> None:
-    """Copy part p of ``srcs[k]`` on the q-th rank to part q of ``dsts[k]`` on the p-th rank.
+    """Copy part p of ``srcs[k]`` on the q-th rank to part q of ``dsts[k]`` on the p-th rank, for all p, q and k.
 
     There are as many parts as ranks, along dimension 0; all tensors are in HBM.
 
@@ -204,7 +205,7 @@ def _perform(
 
 
 def _part(name: str, tensor: NkiTensor, place: Place) -> int:
-    """Return the number of rows in the share of one rank.
+    """Return the number of rows (indices of dimension 0) of a tensor in the share of one rank.
 
     Raises:
         NkiValidationError: if the ranks cannot share the tensor evenly.

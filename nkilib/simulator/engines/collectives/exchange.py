@@ -3,10 +3,10 @@
 
 """The exchange among the cores of the ranks: each brings its data, receives the data of all, and stores its share.
 
-Tensors in SBUF and in private HBM belong to a core: with two cores a rank, core 0 exchanges with the cores 0 of the
-other ranks and core 1 with the cores 1. Where all tensors are in shared HBM, the operation belongs to the whole rank:
-both its cores reach it, core 0 performs it for both, and it orders the accesses to its tensors like a
-``core_barrier`` on each of them.
+Tensors in SBUF and in private HBM belong to a core: with two cores a rank, the cores 0 of all ranks exchange data among
+themselves, and so do the cores 1. Where all tensors are in shared HBM, the operation belongs to the whole rank: both
+its cores reach it, core 0 performs it for both, and it orders the accesses to its tensors like a ``core_barrier`` on
+each of them.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Operation:
         srcs, dsts: the tensors that are read, and the tensors that are written.
         terms: the other values on which the ranks must agree.
         bring: the function that returns the data of this rank for the others; not called where tensors have no data.
-        store: the function that stores this rank's share of the data of all, by rank, into the results; not called
+        store: the function that gets the data of all, by rank, and stores this rank's share in the results; not called
             where tensors have no data either.
-        besides: further tensors in shared HBM that the operation reads or writes.
+        other_tensors: further tensors in shared HBM that the operation reads or writes.
         core_terms: the values besides the terms on which the two cores of a rank must agree.
     """
 
@@ -136,7 +136,7 @@ def _order(core: Core, tensors: Sequence[NkiTensor]) -> None:
 
 
 def contents(core: Core, name: str, tensors: Sequence[NkiTensor]) -> list[npt.NDArray[Any]]:
-    """Return copies of the contents of tensors, because other ranks read them while this rank may go on.
+    """Return copies of the contents of tensors: other ranks read them while this rank may already go on.
 
     Raises:
         UninitializedReadError: for elements never written, with ``uninitialized="error"``.
@@ -145,12 +145,12 @@ def contents(core: Core, name: str, tensors: Sequence[NkiTensor]) -> list[npt.ND
 
 
 def shape_terms(name: str, tensors: Sequence[NkiTensor]) -> tuple[Term, ...]:
-    """Return the shapes and types on which ranks must agree."""
+    """Return the shapes and types of tensors as terms on which the ranks must agree."""
     return tuple(
         Term(f"{name}[{number}]", f"{list(tensor.shape)} {tensor.dtype}") for number, tensor in enumerate(tensors)
     )
 
 
 def group_term(lists: Sequence[Sequence[int]]) -> Term:
-    """Return the replica group on which ranks must agree."""
+    """Return the lists of a replica group as a term on which the ranks must agree."""
     return Term("the replica group", [list(ranks) for ranks in lists])

@@ -21,7 +21,7 @@ from ...terms.objects import NKIObject
 
 
 class rg_partition_op(Enum):
-    """The operator with which :meth:`ReplicaGroup.from_partition_op` computes the list number of a rank."""
+    """The operator of :meth:`ReplicaGroup.from_partition_op`: ranks with equal results of it share a list."""
 
     bitwise_and = "bitwise_and"
     div = "div"
@@ -30,7 +30,7 @@ class rg_partition_op(Enum):
 
 @dataclass
 class ReplicaGroup(NKIObject):
-    """Lists of ranks; an operation runs within each list separately.
+    """A replica group: lists of ranks. A collective operation runs within each list separately.
 
     Attributes:
         groups: the lists. No rank is in two of them; the order within a list is the order of the ranks' shares.
@@ -43,7 +43,7 @@ class ReplicaGroup(NKIObject):
 
     @staticmethod
     def from_partition_op(world_size: int, op: rg_partition_op, operand: int) -> ReplicaGroup:
-        """Return the ranks 0 to ``world_size`` - 1 in lists; ranks with the same ``op(rank, operand)`` share a list.
+        """Divide the ranks 0 to ``world_size`` - 1 into lists: ranks with equal ``op(rank, operand)`` share a list.
 
         Raises:
             NkiValidationError: if an argument has the wrong type, or is 0 where a rank would be divided by it.
@@ -96,10 +96,10 @@ def checked_lists(groups: Any) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True)
 class Place:
-    """The position of a rank among the members of an operation.
+    """The position of a rank in its list of a replica group.
 
     Attributes:
-        members: the ranks, in the order of their shares.
+        members: the ranks of the list, in the order of their shares.
         position: the index of this rank among the members.
         lists: all lists of the group.
     """
@@ -119,7 +119,7 @@ def rank_of(core: Core) -> int:
 
 
 def check_ranks(core: Core, ranks: Sequence[int], what: str) -> None:
-    """Check that ranks are running.
+    """Check that these ranks are running.
 
     Raises:
         NkiValidationError: naming the first rank that is not, and how to launch it.

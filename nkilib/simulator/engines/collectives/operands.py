@@ -39,7 +39,7 @@ def tensors(
     dtypes: frozenset[DType] = MOVABLE,
     is_output: bool = False,
 ) -> tuple[NkiTensor, ...]:
-    """Return the tensors of a list after checking that the instruction may read, or write, each of them.
+    """Return the tensors of a list, after checking that the instruction may read each of them, or write it.
 
     Raises:
         NkiValidationError: naming the tensor that it may not, and why.
@@ -66,9 +66,9 @@ def _checked(call: Call, rule: Operand, tensor: Any) -> NkiTensor:
 
 
 def check_pairs(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
-    """Check that there are as many sources as results, all in one kind of memory.
+    """Check that there are as many sources as results, and that all are in HBM or all in SBUF.
 
-    Only HBM allows several of them, and tensors of more than two dimensions.
+    Only HBM allows several sources, and tensors of more than two dimensions.
 
     Raises:
         NkiValidationError: naming the list or the tensor.
@@ -90,7 +90,7 @@ def check_pairs(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
 
 
 def check_memory(call: Call, srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
-    """Check the rules of NKI 0.7 for the kind of HBM of the tensors of ``all_reduce`` and ``all_gather``.
+    """Check the rules of NKI 0.7 on private and shared HBM for the tensors of ``all_reduce`` and ``all_gather``.
 
     Raises:
         NkiValidationError: naming the tensor and the rule.

@@ -47,7 +47,7 @@ def collective_permute(
     source_target_pairs: Sequence[tuple[int, int]],
     priority: int | None = None,
 ) -> None:
-    """Copy ``srcs[0]`` of the source of each pair of ranks to ``dsts[0]`` of its target; one tensor each, in HBM.
+    """Copy ``srcs[0]`` of the first rank of each pair to ``dsts[0]`` of the second; one tensor each, in HBM.
 
     A rank that is no target keeps its ``dsts[0]``, and a rank that is in no pair does nothing.
 
@@ -103,7 +103,7 @@ def collective_permute_implicit(
     channel_ids: Sequence[int] = [0],
     priority: int | None = None,
 ) -> None:
-    """Send each rank's source to its successor in the list of the group, and the source of the last rank to the first.
+    """Send each rank's source to the next rank in its list of the group, and the source of the last rank to the first.
 
     There are one source and one result on each channel, in HBM or SBUF.
 
@@ -129,7 +129,7 @@ def collective_permute_implicit_reduce(
     channel_ids: Sequence[int] = [0],
     priority: int | None = None,
 ) -> None:
-    """Send ``op`` of two sources on each channel to the successor, like :func:`collective_permute_implicit`.
+    """Send ``op`` of two sources on each channel to the next rank, like :func:`collective_permute_implicit`.
 
     The arithmetic is that of :func:`nkilib.simulator.engines.collectives.even.all_reduce`.
 
@@ -172,7 +172,7 @@ def _by_channel(
     dtypes: frozenset[DType] = MOVABLE,
     is_output: bool = False,
 ) -> tuple[NkiTensor, ...]:
-    """Return the checked tensor of each channel."""
+    """Return the one tensor of each channel, after checking it."""
     if not isinstance(lists, list | tuple) or len(lists) != len(channel_ids):
         raise NkiValidationError(
             f"{name} must be a list of lists of tensors, one for each of the {len(channel_ids)} channels, got {lists!r}"
@@ -203,9 +203,10 @@ def _permute_in_ring(
     bring: Callable[[], Arrays],
     brought_in: Callable[[DType], DType],
 ) -> None:
-    """Store the arrays that the predecessor brings.
+    """Run an operation in which each rank stores the arrays that its predecessor in the list brings.
 
-    ``brought_in`` maps the type of a result to the type of the array that is brought for it.
+    ``bring`` returns the arrays of this rank. ``brought_in`` maps the type of a result to the type of the array that is
+    brought for it.
     """
     predecessor = place.members[place.position - 1]
 

@@ -22,7 +22,7 @@ _EXACT = frozenset({int32, uint32})
 
 
 def store_reduced(core: Core, dst: NkiTensor, key: str, parts: Sequence[npt.NDArray[Any]]) -> None:
-    """Reduce ``parts``, of the type and shape of ``dst``, from first to last, round once, and store the result."""
+    """Reduce the arrays ``parts``, each like ``dst``, from first to last, round once, and store the result in ``dst``."""
     write(core, dst, reduced(key, dst.dtype, parts), computed_in(dst.dtype))
 
 
@@ -32,7 +32,7 @@ def computed_in(dtype: DType) -> DType:
 
 
 def reduced(key: str, dtype: DType, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the reduction of ``parts`` from first to last, not yet rounded to ``dtype``."""
+    """Return the element-wise reduction of the arrays ``parts`` from first to last, not yet rounded to ``dtype``."""
     kind = computed_in(dtype).numpy
     total = np.array(parts[0], kind)
     for part in parts[1:]:

@@ -3,9 +3,9 @@
 
 """Shares whose sizes are read at run time: the checks of a call, its metadata, and the transfer of the shares.
 
-Tensors are treated as flat buffers, in row-major order. A metadata tensor has a column for each rank of the list, and
-rows for the elements that are sent (count and first element), the count received, and the destination of the received
-elements.
+Tensors are treated as flat buffers, in row-major order. A metadata tensor has a column for each rank of the list. Its
+rows are: the number of elements to send, the first element to send, the number of elements received, and the place in
+the result for the received elements.
 
 Source: ``nki/api/nki/collectives/__init__.py``.
 """
@@ -51,10 +51,10 @@ class UncheckedTensors:
 
 @dataclass(frozen=True)
 class _Parcel:
-    """The data that a rank brings: for each position in the list the elements that it sends there, flat.
+    """The data that a rank brings: for each rank of the list the elements that it sends there, flat.
 
     Attributes:
-        pieces: the elements by position; for all-gather-v a single piece that goes to all.
+        pieces: the elements by position in the list; for all-gather-v a single piece that goes to all.
     """
 
     pieces: Sequence[npt.NDArray[Any]]
@@ -68,9 +68,9 @@ class _Metadata:
     """The contents of the metadata tensor on this rank; there are none in a launch without data.
 
     Attributes:
-        send_counts, send_starts: the count and the first element for each rank; for all-gather-v one number for all
-            ranks.
-        receive_starts: the first element in the result for each rank; None for equal slots.
+        send_counts, send_starts: the number of elements and the first element to send to each rank; for all-gather-v
+            one number for all ranks.
+        receive_starts: the first element in the result for those of each rank; None for equal slots.
     """
 
     send_counts: npt.NDArray[np.int64]
@@ -78,7 +78,7 @@ class _Metadata:
     receive_starts: npt.NDArray[np.int64] | None
 
     def compared_numbers(self) -> Sequence[object]:
-        """Return all numbers, for comparison."""
+        """Return all numbers, on which the two cores of a rank must agree."""
         starts = None if self.receive_starts is None else self.receive_starts.tolist()
         return self.send_counts.tolist(), self.send_starts.tolist(), starts
 
@@ -92,8 +92,8 @@ class Prepared:
         place: the position of this rank in its list.
         src, dst: the tensors.
         metadata: the metadata as read; None in a launch without data.
-        metadata_tensor: the tensor that receives the counts of received elements; its second last dimension counts
-            rows.
+        metadata_tensor: the metadata tensor, which also receives the counts of received elements; its second last
+            dimension counts its rows.
         reports_counts: whether the counts are written there.
     """
 
@@ -115,7 +115,7 @@ def prepare(
     has_rdispls: Any,
     priority: int | None,
 ) -> Prepared:
-    """Check a call of ``what`` and read its metadata as they are now; sources and results are not accessed.
+    """Check a call of the operation ``what`` and read its metadata as they are now; its data are not accessed.
 
     Raises:
         NkiValidationError: naming the parameter that does not fit.
@@ -144,7 +144,7 @@ def prepare(
 
 
 def _check_gather(core: Core, place: Place, has_rdispls: bool) -> None:
-    """Check the documented limits of the present all-gather-v."""
+    """Check the documented limits of all-gather-v in its present version."""
     if has_rdispls:
         raise NkiValidationError("has_rdispls=True is not supported by all_gather_v")
     if core.launch.cores != _GATHER_CORES:
@@ -156,7 +156,7 @@ def _check_gather(core: Core, place: Place, has_rdispls: bool) -> None:
 
 
 def _rows_of(call: Call, metadata_tensor: Any, place: Place, has_rdispls: bool, *, is_written: bool) -> NkiTensor:
-    """Return the metadata as a tensor whose second last dimension counts its rows."""
+    """Return a view of the metadata tensor whose second last dimension counts its rows."""
     (tensor,) = tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}))
     if is_written:
         tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}), is_output=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operations with share sizes that are read at run time: all-gather-v and all-to-all-v, at once or in two steps.
+"""Operations with shares whose sizes are read at run time: all-gather-v and all-to-all-v, at once or in two steps.
 
 Source: ``nki/api/nki/collectives/__init__.py``; for the two steps the later pages of ``all_gather_v_prepare``,
 ``all_to_all_v_prepare`` and ``all_to_all_v_trigger``.
@@ -25,7 +25,7 @@ from .shares import GATHER, TO_ALL, Prepared, UncheckedTensors, prepare, run
 
 
 class _Slot:
-    """The single slot of a core for an operation that is prepared and not triggered yet."""
+    """The operation of a core that is prepared and not triggered yet, of which there can be one at a time."""
 
     def __init__(self) -> None:
         self.prepared: Prepared | None = None
@@ -47,8 +47,9 @@ def all_gather_v(
 ) -> None:
     """Copy ``src[start:start + count]`` of each rank s to slot s of ``dst`` on every rank; ``dst`` has equal slots.
 
-    It needs ranks of two cores, in lists of four ranks. The first column of row 0 of the metadata is the count, that
-    of row 1 the start; row 2 receives the counts received unless ``recv_counts_known``.
+    The only tensors of ``srcs`` and ``dsts`` are flat buffers here. The operation needs ranks of two cores, in lists of
+    four ranks. In the metadata, the first column of row 0 is the count and that of row 1 the start; row 2 receives the
+    numbers of elements received unless ``recv_counts_known``.
 
     Raises:
         BarrierError: if another rank of the group reaches a different operation, or none.
@@ -68,11 +69,11 @@ def all_to_all_v(
     has_rdispls: bool = False,
     priority: int | None = None,
 ) -> None:
-    """Copy ``src[start[q]:start[q] + count[q]]`` of each rank to rank q of the list, for every q.
+    """Copy ``src[start[q]:start[q] + count[q]]`` of each rank to the q-th rank of the list, for every q.
 
-    The elements of rank s (a rank's own included) go to slot s of ``dst``, which has equal slots; with
+    The elements from the s-th rank (a rank's own included) go to slot s of ``dst``, which has equal slots; with
     ``has_rdispls`` they start at the element that row 3 of the receiver's metadata gives for s. Row 0 of the metadata
-    has the counts, row 1 the starts; row 2 receives the counts received, unless ``recv_counts_known``.
+    has the counts and row 1 the starts; row 2 receives the numbers of elements received unless ``recv_counts_known``.
 
     Raises:
         BarrierError: if another rank of the group reaches a different operation, or none.
@@ -82,7 +83,7 @@ def all_to_all_v(
 
 
 def _with_handle(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInstruction]:
-    """Wrap a prepare so that its slot remembers the instruction that the trigger must be given."""
+    """Wrap the prepare of an operation so that its slot remembers the instruction that the trigger must be given."""
 
     def kept(*args: Any, **kwargs: Any) -> NkiInstruction:
         handle = public(*args, **kwargs)

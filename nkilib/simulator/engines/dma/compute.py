@@ -52,9 +52,9 @@ def dma_compute(
     """Compute ``dst = srcs[0] + srcs[1] + ...``, added from left to right in float32.
 
     The tensors have equal numbers of elements, and any shapes. ``reduce_op`` is ``nl.add``, and all ``scales`` are 1.
-    With a vector offset the instruction updates ``dst``, which is one of two sources: rows of HBM to which a tile is
-    added (scatter), or a tile to which rows of HBM are added (gather). An index that is out of range raises an error,
-    or with ``oob_mode=skip`` leaves its row of ``dst`` unchanged.
+    With a vector offset the instruction adds one tensor to ``dst``, which is the other of two sources: a tile to rows
+    of HBM (scatter), or rows of HBM to a tile (gather). An index that is out of range raises an error, or with
+    ``oob_mode=skip`` leaves its row of ``dst`` unchanged.
 
     Raises:
         OutOfRangeError: naming the partition and the index that is out of range.
@@ -83,7 +83,7 @@ def dma_compute(
 
 
 def _sum(core: Core, ends: dict[str, End]) -> npt.NDArray[np.float32]:
-    """Return the float32 sum, in the shape of the sources, or flat if their shapes differ."""
+    """Return the float32 sum of the sources, in their shape, or flat if their shapes differ."""
     sources = [read(core, name, end) for name, end in ends.items()]
     shape = sources[0].shape if len({source.shape for source in sources}) == 1 else (-1,)
     first, second, *others = (source.reshape(shape).astype(np.float32, copy=False) for source in sources)
@@ -94,7 +94,7 @@ def _sum(core: Core, ends: dict[str, End]) -> npt.NDArray[np.float32]:
 
 
 def _check_sum(srcs: Any, reduce_op: Any, scales: Any) -> None:
-    """Check that the call uses only the features that are documented as supported at present."""
+    """Check that the call uses only the features that the documentation names as supported at present."""
     if not isinstance(srcs, list | tuple) or not 2 <= len(srcs) <= _SOURCES_MAX:
         raise NkiValidationError(
             f"srcs must be a list of 2 to {_SOURCES_MAX} tensors, got {srcs!r}; to add a tensor to 'dst' give both, "
@@ -127,7 +127,7 @@ def _check_operands(call: Call, views: dict[str, NkiTensor]) -> None:
 
 
 def _check_update(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: bool) -> None:
-    """Check the two forms with a vector offset.
+    """Check that a call with a vector offset has one of its two forms.
 
     They are a scatter that adds a tile to rows of HBM, and a gather that adds rows of HBM to a tile.
     """
@@ -148,7 +148,7 @@ def _check_update(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: boo
 
 
 def _is_same_view(view: NkiTensor, other: NkiTensor) -> bool:
-    """Return whether two views are of the same elements, whatever their indices contain."""
+    """Return whether two views select the same elements; index tensors are compared by place, not by content."""
     if view.storage is not other.storage or view.layout != other.layout or view.dtype != other.dtype:
         return False
     if not view.is_indirect() and not other.is_indirect():
@@ -161,7 +161,7 @@ def _is_same_view(view: NkiTensor, other: NkiTensor) -> bool:
 def _check_unique(dst: NkiTensor, target: End) -> None:
     """Check the promise ``unique_indices``: no row of ``dst`` is named twice.
 
-    The sums of such a row would depend on the order of the two.
+    The sum in such a row would depend on the order of the two additions.
     """
     if not has_vector_offset(dst) or not isinstance(target, Rows):
         return

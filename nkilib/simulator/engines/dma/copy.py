@@ -45,7 +45,7 @@ def dma_copy(
     Different types are cast through float32. Packed types and int64 are not cast.
 
     A view with a scalar or a vector offset makes it a copy from or to an address that is read at run time. An index
-    that is out of range raises an error, or with ``oob_mode=skip`` leaves the elements of its transfer untouched. If
+    that is out of range raises an error, or with ``oob_mode=skip`` leaves the elements that it would move untouched. If
     a scalar offset moves some of the rows in HBM over an end of their tensor, the other rows are still moved.
 
     Raises:
@@ -81,9 +81,9 @@ def dma_copy(
 
 
 def _way_to_repeat(dst: NkiTensor, src: NkiTensor) -> str:
-    """Return the advice to repeat ``src`` over the partitions of ``dst``, if it is one row of it in HBM; else nothing.
+    """Return advice for an error: how to repeat ``src``, if it is one row in HBM, over the partitions of ``dst``.
 
-    A row on chip cannot be repeated: its partition dimension has no stride of 0.
+    It is empty otherwise. A row on chip cannot be repeated: its partition dimension has no stride of 0.
     """
     if not is_hbm(src.buffer) or src.indirect_access is not None:
         return ""
@@ -106,7 +106,7 @@ def _no_cast_of_int64(dst: NkiTensor, src: NkiTensor) -> None:
 
 
 def _check_order_of_tiles(dst: NkiTensor, src: NkiTensor) -> None:
-    """Check that several rows of tiles are moved at once only if both ends have them in the same order.
+    """Check that the tiles of a grid on chip are moved at once only if the other tensor has them in the same order.
 
     A grid on chip has rows of tiles beside each other, and another tensor may have them below each other.
     """

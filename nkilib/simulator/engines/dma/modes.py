@@ -23,7 +23,7 @@ _Mode = TypeVar("_Mode", bound=Enum)
 
 
 def as_oob_mode(oob_mode: OobMode | int) -> OobMode:
-    """Return the member of the enumeration; published kernels also pass its value.
+    """Return ``oob_mode`` as a member of the enumeration; published kernels also pass its value.
 
     Raises:
         NkiValidationError: for anything else.
@@ -32,7 +32,7 @@ def as_oob_mode(oob_mode: OobMode | int) -> OobMode:
 
 
 def as_dge_mode(core: Core, dge_mode: DgeMode | int) -> DgeMode:
-    """Return the member of the enumeration, which the generation must have; published kernels also pass its value.
+    """Return ``dge_mode`` as a member that the generation has; published kernels also pass the member's value.
 
     Raises:
         NkiValidationError: for anything else.
@@ -53,7 +53,7 @@ def _member(name: str, kind: type[_Mode], value: Any) -> _Mode:
 
 
 def check_priority(core: Core, priority: int | None) -> None:
-    """Check that the generation has the priority; None is always allowed.
+    """Check that the generation of the core has this DMA priority; None is always allowed.
 
     Raises:
         NkiValidationError: naming the range and the generation.
@@ -74,7 +74,7 @@ def has_vector_offset(view: NkiTensor) -> bool:
 
 
 def check_vector_offset(core: Core, dge_mode: DgeMode) -> None:
-    """Check that the call may be a gather or a scatter: only software generates their descriptors, from trn2 on.
+    """Check that the call may be a gather or a scatter: only software writes their descriptors, from trn2 on.
 
     Raises:
         NkiValidationError: naming the generation or the mode.

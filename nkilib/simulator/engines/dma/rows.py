@@ -36,12 +36,12 @@ from ..blocks import is_worth_deferring
 
 
 class Rows(NamedTuple):
-    """Rows of a static view, in the order in which they are moved.
+    """Rows of a static view, in the order in which a gather or a scatter moves them.
 
     Attributes:
         base: the view; a row is an index of its dimension 0.
         numbers: the indices of the rows.
-        in_range: whether each row exists; ``read`` and ``write`` require that all of them do.
+        in_range: for each row, whether it exists; ``read`` and ``write`` require that all of them do.
     """
 
     base: NkiTensor
@@ -49,7 +49,7 @@ class Rows(NamedTuple):
     in_range: npt.NDArray[np.bool_]
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Rows:
-        """Return the rows where ``chosen`` is true."""
+        """Return those of the rows where ``chosen`` is true."""
         return Rows(self.base, self.numbers[chosen], self.in_range[chosen])
 
 
@@ -58,7 +58,7 @@ End = NkiTensor | Rows
 
 
 def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
-    """Return the location to which ``view`` points now.
+    """Return the elements that ``view`` selects now, with its dynamic address read.
 
     Returns:
         A static view or rows of one; None if a scalar offset leads wholly out of its tensor and ``skips`` allows
@@ -146,7 +146,7 @@ def rows_of(name: str, view: NkiTensor, skips: bool) -> Rows:
 
 
 def _row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
-    """Return the static view whose rows a vector offset can select, limited by the tensor and by its storage."""
+    """Return the static view with all rows that a vector offset can select, within the tensor and its storage."""
     _, high = extent(Layout(view.shape[1:], view.strides[1:], view.offset))
     elements = view.storage.elements_of(view.dtype)
     rows = indirect.limit
@@ -156,7 +156,7 @@ def _row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
 
 
 def as_rows(end: End) -> Rows:
-    """Return all rows of a static view in their order; rows are returned unchanged."""
+    """Return a static view as all of its rows in their order; rows are returned unchanged."""
     if isinstance(end, Rows):
         return end
     rows = end.shape[0]
@@ -164,7 +164,7 @@ def as_rows(end: End) -> Rows:
 
 
 def rows_in_range(ends: dict[str, End]) -> list[End]:
-    """Return the rows of several ends, by operand name, that exist at all ends.
+    """Return the ends of a transfer, by operand name, with only those rows that exist at all ends.
 
     Row p of one end belongs to row p of another.
 
@@ -194,7 +194,7 @@ def _base(end: End) -> NkiTensor:
 
 
 def move(core: Core, target: End, source: End) -> None:
-    """Copy the elements at ``source`` to ``target``; a large load of an unchanged block is deferred.
+    """Copy the elements at ``source`` to ``target``; a large load of a whole block as it is may be deferred.
 
     Raises:
         UninitializedReadError: see :func:`read`.
@@ -258,9 +258,9 @@ def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
 
 
 def _within(block: Rectangle, part: Rectangle, width: int) -> tuple[slice, slice]:
-    """Return the rows and columns that ``part`` takes in a matrix that contains ``block``.
+    """Return the rows and columns of ``part`` in a matrix that holds the elements of ``block``.
 
-    The matrix has elements of ``width`` bytes.
+    The elements have ``width`` bytes.
     """
     columns = slice((part.left - block.left) // width, (part.right - block.left) // width)
     return slice(part.top - block.top, part.bottom - block.top), columns
@@ -288,16 +288,16 @@ def _shares(part: Part, memory: npt.NDArray[Any]) -> bool:
 
 
 def _is_same_memory(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
-    """Return whether two matrices have the same elements at the same places."""
+    """Return whether two matrices are the same elements of one memory, in the same layout."""
     if (first.dtype, first.shape, first.strides) != (second.dtype, second.shape, second.strides):
         return False
     return bool(first.ctypes.data == second.ctypes.data)
 
 
 def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
-    """Return whether deferring the copy may be worthwhile, and the two tensors allow it.
+    """Return whether deferring a copy may be worthwhile, and the two tensors allow it.
 
-    They must have the same elements in the same rows, as many rows as the tensor on chip has.
+    They must have one type and equal rows of elements, as many rows as the tensor on chip has partitions.
     """
     on_chip, other = (target, source) if target.is_on_chip() else (source, target)
     return (
@@ -311,18 +311,18 @@ def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
 
 
 def _has_dense_rows(view: NkiTensor, like: NkiTensor) -> bool:
-    """Return whether a view is a matrix with dense rows, as many as ``like`` has, even if it has another shape."""
+    """Return whether a view, whatever its shape, can be read as a matrix with dense rows, as many as ``like`` has."""
     strides = reshape_strides(view.shape, view.strides, (like.shape[0], like.free_size))
     return strides is not None and (like.free_size == 1 or strides[1] == 1)
 
 
 def _as_matrix(elements: npt.NDArray[Any], like: NkiTensor) -> npt.NDArray[Any]:
-    """Return the elements in as many rows as ``like`` has; it is a view where :func:`_has_dense_rows` holds."""
+    """Return the elements as a matrix with the rows of ``like``, without a copy if :func:`_has_dense_rows` holds."""
     return elements.reshape(like.shape[0], like.free_size)
 
 
 def pass_over(core: Core, target: End, sources: Mapping[str, End]) -> None:
-    """Record the reads and writes of a transfer to ``target`` whose values are left out.
+    """Record the reads and writes of a transfer to ``target`` in a launch that leaves out its values.
 
     Raises:
         UninitializedReadError: see :func:`read`.
@@ -401,7 +401,7 @@ def _note_written(core: Core, end: End, values: npt.NDArray[Any] | None) -> None
 
 
 def _memory_at(end: End) -> npt.NDArray[Any]:
-    """Return memory that holds all elements at ``end``, and perhaps some between its rows."""
+    """Return an array of the memory at ``end``, which may also contain rows between the chosen ones."""
     if not isinstance(end, Rows):
         return end.array
     if not len(end.numbers):
@@ -410,7 +410,7 @@ def _memory_at(end: End) -> npt.NDArray[Any]:
 
 
 def _unwritten_of_rows(core: Core, name: str, rows: Rows) -> npt.NDArray[np.bool_] | None:
-    """Return a mask of the elements of rows that were never written; None if all were.
+    """Return a mask of the elements of the rows that were never written; None if all were.
 
     Raises:
         UninitializedReadError: if some were not, with ``uninitialized="error"``.
@@ -435,7 +435,7 @@ def _unwritten_of_rows(core: Core, name: str, rows: Rows) -> npt.NDArray[np.bool
 
 
 def cast_into(destination: npt.NDArray[Any], values: npt.NDArray[Any], source: DType, dtype: DType) -> None:
-    """Copy the bits between equal types, and cast through float32 between different ones."""
+    """Copy ``values`` into ``destination``: bit by bit between equal types, else cast through float32."""
     if source == dtype:
         copy_in_order(destination, values)
     elif dtype.is_integer:

@@ -56,9 +56,9 @@ def local_gather(
     """Gather elements by lists of indices, one list for each group of 16 partitions.
 
     The list of a group is the first ``num_valid_indices`` elements of its partitions of ``index``, column by column:
-    element k is in partition k % 16, column k // 16. Every partition p of the group then receives ``dst[p, k * n + j]
-    = src_buffer[p, list[k] + j]`` for j < n = ``num_elem_per_idx``, with the free dimensions of all tiles flattened.
-    Bits are moved, nothing is cast.
+    element k is in partition k % 16, column k // 16. With n = ``num_elem_per_idx``, every partition p of the group
+    receives ``dst[p, k * n + j] = src_buffer[p, list[k] + j]`` for j < n. The free dimensions of all tiles are
+    flattened. Bits are moved, nothing is cast.
 
     Raises:
         OutOfRangeError: if an index leads outside a partition of ``src_buffer``.
@@ -121,7 +121,7 @@ def _check_groups(src_buffer: NkiTensor, index: NkiTensor) -> None:
 
 
 def _check_counts(index: NkiTensor, num_elem_per_idx: Any, num_valid_indices: Any) -> int:
-    """Return the number of indices that each group uses, after checking it."""
+    """Return the number of indices in the list of each group, after checking it."""
     if not is_integer(num_elem_per_idx) or num_elem_per_idx not in _ELEMENTS_PER_INDEX:
         raise NkiValidationError(f"num_elem_per_idx must be one of {_ELEMENTS_PER_INDEX}, got {num_elem_per_idx!r}")
     total = _CORE_PARTITIONS * index.free_size
@@ -182,7 +182,7 @@ def _require_same_type(dst: NkiTensor, name: str, source: NkiTensor) -> None:
 
 
 def _gather(core: Core, dst: NkiTensor, name: str, source: NkiTensor, indices: NkiTensor, find: FindElements) -> None:
-    """Move the elements of each partition of ``source`` that ``find`` finds in ``indices`` to ``dst``.
+    """Copy the elements of each partition of ``source`` that ``find`` finds in ``indices`` to ``dst``.
 
     ``find`` returns an array (partitions, elements per partition of ``dst``). Only the elements it names must have
     been written.

@@ -39,15 +39,15 @@ def iota(
 ) -> None:
     """Generate ``offset + partition * channel_multiplier + sum(step_k * i_k)`` in ``dst``.
 
-    The numbers are computed in 32-bit integers and cast to the type of ``dst``. ``pattern`` is ``[[step, num], ...]``
-    with up to four pairs, the last one changing fastest; the product of the ``num`` is the number of elements per
-    partition. ``offset`` may be a register or an ``NkiScalar`` of int32.
+    ``pattern`` is ``[[step, num], ...]`` with up to four pairs; the index i_k runs from 0 to num_k - 1, the last one
+    fastest, and the product of the ``num`` is the number of elements per partition. The numbers are computed in 32-bit
+    integers and cast to the type of ``dst``. ``offset`` may be a register or an ``NkiScalar`` of int32.
     """
     put(call.core, dst, _cast(affine_values(dst, pattern, offset, channel_multiplier).reshape(dst.shape), dst))
 
 
 def _cast(values: npt.NDArray[np.int32], dst: NkiTensor) -> npt.NDArray[Any]:
-    """Return the integers as elements of ``dst``."""
+    """Return the integers, cast to the type of ``dst``."""
     if not dst.dtype.is_integer:
         floats = values.astype(np.float32)
         if dst.dtype == float32:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nonzero_with_count``: a list, by each GpSimd core, of the nonzero elements in the first of its 16 partitions."""
+"""``nonzero_with_count``: each GpSimd core lists the nonzero elements in the first of its 16 partitions."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _INT32 = np.iinfo(np.int32)
 def nonzero_with_count(
     call: Call, dst: NkiTensor, src: NkiTensor, index_offset: int = 0, padding_val: int = -1
 ) -> None:
-    """List the nonzero elements of partitions 0, 16, 32, ...: their indices, padding, and their number.
+    """List the indices of the nonzero elements of partitions 0, 16, 32, ..., and their number.
 
-    A partition of ``dst`` has one element more than one of ``src``: the indices, counted from ``index_offset``, come
-    first, and their number comes last. The other partitions are neither read nor written. The instruction needs trn2
-    or newer.
+    A partition of ``dst`` has one element more than one of ``src``: first the indices, counted from ``index_offset``,
+    then ``padding_val``, and in the last element the number of indices. The other partitions are neither read nor
+    written. The instruction needs trn2 or newer.
     """
     same_partitions({"dst": dst, "src": src}, "src", "dst")
     width = src.free_size

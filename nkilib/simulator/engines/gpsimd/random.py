@@ -153,9 +153,9 @@ def dropout(call: Call, dst: NkiTensor, data: NkiTensor, prob: float | NkiTensor
     cost=costs.assumed("src_seeds"),
 )
 def set_rng_seed(call: Call, src_seeds: NkiTensor) -> None:
-    """Seed the generators of the Vector engine with the 32 bits of ``src_seeds``, a tile of shape [1, 1].
+    """Seed the random generators of the Vector engine with the 32 bits of ``src_seeds``, a tile of shape [1, 1].
 
-    The same seed gives the same numbers on every core; the lanes differ from each other.
+    The same seed gives the same numbers on every core; the lanes, one for each partition, differ from each other.
     """
     if src_seeds.shape != (1, 1):
         raise NkiValidationError(f"operand 'src_seeds' must have shape [1, 1], got {src_seeds}")
@@ -173,7 +173,7 @@ def set_rng_seed(call: Call, src_seeds: NkiTensor) -> None:
     cost=costs.assumed("src_seeds"),
 )
 def rand_set_state(call: Call, src_seeds: NkiTensor, engine: Engine = Engine.gpsimd) -> None:
-    """Set the generators of an engine's lanes, each from its partition of ``src_seeds``.
+    """Set the random generators of an engine's lanes, each from the state in its partition of ``src_seeds``.
 
     The call restores the state that ``rand_get_state`` stored. A partition has the 6 words of one generator on
     GpSimd, and the 24 words of four on the Vector engine, which needs trn3. Lanes with equal words give equal
@@ -194,7 +194,7 @@ def rand_set_state(call: Call, src_seeds: NkiTensor, engine: Engine = Engine.gps
     cost=costs.assumed("dst"),
 )
 def rand_get_state(call: Call, dst: NkiTensor, engine: Engine = Engine.gpsimd) -> None:
-    """Store the state of the generators of an engine's lanes, each to its partition of ``dst``.
+    """Store the state of the random generators of an engine's lanes, each in its partition of ``dst``.
 
     There are 6 words a partition on GpSimd, and 24 on the Vector engine, which needs trn3. ``rand_set_state`` with
     these words makes the engine continue from here.
@@ -220,7 +220,7 @@ def _check_state(name: str, tensor: NkiTensor, engine: Engine) -> None:
 
 
 def _column(value: float | NkiTensor) -> npt.NDArray[Any]:
-    """Return a number, or one number for each partition, as a float64 array that broadcasts over (P, elements)."""
+    """Return a number, or the (P, 1) numbers of a tile, as a float64 array that broadcasts over (P, elements)."""
     if isinstance(value, NkiTensor):
         return value.array.reshape(value.shape[0], 1).astype(np.float64)
     return np.full((1, 1), value, np.float64)

@@ -3,7 +3,7 @@
 
 """``topk``: the largest elements of a sequence that is wound over the 16 partitions of a GpSimd core.
 
-In such a snake, element i of the sequence is in partition i % 16 and column i // 16 of the core's partitions. Every
+Element i of such a sequence, called a snake, is in partition i % 16 and column i // 16 of the core's partitions. Every
 16 partitions of a tile are a separate snake, in the source as in the results.
 """
 
@@ -46,12 +46,12 @@ _SORTED_K_MAX = 8192
 def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, sorted: bool = False) -> None:
     """Find the K largest of the first ``n`` elements of each snake of 16 partitions of ``src``, and their positions.
 
-    K is the number of columns of ``val_dst`` and ``idx_dst``. Positions count within the snake. The results are a
-    snake too: result j is in partition j % 16 and column j // 16, so that only the first ceil(K / 16) columns are
-    written, and these are written whole: elements of the last one that hold no result are undefined afterwards. With
-    ``sorted`` the largest comes first, and K is at most 8192. Without it NKI 0.7 names no order, and the simulator
-    uses the ascending order of 0.6. Among equal elements the lowest positions are chosen, and count as the larger
-    ones; NaN counts as the largest.
+    A snake has its element i in partition i % 16 and column i // 16; positions count its elements. K is the number of
+    columns of ``val_dst`` and ``idx_dst``. Their results are snakes too, so that only the first ceil(K / 16) columns
+    are written, and these are written whole: elements of the last one that hold no result are undefined afterwards.
+    With ``sorted`` the largest comes first, and K is at most 8192. Without it NKI 0.7 names no order, and the simulator
+    uses the ascending order of 0.6. Among equal elements the lowest positions are chosen, and count as the larger ones;
+    NaN counts as the largest.
     """
     tiles = {"val_dst": val_dst, "idx_dst": idx_dst, "src": src}
     same_partitions(tiles, "src", "val_dst", "idx_dst")
@@ -77,7 +77,7 @@ def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: 
 
 
 def _mark(destination: NkiTensor, k: int) -> None:
-    """Mark the first ``k`` elements of the snakes as written, and the rest of their last column as unwritten."""
+    """Mark the first ``k`` elements of each snake as written, and the rest of their last column as unwritten."""
     written, width = destination.storage.written, destination.storage.width_of(destination.dtype)
     for part in _snake(destination, k):
         written.mark(part, width)
@@ -116,7 +116,10 @@ def _check_sizes(tiles: dict[str, NkiTensor], n: Any, k: int, is_sorted: Any) ->
 
 
 def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
-    """Return the layouts of the first elements of a tile's snakes: whole columns, and a part of one that may follow."""
+    """Return layouts that together select the first ``elements`` elements of all snakes of a tile.
+
+    One selects the columns that are selected whole, another one the part of a column that may follow.
+    """
     columns, rest = divmod(elements, GPSIMD_CORE_PARTITIONS)
     (partitions, _), (lane, step) = tensor.shape, tensor.strides
     whole = Layout((partitions, columns), tensor.strides, tensor.offset)
@@ -129,7 +132,10 @@ def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
 
 
 def _rest_of_column(tensor: NkiTensor, elements: int) -> Layout | None:
-    """Return the layout of the rest of the last column of the snakes' first elements; None if they fill it."""
+    """Return the layout of what follows the first ``elements`` elements of all snakes in their last column.
+
+    It is None if they fill the column.
+    """
     column, used = divmod(elements, GPSIMD_CORE_PARTITIONS)
     if not used:
         return None
@@ -140,19 +146,19 @@ def _rest_of_column(tensor: NkiTensor, elements: int) -> Layout | None:
 
 
 def _cores(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a view (cores, partitions of a core, columns) of a tile's array."""
+    """Return a tile's array as a view (GpSimd cores, partitions of a core, columns)."""
     return array.reshape(array.shape[0] // GPSIMD_CORE_PARTITIONS, GPSIMD_CORE_PARTITIONS, array.shape[1])
 
 
 def _unwind(array: npt.NDArray[Any], n: int) -> npt.NDArray[np.float32]:
-    """Return the first ``n`` elements of each core's snake, as rows."""
+    """Return an array with a row for each GpSimd core: the first ``n`` elements of its snake."""
     columns = -(-n // GPSIMD_CORE_PARTITIONS)
     snakes = _cores(array)[:, :, :columns].transpose(0, 2, 1).astype(np.float32)
     return snakes.reshape(snakes.shape[0], columns * GPSIMD_CORE_PARTITIONS)[:, :n]
 
 
 def _wind(array: npt.NDArray[Any], results: npt.NDArray[Any]) -> None:
-    """Write one row of results for each core as the beginning of its snake."""
+    """Write each row of ``results`` as the beginning of the snake of a GpSimd core."""
     columns, rest = divmod(results.shape[1], GPSIMD_CORE_PARTITIONS)
     whole = results.shape[1] - rest
     snakes = _cores(array)

@@ -81,7 +81,7 @@ def activate2(
 
 
 def _steps(*arguments: tuple[str, Any, Any, bool]) -> list[Step]:
-    """Return the steps before the function from their numbers, operators, immediates and reversal flags."""
+    """Return the steps before the function, each from its number, operator, immediate and whether it is reversed."""
     keys = tuple(operator_key(f"op{number}", op) for number, op, _, _ in arguments)
     if keys not in _PAIRS:
         allowed = ", ".join(f"(nl.{first}, nl.{second})" for first, second in _PAIRS)

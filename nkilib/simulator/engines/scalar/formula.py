@@ -44,9 +44,9 @@ def activate(
     accumulation: ScalarAccumulation,
     parameter: Any = 0.0,
 ) -> None:
-    """Apply the steps to ``data``, each rounded to float32, and the function ``key``, and reduce into the registers.
+    """Apply ``steps`` to ``data``, each rounded to float32, then the activation function ``key``; store the results.
 
-    The function is called with ``parameter`` if it has one.
+    ``accumulation`` reduces the results into the registers. The function is called with ``parameter`` if it has one.
     """
     functions = [(ARITHMETIC[step.key], step.is_reversed) for step in steps]
     columns = [step.operand for step in steps]

@@ -32,12 +32,12 @@ _REDUCING = (commands.reduce, commands.reset_reduce)
 
 @dataclass(frozen=True)
 class _Fold:
-    """A reduction operator.
+    """A reduction operator of the Scalar engine.
 
     Attributes:
         identity: the value of the registers after a reset.
         join: a function that combines two arrays element by element.
-        along: the reduction of an array (rows, elements) along the second axis, which has at least one element.
+        along: a function that reduces an array (rows, elements), with at least one element a row, to one value a row.
     """
 
     identity: float
@@ -53,7 +53,7 @@ def _fold_of(key: str) -> _Fold:
 
 
 def _fold_by_magnitude(position_of_best: Callable[..., npt.NDArray[np.intp]], identity: float) -> _Fold:
-    """Return the reduction to the element whose magnitude wins, with its sign.
+    """Return the operator that selects the element with the best magnitude, and keeps its sign.
 
     On a tie the last element wins, as in ``nl.abs_max`` and ``nl.abs_min``. The result is NaN if there is one.
     """
@@ -74,7 +74,7 @@ _FOLDS: dict[str, _Fold] = {
 
 
 class ScalarAccumulation:
-    """The accumulator side of one instruction: its command, its operator, and the partial results of its rows.
+    """The use of the accumulator registers by one instruction: its command, its operator, and the results of its rows.
 
     Args:
         core: the core; the registers of the partitions of ``data`` are used.
@@ -126,12 +126,12 @@ class ScalarAccumulation:
         """Do nothing, because nothing besides the registers has to be read before the instruction writes."""
 
     def add_rows(self, rows: slice, values: Float32s) -> None:
-        """Reduce the results of some rows along the free axis."""
+        """Reduce the results of some rows over the free dimensions, and keep one value for each row."""
         if self.is_active:
             self._partial[rows] = self._fold.along(values) if values.shape[1] else self._fold.identity
 
     def finish(self, rows: slice) -> None:
-        """Put the results of some rows into the registers as the command says, and the registers into the destination.
+        """Put the reductions of some rows into the registers, as the command says, and these into the destination.
 
         Raises:
             UninitializedReadError: if the command continues from registers without a defined value, or such registers
@@ -150,7 +150,7 @@ class ScalarAccumulation:
             read_accumulators(self._core, registers, lanes, destination.array[rows], destination.dtype)
 
     def pass_over(self, rows: slice) -> None:
-        """Record the effect of :meth:`finish` when no results were computed."""
+        """Record what :meth:`finish` does to registers and destination, in a launch that computes no results."""
         registers = self._core.scalar_accumulators
         lanes = slice(self._first_lane + rows.start, self._first_lane + rows.stop)
         if self._command is _RESET:

@@ -28,11 +28,11 @@ _CORES = (0, 1)
 def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine: Engine = Engine.gpsimd) -> None:
     """Wait until both cores of a logical NeuronCore have reached the barrier; ``cores`` must be ``(0, 1)``.
 
-    The barrier orders the accesses to ``data``, not those to other tensors: according to the documentation it holds
-    up one engine, and only instructions that depend on ``data`` wait for it. The documentation requires ``data`` in
-    shared HBM; published kernels also synchronise on a tile in SBUF, each core on its own. A launch on one core does
-    not wait: NKI 0.7 documents the barrier for logical NeuronCores of one core too, with the same ``cores``;
-    published kernels give ``cores=(0)`` there.
+    The barrier orders the accesses to ``data``, not those to other tensors: according to the documentation it holds up
+    one engine, and only instructions that depend on ``data`` wait for it. The documentation requires ``data`` in shared
+    HBM; published kernels also synchronise on a tile in SBUF, each core on its own tile. A launch on one core does not
+    wait: NKI 0.7 documents the barrier for logical NeuronCores of one core too, with the same ``cores``; published
+    kernels give ``cores=(0)`` there.
 
     Raises:
         BarrierError: if the other core ends without reaching the barrier, or waits on another tensor.

@@ -20,14 +20,15 @@ _CORES = 2
 
 @dataclass(frozen=True)
 class Parcel:
-    """The data that a core hands to the other core.
+    """The data that a core hands to the other core in an exchange.
 
     Attributes:
         core: the number of the sending core.
         src: the tensor that is sent.
-        how: the name and value of another parameter on which both cores must agree.
+        how: the name and value of a further parameter on which both cores must agree.
         values: a copy of the values of ``src``; None where there are none.
-        arrived: the data that the observers of the sending core hand to those of the receiving core.
+        arrived: the data that the observers of the sending core (such as the model of time) hand to those of the
+            receiving core.
     """
 
     core: int
@@ -38,7 +39,7 @@ class Parcel:
 
 
 def check_ranks(call: Call, send_to_rank: Any, recv_from_rank: Any) -> None:
-    """Check that the launch is on two cores, and that both parameters name the other core.
+    """Check that the launch is on two cores, and that ``send_to_rank`` and ``recv_from_rank`` name the other core.
 
     Raises:
         NkiValidationError: naming the parameter.
@@ -84,7 +85,7 @@ def received_values(received: Parcel) -> npt.NDArray[Any]:
     """Return the values that the other core has sent.
 
     Raises:
-        ValuesWanted: if the values were left out on the other core.
+        ValuesWanted: if that core has none, because the launch left them out.
     """
     received.src.storage.need_values(received.src)
     assert received.values is not None

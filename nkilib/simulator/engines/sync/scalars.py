@@ -34,7 +34,7 @@ _REACH = frozenset(MemoryRegion) - {MemoryRegion.psum}
 
 
 class _Loaded:
-    """A holder for the scalar that a load creates."""
+    """A holder in which :func:`scalar_load` leaves the scalar that it creates."""
 
     scalar: NkiScalar
 

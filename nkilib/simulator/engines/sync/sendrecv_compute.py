@@ -42,9 +42,9 @@ def sendrecv_compute(
 ) -> None:
     """Compute ``dst = src <reduce_op> the other core's src`` on both cores, in the DMA engines.
 
-    ``reduce_op`` is add, maximum or minimum. ``src`` and ``dst`` are both in SBUF or both in private HBM, on both
-    cores alike, and have one shape and type. The arithmetic is float32, cast to the type of ``dst``. Neither core
-    continues before both have called it; calls of the two cores match in the order in which they are made.
+    ``reduce_op`` is add, maximum or minimum. ``src`` and ``dst`` are both in SBUF or both in private HBM, in the same
+    memory on both cores, and have one shape and type. The arithmetic is float32, cast to the type of ``dst``. Neither
+    core continues before both have called it; calls of the two cores match in the order in which they are made.
 
     Raises:
         BarrierError: if the other core ends without calling it, or waits elsewhere.

@@ -110,7 +110,7 @@ def _as_float32(matrix: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def _as_perf_mode(perf_mode: matmul_perf_mode | str) -> matmul_perf_mode:
-    """Return the member of the enumeration; published kernels also pass its value."""
+    """Return ``perf_mode`` as a member of the enumeration; published kernels also pass its value."""
     if isinstance(perf_mode, matmul_perf_mode):
         return perf_mode
     for member in matmul_perf_mode:
@@ -120,9 +120,9 @@ def _as_perf_mode(perf_mode: matmul_perf_mode | str) -> matmul_perf_mode:
 
 
 def _check_onezero(core: Core, name: str, is_onezero: bool, tile: NkiTensor) -> None:
-    """Check that an operand with the hint contains only 0 and 1; otherwise the product would be wrong.
+    """Check that an operand which the kernel declares to be 0 and 1 only is; otherwise the product would be wrong.
 
-    The hint has an effect on float32 only (docstring of ``nc_matmul``).
+    The declaration has an effect on float32 only (docstring of ``nc_matmul``).
     """
 
     def check(elements: npt.NDArray[Any]) -> None:
@@ -134,7 +134,7 @@ def _check_onezero(core: Core, name: str, is_onezero: bool, tile: NkiTensor) -> 
 
 
 def _tile(core: Core, position: tuple[int, ...], size: tuple[int, ...], perf_mode: matmul_perf_mode) -> tuple[int, int]:
-    """Return the rows and columns of the systolic array that the call may use."""
+    """Return the numbers of rows and columns of the systolic array that the call may use."""
     if bool(position) != bool(size):
         raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
     if not size:
@@ -193,7 +193,7 @@ def _check_row_pairs(stationary: NkiTensor, moving: NkiTensor) -> None:
 
 
 def _matrix_shape(tile: NkiTensor, pairs: int) -> tuple[int, int]:
-    """Return the shape of a tile as a (contraction, free) matrix with ``pairs`` rows for each partition."""
+    """Return the shape of a tile as a matrix (contraction, free), for ``pairs`` rows of it in each partition."""
     return tile.shape[0] * pairs, tile.free_size // pairs
 
 
@@ -276,8 +276,8 @@ def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: Engine = E
     """Compute ``dst = data.T``, with the free dimensions flattened to one.
 
     It takes every type, packed ones too, and casts none. The Tensor engine transposes from SBUF to PSUM, up to 128 x
-    128; the Vector engine between any two of them, up to 32 x 32. By default the Tensor engine is used if source and
-    destination allow it.
+    128; the Vector engine from SBUF or PSUM to SBUF or PSUM, up to 32 x 32. By default the Tensor engine is used if
+    source and destination allow it.
     """
     rows, columns = data.shape[0], data.free_size
     is_on_tensor = call.engine is _TENSOR

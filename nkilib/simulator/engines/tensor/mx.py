@@ -48,7 +48,7 @@ _SCALE_TYPES = frozenset({dt.float8_e8m0fnu, dt.uint8})
 
 
 def _scale(name: str) -> Operand:
-    """Return the operand for a tile of scales that is read.
+    """Return the operand rule for a tile of scales that is read.
 
     Only the rows that :func:`_scale_rows` selects are read, and they are checked when it does so.
     """
@@ -149,20 +149,20 @@ def nc_matmul_mx(
 
 
 class _Matrix:
-    """The conversion of the words of an MX matrix and its scales to values."""
+    """A conversion of the packed words and the scales of an MX matrix to values."""
 
     def __init__(self, tile: NkiTensor) -> None:
         self._partitions, self._columns, self._dtype = tile.shape[0], tile.free_size, tile.dtype
 
     def values(self, words: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Return a matrix whose rows are contracted: the four elements of a word for each partition."""
+        """Return the values as a matrix with four rows for each partition: the four elements of its words."""
         blocks = scales.view(np.uint8).reshape(self._partitions // BLOCK_ROWS, self._columns)
         values = dequantize(words.reshape(self._partitions, self._columns), self._dtype, blocks)
         return values.swapaxes(1, 2).reshape(-1, self._columns)
 
 
 def _written_scales(call: Call, name: str, tile: NkiTensor, scale: NkiTensor) -> NkiTensor:
-    """Return the scales of an MX matrix, after checking that they have been written."""
+    """Return the rows that hold the scales of an MX matrix, after checking that they have been written."""
     rows = _scale_rows(f"{name}_scale", scale, name, tile, tile.free_size)
     check_written(call.core, f"{name}_scale", rows)
     return rows

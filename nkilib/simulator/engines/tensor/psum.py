@@ -27,7 +27,7 @@ _TRN3 = nc_version.gen4.value
 
 
 def overwrites(core: Core, dst: NkiTensor, accumulate: bool | None) -> bool:
-    """Return whether a matmul into ``dst`` certainly adds to no element of it."""
+    """Return whether a matmul into ``dst`` certainly overwrites all of its elements, and adds to none."""
     if accumulate is not None:
         return not accumulate
     storage = dst.storage
@@ -78,7 +78,7 @@ def accumulate_in_psum(
 
 
 def _pass_over(core: Core, dst: NkiTensor, accumulate: bool | None) -> None:
-    """Check and mark a product whose values are left out, without computing it."""
+    """Check and mark the elements of a product in a launch that leaves out its values, without computing it."""
     accumulated, width = dst.storage.accumulated, dst.storage.width_of(dst.dtype)
     if accumulate and not accumulated.is_written(dst.layout, width):
         _summed_elements(core, dst, is_demanded=True)
@@ -86,10 +86,10 @@ def _pass_over(core: Core, dst: NkiTensor, accumulate: bool | None) -> None:
 
 
 def _summed_elements(core: Core, dst: NkiTensor, is_demanded: bool) -> npt.NDArray[np.bool_]:
-    """Return which elements of ``dst`` hold a matmul result, or on trn3 any value.
+    """Return a mask of the elements of ``dst`` that hold a matmul result, or on trn3 any value: a matmul adds to them.
 
     Raises:
-        NkiValidationError: if ``is_demanded`` and some elements do not.
+        NkiValidationError: if ``is_demanded`` and some elements hold none.
     """
     summed = _elements_in(dst.storage.accumulated, dst)
     if core.version_number == _TRN3:
@@ -103,7 +103,7 @@ def _summed_elements(core: Core, dst: NkiTensor, is_demanded: bool) -> npt.NDArr
 
 
 def _elements_in(elements: WrittenMap, dst: NkiTensor) -> npt.NDArray[np.bool_]:
-    """Return a mask of the elements of ``dst`` that the map contains."""
+    """Return a mask of the elements of ``dst`` that are marked in the map ``elements``."""
     if elements.is_full:
         return np.ones(dst.shape, np.bool_)
     return np.asarray(elements.mask_of(dst.layout, dst.storage.width_of(dst.dtype)).all(axis=-1))

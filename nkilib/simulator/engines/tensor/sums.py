@@ -4,8 +4,9 @@
 """Sums of products in PSUM that are computed when an instruction reads them, from operands that are cast once.
 
 A kernel adds up the products of tiles of 128 rows, one matmul after the other. Casting the operands of each matmul
-separately takes up to twice as long as casting neighbours as a whole. The result of a matmul is therefore deferred
-(see memory/deferred.py): it waits for the next matmul that adds to the same elements, and is computed before
+separately takes up to twice as long as casting those of several matmuls, which lie next to each other, as a whole. The
+result of a matmul is therefore deferred (see memory/deferred.py): it waits for the next matmul that adds to the same
+elements, and is computed before
 
 - any other instruction reads or writes elements of the PSUM tensor, or
 - an instruction changes an operand.
@@ -71,7 +72,7 @@ def defer_product(
 
 
 def _emit(core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, accumulate: bool | None) -> bool:
-    """Have the emitter record the product on the same conditions, and return whether it did."""
+    """Have the emitter record the product, under the conditions of :func:`defer_product`, and return whether it did."""
     assert core.emitter is not None
     is_overwritten = overwrites(core, dst, accumulate)
     if not is_overwritten and not dst.storage.accumulated.is_written(dst.layout, dst.dtype.itemsize):
@@ -86,7 +87,7 @@ def _are_dense(*tiles: NkiTensor) -> bool:
 
 
 class _Side:
-    """One operand of several matmuls: views of a storage at equal distances.
+    """The left or the right operands of several matmuls: views of a storage at equal distances.
 
     Attributes:
         storage: the storage of the views.
@@ -103,7 +104,7 @@ class _Side:
         self.count = 1
 
     def goes_on_with(self, tile: NkiTensor) -> bool:
-        """Return whether ``tile`` is at the expected position of the next view."""
+        """Return whether ``tile`` is the view at the next place."""
         if tile.storage is not self.storage or tile.dtype is not self._dtype:
             return False
         shape, strides, offset = tile.layout
@@ -118,7 +119,7 @@ class _Side:
         self.count += 1
 
     def matrix(self) -> Float32s:
-        """Return all views as one matrix, whose rows are the first row of each view, the second row of each, ..."""
+        """Return all views as one float32 matrix: first the first row of each view, then the second row of each, ..."""
         (rows, columns), (step, _), offset = self._first
         layout = Layout((rows, self.count, columns), (step, self._distance, 1), offset)
         make = partial(_float32_matrix, self.storage, layout, self._dtype)
@@ -131,7 +132,7 @@ def _float32_matrix(storage: Storage, layout: Layout, dtype: DType) -> Float32s:
 
 
 class _Run:
-    """Products whose operands are neighbours: one float32 matrix on each side holds all their factors."""
+    """Products whose operands are at equal distances on both sides, so that each side has one float32 matrix."""
 
     __slots__ = ("left", "right")
 
@@ -146,13 +147,13 @@ class _Run:
         self.right.add(moving)
 
     def factors(self, rows: slice, columns: slice) -> Iterator[tuple[Float32s, Float32s]]:
-        """Return the factors of each product, in order, for the given rows and columns of the result."""
+        """Return both factors of each product, in order, as far as these rows and columns of the result need them."""
         left, right, count = self.left.matrix()[:, rows], self.right.matrix()[:, columns], self.left.count
         return ((left[number::count], right[number::count]) for number in range(count))
 
 
 class SumOfProducts:
-    """The deferred sum of the products of some matmuls in a matrix of PSUM.
+    """The deferred sum of the products of several matmuls into one matrix of PSUM.
 
     Args:
         target: the matrix.
@@ -183,7 +184,7 @@ class SumOfProducts:
             tile.storage.derive().readers.add(self._target)
 
     def __call__(self, elements: npt.NDArray[Any], rows: slice, columns: slice) -> None:
-        """Write some rows and columns of the sum into an array of exactly these rows and columns."""
+        """Write the sums in some rows and columns into ``elements``, an array for exactly these rows and columns."""
         product: Float32s | None = None  # one array for all products that are added: fresh memory costs more
         is_begun = self._is_added
         for run in self._runs:

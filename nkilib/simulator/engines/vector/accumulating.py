@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions of the Vector engine that also reduce into its accumulator registers."""
+"""Instructions of the Vector engine that also reduce their results into its accumulator registers."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def scalar_tensor_tensor(
 def _reduction(
     call: Call, data: NkiTensor, command: commands, op: Any, destination: NkiTensor | None
 ) -> RegisterReduction:
-    """Return the reduction of ``scalar_tensor_tensor``, if a call asks for one."""
+    """Return the reduction of a call of ``scalar_tensor_tensor``; it has no effect if the call asks for none."""
     key = "add" if op is ... else _reduce_key(op)
     allowed = (commands.idle, commands.reset_reduce, commands.reduce)
     reduction = RegisterReduction(call.core, data, command, key, allowed, destination=destination)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The affine sequences of 32-bit integers that the GpSimd engine generates, for ``iota`` and ``affine_select``."""
+"""Affine sequences of 32-bit integers, as the GpSimd engine generates them for ``iota`` and ``affine_select``."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def affine_values(
 ) -> npt.NDArray[np.int32]:
     """Return ``offset + partition * channel_multiplier + sum(step_k * i_k)`` for the elements of ``dst``.
 
-    The values are wrapped to 32 bits.
+    The values are wrapped to 32 bits. An element has the indices i_0, i_1, ... in the free dimensions of ``pattern``.
 
     Args:
-        dst: the tile whose partitions, counted from its first one, and whose elements the values are for.
+        dst: the tile with the elements; its partitions are counted from its first one.
         pattern: ``[[step, num], ...]``, up to four pairs, the last one changing fastest; the steps are int32.
         offset: an int32: an integer, or a register or scalar, which is read now.
         channel_multiplier: an int32.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions of the Vector engine for mean and variance: statistics of pieces, and their aggregation."""
+"""The instructions of the Vector engine for mean and variance: statistics of parts of a row, and their aggregation."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Float32s = npt.NDArray[np.float32]
     cost=costs.streamed("data"),
 )
 def bn_stats(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
-    """Compute count, mean and variance * count of the even elements of each partition, then of its odd elements.
+    """Compute (count, mean, variance * count) of the even elements of each partition, then of its odd elements.
 
-    The free dimensions are flattened, at most ``nl.tile_size.bn_stats_fmax`` elements, and the first element is an
-    even one; ``dst`` has 6 elements per partition. Arithmetic is float32. A single element leaves the odd tuple (0,
-    0, 0).
+    Even elements are those at positions 0, 2, ... of the flattened free dimensions, which have at most
+    ``nl.tile_size.bn_stats_fmax`` elements; ``dst`` has 6 elements per partition. Arithmetic is float32. If there is a
+    single element, the odd tuple is (0, 0, 0).
     """
     same_partitions({"dst": dst, "data": data}, "dst", "data")
     if not 1 <= data.free_size <= TileSize.bn_stats_fmax:
@@ -56,7 +56,7 @@ def _describe(values: Float32s, statistics: Float32s) -> None:
 
 
 def _put_tuple(values: Float32s, statistics: Float32s) -> None:
-    """Store count, mean and variance * count of each row; rows without elements get zeros."""
+    """Store (count, mean, variance * count) of the values in each row; all are zero if rows have no values."""
     count = values.shape[1]
     if not count:
         statistics[...] = 0

@@ -88,11 +88,11 @@ class ScalarOperator:
 
     @property
     def scalar(self) -> Any:
-        """The operand of arithmetic: a number or a (P, 1) tile; an arbitrary number for a unary operator."""
+        """The scalar operand of arithmetic: a number or a (P, 1) tile; an arbitrary number for a unary operator."""
         return 0.0 if self._is_unary else self.operand
 
     def apply_float(self, x: Float32s, operand: Any, out: Float32s) -> None:
-        """Compute in float32 into ``out``, which may be ``x``, with the operand as float32."""
+        """Apply the operator to ``x`` and ``operand``, both float32, and store the result in ``out``, perhaps ``x``."""
         if self._is_unary:
             ARITHMETIC_UNARY[self.key](x, out)
         elif self.is_reversed:
@@ -116,7 +116,7 @@ class ScalarOperator:
             )
 
     def apply_bits(self, x: npt.NDArray[Any], operand: Any, out: npt.NDArray[Any]) -> None:
-        """Compute on bit patterns into ``out`` of the same integer type.
+        """Apply the operator to the bits of ``x`` and ``operand``, and store them in ``out``, of the type of ``x``.
 
         An array ``operand`` has one element a partition.
         """

@@ -41,10 +41,10 @@ def tensor_copy_predicated(
 ) -> None:
     """Copy ``src`` to ``dst`` where ``predicate`` is not 0, or where it is 0 with ``reverse_pred``.
 
-    The other elements of ``dst`` stay unchanged, unwritten ones included. A tile ``src`` has the type of ``dst`` and
-    is copied bit by bit, without ``reverse_pred``. A float ``src`` is rounded to float32 and cast to the float type
-    of ``dst``; an integer goes into an integer type of any width, where it saturates. There are at most three free
-    dimensions.
+    The other elements of ``dst`` stay unchanged; unwritten ones stay unwritten. A tile ``src`` has the type of ``dst``
+    and is copied bit by bit; it excludes ``reverse_pred``. A number ``src`` that is a float is rounded to float32 and
+    cast to the float type of ``dst``; an integer goes into an integer type of any width, where it saturates. There are
+    at most three free dimensions.
     """
     tiles = {"dst": dst, "src": src, "predicate": predicate}
     at_most_rank(tiles, _RANK_MAX, "dst", "predicate")
@@ -90,7 +90,7 @@ def _copy_where_chosen(core: Core, dst: NkiTensor, src: Any, predicate: NkiTenso
 
 
 def _immediate(number: Any, dst: NkiTensor) -> npt.NDArray[Any]:
-    """Return a number as an element of ``dst``, in an array of size 1.
+    """Return the number ``src`` as an element of ``dst``, in an array of size 1.
 
     Raises:
         NkiValidationError: if the number is a float and the type of ``dst`` an integer type, or the reverse.
@@ -109,14 +109,14 @@ def _immediate(number: Any, dst: NkiTensor) -> npt.NDArray[Any]:
 
 
 def _is_marked(dst: NkiTensor) -> bool:
-    """Return whether a write to elements of ``dst`` needs no further record."""
+    """Return whether ``dst`` is all marked as written, and not as matmul results, so that a write changes no mark."""
     storage = dst.storage
     is_written = storage.written.is_written(dst.layout, storage.width_of(dst.dtype))
     return is_written and (dst.buffer is not MemoryRegion.psum or storage.accumulated.is_untouched)
 
 
 def _mark(dst: NkiTensor, chosen: npt.NDArray[np.bool_]) -> None:
-    """Mark the chosen elements as written, and those in PSUM as no matmul results."""
+    """Mark the chosen elements as written, and in PSUM as no longer matmul results."""
     storage, width = dst.storage, dst.storage.width_of(dst.dtype)
     storage.written.mark_where(dst.layout, width, chosen)
     if dst.buffer is MemoryRegion.psum:

@@ -22,7 +22,7 @@ Float32s = npt.NDArray[np.float32]
 
 
 class RegisterReduction:
-    """The accumulator side of one instruction: its command, its operator, and the partial results of its rows.
+    """The use of the accumulator registers by one instruction: its command, its operator, and the results of its rows.
 
     Args:
         core: the core; the registers of the partitions of ``data`` are used.
@@ -95,12 +95,12 @@ class RegisterReduction:
         return slice(self._lanes.start + rows.start, self._lanes.start + rows.stop)
 
     def add_rows(self, rows: slice, values: Float32s) -> None:
-        """Reduce the results of some rows along the free axis."""
+        """Reduce the results of some rows over the free dimensions, and keep one value for each row."""
         if self.is_active:
             self._partial[rows] = self._ufunc.reduce(values, axis=1) if values.shape[1] else self._identity
 
     def finish(self, rows: slice) -> None:
-        """Put the results of some rows into the registers as the command says, and the registers into the destination.
+        """Put the reductions of some rows into the registers, as the command says, and these into the destination.
 
         Raises:
             UninitializedReadError: see :meth:`start`; also if registers without a defined value are to be stored.
@@ -117,7 +117,7 @@ class RegisterReduction:
             )
 
     def pass_over(self, rows: slice) -> None:
-        """Record the effect of :meth:`finish` when no results were computed."""
+        """Record what :meth:`finish` does to registers and destination, in a launch that computes no results."""
         lanes = self._lanes_of(rows)
         if self.is_active:
             if self._command is commands.reduce:

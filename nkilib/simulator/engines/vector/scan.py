@@ -55,10 +55,10 @@ def tensor_tensor_scan(
     reverse0: bool = False,
     reverse1: bool = False,
 ) -> None:
-    """Compute ``result[i] = (data0[i] <op0> result[i - 1]) <op1> data1[i]`` along each partition, from ``initial``.
+    """Compute ``result[i] = (data0[i] <op0> result[i - 1]) <op1> data1[i]`` along each partition.
 
-    The state is float32; ``dst`` receives it cast. ``initial`` is a number or one element a partition. ``reverse0``
-    and ``reverse1`` exchange the operands of an operator.
+    ``initial``, a number or one element a partition, is the result before the first one. Results are float32, and cast
+    only to be stored in ``dst``. ``reverse0`` and ``reverse1`` exchange the operands of an operator.
     """
     tiles = {"dst": dst, "data0": data0, "data1": data1}
     same_tile_size(tiles, "dst", "data0", "data1")
@@ -138,12 +138,12 @@ def _binary(parameter: str, op: Any, is_reversed: bool) -> Binary:
 
 
 def _steps(elements: Elements) -> Float32s:
-    """Return a float32 copy (elements per partition, partitions), whose row i holds the inputs of step i."""
+    """Return a transposed float32 copy of the elements: row i has element i of each partition, the input of step i."""
     rows = elements if elements.ndim == 2 else elements.reshape(elements.shape[0], prod(elements.shape[1:]))
     return rows.T.astype(np.float32, order="C")
 
 
 def _vector(operand: Any) -> Float32s:
-    """Return a copy of a number, or of the elements of a (P, 1) tensor, as one float32 or one for each partition."""
+    """Return a flat float32 copy of a number, or of the elements of a (P, 1) tensor, one for each partition."""
     values: Float32s = np.array(operand, np.float32).reshape(-1)
     return values

@@ -70,11 +70,11 @@ def _take_largest(values: Float32s, results: Float32s) -> None:
     cost=costs.streamed("data"),
 )
 def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor) -> None:
-    """Find the index, counted from 0, of the first occurrence in ``data`` of each of the 8 ``vals`` of a partition.
+    """Find the index in ``data``, counted from 0, of the first element equal to each of a partition's 8 ``vals``.
 
-    Of equal ``vals`` the second gets the second occurrence, and so on. A value without a (remaining) occurrence gets
-    an index of all ones. ``data`` has up to 3 dimensions and 8 to 16384 elements per partition, ``vals`` up to 3
-    dimensions and 8 elements per partition, ``dst`` shape (partitions, 8).
+    The second of several equal ``vals`` gets the second such element, and so on. A value for which ``data`` has no
+    (further) element gets an index with all bits set. ``data`` has up to 3 dimensions and 8 to 16384 elements per
+    partition, ``vals`` up to 3 dimensions and 8 elements per partition, ``dst`` shape (partitions, 8).
     """
     same_partitions({"dst": dst, "data": data, "vals": vals}, "data", "vals", "dst")
     _check_dimensions("data", data)
@@ -109,10 +109,10 @@ def nc_match_replace8(
 ) -> None:
     """Copy ``data`` with the first occurrence of each of the 8 ``vals`` of a partition replaced by ``imm``.
 
-    ``dst_idx``, which trn1 does not have, gets the index of the occurrence, all ones for a value without one. Among
-    equal ``vals`` the last gets the first occurrence (in ``nc_find_index8`` it is the first). An element is replaced
-    at most once, even if ``imm`` is one of ``vals``; the others are copied, bit by bit if the types are equal.
-    ``data`` has up to 16384 elements per partition, ``vals`` and ``dst_idx`` have 8.
+    ``dst_idx``, which trn1 does not have, gets the index of the occurrence, with all bits set for a value without one.
+    The last of several equal ``vals`` gets the first occurrence (in ``nc_find_index8`` the first one does). An element
+    is replaced at most once, even if ``imm`` is one of ``vals``; the others are copied, bit by bit if the types are
+    equal. ``data`` has up to 16384 elements per partition, ``vals`` and ``dst_idx`` have 8.
     """
     tiles = {"dst": dst, "data": data, "vals": vals}
     same_tile_size(tiles, "data", "dst")
@@ -142,7 +142,7 @@ def nc_match_replace8(
 
 
 def _match(values: Float32s, wanted: Float32s, order: Any) -> tuple[Positions, npt.NDArray[np.bool_]]:
-    """Pair the ``wanted`` values of each row, in the given order of their columns, with elements of ``values``.
+    """Pair the ``wanted`` values of each row, column by column in the given order, with elements of ``values``.
 
     Each wanted value is paired with the first equal element that is not paired yet.
 
@@ -165,7 +165,7 @@ def _match(values: Float32s, wanted: Float32s, order: Any) -> tuple[Positions, n
 def _replacing(
     dst: NkiTensor, data: NkiTensor, imm: float
 ) -> Callable[[Elements, Elements, Float32s, npt.NDArray[np.bool_]], None]:
-    """Return a function that stores elements in ``dst``, with ``imm`` in place of the elements that are not kept.
+    """Return a function that stores rows of ``data`` in ``dst``, with ``imm`` in place of elements that are not kept.
 
     The function takes some rows of ``dst`` and of ``data``, the latter in float32 as well, and a mask of the elements
     that are kept.

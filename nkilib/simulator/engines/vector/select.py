@@ -115,10 +115,10 @@ def range_select(
 ) -> None:
     """Copy ``on_true_tile`` where ``k <comp_op0> bound0`` and ``k <comp_op1> bound1``, and reduce to the maximum.
 
-    Other elements become the lowest float32. ``k`` is ``range_start`` plus the element's index within its partition,
-    compared in float32: it must stay within 2^24, and ``on_false_value`` can be the lowest float32 only.
-    ``reduce_res`` receives the maximum of the float32 values, before their cast to ``dst``, which turns the lowest
-    float32 into -inf in narrower types. The instruction needs trn2 or newer.
+    ``k`` is ``range_start`` plus the element's index within its partition, compared in float32: it must stay within
+    2^24. Other elements become ``on_false_value``, which can be the lowest float32 only. ``reduce_res`` receives the
+    maximum of the float32 values, before their cast to ``dst``, which turns the lowest float32 into -inf in narrower
+    types. The instruction needs trn2 or newer.
     """
     same_tile_size({"dst": dst, "on_true_tile": on_true_tile}, "dst", "on_true_tile")
     compare0 = _comparison("comp_op0", comp_op0, _RANGE_COMPARISONS)
@@ -145,7 +145,7 @@ def range_select(
 
 
 def _positions(start: Any, count: int) -> Any:
-    """Return ``start``, ``start + 1``, ... as float32."""
+    """Return ``start``, ``start + 1``, ... , ``count`` numbers as float32."""
     if not isinstance(start, int | np.integer):
         raise NkiValidationError(f"range_start must be a compile-time integer, got {start!r}")
     if start < -_INDEX_MAX or start + count - 1 > _INDEX_MAX:

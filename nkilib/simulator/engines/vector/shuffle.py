@@ -91,7 +91,10 @@ def _checked_mask(shuffle_mask: Any) -> npt.NDArray[np.int64]:
 
 
 def _check_starts(dst: NkiTensor, src: NkiTensor) -> None:
-    """Check that both tensors start where an access to as many quadrants as the larger one takes may start."""
+    """Check that both tensors start at a partition that is allowed for the larger one's number of partitions.
+
+    The number is rounded up to whole quadrants of 32.
+    """
     active = -(-max(dst.shape[0], src.shape[0]) // _QUADRANT) * _QUADRANT
     allowed = allowed_starts(active)
     for name, tensor in (("dst", dst), ("src", src)):
