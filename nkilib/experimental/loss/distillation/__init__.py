@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Distillation from logits as kernels of their own."""
+"""Distillation from logits, as kernels that are launched on their own."""
 
 from nkilib.experimental.loss.distillation.row import distillation_backward, distillation_forward
 

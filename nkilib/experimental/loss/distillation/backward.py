@@ -31,7 +31,7 @@ def backward_of_core(launch: Launch, saved: Vectors, grad_loss_hbm: nl.NkiTensor
 
 @dataclass(frozen=True)
 class _Backward:
-    """The state that all rows of the backward share."""
+    """The state that all rows of the backward of a Kullback-Leibler divergence share."""
 
     launch: Launch
     batches: list[Batch]
@@ -64,8 +64,8 @@ class _Backward:
 
         Equal distributions cancel in float32, before anything is rounded.
 
-        Vector has two passes and is the busier engine: Scalar multiplies the factor in the first piece of every second
-        chunk of a row, once it has the exponentials of the next piece.
+        Vector has two passes and is the busier engine. So Scalar multiplies by the factor in the first piece of every
+        second chunk of a row, once it has the exponentials of the next piece.
         """
         student_sbuf = self.buffers.tile("student", pair.chunk.load, pair.student_sbuf)
         pieces = self.buffers.pieces(pair.chunk.load, pair.student_sbuf)
@@ -90,10 +90,10 @@ class _Backward:
                 _scale(piece.of(pair.student_sbuf), piece.tile_psum, of_batch.factor_sbuf)
 
     def _reverse(self, pair: PairChunk[Batch], totals: Totals, of_batch: Coefficients) -> None:
-        """Compute (d - center) * e_s * factor for KL(student || teacher); Scalar multiplies the factor.
+        """Compute (d - center) * e_s * factor for KL(student || teacher), with d = student - teacher.
 
-        Scalar, which has one exponential to compute, takes the exponentials of a piece before it multiplies the
-        previous piece, which Vector processes meanwhile: otherwise each would wait for the other.
+        Scalar multiplies by the factor. It has one exponential to compute, and takes the exponentials of a piece before
+        it multiplies the previous piece, which Vector processes meanwhile: otherwise each would wait for the other.
         """
         unscaled: Piece | None = None
         for piece in self.buffers.pieces(pair.chunk.load, pair.student_sbuf):
@@ -114,7 +114,7 @@ class _Backward:
 
 
 def _scale(dst: nl.NkiTensor, data: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-    """Write the gradient over the student's logits, rounded once."""
+    """Write the gradient, ``data`` times the factor of its row, over the student's logits; it is rounded once."""
     nisa.tensor_scalar(dst=dst, data=data, op0=nl.multiply, operand0=factor_sbuf)
 
 

@@ -22,13 +22,17 @@ class Coefficients:
 
     - (e_s - e_t * ratio) * factor for KL(teacher || student),
     - (d - center) * e_s * factor for KL(student || teacher),
-    - (L + moment) * e_s * factor for Jensen-Shannon.
+    - (L + moment) * e_s * factor for Jensen-Shannon,
+
+    where e_s and e_t are the exponentials of student and teacher under their shifts, d is the student's logit minus the
+    teacher's, and L is that of :mod:`.mixture`.
 
     Attributes:
         factor_sbuf: the factor of each row; 0 for ignored positions.
         ratio_sbuf: S of the student over S of the teacher.
-        center_sbuf: T * (r's normalization), for differences of logits; plus the divergence for the second formula.
-        moment_sbuf: KL(student || mixture).
+        center_sbuf: for KL(student || teacher) T * (lse of the student - lse of the teacher + divergence); otherwise
+            T * (lse of the teacher - lse of the student).
+        moment_sbuf: the forward's moment: KL(student || mixture), or the loss.
     """
 
     factor_sbuf: nl.NkiTensor

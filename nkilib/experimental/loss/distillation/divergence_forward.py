@@ -49,9 +49,9 @@ class DivergenceForward:
         Args:
             rows: the rows to visit.
             totals: the totals of each entry of ``rows``.
-            has_maxima: whether shifts are the maxima of whole rows, taken in a visit before; else of their first
+            has_maxima: whether shifts are the maxima of whole rows, taken in a visit before; else those of their first
                 columns.
-            at_shifts: called with the index of rows whose shifts have been taken.
+            at_shifts: the function to call with the index of rows whose shifts have been taken.
         """
 
         def open_rows(pair: PairChunk[Rows]) -> None:
@@ -76,19 +76,22 @@ class DivergenceForward:
             yield number
 
     def _take_maxima(self, pair: PairChunk[Rows], totals: Totals) -> None:
-        """Set c of a row to the maximum of all its chunks."""
+        """Set the shift of each row to the maximum of all its chunks, of which this is one."""
         is_further = pair.chunk.number > 0
         totals.student.take_shift(pair.student_sbuf, 0, is_further)
         totals.teacher.take_shift(pair.teacher_sbuf, 0, is_further)
 
     def _take_shifts(self, pair: PairChunk[Rows], totals: Totals) -> None:
-        """Set c of the rows to the maximum of their first columns, which this chunk holds."""
+        """Set the shifts of the rows to the maxima of their first columns, which this chunk holds."""
         columns = min(pair.chunk.columns, SAMPLE_COLUMNS)
         totals.student.take_shift(pair.student_sbuf[:, 0:columns], 0)
         totals.teacher.take_shift(pair.teacher_sbuf[:, 0:columns], 0)
 
     def _take(self, pair: PairChunk[Rows], totals: Totals, center_sbuf: nl.NkiTensor) -> None:
-        """Compute the sums of a Kullback-Leibler divergence: exponentials of both, and e * (d - c).
+        """Compute a chunk's sums: the exponentials of both distributions, and e * (d - c).
+
+        e are the exponentials of the distribution whose probabilities are the weights, d its logits minus those of the
+        other one.
 
         Args:
             pair: the chunk.
@@ -108,7 +111,7 @@ class DivergenceForward:
         other.take(unread_sbuf, other_sbuf, 0, sums.other.part(number, rows))
 
     def _close(self, visit: int, chunks: int, totals: Totals) -> None:
-        """Compute S of both, and the sum of e * (d - c), of the rows of a visit."""
+        """Compute the totals of the rows of a visit: S of both distributions, and the sum of e * (d - c)."""
         sums = self.sums[visit % len(self.sums)]
         weighting, other = totals.weighting(self.launch)
         sums.weighting.total(weighting.sums_sbuf, chunks)

@@ -47,8 +47,8 @@ class _Forward:
         batches: the batches of the core.
         walk: the object that gathers the totals of rows.
         totals: the totals of all rows.
-        flagged: the rows to be recomputed; None if the shifts are the maxima of whole rows, and if there is only one
-            position, so that a core may have none and the cores could not agree on a number of rows.
+        flagged: the rows to be recomputed. None if the shifts are the maxima of whole rows, or if there is only one
+            position: then a core may have none, and the cores could not agree on a number of rows.
     """
 
     launch: Launch
@@ -87,7 +87,7 @@ class _Forward:
     ) -> Iterator[tuple[BatchGroup, nl.NkiTensor | None]]:
         """Yield groups of batches and their labels, each when its batches have been visited.
 
-        All batches are visited under shifts that are known from their first columns. Shifts and sums are stored batch
+        All batches are visited under shifts from their first columns. Shifts and sums are stored batch
         by batch: a value of a row costs a DMA engine as much as a row, and loads would wait for many.
         """
         groups = {group.start: group for group in batch_groups(self.batches, GROUP_BATCHES_MAX)}
@@ -127,7 +127,7 @@ class _Forward:
         return stores
 
     def _replace_doubtful(self) -> None:
-        """Compute the only row under its maxima too, and replace its untrusted totals."""
+        """Compute the row of a launch of one position under its maxima too, and replace its totals if untrusted."""
         exact = self._under_maxima(self.batches[0])
         flags_sbuf = self.totals.doubtful(self.launch)
         doubtful_sbuf = nl.ndarray(flags_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
@@ -167,7 +167,7 @@ class _Forward:
 
 
 def valid_mask(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
-    """Return 1 where a label is not ``ignore_index``, else 0: uint32, compared as integers."""
+    """Return a mask, uint32: 1 where a label is not ``ignore_index``, else 0. Labels are compared as integers."""
     rows, batches = labels_sbuf.shape
     counts_sbuf = nl.ndarray((rows, batches), dtype=nl.uint32, buffer=nl.sbuf)
     ignored_sbuf = int32_column(rows, ignore_index, 0).broadcast(1, batches)

@@ -51,21 +51,22 @@ def distillation_forward(
         V: vocabulary size.
 
     Args:
-        student_hbm, teacher_hbm: [N, V], bfloat16, float16 or float32, in HBM; types may differ. -inf marks a masked
-            class: if both have it, it adds nothing; if only the student has it, KL(P || Q) is infinite if P there is
-            2^-68 or more.
+        student_hbm, teacher_hbm: [N, V], bfloat16, float16 or float32, in HBM; types may differ. A logit of -inf
+            marks a masked class: masked in both, it adds nothing; masked only in the student, KL(P || Q) is
+            infinite if P there is 2^-68 or more.
         labels_hbm: [N], int32; a position whose label is ``ignore_index`` has loss 0. None means that every position
             is valid.
-        beta: from 0 to 1.
+        beta: from 0 to 1, selects the divergence as above.
         temperature: T, from 1e-3 to 1e6.
-        ignore_index: an int32.
-        chunk_size: vocabulary entries processed at a time, at most 4,096; None:
+        ignore_index: the label of ignored positions, an int32.
+        chunk_size: the number of vocabulary entries processed at a time, at most 4,096; None:
             :func:`~nkilib.experimental.loss.distillation.host.tiling.choose_distillation_tiling`.
 
     Returns:
-        float32 [N] each: loss in nats, never negative; moment, which the backward needs: KL(Q || M), or the loss; and
-        minus the shift and the sum of exp((x - shift) / T) of the student, and of the teacher. A row that is -inf
-        alone, or has +inf or NaN, has NaN.
+        float32 [N] each: loss in nats, never negative; moment, which the backward needs: KL(Q || M), or the loss for
+        beta 0 and 1; then minus the shift, the largest of some or all logits x, and the sum of
+        exp((x - shift) / T), first of the student and then of the teacher. The loss of a valid position is NaN if all
+        logits of the student or of the teacher are -inf, or if one is +inf or NaN.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -108,7 +109,7 @@ def distillation_backward(
 
     - beta = 0: (Q - P) / T;
     - beta = 1: -Q * (r + KL(Q || P)) / T;
-    - between them: -(1 - beta) * Q * (L + KL(Q || M)) / T.
+    - between them: -(1 - beta) * Q * (L + KL(Q || M)) / T, with M of the forward.
 
     Both logits are read once, and the gradient is written once.
 
@@ -117,11 +118,10 @@ def distillation_backward(
         moment_hbm, student_shift_hbm, student_sum_hbm, teacher_shift_hbm, teacher_sum_hbm: float32 [N], from the
             forward.
         grad_loss_hbm: the upstream gradient, float32 [N].
-        inplace: write the gradient over ``student_hbm``; else into a new tensor of its type.
+        inplace: whether the gradient is written over ``student_hbm``; else into a new tensor of its type.
 
     Returns:
-        grad_student_hbm: [N, V], of the student's type; 0 at ignored positions, whose logits must not be +inf or NaN
-        for that.
+        grad_student_hbm: [N, V], of the student's type; 0 at ignored positions, unless a logit there is +inf or NaN.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.

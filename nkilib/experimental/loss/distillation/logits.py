@@ -18,7 +18,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Span(Generic[Rows]):
-    """A range of columns of rows."""
+    """The range of columns ``start`` to ``end`` of some rows, which is one chunk."""
 
     rows: Rows
     start: int
@@ -48,19 +48,19 @@ class PairRing:
         return cls(ring_of(count, columns, student), ring_of(count, columns, teacher))
 
     def at(self, number: int, span: Span[Rows]) -> Logits:
-        """Return the tiles of a chunk that is number ``number`` of the ring."""
+        """Return the tiles of the ring that chunk ``number`` uses, with the rows and columns of ``span``."""
         rows, columns, slot = span.rows.rows, span.end - span.start, number % len(self.student)
         return Logits(self.student[slot][0:rows, 0:columns], self.teacher[slot][0:rows, 0:columns])
 
     def load(self, launch: Launch, number: int, span: Span[Rows]) -> None:
-        """Issue the loads of chunk number ``number``."""
+        """Issue the loads of chunk ``number``, whose logits are those of ``span``."""
         logits = self.at(number, span)
         nisa.dma_copy(dst=logits.student_sbuf, src=span.rows.part_of(launch.student_hbm, span.start, span.end))
         nisa.dma_copy(dst=logits.teacher_sbuf, src=span.rows.part_of(launch.teacher_hbm, span.start, span.end))
 
 
 class LogitSource(Protocol):
-    """A source of chunks of a list of rows, numbered row after row, in the order of both visits."""
+    """A source of the chunks of some rows for two visits; chunks are numbered row after row."""
 
     def first(self, number: int) -> Logits:
         """Return a chunk for the first visit; call it once per chunk, or twice where maxima are taken before."""
@@ -163,12 +163,12 @@ class LogitsReadTwice(Generic[Rows]):
 
 @dataclass(frozen=True)
 class MixtureRings:
-    """The ring buffers into which logits are loaded, and the order in which they are visited.
+    """The ring buffers into which logits are loaded.
 
     Attributes:
         launch: the launch of the kernel.
         keeps_rows: whether each chunk is loaded once.
-        of_first, of_second: the ring buffers of the visits; the same object if rows are kept.
+        of_first, of_second: the ring buffers of the first and of the second visit; the same object if rows are kept.
     """
 
     launch: Launch
@@ -186,7 +186,10 @@ class MixtureRings:
         return cls(launch, False, PairRing.make(launch, IN_FLIGHT), PairRing.make(launch, IN_FLIGHT + plan.group + 1))
 
     def source(self, rows: list[Rows], has_maxima: bool) -> LogitSource:
-        """Return the source for rows that are visited in this order."""
+        """Return the source of the chunks of ``rows``, which are visited in this order.
+
+        ``has_maxima`` says whether the maxima of whole rows are taken before the first visit.
+        """
         spans = spans_of(self.launch, rows)
         if self.keeps_rows:
             return KeptLogits(self.launch, self.of_first, spans)

@@ -23,7 +23,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Mixture:
-    """The constants of beta.
+    """The constants that depend on beta and the temperature.
 
     Attributes:
         scale: 1 / T.
@@ -42,9 +42,9 @@ class Mixture:
         return cls(launch.scale, log(beta) - log1p(-beta), log1p(-beta))
 
     def bias(self, center_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the bias of :meth:`take_logs`: log odds - c / T.
+        """Return the bias of :meth:`take_logs`: log odds - c / T, where c is ``center_sbuf``.
 
-        The differences of logits less c are T * r.
+        The differences of logits minus c are T * r.
         """
         bias_sbuf = float32_like(center_sbuf)
         nisa.tensor_scalar(
@@ -63,5 +63,5 @@ class Mixture:
 
 
 def center_of(launch: Launch, totals: Totals) -> nl.NkiTensor:
-    """Return T * (lse of the teacher - lse of the student), once S of both is available."""
+    """Return T * (lse of the teacher - lse of the student), once the sums of exponentials of both are complete."""
     return center(totals.teacher, totals.student, launch.options.temperature)

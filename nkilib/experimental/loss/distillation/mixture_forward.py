@@ -7,7 +7,8 @@ The first visit sums exponentials. With both log-sum-exps the second one compute
 
     s = softplus(r + log odds) = L - log(1 - beta)        w = (x_t - x_s) / T - s
 
-and sums e_s * s and e_t * w. GpSimd computes the differences, Vector w and the sums, and Scalar everything else. Scalar
+and sums e_s * s and e_t * w. x are the logits and e their exponentials, of student and teacher; r, L and the log odds
+are those of :mod:`.mixture`. GpSimd computes the differences, Vector w and the sums, and Scalar everything else. Scalar
 loads a table for softplus and one for exp, so chunks are processed in groups: first the logs of a group, then
 exponentials of its chunks and of the next rows.
 """
@@ -40,7 +41,7 @@ class Tiles:
     """Float32 tiles of a chunk's size, in round-robin order for each purpose.
 
     Attributes:
-        differences_sbuf: differences, for a group and one chunk of the next group.
+        differences_sbuf: differences of logits, for a group and one chunk of the next group.
         logs_sbuf: logs, for a group.
         weights: exponentials that are multiplied.
         unread_sbuf: exponentials that are only summed, bfloat16.
@@ -65,7 +66,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class _Floors:
-    """The values to which logits of rows are raised, float32 [rows, 1]."""
+    """The values to which lower logits of each row are raised, float32 [rows, 1]."""
 
     student_sbuf: nl.NkiTensor
     teacher_sbuf: nl.NkiTensor
@@ -89,7 +90,7 @@ class _Floors:
 
 @dataclass(frozen=True)
 class Opened:
-    """A chunk of the second visit: its logits, and T * (r + center)."""
+    """A chunk of the second visit: its logits, and their differences teacher - student, which w replaces later."""
 
     logits: Logits
     difference_sbuf: nl.NkiTensor
@@ -138,8 +139,9 @@ class MixtureForward:
         Args:
             rows: the rows to visit.
             totals: the totals of each entry of ``rows``.
-            has_maxima: whether shifts are the maxima of whole rows, which are taken first; else of their first columns.
-            at_shifts: called with the index of rows whose shifts have been taken.
+            has_maxima: whether shifts are the maxima of whole rows, which are taken first; else those of their first
+                columns.
+            at_shifts: the function to call with the index of rows whose shifts have been taken.
         """
         columns = div_ceil(self.launch.vocab_size, self.launch.tiling.chunk_size)
         source = self.rings.source(rows, has_maxima)
@@ -156,15 +158,15 @@ class MixtureForward:
 
 @dataclass
 class _Run:
-    """A visit of a list of rows.
+    """One pass over a list of rows, with both visits of each.
 
     Attributes:
         walk: the state that all rows share.
         source: the source of the logits.
-        totals: the totals of each entry.
+        totals: the totals of each entry of the list.
         chunks: the number of chunks per row.
         has_maxima, at_shifts: see ``MixtureForward.visit``.
-        summed: the number of first visits that are over.
+        summed: the number of chunks whose first visit is over.
         opened: the opened chunks of the second visit by their numbers.
     """
 
@@ -179,14 +181,14 @@ class _Run:
     _floors: dict[int, _Floors] = field(default_factory=dict)
 
     def take_maxima(self) -> None:
-        """Set c of the first rows to the maximum of all their chunks."""
+        """Set the shifts of the first rows to the maximum of all their chunks."""
         for chunk in range(self.chunks):
             logits = self.source.first(chunk)
             self.totals[0].student.take_shift(logits.student_sbuf, 0, chunk > 0)
             self.totals[0].teacher.take_shift(logits.teacher_sbuf, 0, chunk > 0)
 
     def sum_exponentials(self, number: int, chunk: int) -> None:
-        """Do the first visit of a chunk, identified by the index of its rows and its own."""
+        """Do the first visit of chunk ``chunk`` of the rows with index ``number``."""
         if number >= len(self.totals) or chunk < 0:
             return
         logits, totals = self.source.first(number * self.chunks + chunk), self.totals[number]
@@ -202,7 +204,7 @@ class _Run:
         self.summed += 1
 
     def close_exponentials(self, number: int) -> None:
-        """Compute S of both."""
+        """Compute the sums of exponentials of both distributions for the rows with index ``number``."""
         if number < len(self.totals):
             self._sums(number).weighting.total(self.totals[number].teacher.sums_sbuf, self.chunks)
             self._sums(number).other.total(self.totals[number].student.sums_sbuf, self.chunks)
@@ -232,7 +234,10 @@ class _Run:
         return self.walk.sums[number % _ROWS_IN_FLIGHT]
 
     def _open(self, load: int) -> None:
-        """Raise the logits of a chunk that has been visited once, and compute differences, unless already done."""
+        """Raise the logits of a chunk to their floors and compute their differences, for the second visit.
+
+        Do nothing if this is done already, or if the first visit of the chunk is still to come.
+        """
         number = load // self.chunks
         if load in self.opened or load >= self.summed:
             return

@@ -101,7 +101,7 @@ class Launch:
 
     @property
     def is_reverse(self) -> bool:
-        """Whether the student's probabilities are the weights of the sum."""
+        """Whether the student's probabilities are the weights of the divergence: KL(student || teacher)."""
         return self.options.beta == 1.0
 
     @property

@@ -26,7 +26,7 @@ class Piece:
 
     Attributes:
         number: the index of the piece in its chunk.
-        start, end: its columns, counted in the chunk.
+        start, end: the columns of the piece, counted in the chunk.
         tile_psum: the tile, float32 [rows, columns].
     """
 
@@ -138,9 +138,8 @@ class PairChunk(Generic[Rows]):
     Attributes:
         chunk: the chunk of the stream.
         visit: the index of its rows among all that a stream visits.
-        student_sbuf, teacher_sbuf: logits, [rows, columns].
-        difference_sbuf: teacher - student, or the reverse, float32; None if the visit needs no differences. Then the
-            logits may be -inf.
+        student_sbuf, teacher_sbuf: logits, [rows, columns]; they may be -inf only if there are no differences.
+        difference_sbuf: teacher - student, or the reverse, float32; None if the visit needs no differences.
     """
 
     chunk: Chunk[Rows]
@@ -166,7 +165,8 @@ class PairStream(Generic[Rows]):
         buffers: the buffers on chip.
         is_reverse: whether differences are student - teacher.
         has_differences: whether each visit needs differences.
-        at_opening: called with each chunk when it is opened, before the previous one is taken; None for no call.
+        at_opening: the function to call with each chunk when it is opened, before the previous one is taken; None for
+            none.
         opened: the chunks that are on chip, or being loaded, by their numbers.
     """
 

@@ -33,6 +33,8 @@ def column(tile_sbuf: nl.NkiTensor, batch: int, rows: int) -> nl.NkiTensor:
 class Exponentials:
     """The shifts and sums of the rows of one of the two distributions.
 
+    The logits x of a row are shifted by a number c of about their maximum before their exponentials are summed.
+
     Attributes:
         scale: 1 / T.
         neg_shift_sbuf: -c, in units of logits.
@@ -47,7 +49,7 @@ class Exponentials:
 
     @classmethod
     def make(cls, batches: int, scale: float) -> Exponentials:
-        """Allocate the tiles of ``batches`` batches; rows that do not exist have c = 0 and S = 1."""
+        """Allocate the tiles of ``batches`` batches; unused rows of the last batch have c = 0 and S = 1."""
         neg_shift_sbuf = row_tile(batches)
         bias_sbuf = neg_shift_sbuf if scale == 1.0 else row_tile(batches)
         return cls(scale, neg_shift_sbuf, bias_sbuf, row_tile(batches, 1.0))
@@ -100,7 +102,10 @@ def raise_lowest(logits_sbuf: nl.NkiTensor) -> None:
 
 
 def raise_to(logits_sbuf: nl.NkiTensor, floor_sbuf: nl.NkiTensor) -> None:
-    """Raise logits below the floor of their row, float32 [rows, 1], to it; GpSimd takes half of float32."""
+    """Raise logits below the floor of their row, float32 [rows, 1], to the floor.
+
+    If the logits are float32, GpSimd processes half of the columns.
+    """
     columns = logits_sbuf.shape[1]
     half = columns // 2 if logits_sbuf.dtype == nl.float32 else 0
     first_sbuf = logits_sbuf[:, 0 : columns - half]
@@ -117,7 +122,7 @@ def raise_to(logits_sbuf: nl.NkiTensor, floor_sbuf: nl.NkiTensor) -> None:
 
 
 def raise_half(logits_sbuf: nl.NkiTensor, lowest_sbuf: nl.NkiTensor) -> None:
-    """Do the same as ``raise_lowest``; GpSimd takes half of float32.
+    """Replace -inf by ``LOWEST``, like :func:`raise_lowest`; if the logits are float32, GpSimd processes half of them.
 
     Args:
         logits_sbuf: the logits, [rows, columns].
@@ -185,7 +190,7 @@ def groups_of(batches: Sequence[Batch]) -> list[BatchGroup]:
 
 
 def loaded_rows(vector_hbm: nl.NkiTensor, batches: Sequence[Batch], dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-    """Load a vector [N] of the rows of a core into a tile, [128, batches]; 0 in rows that do not exist."""
+    """Load a vector [N] of the rows of a core into a tile, [128, batches]; 0 in unused rows of a batch."""
     tile_sbuf = nl.ndarray((POSITIONS, len(batches)), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=tile_sbuf, value=0)
     for group in groups_of(batches):

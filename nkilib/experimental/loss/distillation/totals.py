@@ -30,8 +30,8 @@ class ChunkSums:
     """Sums of the rows being visited: one value per piece, or one per chunk if a chunk is not divided.
 
     Attributes:
-        weighting, other: sums of exponentials of the distribution whose probabilities are the weights, and of the
-            other one.
+        weighting: sums of exponentials of the distribution whose probabilities are the weights.
+        other: sums of exponentials of the other distribution.
         weighted, logs: see ``Totals``.
     """
 
@@ -52,8 +52,9 @@ class Totals:
 
     Attributes:
         student, teacher: shifts and sums of exponentials.
-        weighted_sbuf: sum of e * (d - c) for a Kullback-Leibler divergence; for Jensen-Shannon of e_t * (d / T - s),
-            with s = L - log(1 - beta).
+        weighted_sbuf: for a Kullback-Leibler divergence the sum of e * (d - c), with e and d as in
+            :func:`kl_of_totals`; for Jensen-Shannon the sum of e_t * (d / T - s), with d = teacher - student and
+            s = L - log(1 - beta) of :mod:`.mixture_forward`.
         logs_sbuf: sum of e_s * s, for Jensen-Shannon.
     """
 
@@ -81,7 +82,7 @@ class Totals:
         return Totals(of_side(self.student), of_side(self.teacher), part(self.weighted_sbuf), part(self.logs_sbuf))
 
     def tiles(self) -> tuple[nl.NkiTensor, ...]:
-        """Return each tile once, without biases, which follow from the shifts and are not used in the end."""
+        """Return each tile once, except the biases, which follow from the shifts and are no longer needed."""
         sides = (self.student, self.teacher)
         of_sides = [tile_sbuf for side in sides for tile_sbuf in (side.neg_shift_sbuf, side.sums_sbuf)]
         return (*of_sides, self.weighted_sbuf, self.logs_sbuf)
@@ -91,7 +92,7 @@ class Totals:
         return (self.student, self.teacher) if launch.is_reverse else (self.teacher, self.student)
 
     def doubtful(self, launch: Launch) -> nl.NkiTensor:
-        """Return 1.0 where a sum of exponentials is untrusted: its shift is too far below the maximum, or NaN."""
+        """Return 1.0 for rows with an untrusted sum of exponentials: the shift is too far below the maximum, or NaN."""
         flags = [
             _outside(side.sums_sbuf, _SUM_MOST[tensor_hbm.dtype == nl.float32])
             for side, tensor_hbm in ((self.student, launch.student_hbm), (self.teacher, launch.teacher_hbm))
@@ -103,7 +104,12 @@ class Totals:
 
 @dataclass(frozen=True)
 class Divergences:
-    """The results of rows: the divergence, and the divergence that the gradient needs, KL(student || mixture)."""
+    """The results of rows.
+
+    Attributes:
+        loss_sbuf: the divergence.
+        moment_sbuf: the divergence that the gradient needs: KL(student || mixture), or the loss.
+    """
 
     loss_sbuf: nl.NkiTensor
     moment_sbuf: nl.NkiTensor
@@ -127,9 +133,10 @@ def sum_of_products(
 
 
 def log_ratio(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
-    """Return log(S / S') of the two, 0 where they are equal; for similar S the error is that of a number near 0.
+    """Return log(S / S') of the sums of the two distributions; 0 where they are equal.
 
-    With the smaller one s it is log(1 + |S - S'| / s), and has the sign of S - S'.
+    With the smaller sum s it is log(1 + |S - S'| / s), with the sign of S - S'. For similar sums its error is
+    smaller than that of a difference of two logs.
     """
     sums_sbuf, others_sbuf = first.sums_sbuf, second.sums_sbuf
     smaller_sbuf, log_sbuf, sign_sbuf = (float32_like(sums_sbuf) for _ in range(3))
@@ -147,7 +154,7 @@ def log_ratio(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
 
 
 def center(first: Exponentials, second: Exponentials, temperature: float) -> nl.NkiTensor:
-    """Return T * (lse - lse') of logits: a difference of two logits minus this is T * log(p / p')."""
+    """Return T * (lse - lse'), for logits x and x' of the two: x - x' minus this is T * log(p / p')."""
     center_sbuf = difference(second.neg_shift_sbuf, first.neg_shift_sbuf)
     nisa.scalar_tensor_tensor(
         dst=center_sbuf,
@@ -161,7 +168,11 @@ def center(first: Exponentials, second: Exponentials, temperature: float) -> nl.
 
 
 def kl_of_totals(launch: Launch, totals: Totals) -> Divergences:
-    """Return E[d - c] / T - log(S / S') of the weighting distribution."""
+    """Return the Kullback-Leibler divergence E[d - c] / T - log(S / S').
+
+    E is the mean under the distribution whose probabilities are the weights, with exponentials e; d are its logits
+    minus those of the other one, c is the difference of their shifts, and S and S' are their sums of exponentials.
+    """
     weighting, other = totals.weighting(launch)
     mean_sbuf = _mean(totals.weighted_sbuf, weighting.sums_sbuf, 1.0)
     # Infinite beyond INFINITE, exact below it.
@@ -182,7 +193,8 @@ def kl_of_totals(launch: Launch, totals: Totals) -> Divergences:
 def jensen_shannon_of_totals(launch: Launch, totals: Totals) -> Divergences:
     """Return beta * KL(teacher || mixture) + (1 - beta) * KL(student || mixture), and the latter divergence.
 
-    KL(student || mixture) is -E_student[L], and KL(teacher || mixture) is E_teacher[r - L].
+    KL(student || mixture) is -E_student[L], and KL(teacher || mixture) is E_teacher[r - L], with r and L of
+    :mod:`.mixture`.
     """
     beta = launch.options.beta
     log_rest = log1p(-beta)
@@ -217,14 +229,14 @@ def _mean(sum_sbuf: nl.NkiTensor, exponentials_sbuf: nl.NkiTensor, factor: float
 
 
 def _finish(loss_sbuf: nl.NkiTensor, totals: Totals) -> None:
-    """Raise negative values, which only rounding produces, to 0; set rows without a distribution to NaN."""
+    """Raise negative losses, which only rounding produces, to 0; set those of rows without a distribution to NaN."""
     nisa.tensor_scalar(dst=loss_sbuf, data=loss_sbuf, op0=nl.maximum, operand0=0.0)
     for side in (totals.student, totals.teacher):
         add_nan_of_empty(loss_sbuf, side.neg_shift_sbuf)
 
 
 def _outside(sums_sbuf: nl.NkiTensor, most: float) -> nl.NkiTensor:
-    """Return 1.0 where a sum is outside the trusted range or NaN, which equals nothing; else 0.0."""
+    """Return 1.0 where a sum is NaN or outside the trusted range, from 0.5 to ``most``; else 0.0."""
     trusted_sbuf, outside_sbuf = float32_like(sums_sbuf), float32_like(sums_sbuf)
     nisa.tensor_scalar(
         dst=trusted_sbuf, data=sums_sbuf, op0=nl.maximum, operand0=_SUM_LEAST, op1=nl.minimum, operand1=most

@@ -40,15 +40,16 @@ def profile_distillation_launch(
         dtype: the type of the student's logits, and of the teacher's unless ``teacher_dtype`` is passed.
         direction: ``"forward"`` or ``"backward"``.
         teacher_dtype: the type of the teacher's logits.
-        target: the generation, such as ``"trn2"``.
+        target: the generation of the device, such as ``"trn2"``.
         cores: the number of cores of the launch.
         parameters: the assumptions of the model where nothing is published.
-        trips: the iterations of the forward's loop over recomputed positions, in the form that ``profile`` accepts.
+        trips: the number of iterations of the forward's loop over recomputed positions, in the form that
+            ``profile`` accepts.
         options: further keyword arguments of the kernel, such as ``beta`` and ``chunk_size``.
 
     Raises:
         AssertionError: if the kernel does not take the arguments.
-        NkiValidationError: if the hardware does not.
+        NkiValidationError: if the hardware does not accept them.
     """
     is_forward, shape = direction == "forward", (num_positions, vocab_size)
     kernel: Any = distillation_forward if is_forward else distillation_backward

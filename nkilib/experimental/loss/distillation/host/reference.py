@@ -153,7 +153,7 @@ def distillation_gradient_bound(
 ) -> Array:
     """Return the accepted error of every element of the gradient.
 
-    The reference gradient is ``exact``; the student's type is the type of the result.
+    ``exact`` is the reference gradient. The result of the kernel has the type of ``student``.
     """
     distributions = Distributions.of_logits(student, teacher, temperature)
     upstream = np.abs(np.asarray(grad_loss, np.float64))[:, None] / temperature

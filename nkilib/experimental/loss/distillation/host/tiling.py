@@ -32,7 +32,7 @@ class DistillationTiling(NamedTuple):
     """The sizes into which a launch is cut; use ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
-        chunk_size: vocabulary entries processed at a time.
+        chunk_size: the number of vocabulary entries that are processed at a time.
     """
 
     chunk_size: int
@@ -83,12 +83,15 @@ class MixturePlan(NamedTuple):
 
     @property
     def lag(self) -> int:
-        """The delay of the next rows' first visit in chunks: until a chunk has been loaded in place of another."""
+        """The number of chunks by which the next rows' first visit lags behind the second visit of the current ones.
+
+        A chunk of the next rows must first have been loaded in place of another.
+        """
         return SPARE_CHUNKS if self.keeps_rows else 0
 
     @property
     def weights(self) -> int:
-        """The number of tiles of exponentials; kept rows leave room for them only in PSUM."""
+        """The number of tiles of exponentials that are multiplied; if rows are kept, only PSUM has room for them."""
         return 2 if self.keeps_rows else 3
 
 
@@ -134,7 +137,9 @@ def _bytes_of_group(group: int, bytes_of_pair: int) -> int:
 def choose_distillation_tiling(
     vocab_size: int, bytes_of_pair: int, is_mixed: bool, is_backward: bool = False
 ) -> DistillationTiling:
-    """Return chunks of nearly equal size; they depend only on the arguments, so the bits of a row do not vary either.
+    """Return the size of the chunks of a row, which are nearly equal.
+
+    It depends only on the arguments, so that the bits of a row's results do not depend on other rows.
 
     Args:
         vocab_size: V.
