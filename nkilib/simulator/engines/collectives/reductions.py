@@ -22,7 +22,7 @@ _EXACT = frozenset({int32, uint32})
 
 
 def store_reduced(core: Core, dst: NkiTensor, key: str, parts: Sequence[npt.NDArray[Any]]) -> None:
-    """Reduce the arrays ``parts``, each like ``dst``, from first to last, round once, and store the result in ``dst``."""
+    """Reduce the arrays ``parts``, each like ``dst``, from first to last, round once, and store the result."""
     write(core, dst, reduced(key, dst.dtype, parts), computed_in(dst.dtype))
 
 
