@@ -30,13 +30,13 @@ class _Site(NamedTuple):
 
 
 class Shift(NamedTuple):
-    """The distance of a repeated instruction from the one that was run, in whose place it is noted.
+    """The distance of a repeated instruction, which was not run, from the one that it repeats.
 
     Attributes:
         ns: the distance in time.
         numbers: the distance in instructions.
         floor: the number of the first instruction of the period before the repeated one, in the outermost repeat:
-            earlier instructions are not shifted.
+            causes before it are the same for all repetitions.
     """
 
     ns: float = 0.0
