@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The margin between a target and the other classes, as kernels that are launched on their own."""
+"""The kernels of the multi-class margin loss, to be launched on their own."""
 
 from nkilib.experimental.loss.multi_margin.row import (
     MULTI_MARGIN,

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of the rows of one core: computed and stored chunk by chunk, then the element at the target over it.
+"""The gradient of the rows of one core, computed and stored chunk by chunk; last, the element at each target
+is written.
 
-The derivative with respect to x_j is p relu(x_j - x_t + margin)^(p - 1); with respect to x_t it is minus the sum of the
-others. The core that has stored the chunks of a row then scatters this element.
+For input x, target t and exponent p, the derivative with respect to x_j is p
+relu(x_j - x_t + margin)^(p - 1), and with respect to x_t it is minus the sum of the others. The core that
+has stored the chunks of a row then scatters this element.
 """
 
 from __future__ import annotations
@@ -40,10 +42,10 @@ class _PendingBlock:
         block: the rows.
         thresholds: the thresholds of the rows.
         least_sbuf: the number above which elements have positive terms.
-        factor_sbuf: the factor of the derivatives.
-        parts: sums of the derivatives of chunks.
-        own_sbuf: the contribution of the target's own term to these sums.
-        stores: the stores of the chunks.
+        factor_sbuf: the factor by which the derivatives of each row are multiplied.
+        parts: the sum of the derivatives of each chunk.
+        own_sbuf: the part that the target's own term contributes to these sums, and that is subtracted again.
+        stores: the DMA instructions that store the chunks.
     """
 
     block: RowBlock
@@ -62,12 +64,13 @@ class _Backward:
     Attributes:
         launch: the launch of the kernel.
         stream: the stream of the input.
-        scratch: tiles of derivatives without the factor of the row: 0 and 1 in bfloat16, or float32.
-        unused: tiles for the output that Scalar writes while it sums up, so that it overwrites nothing that Vector
-            reads.
+        scratch: tiles of derivatives without the factor of the row: 0 or 1 in bfloat16 for p = 1, float32 for
+            p = 2.
+        unused: tiles for the copy that Scalar writes while it sums up and that is not used, so that it
+            overwrites nothing that Vector reads.
         upstream: the upstream gradients of the losses.
         uniform_sbuf: the upstream gradient of all losses; None if they differ.
-        grad_input_hbm: [N, C].
+        grad_input_hbm: the gradient, [N, C].
     """
 
     launch: Launch
@@ -89,7 +92,9 @@ class _Backward:
         return cls(launch, stream, scratch, unused, upstream, upstream.uniform(), grad_input_hbm)
 
     def run(self, blocks: list[RowBlock]) -> None:
-        """Process all rows. A block is finished during the next one, so that no engine waits for its sums."""
+        """Process all rows. The sums of a block are finished during the next block, so that no engine waits
+        for them.
+        """
         all_thresholds = thresholds_of_blocks(self.launch, blocks)
         previous: _PendingBlock | None = None
         for visit, block in enumerate(blocks):
@@ -103,7 +108,7 @@ class _Backward:
             self._scatter(previous)
 
     def _begin(self, block: RowBlock, thresholds: Thresholds) -> _PendingBlock:
-        """Begin a block with the derivative that the target's own term would have."""
+        """Begin a block, with the derivative of the target's own term, which the sums over chunks will include."""
         own_sbuf, derivative_sbuf = float32_like(thresholds.value_sbuf), float32_like(thresholds.value_sbuf)
         parts = RowSums.make(block.batch.rows, self.stream.num_chunks)
         factor_sbuf = self._factor(block, thresholds)
@@ -129,9 +134,10 @@ class _Backward:
         pending: _PendingBlock,
         sum_sbuf: nl.NkiTensor,
     ) -> None:
-        """Compute the derivative without its factor, and the sum of each row.
+        """Compute the derivatives of a tile without the factor of each row, and the sum over each row.
 
-        For p = 1 the derivative tells whether the term is positive, and the sum is exact; for p = 2 it is the hinge.
+        For p = 1 a derivative is 1 where the term is positive and else 0, so that the sum is exact; for p = 2 it is
+        the hinge.
         """
         if self.launch.options.p == 2:
             hinges(dst_sbuf, input_sbuf, pending.thresholds.bias_sbuf, sum_sbuf)
@@ -163,7 +169,9 @@ class _Backward:
         return factor_sbuf
 
     def _scatter(self, pending: _PendingBlock) -> None:
-        """Write minus the sum of the derivatives of a row to its target, after the stores of its chunks."""
+        """Write minus the sum of a row's derivatives to the element at its target, after the stores of the row's
+        chunks.
+        """
         sum_sbuf = sum_without(pending.parts, pending.own_sbuf)
         gradient_sbuf = float32_like(sum_sbuf)
         nisa.scalar_tensor_tensor(

@@ -3,8 +3,8 @@
 
 """The losses of the rows of one core, stored or summed.
 
-A row is read once. The element at its target is gathered before; the term of the target itself is computed by the same
-float32 operations, and subtracted.
+A row is read once. The element at its target is gathered before. The sum over the row includes the term of
+the target itself; that term is computed by the same float32 operations, and subtracted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CYCLE, _CHUNK_OF_VECTOR = 3, 1
 
 
 def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
-    """Compute the losses [N], or their sum [1]."""
+    """Compute the losses of the rows of this core, stored into [N], or their contribution to the sum, [1]."""
     sums = None if launch.is_each else PartialSums.make(launch.number_of_blocks)
     blocks = launch.blocks()
     if blocks:
@@ -44,8 +44,8 @@ class _PendingBlock:
     Attributes:
         block: the rows.
         thresholds: the thresholds of the rows.
-        parts: sums of chunks.
-        own_sbuf: the term of the target, float32 [rows, 1].
+        parts: the sum of the terms of each chunk.
+        own_sbuf: the term of the target itself, which the sums include, float32 [rows, 1].
     """
 
     block: RowBlock
@@ -61,8 +61,8 @@ class _Forward:
     Attributes:
         launch: the launch of the kernel.
         stream: the stream of the input.
-        scratch: float32 tiles of squares; None if there are none.
-        zeros_sbuf: a chunk of zeros.
+        scratch: float32 tiles for the terms of p = 2; None for p = 1.
+        zeros_sbuf: a tile of zeros as large as a chunk.
     """
 
     launch: Launch
@@ -80,7 +80,9 @@ class _Forward:
         return cls(launch, stream, scratch, zeros_sbuf)
 
     def run(self, blocks: list[RowBlock], loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
-        """Process all rows. A block is finished during the next one, so that no engine waits for its sums."""
+        """Process all rows. The sums of a block are finished during the next block, so that no engine waits
+        for them.
+        """
         all_thresholds = thresholds_of_blocks(self.launch, blocks)
         previous: _PendingBlock | None = None
         for visit, block in enumerate(blocks):
@@ -95,7 +97,7 @@ class _Forward:
             self._finish(previous, loss_hbm, sums)
 
     def _begin(self, block: RowBlock, thresholds: Thresholds) -> _PendingBlock:
-        """Begin a block with the term of the target itself."""
+        """Begin a block with the term of the target itself, which the sums over chunks will include."""
         own_sbuf, term_sbuf = float32_like(thresholds.value_sbuf), float32_like(thresholds.value_sbuf)
         terms = hinges if self.scratch is None else square_hinges
         terms(term_sbuf, thresholds.value_sbuf, thresholds.bias_sbuf, own_sbuf)
@@ -111,7 +113,7 @@ class _Forward:
             hinges(input_sbuf, input_sbuf, bias_sbuf, sum_sbuf)
 
     def _finish(self, pending: _PendingBlock, loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
-        """Store the losses of a block, or keep them for their sum."""
+        """Store the losses of a block, or put them into ``sums``."""
         rows = pending.block.batch.rows
         losses_sbuf = nl.ndarray((rows, 1), dtype=loss_hbm.dtype, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels of the margin between a target and the other classes: plain functions, to be launched or called from NKI."""
+"""The kernels of the multi-class margin loss: plain functions, to be launched or called from NKI code."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ def multi_margin_loss_forward(
     reduction: str = "mean",
     chunk_size: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the margin loss of every row: the sum of w[t] relu(x_j - x_t + margin)^p over classes, divided by C.
+    """Compute the margin loss of every row x: the sum of w[t] relu(x_j - x_t + margin)^p over classes, divided by
+    C.
 
-    The sum runs over the classes j other than the target t. Equivalent to
-    ``F.multi_margin_loss(input, target, p, margin, weight, reduction=reduction)`` in PyTorch. The input is read once.
-    Launch with ``multi_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores.
+    The sum runs over the classes j other than the target t; w are the class weights. Equivalent to
+    ``F.multi_margin_loss(input, target, p, margin, weight,
+    reduction=reduction)`` in PyTorch. The input is read once. Launch with ``multi_margin_loss_forward[2](...)``
+    on a logical NeuronCore of two cores.
 
     Dimensions:
         N: rows (N > 0).
         C: classes (C > 0).
 
     Args:
-        input_hbm: [N, C], bfloat16, float16 or float32, in HBM.
+        input_hbm: the scores, [N, C], bfloat16, float16 or float32, in HBM.
         targets_hbm: [N], int32, each in [0, C). Another value is an out-of-range access of the DMA engine, which
             touches no other row.
         class_weight_hbm: [C], float32; None means 1.
-        p: 1 or 2.
-        margin: finite.
+        p: the exponent, 1 or 2.
+        margin: the amount by which the score of the target should exceed every other one; finite.
         reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum divided by N, whatever the weights are.
         chunk_size: columns that are processed at a time, at most 4,096; None:
             :func:`~nkilib.experimental.loss.multi_margin.host.tiling.choose_multi_margin_tiling`.
@@ -76,9 +78,9 @@ def multi_margin_loss_backward(
 ) -> nl.NkiTensor:
     """Compute the gradient of :func:`multi_margin_loss_forward` with respect to the input.
 
-    With respect to x_j it is w[t] p relu(x_j - x_t + margin)^(p - 1) / C where the base is positive, and 0 elsewhere;
-    with respect to x_t it is minus the sum of these. The input is read once, and the gradient is written once, except
-    the element at the target.
+    With respect to x_j it is w[t] p relu(x_j - x_t + margin)^(p - 1) / C where x_j - x_t + margin is positive,
+    and 0 elsewhere; with respect to x_t it is minus the sum of these. The input is read once, and the gradient
+    is written once, except the element at the target.
 
     Args:
         input_hbm, targets_hbm, class_weight_hbm, p, margin, reduction, chunk_size: the arguments of the forward.

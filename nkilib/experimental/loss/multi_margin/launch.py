@@ -31,7 +31,7 @@ from nkilib.nki import nl
 
 @dataclass(frozen=True)
 class MultiMarginOptions:
-    """Options of the loss, by the names that operators and kernels have for them.
+    """The options of the loss, under the names of the kernels' parameters.
 
     Attributes:
         p: 1 or 2, the exponent.
@@ -44,11 +44,11 @@ class MultiMarginOptions:
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Rows that are processed at a time, one for each partition.
+    """Rows that are processed at a time, one in each partition.
 
     Attributes:
-        batch: the rows as a batch of the stream.
-        positions: the rows as positions of the targets.
+        batch: the rows as a batch of the input's stream.
+        positions: the same rows as positions with targets.
     """
 
     batch: Batch
@@ -62,13 +62,13 @@ class RowBlock:
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch of either kernel.
+    """The arguments of a launch of the forward or the backward kernel.
 
     Attributes:
         function: the name of the kernel in error messages.
-        input_hbm: [N, C].
-        targets_hbm: int32 [N].
-        class_weight_hbm: float32 [C]; None for 1.
+        input_hbm: the scores, [N, C].
+        targets_hbm: the targets, int32 [N].
+        class_weight_hbm: the class weights, float32 [C]; None for weights of 1.
         options: the options of the loss.
         reduction: the reduction of the losses.
         tiling: the tiling of a row.
@@ -89,12 +89,12 @@ class Launch:
 
     @property
     def is_each(self) -> bool:
-        """Whether losses are not reduced."""
+        """Whether each loss is stored, that is whether ``reduction`` is ``"none"``."""
         return self.reduction == "none"
 
     @property
     def factor(self) -> float:
-        """The factor of the sum of a row besides its weight, including the factor of a mean."""
+        """The factor of the sum of a row besides its weight: 1 / C, or for a mean 1 / (N C)."""
         shape = self.shape
         return 1.0 / (shape.classes * (shape.rows if self.reduction == "mean" else 1))
 
@@ -109,7 +109,7 @@ class Launch:
         return [_row_block(self.shape, block) for block in own]
 
     def finder(self) -> ElementFinder:
-        """Return the finder of the elements at the targets."""
+        """Return the object that locates the elements at the targets."""
         targets_hbm = self.targets_hbm.reshape((self.shape.rows, 1))
         return ElementFinder.make(self.shape, targets_hbm, self.class_weight_hbm, None)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Registry entries of the margin between a target and the other classes: the kernels, their guarantees and their work.
+"""Registry entries of the multi-class margin loss: the kernels, their guarantees and their work.
 
-The input is read once, and the gradient is written once. For host code. The simulator is imported only when a profile
-asks for the work: on hardware the kernels do without it.
+The forward reads the input once; the backward reads it and writes the gradient once. For host code. The
+simulator is imported only when a profile asks for the work: on hardware the kernels do without it.
 """
 
 from __future__ import annotations

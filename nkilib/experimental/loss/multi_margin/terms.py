@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The terms of a row, relu(x_j - x_t + margin)^p; the loss excludes the term at the target."""
+"""The terms of a row x, relu(x_j - x_t + margin)^p; the loss does not include the term at the target t."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def sum_without(parts: RowSums, own_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Tiles [128, columns of a chunk] that chunks use as a ring buffer."""
+    """A ring buffer of tiles [128, columns of a chunk], one for each chunk in turn."""
 
     tiles_sbuf: list[nl.NkiTensor]
 
     @classmethod
     def make(cls, launch: Launch, dtype: nl.DType) -> Scratch:
-        """Allocate the tiles in a type."""
+        """Allocate the tiles in the type ``dtype``."""
         return cls(ring_of(SCRATCH_BUFFERS, launch.tiling.chunk_size, dtype))
 
     def tile(self, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -56,7 +56,7 @@ def hinges(dst: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_s
 def hinges_on_vector(
     data: nl.NkiTensor, zeros_sbuf: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor
 ) -> None:
-    """Compute :func:`hinges` in place, on Vector."""
+    """Compute :func:`hinges` in place, on Vector instead of Scalar."""
     rows, columns = data.shape
     nisa.scalar_tensor_tensor(
         dst=data,
@@ -74,7 +74,7 @@ def hinges_on_vector(
 def square_hinges(
     scratch_sbuf: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor
 ) -> None:
-    """Compute relu(x + bias)^2 of a tile in scratch and the sum of each row.
+    """Compute relu(x + bias)^2 of a tile into ``scratch_sbuf``, and the sum of each row.
 
     Vector computes the hinges, Scalar the squares.
     """

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The numbers that the elements of a row are compared with: the element at the target, less the margin."""
+"""The thresholds that the elements of a row are compared with: the element at the row's target minus the
+margin.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ _AHEAD = 3
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The thresholds of the rows of a block: tiles [rows, 1], float32.
+    """The thresholds of the rows of a block: float32 tiles [rows, 1].
 
     Attributes:
-        elements: the places of the elements at the targets, and the weights of the rows.
+        elements: the indices of the elements at the targets, and the weights of the rows.
         value_sbuf: the element at the target, x_t.
         bias_sbuf: margin - x_t, finite.
     """
@@ -32,7 +34,7 @@ class Thresholds:
     bias_sbuf: nl.NkiTensor
 
     def least(self) -> nl.NkiTensor:
-        """Return x_t - margin: a term is positive if an element is above it."""
+        """Return x_t - margin, the threshold itself: the terms of elements above it are positive."""
         least_sbuf = float32_like(self.bias_sbuf)
         nisa.tensor_scalar(dst=least_sbuf, data=self.bias_sbuf, op0=nl.multiply, operand0=-1.0)
         return least_sbuf
@@ -41,8 +43,9 @@ class Thresholds:
 def thresholds_of_blocks(launch: Launch, blocks: list[RowBlock]) -> Iterator[Thresholds]:
     """Yield the thresholds of each block.
 
-    They are gathered several blocks ahead, because a gather has the latency of three DMAs. They are computed one block
-    ahead: Vector works in order, and would otherwise compute them only when the previous block is finished.
+    The elements at the targets are gathered several blocks ahead, because a gather has the latency of three
+    DMAs. The thresholds are computed from them one block ahead: Vector works in order, and would otherwise
+    compute them only when the previous block is finished.
     """
     finder = launch.finder()
     gathered: list[tuple[TargetElements, nl.NkiTensor]] = []
@@ -60,7 +63,10 @@ def _gathered(launch: Launch, finder: ElementFinder, block: RowBlock) -> tuple[T
 
 
 def _thresholds(launch: Launch, elements: TargetElements, value_sbuf: nl.NkiTensor) -> Thresholds:
-    """Compute the thresholds. The bias is kept finite, because an infinite one could make an element inf - inf."""
+    """Compute the thresholds of a block from the elements at its targets.
+
+    The bias is kept finite, because its sum with an infinite element could be inf - inf.
+    """
     bias_sbuf = float32_like(value_sbuf)
     nisa.tensor_scalar(
         dst=bias_sbuf,

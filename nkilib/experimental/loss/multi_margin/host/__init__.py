@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tiling, work, reference, bounds and guarantees of the margins of classes: arithmetic and numpy, never traced."""
+"""Host code of the multi-class margin loss: tiling, work, reference, bounds and guarantees; never traced."""

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""References of the kernels in float64, from the very inputs that they get, and derived bounds on the error.
+"""References of the kernels in float64, computed from the same inputs that the kernels get, and derived error
+bounds.
 
 Numpy only, for host code.
 
 u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A hinge is
-relu(x_j + fl(margin - x_t)): u / 2 of |margin - x_t|, of x_j + (margin - x_t), and of the margin, which float32 may
-round. A square: twice the hinge times the error of the hinge, and u / 2 of the square. The sum of a row adds C numbers,
-including the target's own term, within a chunk one after the other at most, and subtracts that term. Three factors
+relu(x_j + fl(margin - x_t)), where fl rounds to float32: its error is u / 2 of |margin - x_t|, of
+x_j + (margin - x_t), and of the margin, which float32 may round. The error of a square is twice the hinge
+times the error of the hinge, and u / 2 of the square. The sum of a row adds C numbers, including the
+target's own term, within a chunk one after the other at most, and subtracts that term. Three factors
 follow: 1 / (N C), the weight and the upstream gradient. A sum of rows adds 32 numbers at a time.
 """
 
@@ -35,8 +37,8 @@ class MultiMarginReference:
     Attributes:
         hinges: relu(x_j - x_t + margin), [N, C], 0 at the target.
         weights: w[t] / C, [N].
-        targets: [N].
-        p: 1 or 2.
+        targets: the target of each row, [N].
+        p: the exponent, 1 or 2.
     """
 
     hinges: Float64Array
@@ -129,5 +131,8 @@ def gradient_bounds(
 
 
 def _additions(classes: int) -> int:
-    """Return the number of additions for a row: within a chunk, of the chunks, and of the target's own term."""
+    """Return the number of consecutive additions in the sum of a row.
+
+    They are the additions within a chunk, those of the chunks, and the subtraction of the target's own term.
+    """
     return min(classes, MOST_COLUMNS) + div_ceil(classes, MOST_COLUMNS) + 2

@@ -28,9 +28,9 @@ class MultiMarginTiling(NamedTuple):
 
 
 def choose_multi_margin_tiling(classes: int) -> MultiMarginTiling:
-    """Choose chunks of nearly equal size.
+    """Choose the chunk size for rows of ``classes`` columns, so that chunks are of nearly equal size.
 
-    They depend only on the number of classes, so that results of a row are bitwise identical in any launch.
+    It depends only on the number of classes, so that results of a row are bitwise identical in any launch.
     """
     even = div_ceil(classes, div_ceil(classes, MOST_COLUMNS))
     return MultiMarginTiling(min(MOST_COLUMNS, div_ceil(even, _ROUND) * _ROUND))
