@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The margins between targets and the other classes, as kernels that are launched on their own."""
+"""The kernels of the multi-label margin loss, to be launched on their own."""
 
 from nkilib.experimental.loss.multilabel_margin.row import (
     MULTILABEL_MARGIN,

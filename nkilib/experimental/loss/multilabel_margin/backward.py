@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of the rows of one core: counts of positive terms, which are exact, times a per-row scalar.
+"""The gradient of the rows of one core: for each class a count of positive terms, which is exact, times a
+per-row scalar.
 
-For each target Vector adds 1 to every class whose term is positive. The number of these classes is the difference of
-the sums before and after. Minus that number is added to the class of the target.
+A term belongs to a target and another class. For each target, Vector adds 1 to the count of every class
+whose term is positive. The number of these classes is the difference of the sums of all counts before and
+after. Minus that number is added to the count of the target's class.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ class _Backward:
     Attributes:
         launch: the launch of the kernel.
         reader: the reader of the targets.
-        unused_sbuf: float32 [128, C].
-        grad_loss_hbm: [N], or float32 [1].
-        grad_input_hbm: [N, C].
+        unused_sbuf: a scratch tile for outputs that are not used, float32 [128, C].
+        grad_loss_hbm: the upstream gradients, [N], or that of the sum or mean, float32 [1].
+        grad_input_hbm: the gradient, [N, C].
     """
 
     launch: Launch
@@ -74,7 +76,7 @@ class _Backward:
                     nisa.dma_copy(dst=store_hbm, src=input_sbuf)
 
     def _factor(self, block: RowBlock) -> nl.NkiTensor:
-        """Return the factor of the counts, float32 [rows, 1]."""
+        """Return the factor that turns the counts of a row into its gradient, float32 [rows, 1]."""
         rows, grad_hbm = block.batch.rows, self.grad_loss_hbm
         grad_sbuf = nl.ndarray((rows, 1), dtype=grad_hbm.dtype, buffer=nl.sbuf)
         if self.launch.is_each:
@@ -89,7 +91,8 @@ class _Backward:
     def _counted(
         self, group_scores: list[Scores], lists: list[TargetLists], iterations: nisa.VirtualRegister
     ) -> list[nl.NkiTensor]:
-        """Return for each class the positive terms that contain it, less the positive terms of which it is the target.
+        """Return, for each class, the number of positive terms of the class minus the positive terms of which it is
+        the target.
 
         Returns:
             The counts of each block, float32 [rows, C].
@@ -123,9 +126,9 @@ class _Counts:
 
     Attributes:
         scores: the scores of the block.
-        counts_sbuf: the positive terms of each class, float32 [rows, C].
-        sums_sbuf: the sum of the counts of a row after each target, float32 [rows, iterations, targets of an
-            iteration].
+        counts_sbuf: the number of positive terms of each class, float32 [rows, C].
+        sums_sbuf: the sum of all counts of a row, after each of its targets has been counted, float32 [rows,
+            iterations, targets of an iteration].
     """
 
     scores: Scores
@@ -134,7 +137,9 @@ class _Counts:
 
     @classmethod
     def make(cls, scores: Scores) -> _Counts:
-        """Start with counts of 0. The biases of the scores become thresholds: higher scores have positive terms."""
+        """Start with counts of 0, and negate the biases of the scores: a term is positive if the score exceeds the
+        result.
+        """
         counts = cls(scores, float32_like(scores.others_sbuf), float32_like(scores.biases_sbuf))
         for tile_sbuf in (counts.counts_sbuf, counts.sums_sbuf):
             nisa.memset(dst=tile_sbuf, value=0.0)
@@ -142,7 +147,7 @@ class _Counts:
         return counts
 
     def count(self, iteration: nisa.VirtualRegister, place: int) -> None:
-        """Count the positive terms of one target of each row."""
+        """Count the positive terms of one target of each row: number ``place`` of the loop's current iteration."""
         nisa.scalar_tensor_tensor(
             dst=self.counts_sbuf,
             data=self.scores.others_sbuf,
@@ -157,7 +162,14 @@ class _Counts:
     def give(
         self, target_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor, ordinals: Ordinals, unused_sbuf: nl.NkiTensor
     ) -> None:
-        """Add the number of a target to the count of its class, which was 0."""
+        """Add ``number_sbuf`` to the count of the class of one target of each row.
+
+        Args:
+            target_sbuf: the targets, as classes from 1; 0 where a row has no further target, [rows, 1].
+            number_sbuf: the numbers to add, [rows, 1].
+            ordinals: the numbers of the classes.
+            unused_sbuf: a scratch tile, [128, C].
+        """
         rows = self.counts_sbuf.shape[0]
         chosen_sbuf = unused_sbuf[0:rows, :]
         nisa.tensor_scalar(
@@ -172,7 +184,7 @@ class _Counts:
 
 
 def _negative_differences(sums_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the previous number less the number, for each number of a tile; before the first one is 0."""
+    """Return for each number of a row the previous number minus this one; the number before the first one is 0."""
     rows, iterations, places = sums_sbuf.shape
     columns = iterations * places
     flat_sbuf, found_sbuf = sums_sbuf.reshape((rows, columns)), float32_like(sums_sbuf)

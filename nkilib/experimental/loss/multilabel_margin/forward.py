@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses of the rows of one core, stored or summed: a pass of Scalar over the other classes for each target."""
+"""The losses of the rows of one core, stored or summed. For each target, Scalar makes a pass over the other
+classes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _BYTES_OF_CLASS = 14
 
 
 def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
-    """Compute the losses [N], or their sum [1]."""
+    """Compute the losses of the rows of this core, stored into [N], or their contribution to the sum, [1]."""
     sums = None if launch.is_each else PartialSums.make(launch.number_of_blocks)
     _Forward.make(launch).run(loss_hbm, sums)
     if sums is not None:
@@ -38,7 +40,8 @@ class _Forward:
     Attributes:
         launch: the launch of the kernel.
         reader: the reader of the targets.
-        unused_sbuf: the output of instructions that are only needed for their sum, float32 [128, C].
+        unused_sbuf: a scratch tile for the output of instructions of which only the sum is used, float32 [128,
+            C].
     """
 
     launch: Launch
@@ -89,7 +92,7 @@ class _Forward:
     def _finish(
         self, block: RowBlock, sum_sbuf: nl.NkiTensor, loss_hbm: nl.NkiTensor, sums: PartialSums | None
     ) -> None:
-        """Store the losses of a block, or keep them for their sum."""
+        """Store the losses of a block, or put them into ``sums``."""
         rows = block.batch.rows
         losses_sbuf = nl.ndarray((rows, 1), dtype=loss_hbm.dtype, buffer=nl.sbuf)
         to_sbuf = losses_sbuf if sums is None else sums.of_part(block.number, rows)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels of the margins between targets and the other classes: plain functions, to be launched or called from NKI."""
+"""The kernels of the multi-label margin loss: plain functions, to be launched or called from NKI code."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from nkilib.nki import nl
 def multilabel_margin_loss_forward(
     input_hbm: HbmTensor, targets_hbm: HbmTensor, reduction: str = "mean"
 ) -> nl.NkiTensor:
-    """Compute the margin loss of the targets of every row: the sum of relu(1 - (x_t - x_j)), divided by C.
+    """Compute the margin loss of the targets of every row x: the sum of relu(1 - (x_t - x_j)), divided by C.
 
     The sum runs over the targets t of the row and the classes j that are no targets. Equivalent to
     ``F.multilabel_margin_loss(input, target, reduction=reduction)`` in PyTorch. Launch with
-    ``multilabel_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores. The time grows with the longest
-    list of targets of all rows, which the device finds.
+    ``multilabel_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores. The time grows with the
+    length of the longest list of targets of all rows, which the device finds out.
 
     Dimensions:
         N: rows (0 < N <= 262,144).
         C: classes (0 < C <= 4,096).
 
     Args:
-        input_hbm: [N, C], bfloat16, float16 or float32, in HBM. An infinite score counts as the largest finite number.
+        input_hbm: the scores, [N, C], bfloat16, float16 or float32, in HBM. An infinite score counts as the
+            largest finite number.
         targets_hbm: [N, C], int32; the targets of a row are the classes before its first negative number. A class that
             occurs twice counts twice. A number of C or more counts as a target with a score of 0, and touches nothing
             else.
@@ -59,8 +60,9 @@ def multilabel_margin_loss_backward(
 ) -> nl.NkiTensor:
     """Compute the gradient of :func:`multilabel_margin_loss_forward` with respect to the input.
 
-    For x_j of a class that is no target it is the number of targets with x_t - x_j < 1, divided by C. For x_t it is
-    minus the number of classes with x_t - x_j < 1, divided by C, for each time that t is a target.
+    For x_j of a class that is no target it is the number of targets with x_t - x_j < 1, divided by C. For x_t
+    of a target it is minus the number of such classes with x_t - x_j < 1, divided by C, for each time that t is
+    in the list.
 
     Args:
         input_hbm, targets_hbm, reduction: the arguments of the forward.

@@ -28,13 +28,13 @@ _TILE_BYTES, _SHARED_BYTES = 190_000, 28
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Rows that are processed at a time, one for each partition.
+    """Rows that are processed at a time, one in each partition.
 
     Attributes:
         number: the number of the block among all blocks of the launch.
         place: the number of the block among the blocks of its core.
         batch: the rows.
-        is_stored: whether this core stores their results.
+        is_stored: whether this core stores the results of the rows.
     """
 
     number: int
@@ -45,12 +45,12 @@ class RowBlock:
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch of either kernel.
+    """The arguments of a launch of the forward or the backward kernel.
 
     Attributes:
         function: the name of the kernel in error messages.
-        input_hbm: [N, C].
-        targets_hbm: int32 [N, C].
+        input_hbm: the scores, [N, C].
+        targets_hbm: the list of targets of each row, int32 [N, C].
         reduction: the reduction of the losses.
     """
 
@@ -71,24 +71,25 @@ class Launch:
 
     @property
     def is_each(self) -> bool:
-        """Whether losses are not reduced."""
+        """Whether each loss is stored, that is whether ``reduction`` is ``"none"``."""
         return self.reduction == "none"
 
     @property
     def factor(self) -> float:
-        """The factor of the sum of a row, including the factor of a mean."""
+        """The factor of the sum of a row: 1 / C, or for a mean 1 / (N C)."""
         return 1.0 / (self.classes * (self.rows if self.reduction == "mean" else 1))
 
     @property
     def number_of_blocks(self) -> int:
-        """The number of blocks of all cores.
+        """The number of blocks of rows of all cores.
 
         It is even, so that both cores run their loops equally often, and does not depend on the number of cores.
         """
         return 2 * div_ceil(self.rows, 2 * PARTITIONS)
 
     def groups(self, bytes_of_class: int) -> list[list[RowBlock]]:
-        """Return the blocks of this core, in groups that share the loops, because starting a loop takes long.
+        """Return the blocks of this core in groups; each loop processes a whole group, because starting a loop takes
+        long.
 
         Args:
             bytes_of_class: the bytes of a partition that a block takes for each class.
@@ -99,7 +100,10 @@ class Launch:
         return [blocks[start : start + size] for start in range(0, len(blocks), size)]
 
     def blocks(self) -> list[RowBlock]:
-        """Return the blocks of this core. A single row is processed by each core, and stored by the first one."""
+        """Return the blocks of this core.
+
+        If there is only one row, both cores process it, and only the first one stores its results.
+        """
         cores, core, count = nl.num_programs(), nl.program_id(0), self.number_of_blocks
         if self.rows == 1:
             return [RowBlock(0, 0, Batch(0, 1, 1), core == 0)]
@@ -112,7 +116,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class InputBuffers:
-    """Tiles [128, C] of the input that all groups reuse.
+    """Tiles [128, C] for the input, which each group of blocks reuses.
 
     Attributes:
         launch: the launch of the kernel.
@@ -129,7 +133,10 @@ class InputBuffers:
         return cls(launch, [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(blocks)])
 
     def loaded(self, group: list[RowBlock]) -> list[nl.NkiTensor]:
-        """Load the inputs of a group, [rows, C] each; zeros instead of a row that the other core may overwrite."""
+        """Load the inputs of a group, a tile [rows, C] for each block.
+
+        A row whose results the other core stores is replaced by zeros, because the other core may overwrite it.
+        """
         inputs = []
         for block, tile_sbuf in zip(group, self.tiles_sbuf, strict=False):
             input_sbuf = tile_sbuf[0 : block.batch.rows, :]

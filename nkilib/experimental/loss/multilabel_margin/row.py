@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Registry entries of the margins between several targets and the other classes: kernels, guarantees and work.
+"""Registry entries of the multi-label margin loss: the kernels, their guarantees and their work.
 
-Input and targets are read, the targets twice, and the gradient is written. For host code. The simulator is imported
-only when a profile asks for the work: on hardware the kernels do without it.
+The work counts one read of the input and of the targets, though the kernels read the targets twice, and one
+write of the gradient. For host code. The simulator is imported only when a profile asks for the work: on
+hardware the kernels do without it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, **_: Any
 
 
 def forward_trips(input_hbm: Any, **_: Any) -> dict[str, int]:
-    """Return the most iterations of each loop of the forward: a row has at most as many targets as classes."""
+    """Return the largest number of iterations of each loop of the forward: a row has at most as many targets as
+    classes.
+    """
     most = iterations_of(int(input_hbm.shape[1]))
     return {"find_targets": most, "sum_terms": most}
 

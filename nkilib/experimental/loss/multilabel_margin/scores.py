@@ -17,12 +17,13 @@ _LOWEST = float("-inf")
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a block.
+    """The scores of a block of rows.
 
     Attributes:
-        others_sbuf: [rows, C], in the type of the input; -inf at every target once the targets are found.
-        biases_sbuf: 1 - x_t for each target of a list, float32 [rows, iterations, targets of an iteration]; behind the
-            end of the list a number for which no term is positive.
+        others_sbuf: [rows, C], in the type of the input; the scores of the input; -inf at every target once the
+            targets are found.
+        biases_sbuf: 1 - x_t for each target t of a row's list, float32 [rows, iterations, targets of an
+            iteration]; behind the end of the list a number for which no term is positive.
         is_target_sbuf: bfloat16 [rows, C], 1 at every target, else 0.
     """
 
@@ -32,7 +33,7 @@ class Scores:
 
     @classmethod
     def make(cls, input_sbuf: nl.NkiTensor, lists: TargetLists) -> Scores:
-        """Start with finite scores, before any target is found."""
+        """Clip the scores of the input to finite numbers, and allocate the other tiles; no target is found yet."""
         highest = _HIGHEST[input_sbuf.dtype]
         nisa.tensor_scalar(
             dst=input_sbuf, data=input_sbuf, op0=nl.minimum, operand0=highest, op1=nl.maximum, operand1=-highest
@@ -51,7 +52,10 @@ class Scores:
         ordinals: Ordinals,
         unused_sbuf: nl.NkiTensor,
     ) -> None:
-        """Store the score of a target in the place of its bias, and mark the target."""
+        """Store the score x_t of one target of each row in the place of its bias, and mark the target.
+
+        The target is number ``place`` of the loop's current iteration.
+        """
         rows, target_sbuf = self.others_sbuf.shape[0], lists.of_iteration(iteration, place)
         rising_sbuf = ordinals.rising_sbuf[0:rows, :]
         nisa.scalar_tensor_tensor(
@@ -89,8 +93,8 @@ def scores_of_group(
     Args:
         inputs_sbuf: the scores of each block, [rows, C]; overwritten.
         lists: the target lists of each block.
-        ordinals: the numbers of the classes.
-        iterations: the number of iterations that cover the longest list of all rows.
+        ordinals: the numbers of the classes, with which targets are compared.
+        iterations: the number of iterations of a loop that covers the longest list of all rows.
         unused_sbuf: a scratch tile for products, [128, C].
     """
     group_scores = [
@@ -111,7 +115,7 @@ def scores_of_group(
 
 
 def _make_biases(biases_sbuf: nl.NkiTensor, lists: TargetLists) -> None:
-    """Replace x_t by 1 - x_t, finite."""
+    """Replace each x_t by 1 - x_t, and by the lowest float32 behind the end of a list."""
     nisa.tensor_scalar(dst=biases_sbuf, data=biases_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=1.0)
     is_none_sbuf = nl.ndarray(biases_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=is_none_sbuf, data=lists.classes_sbuf, op0=nl.equal, operand0=0.0)

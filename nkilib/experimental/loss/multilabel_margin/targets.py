@@ -3,9 +3,9 @@
 
 """The targets of a block of rows: one list for each row, ended by the first negative number.
 
-The operands of a loop of the device must exist for each of its iterations, and rows have lists of different lengths.
-Therefore lists are padded with 0, classes count from 1, and the loops run as often as the longest list of all rows
-needs.
+The operands of a loop of the device must exist for each of its iterations, and rows have lists of different
+lengths. Therefore lists are padded with 0, classes count from 1, and a loop runs as often as the longest
+list of all rows needs. Each iteration processes a fixed number of targets of every row.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _PIPE = 1
 
 
 def iterations_of(classes: int) -> int:
-    """Return the number of iterations of a loop over as many targets as there are classes."""
+    """Return the number of iterations of a loop over a list that has as many targets as there are classes."""
     return div_ceil(classes, TARGETS_OF_ITERATION)
 
 
 @dataclass(frozen=True)
 class Ordinals:
-    """The numbers of the classes, float32 [128, C], the same in every partition.
+    """The numbers of the classes, counted from 1: float32 [128, C], the same in every partition.
 
     Attributes:
         rising_sbuf: 1, 2, ..., C.
@@ -41,7 +41,7 @@ class Ordinals:
 
     @classmethod
     def make(cls, classes: int) -> Ordinals:
-        """Count in int32, and convert to float32, which is exact."""
+        """Compute the tiles, which count in int32 and are converted to float32; this is exact."""
         tiles = []
         for first, step in ((1, 1), (classes, -1)):
             counted_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.int32, buffer=nl.sbuf)
@@ -54,34 +54,37 @@ class Ordinals:
 
 @dataclass(frozen=True)
 class TargetLists:
-    """The lists of a block.
+    """The padded lists of targets of a block of rows.
 
     Attributes:
-        classes_sbuf: float32 [rows, iterations, targets of an iteration]: classes from 1, and 0 behind the end.
+        classes_sbuf: float32 [rows, iterations, targets of an iteration]: classes, counted from 1, and 0 behind
+            the end of a list.
     """
 
     classes_sbuf: nl.NkiTensor
 
     def of_iteration(self, iteration: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
-        """Return one target of each row, [rows, 1]."""
+        """Return target number ``place`` of an iteration, one for each row, [rows, 1]."""
         return of_iteration(self.classes_sbuf, iteration, place)
 
 
 def of_iteration(tile_sbuf: nl.NkiTensor, iteration: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
-    """Return one number of each row from a tile [rows, iterations, targets of an iteration]."""
+    """Return number ``place`` of an iteration, one for each row, from a tile [rows, iterations, targets of an
+    iteration].
+    """
     rows = tile_sbuf.shape[0]
     return tile_sbuf[:, nl.ds(iteration, 1), place : place + 1].reshape((rows, 1))
 
 
 @dataclass(frozen=True)
 class TargetReader:
-    """The tiles from which the lists of all blocks are computed.
+    """The tiles with which the lists of all blocks are loaded and computed.
 
     Attributes:
         launch: the launch of the kernel.
         ordinals: the numbers of the classes.
-        loaded_sbuf: two int32 tiles [128, C] that blocks use alternately.
-        unused_sbuf: float32 [128, C].
+        loaded_sbuf: two int32 tiles [128, C] for loaded targets, which blocks use alternately.
+        unused_sbuf: a scratch tile, float32 [128, C].
     """
 
     launch: Launch
@@ -124,7 +127,9 @@ class TargetReader:
         return lengths_sbuf
 
     def iterations(self, lengths_sbuf: nl.NkiTensor) -> nisa.VirtualRegister:
-        """Return the number of iterations for the longest list of all rows, of both cores."""
+        """Return the number of iterations that the longest list of all rows needs, including the rows of the other
+        core.
+        """
         longest_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_reduce(dst=longest_sbuf, op=nl.maximum, data=lengths_sbuf, axis=1)
         transposed_psum = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
@@ -144,7 +149,9 @@ class TargetReader:
         return iterations
 
     def lists(self, block: RowBlock, lengths_sbuf: nl.NkiTensor) -> TargetLists:
-        """Return the lists of a block: (target + 1) * [place in the list < length]."""
+        """Return the padded lists of a block: target + 1 where the place in the row is less than the list's length,
+        else 0.
+        """
         rows, classes = block.batch.rows, self.launch.classes
         length_sbuf = lengths_sbuf[0:rows, block.place : block.place + 1]
         iterations = iterations_of(classes)

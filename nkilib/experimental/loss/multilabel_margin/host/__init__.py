@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Work, reference, bounds and guarantees of the margins of several targets: arithmetic and numpy, never traced."""
+"""Host code of the multi-label margin loss: work, reference, bounds and guarantees; never traced."""

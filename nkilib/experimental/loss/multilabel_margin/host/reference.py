@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""References of the kernels in float64, from the very inputs that they get, and derived bounds on the error.
+"""References of the kernels in float64, computed from the same inputs that the kernels get, and derived error
+bounds.
 
 Numpy only, for host code.
 
 u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A term is
-relu(x_j + fl(1 - x_t)): u / 2 of |1 - x_t| and of the term. The terms of a target are summed one after the other, at
-most C, and then the sums of the targets. One factor follows. A sum of rows adds 32 numbers at a time. A gradient is an
-exact count times two factors, if no term is within its error of 0.
+relu(x_j + fl(1 - x_t)), where fl rounds to float32: its error is u / 2 of |1 - x_t| and of the term. The
+terms of a target are summed one after the other, at most C, and then the sums of the targets. One factor
+follows. A sum of rows adds 32 numbers at a time. A gradient is an exact count times two factors, if no term
+is within its error of 0.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ class MultilabelMarginReference:
     """The hinges and targets of every row, in float64.
 
     Attributes:
-        hinges: relu(1 - (x_t - x_j)), an array [targets, C] for each row; 0 where j is a target. Only targets before
-            the end of the list count.
+        hinges: relu(1 - (x_t - x_j)), an array [targets, C] for each row, with one line for each target t of
+            its list and 0 where j is a target.
         targets: the targets of each row.
         classes: C.
     """
