@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Multi-label soft margin loss: :mod:`.formula` as instructions, and the :mod:`.kernels`.
+"""The multi-label soft margin loss: :mod:`.formula` has its definition in instructions, :mod:`.kernels` the
+kernels.
 
 For host code, :mod:`.host.reference` has the reference and :mod:`.row` the registry entry.
 """

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Multi-label soft margin: the mean over a row of the binary cross-entropy of its classes, from logits.
+"""The multi-label soft margin loss of a row: the mean over its classes of the binary cross-entropy, from
+logits.
 
-For a logit x and a target t it is ``softplus(-abs(x)) + x ([x > 0] - t)``. For t in [0, 1] both terms are at least 0,
-so nothing cancels, however large x is. ``torch.nn.functional.multilabel_soft_margin_loss`` computes two logarithms of
-sigmoids instead.
+For a logit x and a target t the cross-entropy is the sum of two terms,
+``softplus(-abs(x)) + x ([x > 0] - t)``. For t in [0, 1] both are at least 0, so nothing cancels, however
+large x is. ``torch.nn.functional.multilabel_soft_margin_loss`` computes two logarithms of sigmoids instead.
 
-The derivative with respect to x is ``sigmoid(x) - t``, and with respect to t ``-x``; each times weight / classes. The
-derivative with respect to the weight is the elementwise loss / classes.
+The derivative with respect to x is ``sigmoid(x) - t``, and with respect to t ``-x``; each times
+weight / classes. The derivative with respect to the weight is the cross-entropy / classes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ INPUT, TARGET, WEIGHT = 0, 1, 2
 
 
 def needed_tensors(wanted: tuple[int, ...], has_weight: bool) -> tuple[int, ...]:
-    """Return the tensors that gradients are computed from.
+    """Return the numbers of the tensors from which the gradients of the ``wanted`` tensors are computed.
 
     The target is needed for every gradient but its own; the weight is needed for the gradients of input and target.
     """
@@ -40,7 +41,11 @@ def needed_tensors(wanted: tuple[int, ...], has_weight: bool) -> tuple[int, ...]
 
 
 def backward_tiles(wanted: tuple[int, ...]) -> int:
-    """Return half of the float32 tiles of two pieces: one for each gradient, and two for the weight's gradient."""
+    """Return the number of float32 tiles that a piece takes in the backward, see
+    :class:`.definition.RowLossDefinition`.
+
+    There is one for each gradient of input and target, and two for the gradient of the weight.
+    """
     return 4 if WEIGHT in wanted else 2
 
 
@@ -49,11 +54,11 @@ _SOFT, _HARD = 0, 1
 
 @dataclass(frozen=True)
 class LabelFactors:
-    """The factors of the gradients of rows, float32 [partitions, rows] each.
+    """The factors by which the derivatives of each row are multiplied, float32 [partitions, rows] each.
 
     Attributes:
-        of_input: upstream gradient / classes.
-        of_target: the negative of ``of_input``.
+        of_input: the factor for the input's gradient: upstream gradient / classes.
+        of_target: the factor for the target's gradient: the negative of ``of_input``.
     """
 
     of_input: nl.NkiTensor
@@ -62,14 +67,15 @@ class LabelFactors:
 
 @dataclass(frozen=True)
 class MultilabelSoftMargin:
-    """The definition of the loss with its option.
+    """The definition of the loss, with or without a weight.
 
     Attributes:
         classes: the number of classes, which is the divisor.
         has_weight: whether a third tensor multiplies the elementwise losses.
-        short: tiles in the type of the input, if it has 16 bits: Vector writes them four times as fast; else None.
+        short: scratch tiles in the type of the input, if that has 16 bits, because Vector writes them four
+            times as fast; else None.
         backward_tiles: see :class:`.definition.RowLossDefinition`.
-        is_weight_shared: whether all rows have the same weights, whose gradient is a sum.
+        is_weight_shared: whether all rows share one row of weights, whose gradient is the sum over the rows.
     """
 
     classes: int
@@ -90,7 +96,9 @@ class MultilabelSoftMargin:
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
-        """The sums of the two terms of the loss; with a weight, the sum of the losses."""
+        """The sums over a row: one for each of the two terms of the loss; with a weight, a single one of the weighted
+        losses.
+        """
         return (Sum(),) if self.has_weight else (Sum(), Sum())
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
@@ -98,9 +106,10 @@ class MultilabelSoftMargin:
         return needed_tensors(wanted, self.has_weight)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Compute the operands of both terms: abs(x), and [x > 0] - t or x times it, each on an engine that has time.
+        """Compute the operands of both terms for :meth:`accumulate`: abs(x), and [x > 0] - t or x times it.
 
-        With a weight the first operand is the first term itself.
+        The operands are computed on engines that have time for it. With a weight the first operand is the first
+        term itself.
         """
         short = self.short
         hard_sbuf = _hard_term(piece) if short is None or self.has_weight else _label(piece, short)
@@ -112,7 +121,7 @@ class MultilabelSoftMargin:
         return soft_sbuf, hard_sbuf
 
     def accumulate(self, piece: Piece, prepared: Prepared) -> None:
-        """Add to the sums of both terms, or with a weight to the sum of both terms times the weight."""
+        """Add both terms to their sums, or with a weight the sum of both terms times the weight to its sum."""
         soft_sbuf, hard_sbuf = prepared
         if self.has_weight:
             _add(hard_sbuf, soft_sbuf)
@@ -125,7 +134,9 @@ class MultilabelSoftMargin:
             piece.add_product(_HARD, hard_sbuf, hard_sbuf, piece.tensors[INPUT])
 
     def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
-        """Return the sums over classes, divided by the number of classes. There are no coefficients."""
+        """Return the loss of each row: the sums over classes, divided by the number of classes. There are no
+        coefficients.
+        """
         total_sbuf = statistics_sbuf[_SOFT]
         if not self.has_weight:
             total_sbuf = combined(total_sbuf, statistics_sbuf[_HARD], nl.add)
@@ -136,7 +147,9 @@ class MultilabelSoftMargin:
         return LabelFactors(scaled(upstream_sbuf, 1.0 / self.classes), scaled(upstream_sbuf, -1.0 / self.classes))
 
     def gradients(self, piece: Piece, factors: LabelFactors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
-        """Compute the gradients: sigmoid(x) - t for the input, -x for the target, and both terms for the weight."""
+        """Compute the wanted gradients: from sigmoid(x) - t for the input, -x for the target, and both terms for the
+        weight.
+        """
         if INPUT in dst_sbuf:
             self._by_input(piece, factors, dst_sbuf[INPUT])
         if TARGET in dst_sbuf:
@@ -149,7 +162,10 @@ class MultilabelSoftMargin:
             self._by_weight(piece, factors, dst_sbuf[WEIGHT])
 
     def _by_weight(self, piece: Piece, factors: LabelFactors, dst_sbuf: nl.NkiTensor) -> None:
-        """Compute the gradient of the weight from both terms; a sum receives them after the next piece has begun."""
+        """Compute the gradient of the weight from both terms of the loss.
+
+        If all rows share the weight, the terms are added to the sum over the rows after the next piece has begun.
+        """
         soft_sbuf = piece.float32()
         nisa.tensor_scalar(dst=soft_sbuf, data=piece.tensors[INPUT], op0=nl.abs, operand0=None)
         nisa.activation(dst=soft_sbuf, op=nl.softplus, data=soft_sbuf, scale=-1.0)
@@ -162,7 +178,9 @@ class MultilabelSoftMargin:
         combine(piece, dst_sbuf, [Term(hard_sbuf, factors.of_input)])
 
     def _by_input(self, piece: Piece, factors: LabelFactors, dst_sbuf: nl.NkiTensor) -> None:
-        """Compute the input's gradient on Scalar, GpSimd and Vector, in this order: no engine waits for a later one."""
+        """Compute the gradient of the input on Scalar, GpSimd and Vector in this order, so that no engine waits for a
+        later one.
+        """
         derivative_sbuf = piece.float32()
         nisa.activation(dst=derivative_sbuf, op=nl.sigmoid, data=piece.tensors[INPUT])
         nisa.tensor_tensor(
@@ -178,14 +196,14 @@ class MultilabelSoftMargin:
 
 
 def _add(hard_sbuf: nl.NkiTensor, soft_sbuf: nl.NkiTensor) -> None:
-    """Add the second term to the first one."""
+    """Add the tile ``soft_sbuf`` to the tile ``hard_sbuf``."""
     nisa.scalar_tensor_tensor(dst=hard_sbuf, data=hard_sbuf, op0=nl.add, operand0=0.0, op1=nl.add, operand1=soft_sbuf)
 
 
 def _label(piece: Piece, short: Scratch) -> nl.NkiTensor:
-    """Return [x > 0] - t, computed by GpSimd.
+    """Return [x > 0] - t, where Vector compares, four times as fast for 16 bits, and GpSimd subtracts.
 
-    Vector compares, four times as fast for 16 bits, and multiplies while it sums up.
+    Vector will multiply it by x while it sums up the products.
     """
     is_positive_sbuf, label_sbuf = short.next(*piece.shape), piece.float32()
     nisa.tensor_scalar(dst=is_positive_sbuf, data=piece.tensors[INPUT], op0=nl.greater, operand0=0.0)
@@ -200,9 +218,9 @@ def _label(piece: Piece, short: Scratch) -> nl.NkiTensor:
 
 
 def _hard_term(piece: Piece) -> nl.NkiTensor:
-    """Return x * ([x > 0] - t) for Scalar to sum up.
+    """Return x * ([x > 0] - t), the second term of the loss, for Scalar to sum up.
 
-    The product is computed by GpSimd, because Vector also computes the magnitudes.
+    The product is computed by GpSimd, because Vector also computes the magnitudes abs(x).
     """
     input_sbuf, term_sbuf = piece.tensors[INPUT], piece.float32()
     nisa.scalar_tensor_tensor(

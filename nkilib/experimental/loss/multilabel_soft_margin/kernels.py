@@ -35,7 +35,7 @@ def multilabel_soft_margin_loss_forward(
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the multi-label soft margin loss, a row-wise loss.
+    """Compute the multi-label soft margin loss of every row.
 
     It is the mean over classes of the binary cross-entropy from logits. For a logit x and a target t the cross-entropy
     is ``softplus(-abs(x)) + x * ([x > 0] - t)``, times the weight. Equivalent to
@@ -48,13 +48,13 @@ def multilabel_soft_margin_loss_forward(
 
     Args:
         input_hbm: logits [N, C], bfloat16, float16 or float32, in HBM.
-        target_hbm: [N, C], one of these types.
-        weight_hbm: [1, C] for all rows or [N, C], one of these types; None: 1.
+        target_hbm: the targets, [N, C], in any of these types.
+        weight_hbm: the weights, [1, C] for all rows or [N, C], in any of these types; None: 1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over rows).
         dtype: type of the losses for ``"none"``; None: the type of the input.
-        columns: classes of a chunk of a row; None: chosen from shape and types.
-        each: rows that a partition processes at a time, if a chunk has all columns; None: chosen.
-        buffers: tiles of each tensor on chip at a time; None: 3.
+        columns: the number of classes of a chunk of a row; None: chosen from shape and types.
+        each: the number of rows that a partition processes at a time, if a chunk has all columns; None: chosen.
+        buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
         loss_hbm: [N] for ``"none"``, else [1], float32.
@@ -90,7 +90,9 @@ def multilabel_soft_margin_loss_backward(
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the multi-label soft margin loss: ``sigmoid(x) - t`` and ``-x``, times weight / C.
+    """Compute the gradients of the multi-label soft margin loss. For a logit x and a target t they are
+    ``sigmoid(x) - t`` with respect to the input and ``-x`` with respect to the target, each times weight / C
+    and the upstream gradient.
 
     The gradient of the weight is the loss of each element / C, summed over the rows if all rows share the weight.
 

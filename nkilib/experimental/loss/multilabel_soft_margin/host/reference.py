@@ -3,15 +3,18 @@
 
 """The reference of the multi-label soft margin loss, and the derivation of its error.
 
-s = softplus(-|x|) has an error of u / 2, and h = x ([x > 0] - t) rounds twice.
+Let u = 2^-23. For a logit x and a target t, s = softplus(-|x|) has an error of u / 2, and h = x
+([x > 0] - t) rounds twice.
 
-Each is summed with n additions in a row, n u / 2 of the sum of magnitudes. The sum of both sums, 1 / C and the product
-with it round once each. T is the sum of s + |h| over C, which is the loss itself for targets in [0, 1]:
+Each is summed over the C classes with n consecutive additions, n u / 2 of the sum of magnitudes. The sum of
+both sums, 1 / C and the product with it round once each. Let T be the sum of s + |h|, divided by C, which
+is the loss itself for targets in [0, 1]:
 
     |error| <= u (n / 2 + 5 / 2) T        u more for softplus: u of the mean of s
 
-With a weight, s + h is rounded, and so is the product with the weight: u T more. Derivatives: the sigmoid, the
-difference and three products; for the weight s + h, and u for 1 / C and the product with it.
+With a weight, s + h is rounded, and so is the product with the weight: u T more. The error of a derivative
+consists of those of the sigmoid, the difference and three products; for the weight, of the error of s + h,
+and u for 1 / C and the product with it.
 """
 
 from __future__ import annotations
@@ -43,12 +46,12 @@ class MultilabelSoftMarginReference:
 
     @property
     def stated(self) -> TermError:
-        """The stated error of this form."""
+        """The error that the guarantee of the loss states, with or without a weight."""
         plain, weighted = ERROR, WEIGHTED_ERROR
         return weighted if self.has_weight else plain
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return the mean over classes."""
+        """Return the loss of each row: the mean over its classes."""
         terms, classes = _Terms.of(tensors), tensors["input"].shape[1]
         weight = tensors["weight"] if self.has_weight else np.ones(1)
         size = np.abs(weight)
@@ -60,7 +63,9 @@ class MultilabelSoftMarginReference:
         return Derived(value, sums.value / classes, own, functions)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return sigmoid(x) - t for the input, -x for the target, and the sum of both terms for the weight."""
+        """Return the derivatives: those of input and target from sigmoid(x) - t and -x, that of the weight from both
+        terms.
+        """
         x, t, classes = tensors["input"], tensors["target"], tensors["input"].shape[1]
         scale = (tensors["weight"] if self.has_weight else np.ones(1)) / classes
         sigmoid = np.where(x >= 0.0, 1.0, np.exp(-np.abs(x))) / (1.0 + np.exp(-np.abs(x)))
@@ -77,10 +82,10 @@ class MultilabelSoftMarginReference:
 
 
 class _Terms(NamedTuple):
-    """The two terms of the elementwise losses, without weight.
+    """The two terms of the loss of each element, without a weight.
 
     Attributes:
-        soft, hard: s and h.
+        soft, hard: s = softplus(-|x|) and h = x ([x > 0] - t).
     """
 
     soft: Float64Array
@@ -99,5 +104,5 @@ class _Terms(NamedTuple):
 
     @property
     def units(self) -> Float64Array:
-        """The error of s and h, in u."""
+        """The error of s and h together, in multiples of u."""
         return 0.5 * self.soft + np.abs(self.hard)
