@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of the rows of one core: zeros, and over them one element for each position.
-
-The zeros of a block of rows are stored from one tile, in long runs; then the elements are scattered. The core that
-stores the zeros of a row also scatters into that row, and the scatter waits for the stores.
-"""
+"""The gradient of the rows of one core: zeros, over which one element for each position is written."""
 
 from __future__ import annotations
 
@@ -73,7 +69,11 @@ def _scatter_block(
 
 
 def _gradients(elements: TargetElements, grad_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-    """Return -w times the upstream gradient, and 0 for an ignored target, whatever its upstream gradient is."""
+    """Return the gradients at the targets of a batch, -w times the upstream gradient, with the weight w of the
+    target's class.
+
+    An ignored target gets 0, whatever its upstream gradient is.
+    """
     float32_sbuf = nl.ndarray(grad_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=float32_sbuf,

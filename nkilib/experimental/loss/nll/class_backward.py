@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient with respect to an input of few classes: computed on chip and written once, in long runs."""
+"""The gradient with respect to an input of few classes, computed on chip and written once, in long runs."""
 
 from __future__ import annotations
 
@@ -46,12 +46,14 @@ def streamed_backward_of_core(
 
 @dataclass(frozen=True)
 class _Loaded:
-    """The targets and gradients of the positions of one tile: [partitions, positions].
+    """The loaded targets and upstream gradients of one tile: [partitions, positions].
 
     Attributes:
         targets: the targets of the positions.
-        values_sbuf: the gradient at the target, in the type of the input, if it is the same for all classes.
-        grad_sbuf: the upstream gradient of each loss, if it is still to be multiplied by the weight of the class.
+        values_sbuf: the gradient at the target, in the type of the input, if it does not depend on the class of
+            the target; else None.
+        grad_sbuf: the upstream gradient of each loss, if it is still to be multiplied by the weight of the
+            class; else None.
     """
 
     targets: TargetTile
@@ -60,7 +62,9 @@ class _Loaded:
 
 
 def _factors(weights_sbuf: nl.NkiTensor | None, uniform_sbuf: nl.NkiTensor | None, classes: int) -> nl.NkiTensor:
-    """Return -w of each class, times the upstream gradient if that is a single number: float32 [128, C]."""
+    """Return -w for the weight w of each class, times the upstream gradient if all losses share one: float32 [128,
+    C].
+    """
     if weights_sbuf is None:
         weights_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=weights_sbuf, value=1.0)
@@ -74,7 +78,8 @@ class _Backward:
 
     Attributes:
         masks: the masks of the classes.
-        factors_sbuf: [128, C], the gradients; if each loss has its own upstream gradient, the factors of that gradient.
+        factors_sbuf: the gradient at a target of each class, [128, C]; if each loss has its own upstream
+            gradient, the factor of that gradient.
         upstream: the upstream gradients of the losses.
         is_weighted: whether the factors of the classes differ.
     """
@@ -85,7 +90,7 @@ class _Backward:
     is_weighted: bool
 
     def load(self, targets: TargetTile, dtype: nl.DType) -> _Loaded:
-        """Load the upstream gradients of a tile, multiplied by the factor if it is the same for all classes."""
+        """Load the upstream gradients of a tile, and multiply them by the factor if it is the same for all classes."""
         tile = targets.tile
         if not self.upstream.is_each:
             return _Loaded(targets, None, None)
@@ -96,7 +101,7 @@ class _Backward:
         return _Loaded(targets, self._product(grad_sbuf, 0, dtype), None)
 
     def make(self, loaded: _Loaded, gradient_sbuf: nl.NkiTensor, first: int, last: int) -> None:
-        """Compute the gradient of classes [first, last): zeros, and a value where the class is the target."""
+        """Compute the gradient with respect to classes [first, last): a value where the class is the target, else 0."""
         tile = loaded.targets.tile
         nisa.memset(dst=gradient_sbuf, value=0.0, engine=nisa.engine.gpsimd)
         for number, mask_sbuf in self.masks.of_classes(loaded.targets, first, last):
@@ -107,7 +112,7 @@ class _Backward:
             )
 
     def _values(self, loaded: _Loaded, number: int, dtype: nl.DType) -> nl.NkiTensor:
-        """Return the gradient that positions with class ``number`` as target get, [partitions, positions]."""
+        """Return the gradient at positions whose target is class ``number``, [partitions, positions]."""
         if loaded.values_sbuf is not None:
             return loaded.values_sbuf
         if loaded.grad_sbuf is not None:
@@ -116,7 +121,7 @@ class _Backward:
         return self.factors_sbuf[0 : tile.partitions, number : number + 1].broadcast(1, tile.positions)
 
     def _product(self, grad_sbuf: nl.NkiTensor, number: int, dtype: nl.DType) -> nl.NkiTensor:
-        """Multiply upstream gradients by the factor of a class, on Scalar, which has little else to do."""
+        """Multiply upstream gradients by the factor of class ``number``, on Scalar, which has little else to do."""
         values_sbuf = nl.ndarray(grad_sbuf.shape, dtype=dtype, buffer=nl.sbuf)
         factor_sbuf = self.factors_sbuf[0 : grad_sbuf.shape[0], number : number + 1]
         nisa.activation(dst=values_sbuf, op=nl.copy, data=grad_sbuf, scale=factor_sbuf)

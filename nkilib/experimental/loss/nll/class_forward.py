@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses of an input of few classes, which is read once, in long runs."""
+"""The losses of an input of few classes, which is read as a whole, once, in long runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def streamed_forward_of_core(
     ignore_index: int,
     results: Results,
 ) -> None:
-    """Compute the results of this core from an input [N, C * D]."""
+    """Compute and store the results of this core from an input [N, C * D]."""
     tiling = ClassTiling.of(shape, input_hbm.dtype)
     tiles, parts = tiling.tiles_of_core(), tiling.tiles()[-1].part + 1
     sums = Sums(PartialSums.make(parts), None if results.is_each else PartialSums.make(parts))
@@ -62,7 +62,7 @@ class Chosen:
     Attributes:
         targets: the targets of the positions.
         values_sbuf: the elements at the targets, in the type of the input.
-        weight_sbuf: the weights of the positions.
+        weight_sbuf: the class weights of the targets; 0 for ignored ones.
     """
 
     targets: TargetTile
@@ -76,9 +76,9 @@ class _Forward:
 
     Attributes:
         masks: the masks of the classes.
-        weights_sbuf: float32 [128, C]; None for weights of 1.
+        weights_sbuf: the class weights, float32 [128, C]; None for weights of 1.
         results: the tensors that the losses go to.
-        sums: the sums, by part.
+        sums: the partial sums of losses and weights.
     """
 
     masks: ClassMasks
@@ -87,7 +87,9 @@ class _Forward:
     sums: Sums
 
     def begin(self, targets: TargetTile, dtype: nl.DType) -> Chosen:
-        """Set the elements to NaN, which remains where a target is out of range, and to 0 where it is ignored."""
+        """Start with elements of NaN, and of 0 where the target is ignored; the NaN remains where a target is out of
+        range.
+        """
         shape = targets.classes_sbuf.shape
         values_sbuf = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
         nisa.memset(dst=values_sbuf, value=float("nan"), engine=nisa.engine.gpsimd)
@@ -99,7 +101,7 @@ class _Forward:
         return Chosen(targets, values_sbuf, weight_sbuf)
 
     def choose(self, chosen: Chosen, input_sbuf: nl.NkiTensor, first: int, last: int) -> None:
-        """Copy the elements at targets among classes [first, last), which are on chip."""
+        """Copy the elements whose class is the target, among classes [first, last), which are on chip."""
         tile = chosen.targets.tile
         for number, mask_sbuf in self.masks.of_classes(chosen.targets, first, last):
             nisa.tensor_copy_predicated(
@@ -114,7 +116,7 @@ class _Forward:
                 )
 
     def finish(self, chosen: Chosen) -> None:
-        """Compute -w x, and store it or add it to the sums."""
+        """Compute the losses -w x from the chosen elements x and weights w, and store them or add them to the sums."""
         values_sbuf, tile = chosen.values_sbuf, chosen.targets.tile
         losses_sbuf = nl.ndarray(values_sbuf.shape, dtype=self.results.loss_hbm.dtype, buffer=nl.sbuf)
         if self.weights_sbuf is None:
@@ -129,7 +131,9 @@ class _Forward:
 
 
 def _add_sum(sums: PartialSums, tile: ClassTile, values_sbuf: nl.NkiTensor) -> None:
-    """Add the sum of each partition to the sum of the earlier tiles of the same part."""
+    """Add the sum of each partition of a tile to the sum of the earlier tiles of the same part, see
+    :class:`ClassTile`.
+    """
     total_sbuf = sums.of_part(tile.part, tile.partitions)
     if tile.is_first:
         sum_in_place(values_sbuf, total_sbuf)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Masks that tell which positions of a tile have which class as target.
+"""Masks of the positions of a tile whose target is a given class.
 
-Classes are compared as bfloat16, which represents all of them exactly; no other integer rounds to one of them. Nothing
-is multiplied by a mask, because elements of other classes may be infinite or NaN. Elements are copied where the mask
-is set.
+Targets and classes are compared as bfloat16, which represents all classes exactly; no other integer rounds
+to one of them. Nothing is multiplied by a mask, because elements of other classes may be infinite or NaN;
+elements are copied where the mask is set.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class TargetTile:
 
 @dataclass(frozen=True)
 class ClassMasks:
-    """The tiles and operands from which masks of classes are computed.
+    """The tensors and tiles from which masks of classes are computed.
 
     Attributes:
-        targets_hbm: int32 [N, D].
-        ignore_index: an int32.
-        masks_sbuf: bfloat16 tiles, used as a ring buffer.
+        targets_hbm: the targets, int32 [N, D].
+        ignore_index: the target of ignored positions, an int32.
+        masks_sbuf: bfloat16 tiles for masks, used as a ring buffer.
     """
 
     targets_hbm: nl.NkiTensor
@@ -86,7 +86,9 @@ class ClassMasks:
         return LoadedTargets(tile, targets_sbuf, classes_sbuf)
 
     def compare(self, loaded: LoadedTargets) -> TargetTile:
-        """Compare targets with ``ignore_index``, which tells valid positions from ignored ones."""
+        """Compare the loaded targets with ``ignore_index``, and return them with masks of valid and ignored
+        positions.
+        """
         classes_sbuf = loaded.classes_sbuf
         counts_sbuf, ignored_sbuf = (
             nl.ndarray(classes_sbuf.shape, dtype=nl.bfloat16, buffer=nl.sbuf) for _ in range(2)

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tiles of all classes of many positions, for inputs of few classes, which are streamed instead of gathered from.
+"""Tiles with all classes of many positions, for inputs of few classes, which are streamed instead of gathered
+from.
 
-If whole rows [C, D] of [N, C, D] fit a partition, a partition has some of them; otherwise it has a run of the places of
-one row. Either way its positions, and its elements of one class, are contiguous in HBM. The tiles depend on shape and
-type alone.
+The D elements of a row [C, D] that have the same class lie at the D places of the row. If whole rows of [N,
+C, D] fit a partition, each partition has some of them; otherwise it has a run of the places of one row.
+Either way its positions, and its elements of one class, are contiguous in HBM. The tiles depend on shape
+and type alone.
 
 The weights of the classes are in every partition.
 """
@@ -41,8 +43,8 @@ class ClassTile:
         part: the number of the partial sum that the positions are added to.
         is_first: whether this is the first tile of its part.
         shape: the shape of the input.
-        row: the row that the places belong to; None if the positions are all places of whole rows.
-        flat: the rows or places, a run of them in each partition.
+        row: the row that the positions belong to; None if the tile has whole rows.
+        flat: the rows, or else the places of ``row``, a run of them in each partition.
     """
 
     part: int
@@ -62,7 +64,7 @@ class ClassTile:
         return self.flat.columns * (self.shape.places if self.row is None else 1)
 
     def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the positions of a tensor [N, D] that belong to this tile, a view [partitions, positions]."""
+        """Return the part of a tensor [N, D] that belongs to this tile, as a view [partitions, positions]."""
         if self.row is not None:
             return self.flat.of(self._row_of(tensor_hbm))
         return self._whole_rows_of(tensor_hbm).reshape((self.partitions, self.positions))
@@ -70,8 +72,8 @@ class ClassTile:
     def classes_of(self, tensor_hbm: nl.NkiTensor, first: int, last: int) -> nl.NkiTensor:
         """Return the elements of classes [first, last) of this tile in a tensor [N, C * D].
 
-        With whole rows, classes [first, last) are all classes. The result is a view [partitions, rows, C, D] of whole
-        rows, or [partitions, classes, positions].
+        The result is a view [partitions, classes, positions], or for whole rows [partitions, rows, C, D]; then
+        [first, last) must be all classes.
         """
         flat, classes = self.flat, self.shape.classes
         if self.row is None:
@@ -82,7 +84,9 @@ class ClassTile:
         return run_hbm.reshape((last - first, flat.rows, flat.columns)).permute((1, 0, 2))
 
     def on_chip(self, buffer_sbuf: nl.NkiTensor, classes: int) -> nl.NkiTensor:
-        """Return the part of a buffer for the elements of ``classes`` classes, in the shape of ``classes_of``."""
+        """Return the part of a buffer that holds the tile's elements of ``classes`` classes, in the shape of
+        :meth:`classes_of`.
+        """
         flat = self.flat
         taken_sbuf = buffer_sbuf[0 : flat.rows, 0 : classes * self.positions]
         if self.row is None:
@@ -90,11 +94,11 @@ class ClassTile:
         return taken_sbuf.reshape((flat.rows, classes, flat.columns))
 
     def of_class(self, tile_sbuf: nl.NkiTensor, number: int) -> nl.NkiTensor:
-        """Return the elements of one class of an ``on_chip`` tile, [partitions, ...]."""
+        """Return the elements of class ``number`` in a tile from :meth:`on_chip`, [partitions, ...]."""
         return tile_sbuf[:, :, number, :] if self.row is None else tile_sbuf[:, number, :]
 
     def like_class(self, positions_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return a tile [partitions, positions] in the shape of ``of_class``."""
+        """Return a tile [partitions, positions] in the shape that :meth:`of_class` returns."""
         if self.row is not None:
             return positions_sbuf
         return positions_sbuf.reshape((self.partitions, self.flat.columns, self.shape.places))
@@ -114,8 +118,8 @@ class ClassTiling:
     Attributes:
         shape: the shape of the input.
         positions: the largest number of positions in a partition.
-        classes: the number of classes of these positions that are on chip together.
-        has_whole_rows: whether a partition has whole rows.
+        classes: the number of classes whose elements at these positions are on chip together.
+        has_whole_rows: whether partitions have whole rows.
     """
 
     shape: Shape
@@ -127,8 +131,8 @@ class ClassTiling:
     def of(cls, shape: Shape, dtype: nl.DType) -> ClassTiling:
         """Choose the tiling of an input.
 
-        A tile has as many positions as fit, but with whole rows no more than let the rows fill all partitions twice,
-        once for each core.
+        A tile has as many positions as fit. If it has whole rows, they are few enough for the rows to fill the
+        partitions of both cores.
         """
         in_buffer = _TILE_BYTES // dtype_bytes(dtype)
         fitting = min(_POSITIONS_MAX, in_buffer // shape.classes)
@@ -160,7 +164,7 @@ class ClassTiling:
         ]
 
     def tiles_of_core(self) -> list[ClassTile]:
-        """Return the tiles whose parts this core sums up."""
+        """Return the tiles that this core processes: those of its parts, see :class:`ClassTile`."""
         cores, core = nl.num_programs(), nl.program_id(0)
         return [tile for tile in self.tiles() if tile.part % cores == core]
 
@@ -173,7 +177,9 @@ class ClassTiling:
 
 
 def is_streamed(shape: Shape, dtype: nl.DType) -> bool:
-    """Tell whether streaming is modelled to take less time than gathering."""
+    """Return whether streaming the whole input is modelled to take less time than gathering the elements at the
+    targets.
+    """
     if shape.classes > STREAMED_CLASSES_MAX:
         return False
     tiling = ClassTiling.of(shape, dtype)
@@ -183,7 +189,11 @@ def is_streamed(shape: Shape, dtype: nl.DType) -> bool:
 
 
 def _tiles(elements: int, columns: int) -> list[FlatTile]:
-    """Return ``flat_tiles``, but put fewer than 128 elements at the end into one partition only if they fit."""
+    """Return the tiles of ``flat_tiles``, except for a last one with more than ``columns`` elements in one
+    partition.
+
+    Its elements, fewer than 128, are put into one partition each.
+    """
     tiles = flat_tiles(elements, columns)
     last = tiles[-1]
     if last.columns > columns:

@@ -25,11 +25,11 @@ _TOGETHER = 16
 
 @dataclass(frozen=True)
 class Results:
-    """The tensors in HBM that the results go to.
+    """The tensors in HBM for the results of the forward.
 
     Attributes:
-        loss_hbm: [N, D] for every loss, or float32 [1].
-        total_weight_hbm: float32 [1].
+        loss_hbm: every loss, [N, D], or the sum or mean, float32 [1].
+        total_weight_hbm: the sum of the weights of the positions, float32 [1].
         is_each: whether every loss is stored.
         is_mean: whether the sum of losses is divided by the sum of weights.
     """
@@ -68,7 +68,10 @@ def forward_of_core(input_hbm: nl.NkiTensor, shape: Shape, finder: ElementFinder
 def _take(
     elements: TargetElements, values_sbuf: nl.NkiTensor, batch: PositionBatch, results: Results, sums: Sums
 ) -> None:
-    """Store or sum -w x of a batch. A weight of 0 makes NaN of an infinite value, as in PyTorch."""
+    """Compute the losses -w x of a batch, with elements x and weights w, and store them or put them into the sums.
+
+    A weight of 0 makes NaN of an infinite element, as in PyTorch.
+    """
     nisa.tensor_copy(dst=sums.weights.of_part(batch.number, batch.positions), src=elements.weight_sbuf)
     if sums.losses is not None:
         weigh(sums.losses.of_part(batch.number, batch.positions), values_sbuf, elements.weight_sbuf)
@@ -79,7 +82,7 @@ def _take(
 
 
 def weigh(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, weight_sbuf: nl.NkiTensor) -> None:
-    """Write -w x to ``dst_sbuf``."""
+    """Write the losses -w x to ``dst_sbuf``, with elements x, ``values_sbuf``, and weights w, ``weight_sbuf``."""
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf,
         data=values_sbuf,
@@ -91,7 +94,9 @@ def weigh(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, weight_sbuf: nl.Nki
 
 
 def store_sums(sums: Sums, results: Results) -> None:
-    """Store the sums from the first core. Without a valid position the mean is 0 * inf, NaN, as in PyTorch."""
+    """Store the sums over all cores, which the first core does. Without a valid position the mean is 0 * inf, NaN,
+    as in PyTorch.
+    """
     is_first = nl.program_id(0) == 0
     weight_sbuf = sums.weights.total(pipe=0)
     if is_first:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels of the negative log-likelihood: plain functions, to be launched or called from NKI code."""
+"""The kernels of the negative log-likelihood loss: plain functions, to be launched or called from NKI code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def nll_loss_forward(
     reduction: str = "mean",
     streamed: bool | None = None,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Compute the negative log-likelihood of every position's target: ``-w[t] * x[t]``.
+    """Compute the negative log-likelihood of every position's target t: ``-w[t] * x[t]``, with class weights w.
 
     Equivalent to ``F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)`` in PyTorch. From
     an input of many classes only the elements at the targets are read. Launch with ``nll_loss_forward[2](...)`` on a
@@ -41,11 +41,12 @@ def nll_loss_forward(
     Dimensions:
         N: rows (N > 0).
         C: classes (C > 0).
-        D: the product of the dimensions after the classes, 1 where there are none.
+        D: the product of the dimensions after the classes, 1 where there are none. The input has N * D
+            positions.
 
     Args:
-        input_hbm: [N, C] or [N, C, d1, ...], log-probabilities, bfloat16, float16 or float32, in HBM. A row may have at
-            most 2^30 elements, C * D.
+        input_hbm: [N, C] or [N, C, d1, ...], log-probabilities, bfloat16, float16 or float32, in HBM. A row may
+            have at most 2^30 elements (C * D).
         targets_hbm: [N] or [N, d1, ...], int32; each in [0, C) or ``ignore_index``. Another value is an out-of-range
             access of the DMA engine or, if the input is streamed, a loss of NaN.
         class_weight_hbm: [C], float32; None means 1.
@@ -93,11 +94,12 @@ def nll_loss_backward(
     inplace: bool = False,
     streamed: bool | None = None,
 ) -> nl.NkiTensor:
-    """Compute the gradient with respect to the log-probabilities: ``-w[t]`` at the targets, 0 elsewhere.
+    """Compute the gradient with respect to the log-probabilities: ``-w[t]`` at the targets t, 0 elsewhere, times
+    the upstream gradient.
 
-    Equivalent to the gradient of ``F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)``
-    in PyTorch: it is multiplied by the upstream gradient. The gradient is written once; the input is not read. Launch
-    like :func:`nll_loss_forward`.
+    Equivalent to the gradient of ``F.nll_loss(input, target, weight, ignore_index=ignore_index,
+    reduction=reduction)`` in PyTorch. The gradient is written once; the input is not read. Launch like
+    :func:`nll_loss_forward`.
 
     Dimensions:
         N, C, D: see :func:`nll_loss_forward`.
@@ -190,7 +192,9 @@ def _checked_shape(
 
 
 def _streams(function: str, shape: Shape, dtype: nl.DType, streamed: bool | None) -> bool:
-    """Tell whether to stream, after checking that the chosen way accepts the shape."""
+    """Return whether to stream the input, after checking that the chosen way, streaming or gathering, accepts the
+    shape.
+    """
     require(
         streamed in (None, True, False), f"{function}: streamed must be True, False or None, got {streamed}; use None"
     )

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Registry entries of the negative log-likelihood: its kernels, their guarantees and their work.
+"""Registry entries of the negative log-likelihood loss: the kernels, their guarantees and their work.
 
-The forward reads one element for each position, or all elements; the backward writes the gradient once. For host code.
-The simulator is imported only when a profile asks for the work: on hardware the kernels do without it.
+The forward reads one element for each position, or all elements if the input is streamed; the backward
+writes the gradient once. For host code. The simulator is imported only when a profile asks for the work: on
+hardware the kernels do without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Work, reference, bounds and guarantees of the losses that gather: arithmetic and numpy, never traced."""
+"""Host code of the negative log-likelihood loss: work, reference, bounds and guarantees; never traced."""

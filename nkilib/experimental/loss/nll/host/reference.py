@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""References of the kernels in float64, from the very inputs that they get, and derived bounds on the error.
+"""References of the kernels in float64, computed from the same inputs that the kernels get, and derived error
+bounds.
 
 Numpy only, for host code.
 
-u = 2^-23; rounding to float32 once costs u / 2. A loss is one product of exact numbers: without a weight its error is
-0. A sum adds 32 numbers at a time; for a streamed input the positions of a partition are added first. A mean multiplies
-by the reciprocal of a sum that has an error of its own. A gradient is the product of an upstream gradient, a weight,
-and for a mean the reciprocal of the total weight: three products.
+u = 2^-23; rounding to float32 once costs u / 2. A loss is one product of exact numbers: without a weight
+its error is 0. A sum adds 32 numbers at a time; for a streamed input the positions of a partition are added
+first. A mean multiplies by the reciprocal of a sum that has an error of its own. A gradient is the product
+of an upstream gradient, a weight, and for a mean the reciprocal of the total weight: three products.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class NllLosses(NamedTuple):
     weights: Float64Array
 
     def reduced(self, reduction: str) -> Float64Array:
-        """Reduce the losses like ``F.nll_loss``."""
+        """Reduce the losses as ``F.nll_loss`` does."""
         with np.errstate(all="ignore"):
             if reduction == "none":
                 return self.losses
@@ -80,7 +81,10 @@ def nll_loss_gradient_reference(
 def nll_loss_bound(
     reference: NllLosses, shape: tuple[int, ...], reduction: str, dtype: Any, streamed: bool | None = None
 ) -> Float64Array:
-    """Return the largest accepted error of the loss of an input of that shape, stored in ``dtype`` for ``"none"``."""
+    """Return the largest accepted error of the losses, or of their sum or mean, for an input of shape ``shape``.
+
+    The losses are stored in ``dtype`` for ``"none"``. ``streamed`` is the argument of the kernel.
+    """
     if reduction == "none":
         return 0.5 * UNIT * np.abs(reference.losses) + rounding(reference.losses, dtype)
     additions = _additions(Shape.of(shape), streamed)
@@ -94,7 +98,7 @@ def nll_loss_bound(
 
 
 def _additions(shape: Shape, streamed: bool | None) -> int:
-    """Return the number of successive additions of one sum.
+    """Return the number of consecutive additions in a sum over all positions.
 
     For a streamed input, the additions of the positions of a partition come first.
     """
