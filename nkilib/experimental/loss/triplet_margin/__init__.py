@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Triplet margin loss: :mod:`.formula` as instructions, distances from :mod:`.norm`, and the :mod:`.kernels`.
+"""The triplet margin loss: :mod:`.formula` has its definition in instructions, :mod:`.norm` the distances of
+rows.
 
-For host code, :mod:`.host.pairs` lists the distances, :mod:`.host.reference` has the reference and :mod:`.row` the
-registry entry.
+:mod:`.kernels` has the kernels. For host code, :mod:`.host.pairs` lists the distances,
+:mod:`.host.reference` has the reference and :mod:`.row` the registry entry.
 """
 
 from nkilib.experimental.loss.triplet_margin.kernels import triplet_margin_loss_backward, triplet_margin_loss_forward

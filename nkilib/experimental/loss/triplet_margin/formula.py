@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Triplet margin: a row's distance to a positive example should be smaller than to a negative one by the margin.
+"""The triplet margin loss of a row: its distance to a positive example should be less than to a negative one
+by a margin.
 
-The loss is ``max(0, margin + d(a, p) - d(a, n))``, ``torch.nn.functional.triplet_margin_loss(a, p, n)``. With ``swap``
+With anchor a, positive example p, negative example n and distance d, the loss is
+``max(0, margin + d(a, p) - d(a, n))``, ``torch.nn.functional.triplet_margin_loss(a, p, n)``. With ``swap``
 the smaller of d(a, n) and d(p, n) replaces d(a, n).
 
-The gradient is computed from recomputed differences of the tensors, not from the tensors; so nothing cancels that does
-not cancel in the reference too. The forward returns its coefficients, one for each row and distance, such as
-1 / d(a, p) where the loss is not 0.
+The gradients are computed from differences of the tensors, which the backward recomputes, not from products
+with the tensors; so nothing cancels that does not cancel in the reference too. The forward returns the
+coefficients of the gradients, one for each row and distance, such as 1 / d(a, p) where the loss is not 0.
 """
 
 from __future__ import annotations
@@ -39,12 +41,17 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class TripletFactors:
-    """The factors of the derivatives of distances, for rows: float32 [partitions, rows] each.
+    """The factors by which the derivatives of distances are multiplied, for each row: float32 [partitions, rows]
+    each.
+
+    A distance is that of a pair of tensors, see :mod:`.host.pairs`.
 
     Attributes:
-        of_first, of_second: the factors by distance, in the gradients of the first and the second tensor of the pair.
-        row_scalars_sbuf: the per-row scalars by distance, if derivatives need them.
-        biases_sbuf: the total offset of the terms of a gradient, by tensor.
+        of_first, of_second: by the number of the distance, the factor of its derivative in the gradient of the
+            first and of the second tensor of its pair.
+        row_scalars_sbuf: by the number of the distance, the result of :meth:`.norm.Norm.row_scalar`; empty if
+            derivatives need none.
+        biases_sbuf: by tensor, the sum of offset * factor of the terms of its gradient.
     """
 
     of_first: list[nl.NkiTensor]
@@ -53,7 +60,7 @@ class TripletFactors:
     biases_sbuf: dict[int, nl.NkiTensor]
 
     def of(self, number: int, tensor: int) -> nl.NkiTensor:
-        """Return the factor of a distance in the gradient of a tensor of its pair."""
+        """Return the factor of distance ``number`` in the gradient of a tensor of its pair."""
         return (self.of_first if PAIRS[number][0] == tensor else self.of_second)[number]
 
 
@@ -62,9 +69,9 @@ class Triplet:
     """The definition of the loss with its options.
 
     Attributes:
-        norm: the norm of the differences.
-        margin: a number.
-        swap: whether the distance of the positive and the negative example counts too.
+        norm: the norm that gives the distances.
+        margin: the amount by which the distance to the negative example should exceed that to the positive one.
+        swap: whether d(positive, negative) replaces d(anchor, negative) where it is smaller.
     """
 
     norm: Norm
@@ -83,7 +90,7 @@ class Triplet:
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
-        """The statistics of the norm, for each pair."""
+        """The statistics that the norm needs, for each pair of tensors with a distance."""
         return self.norm.statistics * len(pairs_of(self.swap))
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
@@ -91,16 +98,18 @@ class Triplet:
         return needed_tensors(wanted, self.swap)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Compute the differences of the pairs."""
+        """Compute the difference of each pair of tensors with a distance."""
         return tuple(_difference(piece, number) for number in range(len(pairs_of(self.swap))))
 
     def accumulate(self, piece: Piece, prepared: Prepared) -> None:
-        """Add to the statistics of the norm, for each pair."""
+        """Add the differences of each pair to the statistics of the norm."""
         for number, difference_sbuf in enumerate(prepared):
             self.norm.accumulate(piece, number * len(self.norm.statistics), difference_sbuf)
 
     def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
-        """Return the loss of each row, and for each distance the signed factor of its derivative."""
+        """Return the loss of each row, and as coefficients the signed factor of each distance's derivative, and its
+        row scalar.
+        """
         size = len(self.norm.statistics)
         parts = [statistics_sbuf[start : start + size] for start in range(0, len(statistics_sbuf), size)]
         distances = [self.norm.distance(part) for part in parts]
@@ -120,7 +129,7 @@ class Triplet:
         return RowResults(at_least_zero(open_sbuf), [*signed, *kept])
 
     def factors(self, upstream_sbuf: nl.NkiTensor, coefficients_sbuf: list[nl.NkiTensor]) -> TripletFactors:
-        """Return the factors of rows: coefficients times upstream gradients."""
+        """Return the factors of the gradients of each row: coefficients times upstream gradients."""
         pairs = pairs_of(self.swap)
         of_first = [product(upstream_sbuf, coefficient) for coefficient in coefficients_sbuf[: len(pairs)]]
         of_second = [scaled(factor, -1.0) for factor in of_first]
@@ -131,14 +140,16 @@ class Triplet:
         return factors
 
     def _bias(self, factors_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the total offset of the terms of a gradient."""
+        """Return the sum of offset * factor over the terms of a gradient, where the offset is that of the norm's
+        derivative.
+        """
         total_sbuf, *others = (scaled(factor_sbuf, self.norm.derivative_offset) for factor_sbuf in factors_sbuf)
         for factor_sbuf in others:
             total_sbuf = combined(total_sbuf, factor_sbuf, nl.add)
         return total_sbuf
 
     def gradients(self, piece: Piece, factors: TripletFactors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
-        """Compute each gradient as the sum of the derivatives of the distances that contain the tensor."""
+        """Compute the gradient of each tensor, the sum of the derivatives of its distances times their factors."""
         offset, derivatives = self.norm.derivative_offset, {}
         for number in needed_pairs(tuple(dst_sbuf), self.swap):
             derivatives[number] = _difference(piece, number)
@@ -154,7 +165,7 @@ class Triplet:
 
 
 def _difference(piece: Piece, number: int) -> nl.NkiTensor:
-    """Return the difference of a pair, rounded once.
+    """Return the difference of the two tensors of pair ``number``, rounded once.
 
     GpSimd computes the difference of the second pair, because Vector alone would take longer than the loads.
     """
@@ -168,7 +179,11 @@ def _difference(piece: Piece, number: int) -> nl.NkiTensor:
 
 
 def _share_of_first(first_sbuf: nl.NkiTensor, second_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the first distance's share in the gradient of a minimum: 1, 0, or 1/2 if both are equal, as in PyTorch."""
+    """Return the share of the first distance in the gradient of the smaller of two: 1, 0, or 1/2 if both are
+    equal.
+
+    PyTorch has the same shares.
+    """
     is_less_sbuf = combined(first_sbuf, second_sbuf, nl.less)
     is_equal_sbuf = combined(first_sbuf, second_sbuf, nl.equal)
     return combined(is_less_sbuf, scaled(is_equal_sbuf, 0.5), nl.add)

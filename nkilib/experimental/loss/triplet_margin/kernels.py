@@ -49,7 +49,8 @@ def triplet_margin_loss_forward(
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the triplet margin loss, a row-wise loss: ``max(0, margin + d(anchor, positive) - d(anchor, negative))``.
+    """Compute the triplet margin loss of every row:
+    ``max(0, margin + d(anchor, positive) - d(anchor, negative))``.
 
     d is the p-norm of the difference, after eps is added to its elements. Equivalent to ``F.triplet_margin_loss(anchor,
     positive, negative, margin=margin, p=p, eps=eps, swap=swap, reduction=reduction)`` in PyTorch, computed in float32.
@@ -58,24 +59,26 @@ def triplet_margin_loss_forward(
     Dimensions:
         N: rows, N > 0.
         D: elements of a row, D > 0.
-        K: distances; twice as many for a p other than 1 and 2.
+        K: coefficients of a row: one for each distance, of which there are 2, or 3 with ``swap``; two for each
+            if p is not 1 or 2.
 
     Args:
         anchor_hbm, positive_hbm, negative_hbm: [N, D], each bfloat16, float16 or float32, in HBM.
-        margin: a number.
+        margin: the amount by which the distance to the negative should exceed that to the positive.
         p: exponent of the norm, at least 1, also infinity; 1, 2 and infinity are faster and more accurate than others.
         eps: added to every difference.
-        swap: use the smaller of d(anchor, negative) and d(positive, negative).
+        swap: whether to use the smaller of d(anchor, negative) and d(positive, negative) in place of the
+            former.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over rows).
-        coefficients_wanted: return the coefficients that the backward takes.
+        coefficients_wanted: whether to return the coefficients that the backward takes.
         dtype: type of the losses for ``"none"``; None: the type of the anchor.
-        columns: columns of a chunk of a row; None: chosen from shape and types.
-        each: rows that a partition processes at a time, if a chunk has all columns; None: chosen.
-        buffers: tiles of each tensor on chip at a time; None: 3.
+        columns: the number of columns of a chunk of a row; None: chosen from shape and types.
+        each: the number of rows that a partition processes at a time, if a chunk has all columns; None: chosen.
+        buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
         loss_hbm: [N] for ``"none"``, else [1], float32.
-        coefficients_hbm: [K, N], float32, if they are wanted.
+        coefficients_hbm: the coefficients of the gradients, [K, N], float32, if ``coefficients_wanted``.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -115,15 +118,17 @@ def triplet_margin_loss_backward(
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the triplet margin loss: differences times coefficients of their rows.
+    """Compute the gradients of the triplet margin loss, which are sums of derivatives of distances times
+    coefficients.
 
-    Equivalent to the gradients of ``F.triplet_margin_loss`` in PyTorch. If two distances of ``swap`` are equal, each
-    has half the gradient; at a distance of 0 it is 0. Launch like :func:`triplet_margin_loss_forward`.
+    Equivalent to the gradients of ``F.triplet_margin_loss`` in PyTorch. If the two distances that ``swap``
+    compares are equal, each has half the gradient. The derivative of a distance of 0 is 0. Launch like
+    :func:`triplet_margin_loss_forward`.
 
     Dimensions:
         N: rows, N > 0.
         D: elements of a row, D > 0.
-        K: distances; twice as many for a p other than 1 and 2.
+        K: coefficients of a row, see the forward.
 
     Args:
         anchor_hbm, positive_hbm, negative_hbm, p, eps, swap, reduction: the arguments of the forward.
@@ -134,9 +139,8 @@ def triplet_margin_loss_backward(
         columns, each, buffers: see :func:`triplet_margin_loss_forward`.
 
     Returns:
-        grad_anchor_hbm, grad_positive_hbm, grad_negative_hbm: the wanted gradients, in shape and type of their tensor;
-            with
-        ``inplace`` the first is ``anchor_hbm``.
+        grad_anchor_hbm, grad_positive_hbm, grad_negative_hbm: the wanted gradients, each in shape and type of
+            its tensor; with ``inplace`` the first is ``anchor_hbm``.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.

@@ -3,11 +3,12 @@
 
 """Distances of rows, as in ``torch.nn.functional.pairwise_distance``: the p-norm of ``left - right + eps``.
 
-A norm sums up a function of the differences and computes the distance from the sum. Its derivative with respect to the
-difference is a tile times a per-row scalar. The norms for p = 2, 1 and infinity have instructions of their own; any
-other p > 1 is :class:`Minkowski`, which uses logarithms and exponentials.
+A norm accumulates statistics of a row of differences d, such as the sum of their squares, and computes the
+distance from them. The derivative of the distance with respect to a difference is an element of a tile
+times a factor of its row. The norms for p = 2, 1 and infinity have instructions of their own; any other
+p > 1 is :class:`Minkowski`, which uses logarithms and exponentials.
 
-NKI does not document the precision of ``power``, and only GpSimd has it.
+The instruction ``power`` is not used: NKI does not document its precision, and only GpSimd has it.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ _INFINITE = 0.999 * LIMIT_OF_LOG
 
 @dataclass(frozen=True)
 class Minkowski:
-    """The p-th root of the sum of ``exp(p log |d|)``; derivative ``sign(d) exp((p - 1) log(|d| / distance))``.
+    """The norm for any other p > 1: the p-th root of the sum of ``exp(p log |d|)``, where d is a difference plus eps.
 
-    Logarithms are documented on [2^-64, 2^64]. Smaller magnitudes, also 0, count as the least of these, and larger ones
-    make the distance infinite. Shares of the distance below 2^-64 count as 2^-64, too.
+    Its derivative is ``sign(d) exp((p - 1) log(|d| / distance))``. Logarithms are documented on [2^-64, 2^64].
+    Smaller magnitudes, also 0, count as 2^-64, and larger ones make the distance infinite. Shares
+    |d| / distance below 2^-64 count as 2^-64, too.
 
     Attributes:
         p: exponent of the norm.
-        eps: added to differences.
-        eps_sbuf: the same in each partition, float32 [128, 1].
+        eps: the number that is added to differences.
+        eps_sbuf: the same number in each partition, float32 [128, 1].
     """
 
     p: float
@@ -56,19 +58,19 @@ class Minkowski:
     keeps_row_scalar = True
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """Add abs(d + eps)^p."""
+        """Add abs(d + eps)^p to the sum of each row, for differences d."""
         take_magnitude(difference_sbuf, difference_sbuf, self.eps)
         take_logarithm(difference_sbuf)
         piece.add_function(first, nl.exp, difference_sbuf, difference_sbuf, scale=self.p)
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the root of the sum; infinity where a magnitude may have exceeded the limit of the logarithm."""
+        """Return the p-th root of the sum; infinity where a magnitude may have exceeded the limit of the logarithm."""
         root_sbuf = root(statistics_sbuf[0], self.p)
         beyond_sbuf = scaled(compared(root_sbuf, nl.greater_equal, _INFINITE), FLOAT32_HIGHEST)
         return combined(combined(root_sbuf, beyond_sbuf, nl.add), beyond_sbuf, nl.add)
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return 1, and 0 at a distance of 0, as in PyTorch."""
+        """Return 1, but 0 at a distance of 0, as in PyTorch."""
         return compared(distance_sbuf, nl.not_equal, 0.0)
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -76,9 +78,9 @@ class Minkowski:
         return inverse_or_zero(distance_sbuf)
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Compute sign(d) share^(p - 1), share = |d| / distance.
+        """Compute sign(d) (|d| / distance)^(p - 1).
 
-        Unlike separate powers of |d| and distance, it neither overflows nor vanishes.
+        The power of the quotient, unlike separate powers of |d| and distance, neither overflows nor vanishes.
         """
         if number_sbuf is None:
             raise TypeError("the derivative of a norm takes 1 / distance")
@@ -97,39 +99,42 @@ class Minkowski:
 
 
 def take_magnitude(dst_sbuf: nl.NkiTensor, difference_sbuf: nl.NkiTensor, eps: float) -> None:
-    """Write abs(d + eps) to ``dst_sbuf``."""
+    """Write abs(d + eps) of differences d to ``dst_sbuf``."""
     nisa.tensor_scalar(dst=dst_sbuf, data=difference_sbuf, op0=nl.add, operand0=eps, op1=nl.abs, operand1=None)
 
 
 class Norm(Protocol):
-    """The interface of a p-norm."""
+    """The interface of a p-norm of rows of differences d."""
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
-        """The statistics of a row of differences."""
+        """The statistics that are accumulated over a row of differences."""
 
     @property
     def derivative_offset(self) -> float:
-        """The number that is added to the tile of :meth:`derivative`."""
+        """The number that has to be added to each element that :meth:`derivative` writes."""
 
     @property
     def keeps_row_scalar(self) -> bool:
-        """Whether :meth:`derivative` takes a scalar of its row."""
+        """Whether :meth:`derivative` takes a scalar of each row, which the forward then keeps for the backward."""
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """Add differences, which are overwritten, to the statistics ``first`` and following."""
+        """Add a tile of differences, which is overwritten, to the norm's statistics, whose first one has the number
+        ``first``.
+        """
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the distances of rows."""
+        """Return the distances of rows from their statistics."""
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the factor of the derivative of each row."""
+        """Return the factor by which the result of :meth:`derivative` is multiplied in each row."""
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return the scalar of each row that :meth:`derivative` takes if :attr:`keeps_row_scalar`."""
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Write the derivative without its factor over differences.
+        """Replace differences by the derivatives of the distance, without :attr:`derivative_offset` and
+        :meth:`row_factor`.
 
         Args:
             piece: the piece that the differences belong to.
@@ -140,11 +145,11 @@ class Norm(Protocol):
 
 @dataclass(frozen=True)
 class Euclidean:
-    """The norm for p = 2: the root of the sum of squares; derivative d / distance.
+    """The norm for p = 2: the root of the sum of squares. Its derivative is d / distance.
 
     Attributes:
-        eps: added to differences.
-        eps_sbuf: the same in each partition, float32 [128, 1].
+        eps: the number that is added to differences.
+        eps_sbuf: the same number in each partition, float32 [128, 1].
     """
 
     eps: float
@@ -158,11 +163,11 @@ class Euclidean:
         return self.eps
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """Add (d + eps)^2."""
+        """Add (d + eps)^2 to the sum of each row, for differences d."""
         piece.add_function(first, nl.square, difference_sbuf, difference_sbuf, self.eps_sbuf)
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the root of the sum."""
+        """Return the root of the sum of squares."""
         return square_root(statistics_sbuf[0])
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
@@ -174,12 +179,12 @@ class Euclidean:
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Leave d unchanged, because it is the derivative without its factor."""
+        """Leave the differences unchanged: plus eps and times 1 / distance they are the derivative."""
 
 
 @dataclass(frozen=True)
 class Manhattan:
-    """The norm for p = 1: the sum of magnitudes; derivative sign(d).
+    """The norm for p = 1: the sum of magnitudes. Its derivative is sign(d).
 
     Attributes:
         eps_sbuf: the number that is added to differences, in each partition, float32 [128, 1].
@@ -191,11 +196,11 @@ class Manhattan:
     keeps_row_scalar = False
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """Add abs(d + eps)."""
+        """Add abs(d + eps) to the sum of each row, for differences d."""
         piece.add_function(first, nl.abs, difference_sbuf, difference_sbuf, self.eps_sbuf)
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the sum."""
+        """Return the sum of magnitudes."""
         return statistics_sbuf[0]
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
@@ -207,17 +212,19 @@ class Manhattan:
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Compute the sign of d; 0 for 0."""
+        """Compute the sign of d + eps; 0 for 0."""
         bias_sbuf = self.eps_sbuf[0 : piece.shape[0], :]
         nisa.activation(dst=difference_sbuf, op=nl.sign, data=difference_sbuf, bias=bias_sbuf)
 
 
 @dataclass(frozen=True)
 class CountOfMaximum:
-    """The number of occurrences of the largest number of a row, which is the previous statistic."""
+    """The statistic that counts how often the maximum of a row occurs; the maximum must be the statistic before
+    it.
+    """
 
     def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Add up the counts of the runs whose maximum is the maximum of the row."""
+        """Add up the counts of those runs of a row whose maximum is the maximum of the row."""
         counts_sbuf = runs_sbuf[-1]
         chosen_sbuf = nl.ndarray(counts_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
@@ -233,10 +240,13 @@ class CountOfMaximum:
 
 @dataclass(frozen=True)
 class Chebyshev:
-    """The norm for p = infinity: the largest magnitude; derivative sign(d) at the largest magnitude, shared among ties.
+    """The norm for p = infinity: the largest magnitude.
+
+    Its derivative is sign(d) at the element of the largest magnitude, divided by the number of such elements,
+    and 0 elsewhere.
 
     Attributes:
-        eps: added to differences.
+        eps: the number that is added to differences.
     """
 
     eps: float
@@ -245,17 +255,19 @@ class Chebyshev:
     keeps_row_scalar = True
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """Take the largest abs(d + eps) of each run or row, and count how often it occurs."""
+        """Compute the largest abs(d + eps) of each run of a long row, or of each short row, and count how often it
+        occurs there.
+        """
         take_magnitude(difference_sbuf, difference_sbuf, self.eps)
         piece.take_maximum(first, difference_sbuf)
         piece.count_equal(first + 1, difference_sbuf, piece.numbers_sbuf[first])
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the maximum."""
+        """Return the largest magnitude."""
         return statistics_sbuf[0]
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return 1 / the number of elements that share the gradient."""
+        """Return 1 / the number of elements that have the largest magnitude."""
         return inverse_or_zero(statistics_sbuf[1])
 
     def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -263,7 +275,7 @@ class Chebyshev:
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Compute sign(d) where abs(d) is the distance, else 0."""
+        """Compute sign(d + eps) where abs(d + eps) is the distance, else 0."""
         if number_sbuf is None:
             raise TypeError("the derivative of a maximum takes the distance")
         magnitude_sbuf = piece.float32()
@@ -280,7 +292,7 @@ class Chebyshev:
 
 
 def norm_of(p: float, eps: float) -> Norm:
-    """Return the norm for a p of at least 1, with its constants."""
+    """Return the norm for a p of at least 1, with its constant eps in SBUF where it needs that."""
     if p == inf:
         return Chebyshev(eps)
     eps_sbuf = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)

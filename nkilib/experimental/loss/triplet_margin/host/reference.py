@@ -3,8 +3,9 @@
 
 """The reference of the triplet margin loss, and the derivation of its error.
 
-A difference d = x - y + eps has an error of ``u / 2 (|x - y| + |d| + eps)``, at most u (|d| + eps). The error of the
-distance of D numbers, with n additions in a row, is the sum of these parts:
+Let u = 2^-23. A difference d = x - y + eps has an error of ``u / 2 (|x - y| + |d| + eps)``, at most u
+(|d| + eps). The error of the p-norm of D differences, summed with n consecutive additions, is the sum of
+these parts:
 
     p = 2    the norm of the errors of d, u (distance + eps sqrt(D)); for the squares and their sum (n + 1) u / 2, which
              the root halves; for the root u / 2
@@ -15,10 +16,11 @@ distance of D numbers, with n additions in a row, is the sum of these parts:
              the root keeps the p-th part; for the root |log S'| u / p, 3 u / 2 for two roundings, where S' is S scaled
              to [2^-62, 2^62]
 
-The loss: the errors of its distances, and u / 2 of the margin, of the sum of margin and first distance, and of the
-loss. A derivative of p = 2, d / distance: the error of d divided by the distance, the relative error of the distance,
-and 3.5 u of the derivative. A derivative of another p, (d / distance)^(p - 1): p - 1 times the relative errors of d, of
-the distance and of their quotient, and the errors of logarithm and power.
+The error of the loss consists of the errors of its distances, and u / 2 of the margin, of the sum of margin
+and first distance, and of the loss. The error of a derivative for p = 2, d / distance, consists of the
+error of d divided by the distance, the relative error of the distance, and 3.5 u of the derivative; that
+for another p, (d / distance)^(p - 1), of p - 1 times the relative errors of d, of the distance and of their
+quotient, and the errors of logarithm and power.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ _LOG: Final = 4.9
 def error_of_another_norm(p: float) -> TermError:
     """Return the error of the triplet loss for a p other than 1, 2 and infinity.
 
-    It includes two distances and their sums with the margin.
+    It includes the errors of two distances and of their sums with the margin.
     """
     own = 2.0 * (2.5 + 0.5 / p + 2.0 * _LOG) + 1.5
     functions = {"log": 4.0 * _LOG, "exp": 2.0 + 2.0 / p}
@@ -64,11 +66,11 @@ _NAMES = ("anchor", "positive", "negative")
 
 @dataclass(frozen=True)
 class _Distance:
-    """The distances of rows and their derivatives.
+    """The distances of the rows of a pair of tensors, and their derivatives.
 
     Attributes:
-        value: the distances [N]; no largest term.
-        derivative: the derivative with respect to the first tensor of the pair, [N, D].
+        value: the distances, [N], and their errors.
+        derivative: the derivatives with respect to the first tensor of the pair, [N, D].
     """
 
     value: Derived
@@ -77,7 +79,7 @@ class _Distance:
 
 @dataclass(frozen=True)
 class TripletReference:
-    """``F.triplet_margin_loss(..., reduction="none")`` in float64.
+    """The reference, ``F.triplet_margin_loss(..., reduction="none")`` in float64.
 
     Attributes:
         margin, p, eps, swap: the options of the function.
@@ -90,16 +92,18 @@ class TripletReference:
 
     @property
     def stated(self) -> TermError:
-        """The stated error of this norm."""
+        """The error that the guarantee of the loss states for this p."""
         return ERRORS.get(self.p) or error_of_another_norm(self.p)
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return max(0, margin + near - far)."""
+        """Return the losses max(0, margin + near - far), with the distances to the positive and the negative
+        example.
+        """
         open_ = self._open(self._distances(tensors, CORRECT))
         return open_._replace(value=np.maximum(open_.value, 0.0))
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return signed sums of derivatives of distances.
+        """Return the gradients: for each tensor the signed sum of the derivatives of its distances.
 
         The error is infinite where rounding may decide on which side of 0 the loss is, or which distance is the
         minimum.
@@ -129,7 +133,7 @@ class TripletReference:
         return derivatives
 
     def _open(self, distances: list[_Distance]) -> Derived:
-        """Return margin + near - far."""
+        """Return margin + near - far, the losses before they are clipped at 0."""
         near, far, *swapped = (distance.value for distance in distances)
         if swapped:
             far = _smaller(far, swapped[0])
@@ -185,7 +189,11 @@ class TripletReference:
         return _Distance(distance, self._share(d, error, distance, functions))
 
     def _share(self, d: Float64Array, error: Float64Array, of: Derived, functions: FunctionErrors) -> Exact:
-        """Return sign(d) (abs(d) / distance)^(p - 1); its error is infinite if float32 may lose d or the distance."""
+        """Return sign(d) (abs(d) / distance)^(p - 1), the derivative of the distance ``of`` with respect to the
+        difference d.
+
+        Its error is infinite if float32 may lose d or the distance.
+        """
         distance, exponent = np.maximum(of.value, SMALLEST_NORMAL)[:, None], self.p - 1.0
         share = np.clip(np.abs(d) / distance, 1.0 / LIMIT_OF_LOG, None)
         value = share**exponent
@@ -208,7 +216,7 @@ class TripletReference:
 
 
 def _scaled_log(sums: Float64Array) -> Float64Array:
-    """Return abs(log S') of sums that a power of two scales to [2^-62, 2^62]."""
+    """Return abs(log S') for sums S, where S' is S times a power of two that brings it to [2^-62, 2^62]."""
     logs = np.log2(np.maximum(sums, SMALLEST_NORMAL))
     return np.abs(logs - np.where(np.abs(logs) > 32.0, np.sign(logs) * 64.0, 0.0)) * np.log(2.0)
 
