@@ -141,11 +141,14 @@ _BY_HAND: Final = {
 
 
 def _measured() -> Iterator[MeasuredLoss]:
-    """Yield the losses without benchmarks of their own, with the tensors of the first form of their entries."""
+    """Yield the losses of torch without benchmarks of their own, with the tensors of the first form of their entries.
+
+    Losses that torch does not have are left out: they have nothing to be measured beside.
+    """
     for loss in registry.LOSSES:
         if loss.name in _BY_HAND:
             yield _BY_HAND[loss.name]
-        elif isinstance(loss, ElementwiseLoss | RowwiseLoss):
+        elif isinstance(loss, ElementwiseLoss | RowwiseLoss) and hasattr(F, loss.name):
             yield MeasuredLoss(loss.name, tuple(_MAKES[sample] for sample in loss.forms[0].samples.values()))
 
 

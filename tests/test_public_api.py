@@ -47,7 +47,10 @@ def test_each_name_of_the_file_is_offered_as_it_says_and_no_other(module: str) -
     """A changed signature shows here: run ``python -m tools.write_public_api`` and read what changed."""
     needs_what_is_there(module)
     offered = import_module(module).__all__
-    assert sorted(offered) == list(LISTED[module]), f"__all__ of {module} and docs/reference/public_api.txt differ"
+    assert sorted(offered) == list(LISTED[module]), (
+        f"__all__ of {module} and docs/reference/public_api.txt differ; run `python -m tools.write_public_api`, and "
+        f"read what changed"
+    )
     assert len(set(offered)) == len(offered)
     found = {name: described(imported(module, name)) for name in offered}
     assert found == LISTED[module]

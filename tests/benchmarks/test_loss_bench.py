@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import nkilib.torch
 from benchmarks import _losses, loss_bench
 from benchmarks._losses import BACKWARD, LOSSES, PASSES, LossCase, LossInputs
 from benchmarks._memory import MemoryUse
-from nkilib.experimental.loss import registry
+from nkilib.experimental.loss import l1, registry
 
 SHAPE = (12, 70)
 
@@ -32,8 +33,14 @@ def test_it_runs_and_prints_every_pass(capsys: Any, monkeypatch: Any) -> None:
 
 
 def test_every_loss_is_measured() -> None:
-    """Cross-entropies have benchmarks of their own."""
-    assert {loss.name for loss in registry.LOSSES} == {*LOSSES, "cross_entropy", "linear_cross_entropy"}
+    """Cross-entropies have benchmarks of their own, and losses that PyTorch does not have are not compared with it."""
+    of_torch = {loss.name for loss in registry.LOSSES if hasattr(F, loss.name)}
+    assert of_torch == {*LOSSES, "cross_entropy", "linear_cross_entropy"}
+
+
+def test_a_loss_that_pytorch_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "LOSSES", (l1.L1_LOSS, replace(l1.L1_LOSS, name="log_cosh")))
+    assert [loss.name for loss in _losses._measured()] == ["l1_loss"]
 
 
 def test_what_torch_has_not_in_bfloat16_is_left_out() -> None:

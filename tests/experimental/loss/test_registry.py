@@ -24,10 +24,11 @@ from tests.torch.functions.losses import LOSSES as WRITTEN_BY_HAND
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 PAGE = (CHECKOUT / "docs" / "reference" / "losses.md").read_text(encoding="utf-8")
-# By hand, in the table of the tests of PyTorch; those that have tests of their own are not in it.
-EXPECTED = {row.name for row in WRITTEN_BY_HAND} | {"cross_entropy", "linear_cross_entropy"}
-# Their arguments are their own: DTensors, further results, hidden states.
+# Losses that tests/torch/functions/losses.py does not compare with torch.nn.functional. PyTorch does not have them, or
+# not their arguments (DTensors, further results, hidden states). Each has tests of its own in tests/torch/functions.
 OWN_ARGUMENTS = {"cross_entropy", "linear_cross_entropy"}
+# Written by hand, for comparison with the registry.
+EXPECTED = {row.name for row in WRITTEN_BY_HAND} | OWN_ARGUMENTS
 LEGACY = {"size_average", "reduce"}
 CASES = {case.kernel for case in cases() if hasattr(case, "kernel")}
 # Public kernels that no function of torch.nn.functional stands for, and one that gives losses and gradients at once.
@@ -59,7 +60,10 @@ ONE_OF_EACH.pop("linear_cross_entropy")
 
 def test_every_definition_is_listed_once() -> None:
     names = [entry.name for entry in LOSSES]
-    assert not set(names) - EXPECTED, "give the new ones a row in tests/torch/functions/losses.py"
+    assert not set(names) - EXPECTED, (
+        "give the new ones a row in tests/torch/functions/losses.py, or, if PyTorch does not have them, name them in "
+        "OWN_ARGUMENTS of this file"
+    )
     assert not EXPECTED - set(names), "nkilib/experimental/loss/registry.py has no row of them"
     assert len(names) == len(set(names)), "two rows have one name"
 
@@ -87,7 +91,9 @@ def test_a_loss_has_its_function_and_module_of_pytorch(entry: Loss) -> None:
     if entry.name in OWN_ARGUMENTS:
         return
     assert set(entry.differentiated) <= ours.keys()
-    assert hasattr(F, entry.name), f"{entry.name} must be a loss of torch.nn.functional, which its tests compare with"
+    assert hasattr(F, entry.name), (
+        f"{entry.name} must be a loss of torch.nn.functional, with which its tests compare, or be in OWN_ARGUMENTS"
+    )
     theirs = inspect.signature(getattr(F, entry.name)).parameters
     positional = [each for each in ours.values() if each.kind is not inspect.Parameter.KEYWORD_ONLY]
     assert [each.name for each in positional] == [name for name in theirs if name not in LEGACY]
@@ -105,7 +111,8 @@ def test_a_loss_has_its_docs_and_its_tests(entry: Loss) -> None:
     for place in entry.tests:
         sources = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / place).rglob("*.py"))
         goes_through_a_table = "elementwise_entries import ENTRIES" in sources
-        assert "def test_" in sources and (entry.name in sources or goes_through_a_table), place
+        has_tests = "def test_" in sources and (entry.name in sources or goes_through_a_table)
+        assert has_tests, f"give {entry.name} a test in {place}"
 
 
 def test_the_faces_have_the_kernels_of_the_registry_and_those_named_here() -> None:
