@@ -4,7 +4,8 @@
 """Write the tables that are made from data into the pages: ``python -m tools.write_tables``.
 
 It writes the guarantees of the kernels into docs/reference/guarantees.md and the registry of losses into
-docs/reference/losses.md. Modelled times of all losses take a minute; ``--but-times`` leaves them as they are.
+docs/reference/losses.md. Modelled times of all losses take 1.5 to 3 minutes, in which nothing is printed;
+``--but-times`` leaves them as they are.
 """
 
 from __future__ import annotations
