@@ -57,7 +57,7 @@ def multilabel_soft_margin_loss_forward(
         buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
-        loss_hbm: [N] for ``"none"``, else [1], float32.
+        loss_hbm: the losses, [N], for ``"none"``; else their sum or mean, [1], float32.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.

@@ -77,7 +77,7 @@ def triplet_margin_loss_forward(
         buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
-        loss_hbm: [N] for ``"none"``, else [1], float32.
+        loss_hbm: the losses, [N], for ``"none"``; else their sum or mean, [1], float32.
         coefficients_hbm: the coefficients of the gradients, [K, N], float32, if ``coefficients_wanted``.
 
     Raises:

@@ -31,17 +31,17 @@ Prepared = tuple[nl.NkiTensor, ...]
 
 @dataclass
 class Count:
-    """A mutable counter."""
+    """A mutable counter, for objects that are frozen otherwise."""
 
     number: int = 0
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of columns of a tile, of every tensor that is streamed.
+    """A range of columns of a tile, with the part of every streamed tensor that lies there.
 
     Attributes:
-        tensors: tiles [rows, columns] in the types of the tensors, by name.
+        tensors: the parts of the tensors on chip, [rows, columns] in their types, by the name of the tensor.
         scratch: the source of float32 tiles of the piece's size.
         number: the index among all pieces of the launch, independent of the number of cores.
         taken: the number of scratch tiles that the piece has taken.
@@ -63,9 +63,10 @@ class Piece:
         return self.tensors[name]
 
     def float32(self) -> nl.NkiTensor:
-        """Return an uninitialised float32 tile.
+        """Return an uninitialised float32 tile of the piece's size from the scratch.
 
-        The loss definition states the number of tiles that it takes; one more would belong to another piece.
+        A piece may take as many as ``LossDefinition.scratch_tiles`` says; one more would be a tile of another
+        piece.
         """
         self.taken.number += 1
         most = self.scratch.tiles_of_piece
@@ -77,15 +78,17 @@ class Piece:
         return self.scratch.next(*self.shape)
 
     def bfloat16(self) -> nl.NkiTensor:
-        """Return a bfloat16 tile in place of a float32 one: Vector has fast modes for 16 bits."""
+        """Return a bfloat16 tile instead of a float32 one of :meth:`float32`: Vector has fast modes for 16 bits."""
         return self.float32().view(nl.bfloat16)[:, 0 : self.shape[1]]
 
     def like(self, name: str) -> nl.NkiTensor:
-        """Return a tile in the type of a tensor, with which Vector may be faster, in place of a float32 one."""
+        """Return a tile in the type of the named tensor instead of a float32 one of :meth:`float32`; Vector may be
+        faster with it.
+        """
         return self.float32().view(self.tensors[name].dtype)[:, 0 : self.shape[1]]
 
     def constant(self, number: float) -> nl.NkiTensor:
-        """Return a float32 tile [rows, 1] filled with ``number``, in the form of an activation's bias."""
+        """Return a float32 tile [rows, 1] filled with ``number``, for use as the bias of an activation."""
         return self.scratch.constant(number, self.shape[0])
 
 
@@ -94,12 +97,13 @@ class Derivative:
     """The derivative of a piece's losses with respect to a tensor: ``factor`` times a tile or a product of two.
 
     Attributes:
-        tile_sbuf: [rows, columns], of any floating type; float32 scratch of its own if it is multiplied.
+        tile_sbuf: the tile, [rows, columns], of any floating type; with ``times_sbuf``, a float32 scratch tile
+            that nothing else uses, because the product overwrites it.
         factor: a number that is multiplied into the upstream gradient.
-        on_scalar: whether Scalar multiplies by an upstream gradient that all losses share; for losses where Vector has
-            more to do.
-        times_sbuf: the other tile of the product, which Vector computes after it has begun the next piece, so that
-            it does not wait for other engines.
+        on_scalar: whether Scalar, not Vector, multiplies by an upstream gradient that all losses share; set it
+            where Vector has more to do than Scalar.
+        times_sbuf: the tile by which the first one is multiplied, or None. Vector computes the product after it
+            has begun the next piece, so that it does not wait for other engines.
     """
 
     tile_sbuf: nl.NkiTensor
@@ -108,7 +112,7 @@ class Derivative:
     times_sbuf: nl.NkiTensor | None = None
 
     def product_sbuf(self) -> nl.NkiTensor:
-        """Return the tile, multiplied in place by the other one if there is one; call this once."""
+        """Return ``tile_sbuf``, multiplied in place by ``times_sbuf`` if that is not None; call this once."""
         if self.times_sbuf is not None:
             product(self.tile_sbuf, self.tile_sbuf, self.times_sbuf)
         return self.tile_sbuf
@@ -116,7 +120,7 @@ class Derivative:
 
 @dataclass(frozen=True)
 class Activation:
-    """The instruction ``op(data * scale + bias)`` on Scalar, on a tile.
+    """The operands of an instruction ``op(data * scale + bias)`` on Scalar, where data is a tile.
 
     Attributes:
         op, data_sbuf, scale, bias_sbuf: the operands of the instruction.
@@ -137,7 +141,8 @@ class Activation:
 
 @dataclass(frozen=True)
 class Combination:
-    """The instruction ``(data op0 operand0) op1 operand1`` on Vector, on two tiles.
+    """The operands of an instruction ``(data op0 operand0) op1 operand1`` on Vector, where data and operand1 are
+    tiles.
 
     Attributes:
         data_sbuf, op0, operand0, op1: the operands of the instruction.
@@ -152,14 +157,15 @@ class Combination:
 
 
 class Losses(Protocol):
-    """The destination of the losses of a piece: a tile that is stored, or sums (:mod:`.results`).
+    """The destination of the losses of a piece: a tile that is stored, or sums of losses (:mod:`.results`).
 
-    A loss definition passes the last instruction of its losses to this object, which then writes the losses or sums.
+    A loss definition passes the last instruction that computes its losses to this object, which issues it so
+    that it writes the losses, or sums them up.
     """
 
     @property
     def are_kept(self) -> bool:
-        """Whether the losses are stored, so that their terms need tiles; the terms of a sum are discarded."""
+        """Whether the losses are stored, so that each of their terms needs a tile; the terms of a sum are discarded."""
 
     def activation(
         self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
@@ -167,26 +173,29 @@ class Losses(Protocol):
         """Compute the losses as ``op(data * scale + bias)`` on Scalar, and store them or add them to the sums."""
 
     def activations(self, *activations: Activation) -> None:
-        """Compute the losses as the sum of activations, each of which may be written to its ``dst_sbuf``.
+        """Compute the losses as the sum of the results of activations, each of which may be written to its
+        ``dst_sbuf``.
 
-        Vector adds losses that are stored; Scalar's accumulator adds losses of a sum.
+        If losses are stored, Vector adds the results; if they are summed, Scalar's accumulator does.
         """
 
     def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
-        """Compute the losses as the sum of an activation and a combination, which may be written to their tiles.
+        """Compute the losses as the sum of the results of an activation and a combination. The results may be written
+        to ``activation.dst_sbuf`` and ``combination.operand1``.
 
-        For a sum, Scalar and Vector each add up their own term.
+        If losses are summed, Scalar and Vector each add up their own term.
         """
 
     def two_combinations(self, first: Combination, second: Combination) -> None:
-        """Compute the losses as the sum of two combinations, both on Vector, and store them or add them to the sums."""
+        """Compute the losses as the sum of the results of two combinations, both on Vector, and store them or add them
+        to sums.
+        """
 
     def scalar_tensor_tensor(
         self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
     ) -> None:
-        """Compute the losses as ``(data op0 operand0) op1 operand1`` on Vector.
-
-        They are stored or added to the sums.
+        """Compute the losses as ``(data op0 operand0) op1 operand1`` on Vector, and store them or add them to the
+        sums.
         """
 
     def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
@@ -196,8 +205,8 @@ class Losses(Protocol):
 class LossDefinition(Protocol):
     """The definition of an elementwise loss, with its options.
 
-    :meth:`prepare` of the next piece is issued before :meth:`value` of this one: the first steps of a piece, such as
-    Scalar's activation functions, belong there, so that Vector does not wait for them.
+    :meth:`prepare` of the next piece is issued before :meth:`value` of this one: the first steps of a piece,
+    such as Scalar's activation functions, belong in :meth:`prepare`, so that Vector does not wait for them.
     """
 
     @property
@@ -206,7 +215,9 @@ class LossDefinition(Protocol):
 
     @property
     def scratch_tiles(self) -> int:
-        """The maximum number of float32 tiles that a piece takes, up to :meth:`value` or for :meth:`derivative`."""
+        """The largest number of float32 tiles that a piece takes: for :meth:`prepare` and :meth:`value`, or for
+        :meth:`derivative`.
+        """
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of the tensors needed for the derivatives with respect to the ``wanted`` tensors."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The passes of a core over its tiles: its losses, their gradients, or both.
+"""The passes of a core over its tiles, which compute the losses, their gradients, or both.
 
 A gradient is the derivative of a piece times the upstream gradient, rounded once. Losses and gradients are computed in
 one pass over the tensors if the upstream gradient is known before the losses.
@@ -21,7 +21,7 @@ from nkilib.nki import nisa, nl
 
 
 def forward_of_core(launch: Launch, definition: LossDefinition, loss_hbm: nl.NkiTensor, factor: float | None) -> None:
-    """Store the losses, or their sum.
+    """Compute the losses of this core, and store them or their sum.
 
     Args:
         launch, loss_hbm, factor: see :func:`.results.destination_of`.
@@ -36,7 +36,8 @@ def forward_of_core(launch: Launch, definition: LossDefinition, loss_hbm: nl.Nki
 
 @dataclass(frozen=True)
 class _Losses:
-    """The losses of a core. The first steps of a piece are issued before the previous piece is finished.
+    """The pass that computes the losses of a core. The first steps of a piece are issued before the previous one
+    is finished.
 
     Attributes:
         definition: the loss definition.
@@ -58,19 +59,23 @@ class _Losses:
 def backward_of_core(
     launch: Launch, definition: LossDefinition, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor]
 ) -> None:
-    """Store the gradients with respect to the tensors named in ``gradients_hbm``."""
+    """Compute this core's part of the gradients with respect to the tensors named in ``gradients_hbm``, and store
+    it there.
+    """
     stream = Stream.make(launch, upstream.with_tensors(launch.tensors_hbm, definition.needed(tuple(gradients_hbm))))
     run_overlapped(stream, Gradients.make(definition, upstream, gradients_hbm, launch))
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of a core. Derivatives of a piece are issued before those of the previous piece are scaled.
+    """The pass that computes the gradients of a core. The derivatives of a piece are issued before those of the
+    previous piece are multiplied by their upstream gradients.
 
     Attributes:
         definition: the loss definition.
-        upstream: the gradients of the losses.
-        scales_sbuf: the upstream gradient that all losses share times a number, by the number.
+        upstream: the upstream gradients of the losses.
+        scales_sbuf: by the factor of a derivative, the product of this factor and the upstream gradient that
+            all losses share.
         gradients_hbm: the gradients, [elements], by the name of the tensor.
         buffers_sbuf: ring buffers for the tiles of gradients, by the name of the tensor.
     """
@@ -99,12 +104,12 @@ class Gradients:
         return self.definition.derivative(placed.piece, tuple(self.gradients_hbm))
 
     def finish(self, placed: PlacedPiece, begun: dict[str, Derivative]) -> None:
-        """Scale and store the gradients of a piece."""
+        """Multiply the derivatives of a piece by the upstream gradient, and store the gradients."""
         for name in self.gradients_hbm:
             self._take(placed, name, begun[name])
 
     def _take(self, placed: PlacedPiece, name: str, derivative: Derivative) -> None:
-        """Scale the gradient of a piece for one tensor; the last piece of a tile stores the whole tile."""
+        """Compute the gradient of a piece for the named tensor; the last piece of a tile stores the whole tile."""
         tile, ring = placed.tile, self.buffers_sbuf[name]
         gradient_sbuf = ring[placed.visit % len(ring)][0 : tile.rows, 0 : tile.columns]
         self._scale(gradient_sbuf[:, placed.start : placed.end], derivative, placed)
@@ -142,7 +147,9 @@ def forward_backward_of_core(
     upstream: Upstream,
     gradients_hbm: dict[str, nl.NkiTensor],
 ) -> None:
-    """Store the losses, or their sum, and the gradients with respect to the tensors named in ``gradients_hbm``."""
+    """Compute and store the losses of this core, or their sum, and its part of the gradients named in
+    ``gradients_hbm``.
+    """
     stream = Stream.make(launch, upstream.with_tensors(launch.tensors_hbm, tuple(launch.tensors_hbm)))
     destination = destination_of(launch, loss_hbm, upstream.factor, stream.num_tiles)
     gradients = Gradients.make(definition, upstream, gradients_hbm, launch)
@@ -153,10 +160,10 @@ def forward_backward_of_core(
 
 @dataclass(frozen=True)
 class _ForwardBackward:
-    """The losses of a core, and their gradients.
+    """The pass that computes both the losses of a core and their gradients.
 
     Attributes:
-        losses, gradients: the passes for losses and for gradients.
+        losses, gradients: the two passes that are combined.
     """
 
     losses: _Losses

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The destinations of the losses of a piece, a tile or sums of its runs, and of a core: stored, or summed."""
+"""The destinations of losses: of a piece, a tile or the sums of its runs; of a core, a tensor of losses or
+their sum.
+
+A run is a range of columns whose losses an accumulator adds up before it is read.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TileOfLosses:
-    """Losses that are written to a tile and kept.
+    """The destination of the losses of a piece that are written to a tile and kept.
 
     Attributes:
         dst_sbuf: the tile of the piece, [rows, columns], of any floating type.
@@ -70,13 +74,13 @@ class TileOfLosses:
 
 @dataclass(frozen=True)
 class SumsOfLosses:
-    """Losses that are summed run by run; the losses themselves are overwritten.
+    """The destination of the losses of a piece that are summed run by run; the losses themselves are discarded.
 
     Attributes:
         sums_sbuf: float32 [rows, SUMS_OF_RUN * runs] of zeros, whose columns receive the sums of the runs.
         run_columns: the number of columns of a run.
-        discarded_sbuf: float32 [rows, run_columns] for the losses themselves.
-        discarded_by_vector_sbuf: the same for the losses that Vector adds while Scalar adds the rest.
+        discarded_sbuf: float32 [rows, run_columns], to which instructions write the losses themselves.
+        discarded_by_vector_sbuf: the same for terms that Vector adds up while Scalar adds up the others.
     """
 
     sums_sbuf: nl.NkiTensor
@@ -92,7 +96,9 @@ class SumsOfLosses:
         self.activations(Activation(op, data_sbuf, scale, bias_sbuf=bias_sbuf))
 
     def activations(self, *activations: Activation) -> None:
-        """Implement :meth:`.definition.Losses.activations`; per run, the accumulator adds up all activations."""
+        """Implement :meth:`.definition.Losses.activations`; the accumulator adds up the results of all activations of
+        a run.
+        """
         for run in self._runs(activations[0].data_sbuf):
             for number, activation in enumerate(activations):
                 nisa.activation(
@@ -138,7 +144,7 @@ class SumsOfLosses:
         self.scalar_tensor_tensor(left_sbuf, nl.multiply, 1.0, nl.multiply, right_sbuf)
 
     def _add_on_vector(self, combination: Combination) -> None:
-        """Add a combination to the second sum of each run, on Vector."""
+        """Add up the results of a combination in the second sum of each run, on Vector."""
         discarded_sbuf = self.discarded_by_vector_sbuf
         second = SumsOfLosses(self.sums_sbuf[:, 1:], self.run_columns, discarded_sbuf, discarded_sbuf)
         second.scalar_tensor_tensor(
@@ -154,7 +160,7 @@ class SumsOfLosses:
 
 
 def _activated(activation: Activation) -> nl.NkiTensor:
-    """Issue the activation into its ``dst_sbuf``, and return that tile."""
+    """Issue the activation so that it writes to its ``dst_sbuf``, and return that tile."""
     nisa.activation(
         dst=activation.dst_sbuf,
         op=activation.op,
@@ -166,7 +172,7 @@ def _activated(activation: Activation) -> nl.NkiTensor:
 
 
 def _written_over(combination: Combination) -> nl.NkiTensor:
-    """Issue the combination over its second tile, and return that tile."""
+    """Issue the combination so that it overwrites its ``operand1``, and return that tile."""
     nisa.scalar_tensor_tensor(
         dst=combination.operand1,
         data=combination.data_sbuf,
@@ -185,7 +191,7 @@ class _Run:
     Attributes:
         start, end: the columns, counted in the piece.
         sum_sbuf: the sum, [rows, 1].
-        discarded_sbuf: the losses themselves, [rows, end - start].
+        discarded_sbuf: the tile to which the losses themselves are written, [rows, end - start].
     """
 
     start: int
@@ -194,7 +200,7 @@ class _Run:
     discarded_sbuf: nl.NkiTensor
 
     def of(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the columns of the run in a tile."""
+        """Return the run's columns of a tile of the piece."""
         return tile_sbuf[:, self.start : self.end]
 
 
@@ -204,9 +210,9 @@ def destination_of(
     """Return the destination of the losses of a launch.
 
     Args:
-        launch: tensors and tiling.
-        loss_hbm: the result, of the shape of the tensors; or [1], float32.
-        factor: the factor of the sum; None means that the losses are stored.
+        launch: the tensors and the tiling of the launch.
+        loss_hbm: the tensor for the losses, of the shape of the tensors; or for their sum, [1], float32.
+        factor: the factor by which the sum is multiplied; None means that the losses are stored, not summed.
         tiles: the number of tiles of all cores.
     """
     if factor is None:
@@ -216,7 +222,7 @@ def destination_of(
 
 @dataclass(frozen=True)
 class StoredLosses:
-    """Losses that are stored.
+    """The destination of the losses of a core that are stored.
 
     Attributes:
         loss_hbm: the losses, [elements].
@@ -240,25 +246,27 @@ class StoredLosses:
             nisa.dma_copy(dst=tile.of(self.loss_hbm), src=losses_sbuf)
 
     def finish(self) -> None:
-        """Do nothing: no work is left."""
+        """Do nothing: :meth:`take` leaves no work for the end."""
 
     def store(self) -> None:
-        """Do nothing: all losses are stored."""
+        """Do nothing: :meth:`take` has stored all losses."""
 
 
 @dataclass
 class SummedLosses:
-    """Losses that are summed: over runs of a tile, over the runs, and over all tiles of all cores.
+    """The destination of the losses of a core that are summed: over runs of a tile, over the runs, and over all
+    tiles of all cores.
 
     Attributes:
-        loss_hbm: the sum, [1, 1], float32.
-        factor: the factor of the sum.
+        loss_hbm: the tensor for the sum, [1, 1], float32.
+        factor: the factor by which the sum is multiplied.
         sums: the sums of the tiles.
         runs_sbuf: ring buffers for the sums of runs, float32 [128, SUMS_OF_RUN * runs].
         run_columns: the number of columns of a run.
-        discarded_sbuf: float32 [128, run_columns] for the values that instructions write besides a sum; one for each
-            sum of a run.
-        open: the last piece of a tile whose runs are summed but not yet added: Vector would wait for the last run.
+        discarded_sbuf: float32 [128, run_columns] for the values that instructions write besides a sum; one for
+            each sum of a run.
+        open: the last piece of a tile whose runs are summed but not yet added, because Vector would wait for
+            the last run.
     """
 
     loss_hbm: nl.NkiTensor
@@ -278,7 +286,9 @@ class SummedLosses:
         return cls(loss_hbm, factor, PartialSums.make(tiles), runs_sbuf, run, discarded_sbuf)
 
     def take(self, placed: PlacedPiece, definition: LossDefinition, prepared: Prepared) -> None:
-        """Compute and sum the losses of a piece."""
+        """Compute the losses of a piece and sum them over its runs; add the runs of the previous tile if that has not
+        been done.
+        """
         runs_sbuf, rows = self._runs(placed), placed.tile.rows
         if placed.start == 0:
             nisa.memset(dst=runs_sbuf, value=0.0)
@@ -295,7 +305,7 @@ class SummedLosses:
             self.open = placed
 
     def finish(self) -> None:
-        """Add the runs of the open tile."""
+        """Add the sums of the runs of the last tile."""
         if self.open is None:
             return
         tile = self.open.tile

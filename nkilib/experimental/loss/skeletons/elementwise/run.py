@@ -36,7 +36,7 @@ from nkilib.nki import nl
 
 
 def require_tensors(function: str, tensors: dict[str, nl.NkiTensor], shared: tuple[str, ...] = ()) -> None:
-    """Check that the tensors are floating, have the shape of the first one, and at least one element.
+    """Check that the tensors have a floating type, the shape of the first one, and at least one element.
 
     Tensors named in ``shared`` may also have one number for each row, or for each column, of a matrix.
     """
@@ -70,9 +70,10 @@ def checked_tiling(
         function: the name of the function in error messages.
         elements: the number of elements of a tensor.
         dtypes: the types of all tensors that are read or written, element by element.
-        scratch_tiles: the float32 tiles of a piece.
+        scratch_tiles: the number of float32 tiles that a piece takes.
         columns, buffers: the arguments of the kernel; None means that a value is chosen.
-        row_columns: elements of a row, if a weight has one value per row or per column.
+        row_columns: the number of elements of a row, if a weight has one value per row or per column; else
+            None.
     """
     bytes_of_element = sum(dtype_bytes(dtype) for dtype in dtypes)
     chosen = choose_elementwise_tiling(elements, bytes_of_element, scratch_tiles, row_columns)
@@ -120,14 +121,15 @@ def run_forward(
     """Compute the losses, or their sum or mean.
 
     Args:
-        function: the name of the kernel, for errors.
+        function: the name of the kernel in error messages.
         definition: the loss definition, whose options have been checked.
         tensors_hbm: the tensors under the names of the loss definition, of one shape; None for an optional one that
             is not passed.
-        reduction: a reduction that all losses have, or one of the ``further`` ones.
+        reduction: a reduction that all losses have, ``"none"``, ``"sum"`` or ``"mean"``, or one of the
+            ``further`` ones.
         dtype: the type of the losses for ``"none"``; None means that of the first tensor.
         columns, buffers: the tiling; None means that it is chosen.
-        further: the names of further reductions.
+        further: the names of further reductions that the kernel accepts.
 
     Returns:
         loss_hbm: the losses, of the shape of the tensors for ``"none"``, else [1], float32.
@@ -165,7 +167,8 @@ def run_backward(
     Args:
         function, definition, tensors_hbm, reduction, columns, buffers, further: see :func:`run_forward`.
         grad_loss_hbm: the upstream gradient, of the shape of the losses for ``"none"``; else one float32.
-        wanted: whether the gradient of a tensor is requested, by its name; in the order in which they are returned.
+        wanted: by the name of a tensor, whether its gradient is requested; the gradients are returned in this
+            order.
         inplace: whether the gradient of the first tensor overwrites it.
 
     Returns:
@@ -211,7 +214,7 @@ def run_forward_backward(
         grad_loss_hbm, wanted, inplace: see :func:`run_backward`.
 
     Returns:
-        loss_hbm, and the gradients.
+        loss_hbm, see :func:`run_forward`, and the gradients, see :func:`run_backward`.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -245,7 +248,10 @@ def _tiling(
     columns: int | None,
     buffers: int | None,
 ) -> ElementwiseTiling:
-    """Return the tiling for the streamed types; the types of per-row weights count twice, as they are on chip twice."""
+    """Return the checked tiling of a launch that streams elements of the types ``streamed``.
+
+    The type of a per-row weight counts twice, because such a weight is on chip twice.
+    """
     shape = tuple(next(iter(present_hbm.values())).shape)
     shared = [tensor_hbm for tensor_hbm in present_hbm.values() if tuple(tensor_hbm.shape) != shape]
     streamed = streamed + [tensor_hbm.dtype for tensor_hbm in shared if tensor_hbm.shape[1] == 1]
@@ -261,7 +267,7 @@ def _losses(shape: tuple[int, ...], dtype: nl.DType, factor: float | None) -> nl
 def _gradients(
     present_hbm: Mapping[str, nl.NkiTensor], names: tuple[str, ...], inplace: bool
 ) -> dict[str, nl.NkiTensor]:
-    """Allocate the gradients by the name of the tensor; in place, the first one is the tensor itself."""
+    """Allocate the gradients of the named tensors, by name; in place, the first one is the tensor itself."""
     first = next(iter(present_hbm))
     return {
         name: present_hbm[name] if inplace and name == first else _gradient(name, present_hbm[name]) for name in names
@@ -303,7 +309,7 @@ def _require_wanted(
 
 
 def _factor(reduction: str, shape: tuple[int, ...]) -> float | None:
-    """Return the factor of the sum; None if there is no sum."""
+    """Return the factor by which a reduction multiplies the sum of the losses; None if there is no sum."""
     if reduction == "none":
         return None
     divisors = {"sum": 1, "mean": prod(shape), BATCHMEAN: shape[0] if shape else 1}

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tiles of several tensors, loaded ahead of the computation, and cut into pieces.
+"""The streams of the tensors of a launch: tiles, loaded ahead of the computation and cut into pieces.
 
-Each tensor of a launch comes on chip as its own tiles, or as values per row or per column that many elements share.
-
-A weight per row or per column is not copied to the size of the input, neither in HBM nor by DMA.
+Most tensors have a number per element, and are loaded as tiles. A weight may have a number per row or per
+column, which many elements share; it is not copied to the size of the input, neither in HBM nor by DMA.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Launch:
         tensors_hbm: the tensors by name; the first one has the shape of the losses. All have this shape; if it is
             [rows, columns], some may be [rows, 1] or [1, columns].
         tiling: the tiling of the stream.
-        scratch_tiles: the float32 tiles of a piece.
+        scratch_tiles: the number of float32 tiles that a piece takes.
     """
 
     tensors_hbm: dict[str, nl.NkiTensor]
@@ -53,7 +52,7 @@ class Launch:
 
     @property
     def elements(self) -> int:
-        """The number of elements of a tensor of that shape."""
+        """The number of elements of the first tensor."""
         return prod(self.shape)
 
     @property
@@ -63,27 +62,30 @@ class Launch:
 
     @property
     def run_columns(self) -> int:
-        """The number of elements that an accumulator adds up before it is read."""
+        """The number of columns whose losses an accumulator adds up before it is read."""
         sizes = [dtype_bytes(tensor_hbm.dtype) for tensor_hbm in self.tensors_hbm.values()]
         return run_columns(sizes, piece_columns(self.scratch_tiles))
 
 
 class Source(Protocol):
-    """A tensor, read tile by tile of a core."""
+    """The source of the tiles of one tensor for a core."""
 
     def load(self, visit: int) -> None:
-        """Issue the load of tile number ``visit`` of the core."""
+        """Issue the load for tile number ``visit`` of the core."""
 
     def take(self, visit: int) -> nl.NkiTensor:
-        """Return the loaded tile, [rows, columns] in the type of the tensor; call this once, in the order of visits."""
+        """Return what was loaded for tile number ``visit``, as [rows, columns] in the type of the tensor.
+
+        It is called once for each tile, in their order.
+        """
 
 
 @dataclass(frozen=True)
 class Elements:
-    """A tensor with one number per element.
+    """The source of a tensor with one number per element.
 
     Attributes:
-        flat_hbm: the tensor, [elements].
+        flat_hbm: the tensor, flattened to [elements].
         tiles: the tiles of the core.
         ring_sbuf: ring buffers [128, columns] for the tiles.
     """
@@ -112,13 +114,17 @@ class Elements:
 
 @dataclass(frozen=True)
 class RowScalars:
-    """Per-row scalars: a broadcast operand if a partition has one row, else copied along rows on chip.
+    """The source of a tensor with one number per row of a matrix.
+
+    If a partition of a tile has one row, the number is a broadcast operand; else the numbers are copied along
+    their rows on chip.
 
     Attributes:
-        numbers_hbm: the scalars, [rows].
+        numbers_hbm: the numbers, [rows].
         tiles: the tiles of the core.
-        ring_sbuf: ring buffers [128, most rows in a partition] for the scalars of tiles.
-        copies_sbuf: ring buffers [128, columns] for the copies; empty if each partition of every tile has one row.
+        ring_sbuf: ring buffers [128, most rows in a partition] for the numbers of tiles.
+        copies_sbuf: ring buffers [128, columns] for the copies; empty if each partition of every tile has one
+            row.
     """
 
     numbers_hbm: nl.NkiTensor
@@ -155,13 +161,15 @@ class RowScalars:
 
 @dataclass(frozen=True)
 class ColumnScalars:
-    """Per-column scalars, loaded into all partitions once for all tiles of the same columns.
+    """The source of a tensor with one number per column of a matrix.
+
+    The numbers are loaded into all partitions, once for all tiles of the same columns.
 
     Attributes:
-        numbers_hbm: the scalars, [1, row_columns].
-        tiles: the tiles of the core; those of the same columns are adjacent.
+        numbers_hbm: the numbers, [1, row_columns].
+        tiles: the tiles of the core; those of the same columns follow each other.
         ring_sbuf: ring buffers [128, columns] for ranges of columns.
-        slots: the buffer slot of each loaded range, by its first column.
+        slots: the number of the buffer with each loaded range, by the first column of the range.
     """
 
     numbers_hbm: nl.NkiTensor
@@ -177,7 +185,8 @@ class ColumnScalars:
     def load(self, visit: int) -> None:
         """Implement :meth:`Source.load`.
 
-        The first tile of a range of columns has the most rows, so later tiles find their values loaded.
+        Only the first tile of a range of columns loads: it has the most rows, so later tiles find their numbers
+        loaded.
         """
         tile = self.tiles[visit]
         if tile.start in self.slots:
@@ -214,7 +223,7 @@ class PlacedPiece:
         tile: the tile that contains the piece.
         visit: the number of tiles that the core has processed before.
         start, end: the columns of the piece in the tile.
-        piece: the tensors of the piece.
+        piece: the piece itself, with the tensors.
     """
 
     tile: Tile
@@ -231,7 +240,7 @@ class PlacedPiece:
 
 @dataclass(frozen=True)
 class Stream:
-    """The tiles of a core.
+    """The stream of the tiles of a core.
 
     Attributes:
         sources: the sources of the tensors, by name.
@@ -276,7 +285,8 @@ class Stream:
     def pieces(self, visit: int) -> list[PlacedPiece]:
         """Return the pieces of a tile of the core, and issue the loads of later tiles for which there are buffers.
 
-        One buffer is left to the previous tile, whose last piece is finished after this tile's first piece is begun.
+        One buffer of each tensor is left to the previous tile, whose last piece is finished after this tile's first
+        piece is begun.
         """
         tile = self.tiles[visit]
         in_flight = self.tiling.buffers - 1

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tiles of a launch, cut from flat tensors or by rows.
+"""The tiles of a launch, cut from flattened tensors or by rows.
 
-A tile of a flat stream is a range of elements of any shape; a tile of a matrix is whole rows, or a range of columns of
-one row in each partition. A weight per row or per column requires the latter: in a tile of a flat stream a row begins
-anywhere. No tile depends on the number of cores.
+A tile of a flattened tensor, of any shape, is a range of its elements; a tile of a matrix is whole rows, or
+a range of columns of one row in each partition. A weight per row or per column requires the latter: in a
+tile of a flattened tensor a row may begin anywhere. No tile depends on the number of cores.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from nkilib.nki import nl
 
 
 class Tile(Protocol):
-    """A set of elements of each tensor."""
+    """A set of elements, the same for each tensor, that is processed at a time."""
 
     @property
     def number(self) -> int:
-        """The index among all tiles of the launch."""
+        """The index of the tile among all tiles of the launch."""
 
     @property
     def rows(self) -> int:
@@ -36,20 +36,20 @@ class Tile(Protocol):
         """The number of elements per partition."""
 
     def of(self, flat_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the tile's part of a tensor [elements], a view [rows, columns]."""
+        """Return the tile's elements of a flattened tensor [elements], as a view [rows, columns]."""
 
 
 AnyTile = TypeVar("AnyTile", bound=Tile)
 
 
 def tiles_of_core(tiles: Sequence[AnyTile], cores: int, core: int) -> Sequence[AnyTile]:
-    """Return every ``cores``-th tile; the shares differ by one tile at most."""
+    """Return the tiles of a core: every ``cores``-th one, so that the shares of cores differ by one tile at most."""
     return tiles[core::cores]
 
 
 @dataclass(frozen=True)
 class FlatTile:
-    """A range of elements of the stream: ``rows`` runs of ``columns``, one per partition.
+    """A range of elements of a flattened tensor: ``columns`` adjacent elements in each of ``rows`` partitions.
 
     Attributes:
         number: the index among all tiles of the launch.
@@ -63,12 +63,17 @@ class FlatTile:
     columns: int
 
     def of(self, flat_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the tile's part of a tensor [elements], a view [rows, columns]."""
+        """Return the tile's elements of a flattened tensor [elements], as a view [rows, columns]."""
         return flat_hbm[self.first : self.first + self.rows * self.columns].reshape((self.rows, self.columns))
 
 
 def flat_tiles(elements: int, columns: int) -> list[FlatTile]:
-    """Return all tiles of a stream: full ones, one of all partitions for the rest, and one of under 128 elements."""
+    """Return all tiles of a flattened tensor, with at most ``columns`` elements per partition, except possibly for
+    the last one.
+
+    They are full ones, one of all partitions for the rest, and one of a single partition for the last elements,
+    under 128.
+    """
     size = PARTITIONS * columns
     tiles = [FlatTile(number, number * size, PARTITIONS, columns) for number in range(elements // size)]
     done = len(tiles) * size
@@ -83,7 +88,8 @@ def flat_tiles(elements: int, columns: int) -> list[FlatTile]:
 
 @dataclass(frozen=True)
 class MatrixTile:
-    """Rows of a matrix, ``each`` of them in a partition; if that is one, a range of its columns.
+    """Rows of a matrix, ``each`` of them in a partition; if there is one row in a partition, a range of columns of
+    the rows.
 
     Attributes:
         number: the index among all tiles of the launch.
@@ -108,7 +114,7 @@ class MatrixTile:
         return self.each * (self.end - self.start)
 
     def of(self, flat_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the tile's part of a tensor [elements], a view [rows, columns]."""
+        """Return the tile's elements of a flattened tensor [elements], as a view [rows, columns]."""
         first, last = self.first, self.first + self.rows * self.each
         if self.each > 1:
             part_hbm = flat_hbm[first * self.row_columns : last * self.row_columns]
@@ -117,11 +123,11 @@ class MatrixTile:
         return matrix_hbm[first:last, self.start : self.end]
 
     def of_rows(self, numbers_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the values of the tile's rows in a tensor [all rows], a view [rows, each]."""
+        """Return the numbers of the tile's rows in a vector with one number per row, as a view [rows, each]."""
         return numbers_hbm[self.first : self.first + self.rows * self.each].reshape((self.rows, self.each))
 
     def by_row(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return a tile [rows, columns] on chip as [rows, each, columns of a row]."""
+        """Return a tile [rows, columns] on chip in the shape [rows, each, columns of a row]."""
         return tile_sbuf.reshape((self.rows, self.each, self.columns // self.each))
 
 

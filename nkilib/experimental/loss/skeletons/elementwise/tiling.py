@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The division of a launch into tiles, from its size alone: arithmetic only.
+"""The choice of the tiles of a launch, from its size alone: arithmetic only.
 
-A matrix is cut into rows and columns if a loss has a weight per row or per column.
+If a loss has a weight per row or per column, tensors are cut as matrices, into rows and columns.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ SUM_SLOTS: Final = 3
 
 
 def piece_columns(scratch_tiles: int) -> int:
-    """Return the columns of a piece of a loss that takes ``scratch_tiles`` float32 tiles."""
+    """Return the number of columns of a piece, for a loss whose pieces take ``scratch_tiles`` float32 tiles."""
     if scratch_tiles <= _TILES_OF_LARGE_PIECES:
         return limited_piece_columns(PIECE_COLUMNS)
     return limited_piece_columns(PIECE_COLUMNS // 2 if scratch_tiles <= _TILES_OF_HALF_PIECES else PIECE_COLUMNS // 4)
 
 
 def run_columns(bytes_of_elements: Iterable[int], piece: int) -> int:
-    """Return the number of columns of a run.
+    """Return the number of columns of a run, whose losses an accumulator adds up before it is read.
 
     Args:
         bytes_of_elements: the bytes per element of each tensor from which losses are computed.
-        piece: columns of a piece, which runs divide.
+        piece: the number of columns of a piece, which is cut into runs.
     """
     return min(LONG_RUN_COLUMNS, piece) if max(bytes_of_elements) <= _BYTES_OF_SHORT else RUN_COLUMNS
 
@@ -66,7 +66,10 @@ class RowGroup(NamedTuple):
 
 
 def columns_of_chunk(row_columns: int, columns: int) -> int:
-    """Return the columns of a row in a tile: all, or nearly equal shares rounded to whole runs of a sum."""
+    """Return the number of columns of a row that a tile has.
+
+    A tile has all of them, or one of nearly equal shares, rounded to whole runs of a sum.
+    """
     if row_columns <= columns:
         return row_columns
     even = div_ceil(row_columns, div_ceil(row_columns, columns))
@@ -74,7 +77,7 @@ def columns_of_chunk(row_columns: int, columns: int) -> int:
 
 
 def row_groups(rows: int, row_columns: int, columns: int) -> list[RowGroup]:
-    """Return the rows of tiles of at most ``columns`` elements in a partition.
+    """Return the rows of each tile, with at most ``columns`` elements in a partition.
 
     They are full groups, one of all partitions for the remainder, and one of less than 128 rows.
     """
@@ -127,11 +130,12 @@ class ElementwiseTiling(NamedTuple):
 def choose_elementwise_tiling(
     elements: int, bytes_of_element: int, scratch_tiles: int = 4, row_columns: int | None = None
 ) -> ElementwiseTiling:
-    """Return the tiling for the size of a launch; it and the bits of a sum do not depend on the number of cores.
+    """Return the tiling for the size of a launch. The tiling, and so the bits of a sum, does not depend on the
+    number of cores.
 
     Args:
         elements: the number of elements of a tensor.
-        bytes_of_element: the bytes of one element of all tensors that are read or written.
+        bytes_of_element: the bytes that one element takes in all tensors together that are read or written.
         scratch_tiles: the number of scratch tiles that a piece of the loss takes.
         row_columns: elements of a row, if a weight has one value per row or per column; None if there is no such
             weight.
@@ -144,7 +148,9 @@ def choose_elementwise_tiling(
 def _chosen(
     elements: int, bytes_of_element: int, scratch_tiles: int, row_columns: int | None, piece: int, most_bytes: int
 ) -> ElementwiseTiling:
-    """Return the chosen tiling; every value that obeys limits is among the arguments, for the cache."""
+    """Return the chosen tiling. Results are cached, so every value that depends on limits set by tests is an
+    argument.
+    """
     scratch_bytes = _scratch_bytes(scratch_tiles, piece)
     chip_bytes = _CHIP_BYTES - (_MOST_BYTES - most_bytes)
     fitting = (chip_bytes - scratch_bytes) // (BUFFERS * bytes_of_element) // RUN_COLUMNS * RUN_COLUMNS
@@ -162,7 +168,11 @@ def _chosen(
 
 
 def num_tiles(elements: int, columns: int, row_columns: int | None) -> int:
-    """Return the maximum number of tiles for ``elements`` elements, in rows of ``row_columns`` unless that is None."""
+    """Return the maximum number of tiles for ``elements`` elements.
+
+    Without ``row_columns`` the tensors are cut as flattened ones, else as matrices with rows of so many
+    elements.
+    """
     if row_columns is None:
         return div_ceil(elements, PARTITIONS * columns) + 2
     return num_matrix_tiles(elements // row_columns, row_columns, columns)

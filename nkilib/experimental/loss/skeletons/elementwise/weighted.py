@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Any elementwise loss times a weight for each element."""
+"""The product of any elementwise loss and a weight for each element."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nkilib.nki import nl
 
 @dataclass(frozen=True)
 class Weighted:
-    """A loss definition times the tensor ``"weight"``.
+    """The definition of a loss times the tensor ``"weight"``.
 
     Attributes:
         definition: the loss definition without a weight.
@@ -35,12 +35,14 @@ class Weighted:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The names of the loss's tensors, and the weight."""
+        """The names of the tensors of the loss, and ``"weight"``."""
         return (*self.definition.tensors, WEIGHT)
 
     @property
     def scratch_tiles(self) -> int:
-        """The tiles of derivatives and of losses, and in the backward one for each product and one for the losses."""
+        """The number of float32 tiles: those of derivatives and losses, and in the backward one per product and one
+        for losses.
+        """
         return 2 * self.definition.scratch_tiles + 3 if self.has_gradient else self.definition.scratch_tiles + 2
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
@@ -78,5 +80,8 @@ class Weighted:
 
 
 def weighted(definition: LossDefinition, weight_hbm: nl.NkiTensor | None, has_gradient: bool = False) -> LossDefinition:
-    """Return the loss definition, times its weight if there is one, with the weight's gradient if requested."""
+    """Return the loss definition, multiplied by its weight if there is one.
+
+    ``has_gradient`` tells whether the gradient of the weight is requested.
+    """
     return definition if weight_hbm is None else Weighted(definition, has_gradient)

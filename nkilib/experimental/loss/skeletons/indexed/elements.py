@@ -3,8 +3,9 @@
 
 """The elements at the targets of a batch of positions, and the weights of the positions.
 
-An invalid target must not touch another element. So it is clamped to a class, and if that changed it and it is not
-the ignored class, ``INDEX_LIMIT`` is added to the index: the index leaves the tensor, and the DMA engine reports it.
+An invalid target must not touch another element. So each target is clamped to a class, and if that changes
+it and it is not the ignored class, ``INDEX_LIMIT`` is added to the index of its element: the index leaves
+the tensor, and the DMA engine reports it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from nkilib.nki import explain_index, nisa, nl
 
 @dataclass(frozen=True)
 class TargetElements:
-    """The target elements of a batch: tiles [positions, 1].
+    """The elements at the targets of a batch, as indices and weights: tiles [positions, 1].
 
     Attributes:
-        index_sbuf: int32, the indices of the elements within the block's rows.
-        counts_sbuf: uint32, 1 for a target that is not ignored.
-        weight_sbuf: float32, the weights of valid targets; 0 for ignored ones.
+        index_sbuf: int32, the index of each element within the rows of its :class:`.positions.Block`.
+        counts_sbuf: uint32, 1 for a target that is not ignored, else 0.
+        weight_sbuf: float32, the class weight of each target; 0 for an ignored one.
     """
 
     index_sbuf: nl.NkiTensor
@@ -32,7 +33,7 @@ class TargetElements:
     weight_sbuf: nl.NkiTensor
 
     def gathered(self, block_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Gather the elements, in the type of the tensor."""
+        """Gather the elements from the rows of their block, [rows * elements of a row], in the type of the tensor."""
         positions = self.index_sbuf.shape[0]
         elements_sbuf = nl.ndarray((positions, 1), dtype=block_hbm.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=elements_sbuf, src=vector_elements(block_hbm, self.index_sbuf))
@@ -51,11 +52,12 @@ class ElementFinder:
         shape: the shape of the input.
         targets_hbm: the targets, int32 [N, D].
         class_weight_hbm: the class weights, float32 [C]; None for 1.
-        start_sbuf: the first element of each position of a batch, without its place.
+        start_sbuf: the index of the element of class 0 at each position of a batch, without the part that
+            depends on the batch's place.
         places_sbuf: the number of places, D.
         penalty_sbuf: ``INDEX_LIMIT``.
         ignored_sbuf: the ignored class; None means that every target is valid.
-        first_sbuf, last_sbuf: the first and the last class.
+        first_sbuf, last_sbuf: the first and the last class, to which targets are clamped.
     """
 
     shape: Shape
@@ -72,7 +74,7 @@ class ElementFinder:
     def make(
         cls, shape: Shape, targets_hbm: nl.NkiTensor, class_weight_hbm: nl.NkiTensor | None, ignore_index: int | None
     ) -> ElementFinder:
-        """Compute the constants for all batches; without an ``ignore_index`` every target is valid."""
+        """Compute the constants for all batches of a core; without an ``ignore_index`` every target is valid."""
         rows = min(PARTITIONS, shape.rows_of_block if shape.is_along_rows else shape.places)
         return cls(
             shape,
@@ -87,7 +89,9 @@ class ElementFinder:
         )
 
     def find(self, batches: list[PositionBatch]) -> list[TargetElements]:
-        """Return the target elements of batches, whose targets are all loaded before the first index is computed."""
+        """Return the target elements of some batches. All their targets are loaded before the first index is
+        computed.
+        """
         targets = [self._targets(batch) for batch in batches]
         return [self._elements(batch, targets_sbuf) for batch, targets_sbuf in zip(batches, targets, strict=True)]
 

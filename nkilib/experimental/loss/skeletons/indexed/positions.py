@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The division of the positions of [N, C, D]; D is the product of all dimensions after the classes, 1 without any.
+"""The division of the N * D positions of an input [N, C, D]; D is the product of all dimensions after the
+classes, or 1.
 
-A batch is processed at a time, one position per partition. Its positions lie along N, for one place of D, or along D,
-for one row of N, whichever is longer: the index of an element is then affine in the partition, except for its class.
+A position is one of the D places of one of the N rows. A batch is the positions that are processed at a
+time, one per partition. They lie along N, at one place of adjacent rows, or along D, at adjacent places of
+one row, whichever is longer: the index of an element is then affine in the partition, except for its class.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ BATCHES_MAX = 8192
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape [N, C, D]: rows, classes, and places of each row."""
+    """The shape [N, C, D] of an input: rows, classes, and places of each row."""
 
     rows: int
     classes: int
@@ -30,7 +32,7 @@ class Shape:
 
     @classmethod
     def of(cls, shape: tuple[int, ...]) -> Shape:
-        """Return the shape for an input [N, C] or [N, C, d1, ...]."""
+        """Return the shape for an input [N, C] or [N, C, d1, ...]; without further dimensions there is one place."""
         places = 1
         for size in shape[2:]:
             places *= size
@@ -38,7 +40,7 @@ class Shape:
 
     @property
     def row_size(self) -> int:
-        """The number of elements of a row."""
+        """The number of elements of a row, C * D."""
         return self.classes * self.places
 
     @property
@@ -63,7 +65,7 @@ class Block:
     """Adjacent rows whose positions are all processed by one core.
 
     Attributes:
-        number: the index among all blocks.
+        number: the index of the block among all blocks.
         first, rows: the first row, and the number of rows.
     """
 
@@ -72,7 +74,7 @@ class Block:
     rows: int
 
     def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the rows of a tensor [N, elements of a row], a view [rows * elements of a row]."""
+        """Return the block's rows of a tensor [N, elements of a row], as a view [rows * elements of a row]."""
         size = tensor_hbm.shape[1]
         return tensor_hbm[self.first : self.first + self.rows].reshape((self.rows * size,))
 
@@ -84,9 +86,10 @@ class PositionBatch:
     Attributes:
         number: the number of the batch among all batches of the launch.
         block: the block that contains the positions.
-        place: the place of the first position in its row, which is the first row of the block.
+        place: the place of the first position in its row; this row is the first one of the block.
         positions: the number of positions.
-        is_along_rows: whether each position lies in the row after the row of the position before it.
+        is_along_rows: whether the positions lie at one place of adjacent rows; else they lie at adjacent places
+            of one row.
     """
 
     number: int
@@ -96,7 +99,7 @@ class PositionBatch:
     is_along_rows: bool
 
     def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the positions of a tensor [N, D], a view [positions, 1]."""
+        """Return the numbers of these positions in a tensor [N, D], as a view [positions, 1]."""
         first = self.block.first
         if self.is_along_rows:
             return tensor_hbm[first : first + self.positions, self.place : self.place + 1]
@@ -125,6 +128,6 @@ def batches_of_block(shape: Shape, block: Block) -> list[PositionBatch]:
 
 
 def number_of_batches(shape: Shape) -> int:
-    """Return the number of batches of all blocks."""
+    """Return the total number of batches of all blocks."""
     of_block = shape.places if shape.is_along_rows else div_ceil(shape.places, PARTITIONS)
     return len(blocks_of(shape)) * of_block

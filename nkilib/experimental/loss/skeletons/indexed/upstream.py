@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Upstream gradients of the losses of positions: one for their sum, or one for each loss."""
+"""The upstream gradients of the losses of positions: one for each loss, or one for the sum or mean of all
+losses.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ class Upstream:
     """The upstream gradients of the losses.
 
     Attributes:
-        grad_hbm: the gradient of each loss, [N, D]; or of their sum or mean, float32 [1].
-        total_weight_hbm: float32 [1], the divisor of the gradient of a mean; None for none.
+        grad_hbm: the upstream gradient of each loss, [N, D]; or that of their sum or mean, float32 [1].
+        total_weight_hbm: float32 [1], by which the gradient of a mean is divided; None if it is not divided.
         is_each: whether there is a gradient for each loss.
     """
 
@@ -28,7 +30,9 @@ class Upstream:
     is_each: bool
 
     def uniform(self) -> nl.NkiTensor | None:
-        """Return the gradient that all losses share, float32 [128, 1]; None if they differ. The host reads no value."""
+        """Return the gradient that all losses share, float32 [128, 1]; None if each loss has its own. The host reads
+        no value.
+        """
         if self.is_each:
             return None
         scale_sbuf = in_all_partitions(self.grad_hbm)
@@ -39,7 +43,12 @@ class Upstream:
         return product(scale_sbuf, weight_sbuf)
 
     def of_batch(self, batch: PositionBatch, uniform_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
-        """Return the gradients of the positions of a batch, [positions, 1]."""
+        """Return the upstream gradients of the losses of a batch, [positions, 1].
+
+        Args:
+            batch: the positions.
+            uniform_sbuf: the result of :meth:`uniform`.
+        """
         if uniform_sbuf is not None:
             return uniform_sbuf[0 : batch.positions, :]
         grad_sbuf = nl.ndarray((batch.positions, 1), dtype=self.grad_hbm.dtype, buffer=nl.sbuf)

@@ -3,8 +3,9 @@
 
 """The skeleton of row-wise losses: one loss per row, from sums and maxima of its elements.
 
-It streams tensors [N, D], computes losses from the statistics of rows, and gradients from coefficients that the forward
-keeps; a loss definition states the computation on the pieces of a row. From a kernel down:
+It streams tensors [N, D], computes losses from the statistics of rows, such as sums, and gradients from
+coefficients of rows that the forward keeps; a loss definition states the computation on the pieces of a
+row. From a kernel down:
 
 - :mod:`.run`: the checks of the kernels' arguments, and the allocation of results and gradients;
 - :mod:`.definition`: the interface of a loss definition; :mod:`.combination`, :mod:`.row_scalars`: arithmetic that loss

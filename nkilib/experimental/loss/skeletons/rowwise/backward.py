@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradients of a core, computed from the coefficients and the elements of a row, rounded once.
+"""The gradients of a core, computed from the elements of rows and the coefficients of each row, and rounded
+once.
 
-The gradient of a row that all rows share is the sum of the contributions of all rows, bitwise identical on one core and
-on two.
+A tensor that all rows share has a single row of gradients: the sum of the contributions of all rows,
+bitwise identical on one core and on two.
 
-Tiles of rows are added up element by element, tiles with even numbers and tiles with odd numbers separately: two cores
-have one of these sums each, one core has both. Then the rows of a partition are added by halves; then the partitions,
-which Tensor transposes into columns for Vector to add up; and last the two sums.
+For this sum, tiles of rows are added up element by element, tiles with even numbers and tiles with odd
+numbers separately: two cores have one of these sums each, one core has both. Then the rows of a partition
+are added by halves; then the partitions, which Tensor transposes into columns for Vector to add up; and
+last the two sums.
 """
 
 from __future__ import annotations
@@ -35,14 +37,17 @@ _TRANSPOSED_TILES: Final = _BANK_COLUMNS // _PARTITIONS
 
 @dataclass(frozen=True)
 class SharedGradient:
-    """Sums of the columns of a chunk; chunks of the same columns follow each other.
+    """The gradient of a tensor that all rows share, while the contributions of rows are summed for a range of
+    columns.
+
+    Chunks of the same columns follow each other.
 
     Attributes:
         gradient_hbm: the gradient, [1, D] of any floating type.
-        columns: the maximum columns of a chunk.
-        each: the maximum rows of a partition.
-        sums_sbuf: the sums of the tiles of this core, selected by the number of the tile: float32
-            [partitions, each * columns] each.
+        columns: the maximum number of columns of a chunk.
+        each: the maximum number of rows in a partition of a tile.
+        sums_sbuf: one sum of tiles, or two; the number of a tile selects its sum. Float32 [partitions,
+            each * columns].
     """
 
     gradient_hbm: nl.NkiTensor
@@ -61,19 +66,21 @@ class SharedGradient:
         return gradient
 
     def of_piece(self, placed: PlacedPiece) -> nl.NkiTensor:
-        """Return the part of a sum to which a piece is added, [partitions, elements]."""
+        """Return the part of a sum to which the contributions of a piece are added, [partitions, elements]."""
         tile = placed.chunk.tile
         sum_sbuf = self.sums_sbuf[tile.number % len(self.sums_sbuf)]
         return sum_sbuf[0 : tile.partitions, placed.start : placed.end]
 
     def store_nothing(self) -> None:
-        """Contribute the zeros of a core without rows."""
+        """Take part in :meth:`store` for all columns as a core that has no rows, with sums of zero."""
         columns = self.gradient_hbm.shape[1]
         for start in range(0, columns, self.columns):
             self.store(start, min(start + self.columns, columns))
 
     def store(self, start: int, end: int) -> None:
-        """Store the sums of all cores for a range of columns, then reset them to zero."""
+        """Store the gradient of columns [start, end), the total of the sums of all cores, then reset the sums
+        to zero.
+        """
         columns = end - start
         parts = [self._of_partitions(sum_sbuf, columns) for sum_sbuf in self.sums_sbuf]
         own_sbuf, other_sbuf = parts if len(parts) == SUMS else (parts[0], _received_from_other_core(parts[0]))
@@ -87,7 +94,10 @@ class SharedGradient:
             nisa.memset(dst=sum_sbuf, value=0.0)
 
     def _of_partitions(self, sum_sbuf: nl.NkiTensor, columns: int) -> nl.NkiTensor:
-        """Return the sum over partitions and their rows, [128, tiles]; column ``c`` is in partition ``c % 128``."""
+        """Return the total of a sum over its partitions and their rows, [128, tiles], where a tile is 128 columns.
+
+        Column ``c`` is in partition ``c % 128``.
+        """
         rows = self.each
         while rows > 1:
             half = rows // 2
@@ -103,7 +113,9 @@ class SharedGradient:
         return part_sbuf
 
     def _add_partitions(self, part_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor, first: int, end: int) -> None:
-        """Sum the partitions of a range of column tiles, of which the last one may be narrower."""
+        """Add up the partitions of column tiles [first, end) into ``part_sbuf``; the last tile may be narrower than
+        128 columns.
+        """
         transposed_psum = nl.ndarray((_PARTITIONS, end - first, _PARTITIONS), dtype=nl.float32, buffer=nl.psum)
         for tile in range(first, end):
             columns_sbuf = sum_sbuf[:, tile * _PARTITIONS : min((tile + 1) * _PARTITIONS, sum_sbuf.shape[1])]
@@ -121,7 +133,9 @@ def _received_from_other_core(part_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _store_columns(columns_hbm: nl.NkiTensor, part_sbuf: nl.NkiTensor) -> None:
-    """Store numbers [128, tiles] as a vector [columns], one tile per line."""
+    """Store the result of :meth:`SharedGradient._of_partitions`, [128, tiles], as a vector [columns], one tile per
+    line.
+    """
     columns, tiles = columns_hbm.shape[0], part_sbuf.shape[1]
     transposed_psum = nl.ndarray((tiles, _PARTITIONS), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=transposed_psum, data=part_sbuf)
@@ -148,9 +162,9 @@ def backward_of_core(
     """Store the gradients with respect to the tensors whose numbers are the keys of ``gradients_hbm``.
 
     Args:
-        launch: tensors and tiling.
+        launch: the tensors and the tiling of the launch.
         definition: the loss definition.
-        upstream: the gradients of the losses.
+        upstream: the upstream gradients of the losses.
         coefficients_hbm: the coefficients that the forward stored, float32 [N] each.
         gradients_hbm: the gradients, [N, D] each; [1, D] for a tensor that all rows share.
     """
@@ -184,7 +198,7 @@ def backward_of_core(
 
 @dataclass(frozen=True)
 class _RowUpstream:
-    """The upstream gradients of the losses of single rows.
+    """The source of the upstream gradient of each row's loss.
 
     Attributes:
         upstream: the upstream gradient that the kernel received.
@@ -195,7 +209,7 @@ class _RowUpstream:
     scale_sbuf: nl.NkiTensor | None
 
     def of(self, group: RowGroup) -> nl.NkiTensor:
-        """Return the gradients of a group, float32 [partitions, rows]."""
+        """Return the upstream gradients of the rows of a group, float32 [partitions, rows]."""
         if self.scale_sbuf is None:
             return loaded_rows(self.upstream.grad_hbm, group)
         gradients_sbuf = nl.ndarray((group.partitions, group.rows), dtype=nl.float32, buffer=nl.sbuf)
@@ -209,10 +223,10 @@ class _Backward(Generic[Factors]):
 
     Attributes:
         definition, coefficients_hbm, gradients_hbm: the loss definition, coefficients and gradients of the launch.
-        upstream: the upstream gradients of its rows.
+        upstream: the source of the upstream gradient of each row's loss.
         buffers_sbuf: ring buffers for the chunks of gradients, by the number of the tensor.
-        shared: gradients of the tensors that all rows share, by the number of the tensor.
-        left: actions to be issued after the next piece has begun.
+        shared: the gradients of tensors that all rows share, by the number of the tensor.
+        left: functions of the previous piece that are called, to issue work, after the next piece has begun.
     """
 
     definition: RowLossDefinition[Factors]
@@ -237,13 +251,17 @@ class _Backward(Generic[Factors]):
                 self._store_shared(chunk)
 
     def _do_later(self, actions: list[Callable[[], None]]) -> None:
-        """Run the remaining actions of the previous piece, and keep this piece's until the next one has begun."""
+        """Call the remaining functions of the previous piece, and keep this piece's ``actions`` until the next one has
+        begun.
+        """
         for action in self.left:
             action()
         self.left[:] = actions
 
     def _store_shared(self, chunk: Chunk) -> None:
-        """Store the shared gradients after the last chunk of their columns."""
+        """Store the gradients that all rows share for the columns of a chunk, which is the last one with these
+        columns.
+        """
         self._do_later([])
         for gradient in self.shared.values():
             gradient.store(chunk.start, chunk.end)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Gradients as sums of tiles, each times a per-row scalar."""
+"""Sums of terms, each a tile times a per-row scalar, from which gradients are made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Term:
     Attributes:
         tile_sbuf: the tile of a piece, [partitions, elements], of any floating type.
         factor_sbuf: the factors, float32 [partitions, rows of the group].
-        offset: a number.
+        offset: the number that is added to the tile.
     """
 
     tile_sbuf: nl.NkiTensor
@@ -32,7 +32,7 @@ def combine(piece: Piece, dst_sbuf: nl.NkiTensor, terms: list[Term], bias_sbuf: 
     For long rows, Scalar computes the first term and Vector the others; for short rows, Vector computes all.
 
     Args:
-        piece: the piece; one float32 tile of it is taken for every two terms.
+        piece: the piece, from whose scratch one float32 tile is taken for every two terms.
         dst_sbuf: the result, [partitions, elements].
         terms: the terms, at least one.
         bias_sbuf: the sum of ``offset * factor`` of all terms, float32 [partitions, rows of the group]; None if
@@ -70,7 +70,7 @@ def add_to_sum(piece: Piece, sum_sbuf: nl.NkiTensor, term: Term) -> None:
 
 
 def _add(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term, partial_sbuf: nl.NkiTensor) -> None:
-    """Write the partial sum plus one more term to ``dst_sbuf``."""
+    """Write a partial sum plus one more term to ``dst_sbuf``."""
     if piece.is_long:
         nisa.scalar_tensor_tensor(
             dst=dst_sbuf,
@@ -89,7 +89,7 @@ def _add(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term, partial_sbuf: nl.NkiT
 
 
 def multiply(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term) -> None:
-    """Compute a term, on Vector."""
+    """Write one term to ``dst_sbuf``, on Vector."""
     if piece.is_long:
         nisa.tensor_scalar(
             dst=dst_sbuf,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses of a core, stored or summed."""
+"""The losses of the rows of a core, stored or summed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class RowOutputs:
 
     Attributes:
         loss_hbm: the losses, [N] of any floating type; or their sum, [1], float32.
-        factor: the factor of the sum; None means that the losses are stored.
-        coefficients_hbm: float32 [K, N]; None means that they are not requested.
+        factor: the factor by which the sum is multiplied; None means that the losses are stored, not summed.
+        coefficients_hbm: the K coefficients of each row, float32 [K, N]; None means that they are not
+            requested.
     """
 
     loss_hbm: nl.NkiTensor
@@ -36,7 +37,7 @@ class RowOutputs:
 
 
 def forward_of_core(launch: RowLaunch, definition: RowLossDefinition[Factors], outputs: RowOutputs) -> None:
-    """Store the losses, or their sum, and coefficients."""
+    """Compute the losses of this core's rows and store them or their sum, and store the coefficients if requested."""
     groups = launch.groups()
     sums = None if outputs.factor is None else PartialSums.make(len(launch.tiles()))
     if groups:
@@ -47,14 +48,15 @@ def forward_of_core(launch: RowLaunch, definition: RowLossDefinition[Factors], o
 
 @dataclass
 class _Forward(Generic[Factors]):
-    """The loop of a core.
+    """The loop of the forward over the chunks of a core, and its state.
 
     Attributes:
-        launch, definition, outputs, sums: the launch, its loss definition, its results and its sums.
-        runs_sbuf: ring buffers [128, runs of a row] for long rows, by statistic.
-        statistics_sbuf: the statistics of a group, [partitions, rows] each, by the start of the group.
-        runs: the number of runs summed so far in the current tile.
-        open: the last piece of a tile of long rows whose runs are not yet combined: Vector would wait for them.
+        launch, definition, outputs, sums: the launch, its loss definition, its results, and the sums of losses.
+        runs_sbuf: for each statistic, ring buffers [128, runs of a row] for the values of runs of long rows.
+        statistics_sbuf: by the start of a group, its statistics, [partitions, rows] each.
+        runs: the number of runs processed so far in the current tile.
+        open: the last piece of a tile of long rows whose runs are not combined yet, because Vector would wait
+            for them.
     """
 
     launch: RowLaunch
@@ -95,7 +97,10 @@ class _Forward(Generic[Factors]):
         return self.definition.prepare(placed.piece)
 
     def finish(self, placed: PlacedPiece, begun: Prepared) -> None:
-        """Compute the statistics of a piece; if its rows end, they are combined after the next piece."""
+        """Compute the statistics of a piece.
+
+        If its rows end, their runs are combined after the next piece.
+        """
         self.definition.accumulate(replace(placed.piece, numbers_sbuf=self._numbers(placed)), begun)
         self._close()
         if placed.ends_row:
@@ -103,7 +108,7 @@ class _Forward(Generic[Factors]):
             self.runs = 0
 
     def _numbers(self, placed: PlacedPiece) -> list[nl.NkiTensor]:
-        """Return the tiles into which the statistics of a piece are written."""
+        """Return, for each statistic, the tile into which its values for a piece are written."""
         piece, group = placed.piece, placed.chunk.group
         statistics_sbuf = self._statistics(group)
         if not piece.is_long:
@@ -112,7 +117,7 @@ class _Forward(Generic[Factors]):
         return [ring[:, start : self.runs] for ring in self._runs(placed)]
 
     def _runs(self, placed: PlacedPiece) -> list[nl.NkiTensor]:
-        """Return the run values of a piece's tile, by statistic."""
+        """Return, for each statistic, the values of all runs of the tile that a piece belongs to."""
         group = placed.chunk.group
         slot = (group.start + placed.chunk.place) % RUN_SLOTS
         return [ring[slot][0 : group.partitions, :] for ring in self.runs_sbuf]
@@ -126,7 +131,9 @@ class _Forward(Generic[Factors]):
         return self.statistics_sbuf[group.start]
 
     def _close(self) -> None:
-        """Combine the statistics of the open tile; after the last tile of a group, compute its results."""
+        """Combine the runs of the tile of :attr:`open` into statistics; after the last tile of a group, compute its
+        results.
+        """
         if self.open is None:
             return
         placed, self.open = self.open, None
@@ -144,7 +151,7 @@ class _Forward(Generic[Factors]):
             statistic.of_runs(results[number], runs[: number + 1], results[:number])
 
     def _finish(self, group: RowGroup) -> None:
-        """Compute and store the losses and coefficients of a group."""
+        """Compute the losses and coefficients of a group, and store them; losses that are summed go to ``sums``."""
         vectors = [loaded_rows(vector_hbm, group) for vector_hbm in self.launch.vectors_hbm]
         results = self.definition.results(self.statistics_sbuf.pop(group.start), vectors)
         if self.outputs.coefficients_hbm is not None:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Rows of matrices [N, D], cut into tiles independent of the number of cores, and the tiles of a core in groups.
+"""The rows of matrices [N, D], cut into tiles, and the tiles of a core in groups. No tile depends on the
+number of cores.
 
-Long rows: a partition of a tile has one row, which is processed in chunks of columns. Short rows: a partition has
-several whole rows, which follow each other in memory.
+Long rows: each partition of a tile has one row, which is processed in chunks of columns. Short rows: each
+partition has several whole rows, which follow each other in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ GROUP_ROWS = 512
 
 @dataclass(frozen=True)
 class RowTile:
-    """Adjacent rows, ``each`` of them in each partition.
+    """A tile of adjacent rows, of which each partition has ``each``.
 
     Attributes:
         number: the index among all tiles of the launch.
@@ -39,23 +40,26 @@ class RowTile:
 
     @property
     def end(self) -> int:
-        """The row after the last one."""
+        """The index of the row after the tile's last one."""
         return self.first + self.partitions * self.each
 
     def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
-        """Return columns of the tile's rows, a view [partitions, each * columns]; all columns if each > 1."""
+        """Return columns [start, end) of the tile's rows of a matrix, as a view [partitions, each * columns].
+
+        If ``each`` is over 1, they must be all columns.
+        """
         if self.each == 1:
             return matrix_hbm[self.first : self.end, start:end]
         return matrix_hbm[self.first : self.end, :].reshape((self.partitions, self.each * matrix_hbm.shape[1]))
 
     def of_vector(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the scalars of the tile's rows, a view [partitions, each]."""
+        """Return the numbers of the tile's rows in a vector [N], as a view [partitions, each]."""
         return vector_hbm[self.first : self.end].reshape((self.partitions, self.each))
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Tiles of a core, of one size, whose rows are finished together.
+    """A group of tiles of a core, all of one size, whose losses are computed together.
 
     Attributes:
         tiles: the tiles in order; their numbers differ by the number of cores.
@@ -74,23 +78,24 @@ class RowGroup:
 
     @property
     def rows(self) -> int:
-        """The number of rows of a partition, over all tiles."""
+        """The number of rows in each partition, over all tiles of the group."""
         return len(self.tiles) * self.tiles[0].each
 
     def columns(self, tile: int) -> tuple[int, int]:
-        """Return the range of tile number ``tile`` among these rows, as (first, end)."""
+        """Return the columns of tile number ``tile`` in a tensor [partitions, rows] of the group, as (first, end)."""
         each = self.tiles[0].each
         return tile * each, (tile + 1) * each
 
     def lines_of(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the scalars of the rows, if a partition of a tile has one row: a view [tiles, partitions]."""
+        """Return the numbers of the group's rows in a vector [N], as a view [tiles, partitions], if ``each`` is 1."""
         first, last, size = self.tiles[0], self.tiles[-1], self.partitions
         lines_hbm = vector_hbm[first.first : last.end].reshape(((last.end - first.first) // size, size))
         return lines_hbm if len(self.tiles) == 1 else lines_hbm[:: self.cores, :]
 
 
 def row_tiles(rows: int, partitions: int, each: int) -> list[RowTile]:
-    """Return all tiles: full ones; then, for the rest, one of fewer rows per partition, and one of fewer partitions.
+    """Return all tiles for a number of rows: full ones, and further ones for the rest. The further ones have fewer
+    rows per partition, or, as the last one may, one row in each of fewer partitions.
 
     Args:
         rows: N.
@@ -112,7 +117,7 @@ def row_tiles(rows: int, partitions: int, each: int) -> list[RowTile]:
 
 
 def groups_of_core(tiles: list[RowTile], cores: int, core: int) -> list[RowGroup]:
-    """Return every ``cores``-th tile, in groups of tiles of one size."""
+    """Return the tiles of a core, every ``cores``-th one, in groups of adjacent tiles of one size."""
     own = tiles[core::cores]
     groups: list[RowGroup] = []
     for number, tile in enumerate(own):

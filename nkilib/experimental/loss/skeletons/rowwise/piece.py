@@ -3,9 +3,9 @@
 
 """A piece of rows on chip, and the reduction of its elements to one number per row.
 
-A piece of a long row is a range of columns, and an engine accumulates its results: one number per run of columns, from
-which a statistic is combined in the end. A piece of short rows is several rows, which Vector reduces along their
-columns.
+A piece of a long row is a range of its columns. An engine accumulates one number per run of columns, and a
+statistic of the row is combined from the numbers of all runs in the end. A piece of short rows is several
+rows, which Vector reduces along their columns.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ class Piece:
     """A range of columns of a long row in each partition, or several short rows.
 
     Attributes:
-        tensors: tiles [partitions, elements] in the types of the tensors, by the number of the tensor.
+        tensors: the parts of the tensors on chip, [partitions, elements] in their types, by the number of the
+            tensor.
         scratch: the source of float32 tiles of the piece's size.
-        row: the index of the first row among the rows of a partition of the group.
+        row: the index of the piece's first row among the rows that a partition has in the group.
         rows: the number of rows in each partition.
-        is_long: whether a row may have further columns.
+        is_long: whether the rows are long, so that other pieces may have further columns of them.
         numbers_sbuf: the values of each statistic, float32 [partitions, runs] for a long row, [partitions, rows] for
             short ones; empty in a backward.
-        later: in a backward, actions issued after the next piece has begun, so that no engine waits for another one.
+        later: in a backward, functions that are called, to issue work, after the next piece has begun, so that
+            no engine waits for another one.
     """
 
     tensors: dict[int, nl.NkiTensor]
@@ -55,25 +57,30 @@ class Piece:
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """The first element and the end of each run of a long row."""
+        """The runs of a piece of a long row, each as (first element, end)."""
         elements = self.shape[1]
         return [(start, min(start + RUN_COLUMNS, elements)) for start in range(0, elements, RUN_COLUMNS)]
 
     def float32(self) -> nl.NkiTensor:
-        """Return an uninitialised float32 tile; the loss definition states the number of tiles that it takes."""
+        """Return an uninitialised float32 tile of the piece's size from the scratch.
+
+        A piece may take as many as its loss definition says.
+        """
         return self.scratch.next(*self.shape)
 
     def by_row(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return a tile of the piece's size as [partitions, rows, columns]."""
+        """Return a tile of the piece's size in the shape [partitions, rows, columns]."""
         partitions, elements = self.shape
         return tile_sbuf.reshape((partitions, self.rows, elements // self.rows))
 
     def of_rows(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the scalars of the piece's rows from those of the group: [partitions, rows]."""
+        """Return the numbers of the piece's rows, [partitions, rows], from those of all rows of the group."""
         return values_sbuf[0 : self.shape[0], self.row : self.row + self.rows]
 
     def of_elements(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the scalar of the row for each element, as [partitions, rows, columns] without a copy."""
+        """Return, for each element, the number of its row: a view [partitions, rows, columns] of the numbers of the
+        group's rows.
+        """
         return self.of_rows(values_sbuf).expand_dim(2).broadcast(2, self.shape[1] // self.rows)
 
     def add_function(
@@ -85,15 +92,16 @@ class Piece:
         bias_sbuf: nl.NkiTensor | None = None,
         scale: float = 1.0,
     ) -> None:
-        """Add ``op(data * scale + bias)`` to a statistic, on Scalar; for short rows Vector computes the sum.
+        """Add the elements of ``op(data * scale + bias)`` to the sum of each run or short row, on Scalar; short rows
+        are summed by Vector.
 
         Args:
-            statistic: the number of the statistic.
+            statistic: the number of the statistic that is the sum.
             op: an activation function.
-            dst_sbuf: a float32 tile for the values; may be the data.
+            dst_sbuf: a float32 tile for the values, which may be the tile of the data.
             data_sbuf: a tile of any type.
-            bias_sbuf: float32 [partitions or more, 1].
-            scale: a number.
+            bias_sbuf: the bias, float32 [partitions or more, 1]; None for 0.
+            scale: the factor of the data.
         """
         keywords = {} if bias_sbuf is None else {"bias": bias_sbuf[0 : self.shape[0], :]}
         if not self.is_long:
@@ -115,7 +123,10 @@ class Piece:
     def add_product(
         self, statistic: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor
     ) -> None:
-        """Add ``left * right`` to a statistic, on Vector; the products are written to a float32 tile."""
+        """Add the elements of ``left * right`` to a sum, statistic number ``statistic``, on Vector.
+
+        The products are written to ``dst_sbuf``, a float32 tile.
+        """
         if not self.is_long:
             product(dst_sbuf, left_sbuf, right_sbuf)
             self.add(statistic, dst_sbuf)
@@ -134,15 +145,24 @@ class Piece:
             )
 
     def add(self, statistic: int, values_sbuf: nl.NkiTensor) -> None:
-        """Add a float32 tile to a statistic, on Vector."""
+        """Add the elements of a float32 tile to a sum, statistic number ``statistic``, on Vector."""
         self._reduce(statistic, values_sbuf, nl.add)
 
     def take_maximum(self, statistic: int, values_sbuf: nl.NkiTensor) -> None:
-        """Compute the maximum of a tile for a statistic, on Vector."""
+        """Compute the maximum of each run, or of each short row, of a tile for statistic number ``statistic``, on
+        Vector.
+        """
         self._reduce(statistic, values_sbuf, nl.maximum)
 
     def count_equal(self, statistic: int, values_sbuf: nl.NkiTensor, numbers_sbuf: nl.NkiTensor) -> None:
-        """Count the elements that equal the number of their run or row, on Vector; the values are overwritten."""
+        """Count the elements that equal the number of their run or short row, for statistic number ``statistic``, on
+        Vector.
+
+        Args:
+            statistic: the number of the statistic that is the count.
+            values_sbuf: the elements, overwritten.
+            numbers_sbuf: the number of each run of a long row, or of each short row.
+        """
         if not self.is_long:
             columns = self.shape[1] // self.rows
             nisa.tensor_tensor(
@@ -171,5 +191,5 @@ class Piece:
 
 
 def runs_of(elements: int) -> int:
-    """Return the number of runs of ``elements`` elements of a long row."""
+    """Return the number of runs into which ``elements`` elements of a long row are divided."""
     return div_ceil(elements, RUN_COLUMNS)

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arithmetic on per-row scalars, float32 [partitions, rows]; each function allocates the tile that it returns."""
+"""Arithmetic on tiles with one number per row, float32 [partitions, rows].
+
+Each function allocates the tile that it returns.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def compared(values_sbuf: nl.NkiTensor, op: Operator, number: float) -> nl.NkiTe
 
 
 def mask_of(is_true_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return 1 and 0 as uint32, the type of predicates."""
+    """Return a mask of ones and zeros as uint32, the type that predicates must have."""
     mask_sbuf = nl.ndarray(is_true_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=mask_sbuf, src=is_true_sbuf)
     return mask_sbuf
@@ -58,7 +61,9 @@ def combined(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) ->
 
 
 def square_root(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the square root of numbers of at least 0, in the whole range of float32; infinity and NaN stay."""
+    """Return the square root of numbers of at least 0, in the whole range of float32; infinity and NaN give
+    themselves.
+    """
     rescaled = _rescaled(values_sbuf, _SMALL, _STEP)
     root_sbuf = rescaled.values_sbuf
     nisa.tensor_scalar(
@@ -96,7 +101,7 @@ class _Rescaled:
 
     Attributes:
         values_sbuf: the scaled numbers.
-        is_small_sbuf, is_large_sbuf: 1 where a number was small or large, else 0.
+        is_small_sbuf, is_large_sbuf: 1 where a number was too small, or too large, and has been scaled, else 0.
     """
 
     values_sbuf: nl.NkiTensor
@@ -104,7 +109,7 @@ class _Rescaled:
     is_large_sbuf: nl.NkiTensor
 
     def factor_sbuf(self, step: float) -> nl.NkiTensor:
-        """Return ``step`` where a number was small, its inverse where it was large, else 1."""
+        """Return ``step`` where a number was too small, its inverse where it was too large, else 1."""
         return _power(self.is_small_sbuf, self.is_large_sbuf, step)
 
 
@@ -115,7 +120,7 @@ def _rescaled(values_sbuf: nl.NkiTensor, small: float, step: float) -> _Rescaled
 
 
 def _of_positive_numbers(values_sbuf: nl.NkiTensor, root_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the root; 0, infinity and NaN are returned unchanged."""
+    """Return the root of each number, but 0, infinity or NaN where the number is that itself."""
     is_finite_sbuf = compared(values_sbuf, nl.less_equal, FLOAT32_HIGHEST)
     is_proper_sbuf = product(compared(values_sbuf, nl.greater, 0.0), is_finite_sbuf)
     result_sbuf = scaled(values_sbuf, 1.0)

@@ -38,7 +38,9 @@ _STATISTICS = 6
 
 
 def require_matrices(function: str, matrices: dict[str, nl.NkiTensor]) -> None:
-    """Check that the tensors are floating [N, D], have the shape of the first one, and at least one element."""
+    """Check that the tensors are [N, D] of a floating type, have the shape of the first one, and at least one
+    element.
+    """
     first, *_ = matrices
     shape = tuple(matrices[first].shape)
     require(
@@ -55,7 +57,7 @@ def require_matrices(function: str, matrices: dict[str, nl.NkiTensor]) -> None:
 
 
 def require_upstream_of_rows(function: str, grad_hbm: nl.NkiTensor, rows: int, is_each: bool) -> None:
-    """Check the upstream gradient: one for each row's loss, or float32 for their sum."""
+    """Check the upstream gradient: one for each row's loss, or one float32 for their sum."""
     require_upstream(function, grad_hbm, (rows,), is_each)
 
 
@@ -70,12 +72,13 @@ def require_coefficients(function: str, coefficients_hbm: nl.NkiTensor, numbers:
 
 
 def require_wanted(function: str, wanted: dict[str, bool], inplace: bool) -> None:
-    """Check that at least one gradient is requested, and in place the gradient of the first tensor.
+    """Check that at least one gradient is requested, and with ``inplace`` that the gradient of the first tensor
+    is.
 
     Args:
         function: the name of the function in error messages.
         wanted: whether each gradient is requested, by the name of the tensor, in the order of the kernel's arguments.
-        inplace: the argument of the kernel.
+        inplace: whether the gradient of the first tensor overwrites it.
     """
     flags = {f"grad_{name}_wanted": flag for name, flag in wanted.items()}
     for name, flag in {**flags, "inplace": inplace}.items():
@@ -156,7 +159,9 @@ def _partition_bytes(shape: tuple[int, int], tiling: RowwiseTiling, bytes_of_ele
 
 
 def factor_of(reduction: str, rows: int) -> float | None:
-    """Return the factor of the sum of the losses over rows; None if there is no sum."""
+    """Return the factor by which a reduction multiplies the sum of the losses of all rows; None if there is no
+    sum.
+    """
     return None if reduction == "none" else 1.0 / rows if reduction == "mean" else 1.0
 
 
@@ -168,7 +173,7 @@ def new_outputs(
     Args:
         rows: N.
         dtype: the type of losses that are not summed.
-        factor: the factor of the sum, or None.
+        factor: the factor by which the sum of the losses is multiplied; None if they are not summed.
         coefficients: the number of coefficients per row, K.
         coefficients_wanted: whether the coefficients are returned.
     """
@@ -190,10 +195,11 @@ def returned(outputs: RowOutputs) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
 
 
 def new_gradients(wanted: dict[str, nl.NkiTensor | None], inplace: bool) -> dict[int, nl.NkiTensor]:
-    """Return the tensors for the gradients, by the number of the tensor.
+    """Allocate the tensors for the gradients, by the number of the tensor.
 
     Args:
-        wanted: the tensors by name, in the order of the numbers; None for a tensor whose gradient is not requested.
+        wanted: the tensors by name, in the order of their numbers; None for a tensor whose gradient is not
+            requested.
         inplace: whether the gradient of the first tensor overwrites it.
     """
     gradients = {}

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Chunks of the rows of several tensors, loaded ahead and cut into pieces; per-row scalars in HBM and on chip.
+"""The stream of the rows of several tensors in chunks, loaded ahead and cut into pieces; per-row scalars in
+HBM and on chip.
 
-If a partition of a tile has one row, the scalars of a tile are a line in HBM and a column on chip: Tensor transposes
-the lines of all tiles of a group at once, and a transfer has lines of 512 bytes instead of single numbers.
+If a partition of a tile has one row, the scalars of the tile's rows are a line in HBM and a column on chip:
+Tensor transposes the lines of all tiles of a group at once, and a transfer has lines of 512 bytes instead
+of single numbers.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Chunk:
-    """A range of columns of the rows of a tile, or all columns of several rows.
+    """A part of a tile that is loaded at a time: a range of columns of its long rows, or all columns of its short
+    rows.
 
     Attributes:
-        tile: the tile that has the rows.
+        tile: the tile that contains the rows.
         group: the group of the tile.
         place: the index of the tile in the group.
-        start, end: the columns.
+        start, end: the range of columns.
     """
 
     tile: RowTile
@@ -38,17 +41,19 @@ class Chunk:
 
     @property
     def columns(self) -> int:
-        """The number of columns of a row."""
+        """The number of columns of each row in the chunk."""
         return self.end - self.start
 
     @property
     def width(self) -> int:
-        """The number of elements per partition."""
+        """The number of elements per partition of the chunk."""
         return self.tile.each * self.columns
 
     @property
     def piece_width(self) -> int:
-        """The elements per partition of every piece but the last; short rows are not divided."""
+        """The number of elements per partition of every piece but the last; a short row is not divided between
+        pieces.
+        """
         return width_of_piece(self.columns, self.tile.each)
 
 
@@ -60,8 +65,8 @@ class PlacedPiece:
         chunk: the chunk that contains the piece.
         visit: the number of chunks that the core has processed before.
         start, end: the elements of the piece in a partition of the chunk.
-        piece: the tensors of the piece.
-        ends_row: whether the rows of the tile end with the piece.
+        piece: the piece itself, with the tensors.
+        ends_row: whether the piece has the last columns of the tile's rows.
     """
 
     chunk: Chunk
@@ -79,10 +84,10 @@ class PlacedPiece:
 
 @dataclass(frozen=True)
 class RowStream:
-    """The chunks of a core.
+    """The stream of the chunks of a core.
 
     Attributes:
-        matrices_hbm: the matrices by number, [N, D], or [1, D] for one that all rows share.
+        matrices_hbm: the streamed tensors by number, [N, D], or [1, D] for one that all rows share.
         chunks: the chunks of the core, in order.
         buffers_sbuf: ring buffers [128, elements] for the chunks, by the number of the tensor.
         scratch: the scratch tiles of the pieces.
@@ -108,10 +113,11 @@ class RowStream:
 
         Args:
             launch: the launch, with the tiling.
-            matrices_hbm: the matrices to stream.
+            matrices_hbm: the tensors to stream, by number.
             groups: the groups of the core.
             scratch_tiles: the number of float32 tiles that a piece takes.
-            is_by_columns: whether all rows of a range of columns come before the next columns.
+            is_by_columns: whether the chunks of all rows with the same columns come before those with the next
+                columns.
         """
         tiling, columns = launch.tiling, launch.columns
         rings = {
@@ -137,7 +143,8 @@ class RowStream:
     def pieces(self, visit: int) -> list[PlacedPiece]:
         """Return the pieces of a chunk of the core, and issue the loads of later chunks for which there are buffers.
 
-        One buffer is left to the previous chunk, whose last piece is finished after this chunk's first piece is begun.
+        One buffer of each tensor is left to the previous chunk, whose last piece is finished after this chunk's
+        first piece is begun.
         """
         in_flight = len(next(iter(self.buffers_sbuf.values()))) - 1
         first = 0 if visit == 0 else visit + in_flight - 1
@@ -175,7 +182,7 @@ class RowStream:
 
 
 def _load_shared(dst_sbuf: nl.NkiTensor, row_hbm: nl.NkiTensor, tile: RowTile) -> None:
-    """Load the same numbers [1, columns] for each row."""
+    """Load a row of numbers [1, columns] that all rows share, once for each row of the tile."""
     columns = row_hbm.shape[1]
     every_hbm = row_hbm.reshape((1, 1, columns)).broadcast(0, tile.partitions).broadcast(1, tile.each)
     nisa.dma_copy(dst=dst_sbuf.reshape((tile.partitions, tile.each, columns)), src=every_hbm)
@@ -214,7 +221,7 @@ def _loaded(shape: tuple[int, int], src_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _cast(values: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-    """Return a copy in SBUF of another type."""
+    """Return a copy of a tile in SBUF, in the type ``dtype``."""
     cast_sbuf = nl.ndarray(values.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=cast_sbuf, src=values)
     return cast_sbuf

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Host code, never traced: float64 references, the work that bounds a launch, and the row of a loss."""
+"""Host code of elementwise losses, never traced: references in float64, the work that bounds a launch,
+registry entries.
+"""

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The float64 results of elementwise losses and the accepted errors of the kernels, from a few functions: numpy only.
+"""The float64 results of elementwise losses and the accepted errors of their kernels, from a few functions of
+each loss.
 
-u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. The reference of a loss
-derives the error of the loss and of its derivatives before they are summed, multiplied by an upstream gradient or
-rounded to a type; the errors of these steps are the same for all losses and are added here. Errors are of first order
-in u.
+Numpy only. u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32.
+The reference of a loss derives the error of the loss and of its derivatives before they are summed,
+multiplied by an upstream gradient or rounded to a type; the errors of these steps are the same for all
+losses and are added here. Errors are of first order in u.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ElementwiseReference(Protocol):
 
     @property
     def stated(self) -> TermError:
-        """The error of :meth:`value` as numbers."""
+        """The error of :meth:`value` that the guarantee of the loss states, in numbers."""
 
     def value(self, tensors: Tensors) -> Derived:
         """Return the losses and the error of float32 arithmetic."""
@@ -51,7 +52,7 @@ class ElementwiseReference(Protocol):
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """Return the derivative with respect to each differentiable tensor, by name.
 
-        The error is the error of float32 arithmetic with these activation functions.
+        The error of each is that of float32 arithmetic with activation functions that have the given errors.
         """
 
 
@@ -67,7 +68,7 @@ class WeightedReference:
 
     @property
     def stated(self) -> TermError:
-        """The error of the product."""
+        """The error of :meth:`value` that the guarantee states: that of the loss, plus the rounding of the product."""
         stated = self.reference.stated
         return replace(stated, own=stated.own + WEIGHT_UNITS)
 
@@ -88,7 +89,7 @@ def losses(
     dtype: Any,
     functions: FunctionErrors = SIMULATED,
 ) -> Exact:
-    """Return the losses stored in a type, with their accepted error; float32 adds no rounding error."""
+    """Return the losses, stored in ``dtype``, with their accepted errors; float32 adds no rounding error."""
     with np.errstate(all="ignore"):
         exact = reference.value(as_float64(tensors)).exact(functions)
         error = exact.error + SMALLEST_NORMAL
@@ -122,7 +123,7 @@ def gradients(
 ) -> dict[str, Exact]:
     """Return the gradient of each tensor in the tensor's type, with its accepted error.
 
-    Products with upstream gradient and factor round twice.
+    The product with the upstream gradient and the factor of the reduction rounds twice.
     """
     results = {}
     with np.errstate(all="ignore"):
@@ -139,7 +140,7 @@ def gradients(
 def sum_bound(losses: Float64Array, errors: Float64Array, columns: int, run: int) -> float:
     """Return the accepted error of a sum of losses whose own errors are bounded by ``errors``.
 
-    ``columns`` and ``run`` are the columns of its tiles and runs.
+    The losses are summed in tiles of ``columns`` columns, which are summed in runs of ``run`` columns.
     """
     tiles = div_ceil(losses.size, PARTITIONS * columns) + 2
     additions = run + SUMS_OF_RUN * div_ceil(columns, RUN_COLUMNS) + LEAF * (levels(tiles) + levels(PARTITIONS))
@@ -147,7 +148,7 @@ def sum_bound(losses: Float64Array, errors: Float64Array, columns: int, run: int
 
 
 def _run(tensors: Mapping[str, npt.NDArray[Any]]) -> int:
-    """Return the maximum number of columns of a run for these tensors."""
+    """Return the maximum number of columns of a run, see :func:`.tiling.run_columns`, for these tensors."""
     return run_columns([tensor.dtype.itemsize for tensor in tensors.values()], PIECE_COLUMNS)
 
 

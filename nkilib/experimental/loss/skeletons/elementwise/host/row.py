@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry row of an elementwise loss, and the data derived from it. For host code.
+"""The registry entry of an elementwise loss, and the data derived from it. For host code.
 
-A row states only data found nowhere else: names, kernels, the formula in words, errors, modelled times, and the forms
-that are checked. Tensors, gradients and options are read from the signatures of the kernels; guarantees and bounds are
-derived here.
+An entry states only data found nowhere else: names, kernels, the formula in words, errors, modelled times,
+and the forms that are checked. Tensors, gradients and options are read from the signatures of the kernels;
+guarantees and bounds are derived here.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class GradientError:
 
     Attributes:
         bound: the bound in words, with every activation function rounded correctly.
-        functions: for each activation function, the additional error per u of the function's own error, in u of the
-            quantity that it multiplies.
+        functions: by activation function, the error that each further u of error of the function adds, in u of
+            the quantity that its result multiplies.
         notes: further notes.
     """
 
@@ -49,21 +49,25 @@ class GradientError:
     notes: str = "gradients of the other tensors are computed only on request"
 
     def __str__(self) -> str:
-        """Return ``"4 u times the gradient; plus 2 u for each further u of log; plus half a ulp; u = 2^-23"``."""
+        """Return the error in words.
+
+        An example is ``"4 u times the gradient; plus 2 u for each further u of log; plus half a ulp; u = 2^-23"``.
+        """
         further = "".join(f"; plus {units:g} u for each further u of {name}" for name, units in self.functions.items())
         return f"{self.bound}{further}; plus half a ulp; u = 2^-23"
 
 
 @dataclass(frozen=True)
 class Functions:
-    """The number of activation functions per element that a kernel needs, whatever its instructions.
+    """The numbers of activation functions per element that the kernels of a loss cannot do without.
 
     Attributes:
         forward: the number for the losses.
         backward: the number for the gradients.
-        flags: arguments of the backward; it needs its functions only if one of them is set. Empty means always.
-        needed: returns the names of the tensors from which the gradients of the named tensors are computed; None means
-            all.
+        flags: names of arguments of the backward, which needs its activation functions only if one of them is
+            True; empty means always.
+        needed: a function that returns, for the names of tensors, the names of those from which their gradients
+            are computed; None means that all are needed.
     """
 
     forward: int = 1
@@ -74,12 +78,12 @@ class Functions:
 
 @dataclass(frozen=True)
 class ElementwiseLoss(SizedLoss):
-    """The registry row of an elementwise loss.
+    """The registry entry of an elementwise loss.
 
     Attributes:
         forward_backward: the fused forward-backward kernel, which gives losses and gradients in a single launch; None
             if there is none.
-        forms: the forms that are checked.
+        forms: the forms of the loss, with their options, that are checked.
     """
 
     forward_backward: Callable[..., Any] | None = None
@@ -105,18 +109,19 @@ def elementwise_loss(
     differences: str = "",
     notes: str = "",
 ) -> ElementwiseLoss:
-    """Return the row of a loss, and make its kernels launchable.
+    """Return the registry entry of a loss, and make its kernels launchable.
 
     Args:
         name, module, formula, derivative, edges, differences: see :class:`nkilib.core.host.loss.Loss`.
         forward, backward, forward_backward: the kernel functions; the last one is the fused forward-backward kernel.
         errors: bounds on the error of the losses, one for each form.
         gradient_error: the bound on the error of the gradients.
-        functions: the activation functions that the kernels need.
-        time_limits: the accepted times of forward and backward in multiples of the bound, each in bfloat16 and in
-            float32.
+        functions: the numbers of activation functions that the kernels need.
+        time_limits: the largest accepted modelled times of forward and backward, in multiples of the bound,
+            each as (in bfloat16, in float32).
         forms: the forms that :mod:`nkilib.verify` and the tests of all elementwise losses check.
-        further_launches: launches whose modelled times the page shows after those of ``time_limits``.
+        further_launches: further launches, whose modelled times the page of the loss shows after those of
+            ``time_limits``.
         notes: further notes on the losses.
     """
     tensors = tensors_of(forward)
@@ -150,7 +155,9 @@ def elementwise_loss(
 
 
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
-    """Return the size of a tensor: all tensors have one shape, except the scalar upstream gradient of a mean."""
+    """Return the size of a tensor of a launch: all have the shape ``shape``, except the upstream gradient, a
+    scalar.
+    """
     return SCALAR if tensor == "grad_loss" else TensorSize(shape)
 
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The work of the kernels, whatever the tiling: every tensor that is needed crosses HBM once.
+"""The work of the kernels of elementwise losses, whatever the tiling: every tensor that is needed crosses HBM
+once.
 
-For host code. The simulator is imported only when a profile asks for the work: on hardware the kernels do not need it.
+For host code. The simulator is imported only when a profile asks for the work: on hardware the kernels do
+not need it.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from nkilib.base.work import StatesWork, Work
 
 
 def forward_work(*names: str, functions: int = 0) -> StatesWork:
-    """Return the work of a forward that streams the named tensors.
+    """Return a function that computes the work of a forward from its arguments.
 
-    ``functions`` is the number of activation functions per element.
+    The forward streams the named tensors; ``functions`` is the number of activation functions per element.
     """
 
     def work(reduction: str, dtype: Any, **arguments: Any) -> Work:
@@ -35,13 +37,15 @@ def backward_work(
     functions: int = 0,
     flags: tuple[str, ...] = (),
 ) -> StatesWork:
-    """Return the work of a backward.
+    """Return a function that computes the work of a backward from its arguments.
 
     Args:
-        names: the names of the tensors.
-        needed: returns the tensors from which the gradients of some tensors are computed; None means all.
-        functions: activation functions per element.
-        flags: arguments of the kernel, which needs the functions only if one of them is set; empty means always.
+        names: the names of the tensors of the loss.
+        needed: a function that returns, for the names of tensors, the names of those from which their gradients
+            are computed; None means that all are needed.
+        functions: the number of activation functions per element.
+        flags: names of arguments of the kernel, which needs the activation functions only if one of them is
+            True; empty means always.
     """
 
     def work(grad_loss_hbm: Any, reduction: str, **arguments: Any) -> Work:
@@ -56,7 +60,7 @@ def backward_work(
 
 
 def forward_backward_work(*names: str, functions: int = 0) -> StatesWork:
-    """Return the work of a fused forward-backward, one pass over the named tensors."""
+    """Return a function that computes the work of a fused forward-backward, one pass over the named tensors."""
 
     def work(grad_loss_hbm: Any, reduction: str, dtype: Any, **arguments: Any) -> Work:
         tensors = _present_tensors(names, arguments)
@@ -79,8 +83,8 @@ def _work(first: Any, read: list[Any], of_each: list[Any], functions: int) -> Wo
     Args:
         first: the tensor whose shape gives the number of elements.
         read: the tensors that are read, some of which may be weights per row or per column.
-        of_each: the types of the further values of each element.
-        functions: activation functions per element.
+        of_each: the type of each further number per element that is read or written, such as a gradient.
+        functions: the number of activation functions per element.
     """
     from nkilib.simulator.terms.dtypes import as_dtype
 

@@ -14,7 +14,7 @@ from nkilib.core.host.sized_loss import SCALAR, TensorSize
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
     """Return the size of a tensor of a launch on an input [N, C].
 
-    There is one target per row; the tensors of a mean are scalars.
+    There is one target per row; the upstream gradient and other tensors of a mean are scalars.
     """
     if tensor == "targets":
         return TensorSize(shape[:1], "int32")

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The float64 results of row-wise losses and the accepted errors of the kernels, from a few functions: numpy only.
+"""The float64 results of row-wise losses and the accepted errors of their kernels, from a few functions of
+each loss.
 
-u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. The reference of a loss
-derives the error of the loss of a row and of its derivatives; the errors of sums of rows, upstream gradients and types
-are added here. A sum of a row of D numbers has :func:`additions` consecutive additions, each of which costs u / 2 of
-the sum.
+Numpy only. u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32.
+The reference of a loss derives the error of the loss of a row and of its derivatives; the errors of sums
+over rows, of products with upstream gradients and of rounding to other types are added here. A sum of a row
+of D numbers has :func:`additions` consecutive additions, each of which costs u / 2 of the sum.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class RowwiseReference(Protocol):
 
     @property
     def stated(self) -> TermError:
-        """The error of :meth:`value` as numbers; n is :func:`additions`."""
+        """The error of :meth:`value` that the guarantee of the loss states, in numbers; n is :func:`additions`."""
 
     def value(self, tensors: Tensors) -> Derived:
         """Return the losses [N] and the error of float32 arithmetic."""
@@ -42,17 +43,21 @@ class RowwiseReference(Protocol):
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """Return the derivative with respect to each differentiable tensor, [N, D] whatever the tensor's shape.
 
-        Errors are infinite where float32 may take another branch.
+        An error is infinite where rounding to float32 may select another branch of the loss.
         """
 
 
 def additions(columns: int) -> float:
-    """Return the number of consecutive additions when ``columns`` numbers are summed in runs, and then the runs."""
+    """Return the number of consecutive additions when ``columns`` numbers are summed in runs, and then the runs
+    are summed.
+    """
     return min(columns, RUN_COLUMNS) + div_ceil(columns, RUN_COLUMNS) + 1.0
 
 
 def summed(terms: Float64Array, errors: Float64Array) -> Exact:
-    """Return the sums of rows of terms, with their accepted errors."""
+    """Return the sum of each row of ``terms``, whose own errors are ``errors``, with the accepted error of the
+    sum.
+    """
     cost = additions(terms.shape[1]) * _HALF * np.abs(terms).sum(axis=1)
     return Exact(terms.sum(axis=1), errors.sum(axis=1) + cost)
 
@@ -63,7 +68,7 @@ def losses(
     dtype: Any,
     functions: FunctionErrors = SIMULATED,
 ) -> Exact:
-    """Return the losses stored in a type, with their accepted errors."""
+    """Return the losses, stored in ``dtype``, with their accepted errors."""
     with np.errstate(all="ignore"):
         exact = reference.value(as_float64(tensors)).exact(functions)
         error = exact.error + SMALLEST_NORMAL
@@ -112,9 +117,9 @@ def gradients(
 
 
 def _additions_of_rows(values: Float64Array) -> float:
-    """Return the maximum number of consecutive additions when rows are summed.
+    """Return the maximum number of consecutive additions when the gradients of all rows are summed.
 
-    They are the tiles, the rows of a partition by halves, and the partitions.
+    The tiles are added first, then the rows of a partition by halves, then the partitions.
     """
     rows = len(values)
     partitions = partitions_of_tile(rows)
@@ -122,5 +127,5 @@ def _additions_of_rows(values: Float64Array) -> float:
 
 
 def factor_of(reduction: str, rows: int) -> float:
-    """Return the factor of the sum of the losses; 1 for ``"none"``."""
+    """Return the factor by which a reduction multiplies the sum of the losses; 1 for ``"none"``."""
     return 1.0 / rows if reduction == "mean" else 1.0

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry row of a row-wise loss, and the data derived from it.
+"""The registry entry of a row-wise loss, and the data derived from it.
 
-A row states only data found nowhere else; tensors, gradients and options are read from the signatures of the kernels.
-The work of the kernels is stated here: whatever the tiling, every tensor that is needed crosses HBM once. The simulator
-is imported only when a profile asks for the work: on hardware the kernels do not need it.
+An entry states only data found nowhere else; tensors, gradients and options are read from the signatures of
+the kernels. The work of the kernels is stated here: whatever the tiling, every tensor that is needed
+crosses HBM once. The simulator is imported only when a profile asks for the work: on hardware the kernels
+do not need it.
 """
 
 from __future__ import annotations
@@ -42,15 +43,16 @@ def _none(arguments: Arguments) -> int:
 
 @dataclass(frozen=True)
 class RowTensors:
-    """The tensors of a loss besides matrices [N, D] of one shape.
+    """The tensors of a loss besides its matrices [N, D] of one shape, and the matrices that gradients need.
 
     Attributes:
         vectors: the names of vectors with one float32 per row, which the forward takes.
-        shared: the name of a tensor with one number per column, which may be None.
-        coefficients: returns, for the arguments of a kernel, the number of scalars per row that the forward keeps for
-            the backward.
-        needed: returns, for the numbers of the tensors whose gradients are requested and the arguments, the numbers of
-            the tensors from which they are computed; None means all.
+        shared: the name of a tensor that may have one number per column, and may be None.
+        coefficients: a function that returns, for the arguments of a kernel, the number of scalars per row that
+            the forward keeps for the backward.
+        needed: a function that returns, for the numbers of the tensors whose gradients are requested and the
+            arguments of the kernel, the numbers of the tensors from which these gradients are computed; None
+            means that all are needed.
     """
 
     vectors: tuple[str, ...] = ()
@@ -61,12 +63,12 @@ class RowTensors:
 
 @dataclass(frozen=True)
 class RowGradients:
-    """The guarantees of the backward besides those that all losses share.
+    """The guarantees of the backward of a loss, besides those that all row-wise losses share.
 
     Attributes:
         error: the bound on the error of gradients, in words.
         notes: further notes.
-        accumulator: precision of sums of rows, if a gradient is one.
+        accumulator: the precision of sums over rows, if a gradient is such a sum.
     """
 
     error: str
@@ -76,11 +78,11 @@ class RowGradients:
 
 @dataclass(frozen=True)
 class RowwiseLoss(SizedLoss):
-    """The registry row of a row-wise loss.
+    """The registry entry of a row-wise loss.
 
     Attributes:
         rows: the tensors besides matrices.
-        forms: the forms that are checked.
+        forms: the forms of the loss, with their options, that are checked.
     """
 
     rows: RowTensors = RowTensors()
@@ -106,20 +108,20 @@ def rowwise_loss(
     differences: str = "",
     notes: str = "",
 ) -> RowwiseLoss:
-    """Return the row of a loss, and make its kernels launchable.
+    """Return the registry entry of a loss, and make its kernels launchable.
 
     Args:
         name, module, formula, derivative, edges, differences: see :class:`nkilib.core.host.loss.Loss`.
         forward, backward: the kernel functions.
-        errors: bounds on the error of the losses, one for each form; functions are assumed to be correctly rounded, and
-            n is the number of consecutive additions in the sum of a row.
+        errors: bounds on the error of the losses, one for each form; activation functions are assumed to be
+            correctly rounded, and n is the number of consecutive additions in the sum of a row.
         gradients: the guarantees of the backward.
         rows: the tensors besides matrices.
-        time_limits: the accepted times of forward and backward in multiples of the bound, each in bfloat16 and in
-            float32.
+        time_limits: the largest accepted modelled times of forward and backward, in multiples of the bound,
+            each as (in bfloat16, in float32).
         forms: the forms that :mod:`nkilib.verify` and the tests of all row-wise losses check.
-        functions: activation functions per element that the losses need.
-        functions_of: the tensors whose gradients need one activation function each.
+        functions: the number of activation functions per element that the losses need.
+        functions_of: the names of the tensors whose gradients need one activation function per element each.
         notes: further notes on the losses.
     """
     size_of = partial(_size_of, forward, rows)
@@ -191,7 +193,9 @@ def _backward_guarantee(gradients: RowGradients, in_place: str) -> Guarantee:
 
 
 def _forward_work(forward: Callable[..., Any], rows: RowTensors, functions: int) -> StatesWork:
-    """Return the work of the forward: all matrices, one number per row of each vector, and the stored results."""
+    """Return a function that computes the work of a forward: all matrices, the vectors, and the stored results
+    cross HBM.
+    """
     matrices = _matrices(forward, rows)
 
     def work(**arguments: Any) -> Work:
@@ -209,7 +213,10 @@ def _forward_work(forward: Callable[..., Any], rows: RowTensors, functions: int)
 
 
 def _backward_work(backward: Callable[..., Any], rows: RowTensors, functions_of: tuple[str, ...]) -> StatesWork:
-    """Return the work of the backward: the tensors it needs, coefficients, upstream gradients and stored results."""
+    """Return a function that computes the work of a backward.
+
+    The tensors that gradients need, coefficients, upstream gradients and stored results cross HBM.
+    """
     matrices = _matrices(backward, rows)
     names = (*matrices, *filter(None, [rows.shared]))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The division of rows into tiles: arithmetic only, for host code."""
+"""The choice of the tiles of rows of a launch: arithmetic only, for host code."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class RowwiseTiling(NamedTuple):
     """The sizes into which a launch is cut; use ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
-        columns: the columns of a chunk of a row; if ``each`` is over 1, of a row.
-        each: rows per partition of a tile; 1 means that a row is processed in chunks.
-        buffers: tiles of each tensor on chip at a time.
+        columns: the number of columns of a chunk of a row; if ``each`` is over 1, of a whole row.
+        each: the number of rows in each partition of a tile; 1 means that a row is processed in chunks.
+        buffers: the number of tiles of each tensor that are on chip at a time.
     """
 
     columns: int
@@ -56,7 +56,9 @@ class RowwiseTiling(NamedTuple):
 
 
 def width_of_piece(columns: int, each: int) -> int:
-    """Return the elements of a partition that an instruction processes; several rows are not divided."""
+    """Return the number of elements per partition of a piece, which instructions process; a short row is not
+    divided.
+    """
     most = limited_piece_columns(PIECE_COLUMNS)
     if each == 1:
         return min(columns, most)
@@ -64,11 +66,11 @@ def width_of_piece(columns: int, each: int) -> int:
 
 
 def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratch_tiles: int) -> RowwiseTiling:
-    """Return the tiling of a launch; it and the bits of a sum do not depend on the number of cores.
+    """Return the tiling of a launch. The tiling, and so the bits of a sum, does not depend on the number of cores.
 
     Args:
         rows, columns: the shape of a tensor.
-        bytes_of_element: the bytes of one element of all tensors that are read or written.
+        bytes_of_element: the bytes that one element takes in all tensors together that are read or written.
         scratch_tiles: the number of float32 tiles that a piece takes.
     """
     most_bytes = limited_sbuf_bytes(_BYTES + _REST_BYTES) - _REST_BYTES
@@ -82,7 +84,9 @@ def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratc
 
 
 def partitions_of_tile(rows: int) -> int:
-    """Return the partitions of a tile: all, but with few rows only half of the rows, for each of two cores."""
+    """Return the number of partitions of a tile: all, but with few rows only as many as half the rows, for two
+    cores.
+    """
     return min(_PARTITIONS, div_ceil(rows, 2))
 
 
