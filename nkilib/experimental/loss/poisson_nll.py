@@ -66,7 +66,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class PoissonOfLogRate:
-    """The definition of the loss for the logarithm of the rate.
+    """The definition of the loss for inputs that are logarithms of rates.
 
     Attributes:
         full: whether to add Stirling's approximation of log t!.
@@ -124,7 +124,7 @@ class PoissonOfLogRate:
 
 @dataclass(frozen=True)
 class PoissonOfRate:
-    """The definition of the loss for the rate.
+    """The definition of the loss for inputs that are rates.
 
     Attributes:
         full: whether to add Stirling's approximation of log t!.

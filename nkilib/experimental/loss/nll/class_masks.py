@@ -44,7 +44,7 @@ class TargetTile:
 
     Attributes:
         tile: the tile that the targets belong to.
-        classes_sbuf: the targets; -1 for an ignored target that is a class.
+        classes_sbuf: the targets, but -1 in place of an ignored target that is a class.
         counts_sbuf: 1 for a valid position, 0 for an ignored one.
         ignored_sbuf: 1 for an ignored position, 0 for a valid one.
     """

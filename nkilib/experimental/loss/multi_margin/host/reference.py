@@ -36,7 +36,7 @@ class MultiMarginReference:
 
     Attributes:
         hinges: relu(x_j - x_t + margin), [N, C], 0 at the target.
-        weights: w[t] / C, [N].
+        weights: the class weight of each row's target, divided by C, [N].
         targets: the target of each row, [N].
         p: the exponent, 1 or 2.
     """

@@ -202,7 +202,8 @@ class _RowUpstream:
 
     Attributes:
         upstream: the upstream gradient that the kernel received.
-        scale_sbuf: the gradient that all losses share, float32 [128, 1]; None if they differ.
+        scale_sbuf: the upstream gradient that all losses share, float32 [128, 1]; None if each loss has its
+            own.
     """
 
     upstream: Upstream
