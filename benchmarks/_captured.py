@@ -31,17 +31,17 @@ class Captured(NamedTuple):
 
 def captured_launches(call: Callable[[], object]) -> list[Captured]:
     """Run ``call`` and return the launches that it makes from outside of kernels."""
-    found: list[Captured] = []
+    results: list[Captured] = []
     launch = Kernel.__call__
 
     def noting(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
         if current_core_or_none() is None:
-            found.append(Captured(kernel, *map_leaves((args, kwargs), "", lambda leaf, _: _copied(leaf))))
+            results.append(Captured(kernel, *map_leaves((args, kwargs), "", lambda leaf, _: _copied(leaf))))
         return launch(kernel, *args, **kwargs)
 
     with patch.object(Kernel, "__call__", noting), using(replay=False):
         call()
-    return found
+    return results
 
 
 def _copied(leaf: Any) -> Any:

@@ -123,8 +123,8 @@ _MAKES: Final[Mapping[Sample, Make]] = {
     Sample.SIMILARITIES_OF_ROWS: _signs_of_rows,
 }
 _BY_HAND: Final = {
-    each.name: each
-    for each in (
+    loss.name: loss
+    for loss in (
         MeasuredLoss("kl_div", options={"log_target": True, "reduction": "sum"}),  # its mean warns
         MeasuredLoss("nll_loss", (_normal, _classes)),
         MeasuredLoss("multi_margin_loss", (_normal, _classes), in_bfloat16=False),
@@ -188,7 +188,9 @@ class LossInputs:
 
     def in_float32(self) -> LossInputs:
         """Return the same numbers in float32: for bfloat16, torch rounds intermediate results."""
-        return LossInputs(self._loss, [each.float() if each.is_floating_point() else each for each in self.tensors])
+        return LossInputs(
+            self._loss, [tensor.float() if tensor.is_floating_point() else tensor for tensor in self.tensors]
+        )
 
     def value(self, library: ModuleType) -> Tensor:
         """The loss, without a graph."""
@@ -235,12 +237,12 @@ def measure_loss_memory(case: LossCase, name: str) -> MemoryUse:
 def main(arguments: list[str]) -> None:
     loss, shape, dtype_name, name = arguments
     inputs = LossInputs.of(LossCase(loss, tuple(map(int, shape.split("x"))), dtype_name))
-    held = sum(tensor.nbytes for tensor in inputs.tensors)
+    kept = sum(tensor.nbytes for tensor in inputs.tensors)
     before = resident_bytes()
     result = PASSES[name](inputs, nkilib.torch)
     # The inputs lay in memory before: both what grew and what is held count them.
-    growth = max(peak_resident_bytes() - before, result.nbytes) + held
-    print(json.dumps(asdict(MemoryUse(growth=growth, arrays=held + result.nbytes))))
+    growth = max(peak_resident_bytes() - before, result.nbytes) + kept
+    print(json.dumps(asdict(MemoryUse(growth=growth, arrays=kept + result.nbytes))))
 
 
 if __name__ == "__main__":

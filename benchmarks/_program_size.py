@@ -26,5 +26,5 @@ def program_instructions(run: Callable[[], Profile]) -> int:
         run_loop(lower, lower + (step if upper > lower else 0), body, step)
 
     with patch.object(nl, "fori_loop", run_once):
-        found = run()
-    return max(Counter(instruction.core for instruction in found.instructions).values())
+        result = run()
+    return max(Counter(instruction.core for instruction in result.instructions).values())

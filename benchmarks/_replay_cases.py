@@ -104,7 +104,7 @@ def _loss(name: str, shape: tuple[int, ...], dtype: str, direction: str) -> Side
 def _linear(positions: int, features: int, classes: int) -> Sides:
     inputs = LinearInputs(LinearCase(positions, features, classes))
     launch = Captured(linear_cross_entropy_forward[CORES], (inputs.input, inputs.weight, inputs.targets), {})
-    hidden, weight = (as_tensor(each).float() for each in (inputs.input, inputs.weight))
+    hidden, weight = (as_tensor(item).float() for item in (inputs.input, inputs.weight))
     target = torch.from_numpy(inputs.targets.astype(np.int64))
     return Sides([launch], lambda: F.cross_entropy(F.linear(hidden, weight), target, reduction="none"))
 

@@ -38,15 +38,15 @@ def measure_replay_memory(case: SoftmaxCase, name: str) -> MemoryUse:
 def main(arguments: list[str]) -> None:
     shape, axis, dtype_name, name = arguments
     inputs = SoftmaxInputs(SoftmaxCase(tuple(map(int, shape.split("x"))), int(axis), dtype_name))
-    held = sum(array.nbytes for array in inputs.tensors)
+    kept = sum(array.nbytes for array in inputs.tensors)
     before, result = resident_bytes(), None
     for _ in range(_LAUNCHES):
         del result
         result = PASSES[name].ours(inputs)
     assert result is not None
     # The inputs lay in memory before: both what grew and what is held count them.
-    growth = max(peak_resident_bytes() - before, result.nbytes) + held
-    print(json.dumps(asdict(MemoryUse(growth=growth, arrays=held + result.nbytes))))
+    growth = max(peak_resident_bytes() - before, result.nbytes) + kept
+    print(json.dumps(asdict(MemoryUse(growth=growth, arrays=kept + result.nbytes))))
 
 
 if __name__ == "__main__":

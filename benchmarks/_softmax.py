@@ -210,12 +210,12 @@ def main(arguments: list[str]) -> None:
     shape, axis, dtype_name, name = arguments
     case = SoftmaxCase(tuple(map(int, shape.split("x"))), int(axis), dtype_name)
     inputs = SoftmaxInputs(case)
-    held = sum(array.nbytes for array in inputs.tensors)
+    kept = sum(array.nbytes for array in inputs.tensors)
     before = resident_bytes()
     result = PASSES[name].ours(inputs)
     # The inputs lay in memory before: both what grew and what is held count them.
-    growth = max(peak_resident_bytes() - before, result.nbytes) + held
-    print(json.dumps(asdict(MemoryUse(growth=growth, arrays=held + result.nbytes))))
+    growth = max(peak_resident_bytes() - before, result.nbytes) + kept
+    print(json.dumps(asdict(MemoryUse(growth=growth, arrays=kept + result.nbytes))))
 
 
 if __name__ == "__main__":

@@ -129,12 +129,12 @@ def workers(roots: Sequence[Path], case: str) -> Iterator[list[Worker]]:
 
 def measure(roots: Sequence[Path], case: str, rounds: int, runs: int) -> list[Cost]:
     """Return the cost of a case in each checkout; the checkouts alternate."""
-    found: list[list[float]] = [[] for _ in roots]
+    results: list[list[float]] = [[] for _ in roots]
     with workers(roots, case) as started:
         for _ in range(rounds):
-            for times, worker in zip(found, started, strict=True):
+            for times, worker in zip(results, started, strict=True):
                 times.append(fmean(worker.measure(runs)))
-    return [Cost(tuple(times)) for times in found]
+    return [Cost(tuple(times)) for times in results]
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -84,28 +84,31 @@ def problem_of(sizes: Sizes, beta: float, is_near: bool = False, seed: int = 0) 
 def errors_of(problem: PairProblem, with_gradients: bool = True) -> Errors:
     """Launch a problem, and compare with float64."""
     models = (problem.student, problem.teacher)
-    operands = [each for model in models for each in (model.input, model.weight)]
+    operands = [item for model in models for item in (model.input, model.weight)]
     results = linear_distillation_forward[2](*operands, beta=problem.beta)
-    divergence, entropy, *statistics = (np.asarray(each) for each in results)
+    divergence, entropy, *statistics = (np.asarray(result) for result in results)
     exact = pair_forward_reference(problem)
     errors = Errors(in_norm(divergence, exact.divergence), in_norm(entropy, exact.entropy))
     if not with_gradients:
         return errors
     upstream = np.full(problem.num_positions, 1.0 / problem.num_positions, np.float32)
-    given: dict[str, Any] = {f"{name}_hbm": each for name, each in zip(_STATISTICS, statistics, strict=True)}
-    given["grad_divergence_hbm"] = upstream
-    gradients = linear_distillation_backward[2](*operands, **given, beta=problem.beta)
+    inputs: dict[str, Any] = {f"{name}_hbm": statistic for name, statistic in zip(_STATISTICS, statistics, strict=True)}
+    inputs["grad_divergence_hbm"] = upstream
+    gradients = linear_distillation_backward[2](*operands, **inputs, beta=problem.beta)
     expected = pair_backward_reference(problem, PairUpstream.of_results(exact, upstream))
     # Without a bias there are two: of the input and of the weight.
-    pairs = [(np.asarray(each).astype(np.float64), other) for each, other in zip(gradients, expected[:2], strict=True)]
+    pairs = [
+        (np.asarray(gradient).astype(np.float64), other)
+        for gradient, other in zip(gradients, expected[:2], strict=True)
+    ]
     rows = max(float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max()) for a, b in pairs)
     of_input, of_weight = (in_norm(*pair) for pair in pairs)
     return errors._replace(input=of_input, weight=of_weight, worst_row=rows)
 
 
-def in_norm(found: Array, exact: Array) -> float:
+def in_norm(result: Array, exact: Array) -> float:
     """The norm of the error over that of the reference."""
-    return float(np.linalg.norm(found.astype(np.float64) - exact) / np.linalg.norm(exact))
+    return float(np.linalg.norm(result.astype(np.float64) - exact) / np.linalg.norm(exact))
 
 
 def main() -> None:
@@ -122,7 +125,7 @@ def main() -> None:
         for beta, name in _LOSSES.items():
             for is_near in (False, True):
                 errors = errors_of(problem_of(sizes, beta, is_near))
-                shown = ("-" if each is None else f"{each:.2e}" for each in errors)
+                shown = ("-" if error is None else f"{error:.2e}" for error in errors)
                 what = f"{sizes.positions}; {sizes.student_features}, {sizes.teacher_features}; {sizes.classes}"
                 table.add_row(what, name, "near" if is_near else "other", *shown)
     Console(width=120).print(table)

@@ -201,7 +201,7 @@ class Forms:
     @property
     def two_launches_ms(self) -> float:
         """The sum of both launches' times."""
-        return sum(found.time_us for found in self.two_launches) / 1e3
+        return sum(launch.time_us for launch in self.two_launches) / 1e3
 
     @property
     def ratio(self) -> float:
@@ -219,21 +219,21 @@ class Forms:
     def mebibytes(self) -> tuple[float, float]:
         """The memory beyond inputs and outputs, of two launches and of one."""
         tiling = choose_linear_tiling(*self._sizes, "backward")
-        found = form_bytes(*self._sizes[:3], *tiling)
-        return found.two_launches / 2**20, found.one_launch / 2**20
+        result = form_bytes(*self._sizes[:3], *tiling)
+        return result.two_launches / 2**20, result.one_launch / 2**20
 
     @property
     def _sizes(self) -> tuple[int, int, int, str]:
         return self.positions, self.features, self.vocabulary, DTYPES["bf16"]
 
 
-def _table(found: Sequence[Row]) -> Table:
+def _table(results: Sequence[Row]) -> Table:
     table = table_of(
         "Linear cross-entropy: milliseconds, modelled, not measured",
         (),
         ("pass", "N", "D", "V", "", "tiling", "ms", "bound", "times", "goal", "GB", "program", ""),
     )
-    for row in found:
+    for row in results:
         launch, of = row.launch, row.found
         sizes = (str(size) for size in (launch.positions, launch.features, launch.vocabulary))
         assert of.bound_us is not None
@@ -245,13 +245,13 @@ def _table(found: Sequence[Row]) -> Table:
     return table
 
 
-def _forms_table(found: Sequence[Forms]) -> Table:
+def _forms_table(formss: Sequence[Forms]) -> Table:
     table = table_of(
         "One launch beside two, bf16: milliseconds, and MiB beyond inputs and outputs; modelled",
         (),
         ("N", "D", "V", "forward", "backward", "two", "one", "ratio", "MiB of two", "MiB of one", ""),
     )
-    for forms in found:
+    for forms in formss:
         forward, backward = forms.two_launches
         sizes = (str(size) for size in (forms.positions, forms.features, forms.vocabulary))
         times = (forward.time_us / 1e3, backward.time_us / 1e3, forms.two_launches_ms, forms.one_launch.time_us / 1e3)
@@ -277,15 +277,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "program: instructions of a core, a loop of the device counted once, and how many there may be.",
     ):
         return NO_MODEL
-    found = list(rows(options.quick))
-    console.print(_table(found))
+    results = list(rows(options.quick))
+    console.print(_table(results))
     forms = [Forms(*shape) for shape in (ONE_LAUNCH_SHAPES[:1] if options.quick else ONE_LAUNCH_SHAPES)]
     console.print(_forms_table(forms))
     console.print(
         f"Goals: one launch at most {OF_TWO_LAUNCHES} of two; at {PUBLISHED} at most {TWO_LAUNCHES_MS} ms in two "
         f"launches and {ONE_LAUNCH_MS} ms in one."
     )
-    return end_verdicts(console, [*(row.is_met for row in found), *(form.is_met for form in forms)])
+    return end_verdicts(console, [*(row.is_met for row in results), *(form.is_met for form in forms)])
 
 
 if __name__ == "__main__":

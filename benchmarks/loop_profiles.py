@@ -75,10 +75,10 @@ def measure(loop: str, instructions: int) -> Cost:
         device_loop.FEWEST_ITERATIONS = sys.maxsize
     start = time.perf_counter()
     rows = _ROWS * (instructions // _IN_AN_ITERATION)
-    found = profile(_long, spec((rows, _COLUMNS), nl.float32), loop != "python")
+    profiled = profile(_long, spec((rows, _COLUMNS), nl.float32), loop != "python")
     seconds = time.perf_counter() - start
-    count = sum(found.instruction_counts.values())
-    return Cost(count, seconds, peak_resident_bytes() / 1e6, found.time_us)
+    count = sum(profiled.instruction_counts.values())
+    return Cost(count, seconds, peak_resident_bytes() / 1e6, profiled.time_us)
 
 
 def measure_apart(loop: str, instructions: int) -> Cost:
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     asked = [("fori_loop", options.instructions), ("fori_loop", options.unrolled), ("all", options.unrolled)]
     asked.append(("python", options.unrolled))
-    costs = [measure_apart(*each) for each in asked]
+    costs = [measure_apart(*item) for item in asked]
     for (loop, _), cost in zip(asked, costs, strict=True):
         columns = f"{cost.instructions:,}", f"{cost.seconds:.2f}", f"{cost.megabytes:,.0f}", f"{cost.modelled_us:,.1f}"
         table.add_row(_LOOPS[loop], *columns)

@@ -92,9 +92,9 @@ def _instruction_ns(issue: Callable[[Any], object], columns: int) -> float:
     def kernel(_: Any) -> None:
         issue(nl.ndarray((PARTITIONS, columns), nl.bfloat16))
 
-    found = _profile(kernel, spec((1,), nl.int32))
-    (event,) = found.instructions
-    return found.time_us * NS_PER_US - event.start_us * NS_PER_US
+    profiled = _profile(kernel, spec((1,), nl.int32))
+    (event,) = profiled.instructions
+    return profiled.time_us * NS_PER_US - event.start_us * NS_PER_US
 
 
 def _exp(tile: Any) -> None:
@@ -121,8 +121,8 @@ def _throughput(row_bytes: int) -> float:
         for number in range(loads):
             nisa.dma_copy(tile[:, number, :], x[number * PARTITIONS : (number + 1) * PARTITIONS, :], **queue)
 
-    found = _profile(kernel, spec((loads * PARTITIONS, columns), nl.bfloat16))
-    return 100 * found.hbm_read_bytes / (found.time_us * NS_PER_US) / PEAK_GB_PER_S
+    profiled = _profile(kernel, spec((loads * PARTITIONS, columns), nl.bfloat16))
+    return 100 * profiled.hbm_read_bytes / (profiled.time_us * NS_PER_US) / PEAK_GB_PER_S
 
 
 # Whole kernels.
@@ -133,8 +133,8 @@ def _rmsnorm_us(rows: int, hidden: int) -> float:
 
 
 def _matmul_ms(kernel: Callable[[Any, Any], Any], rows: int, depth: int, columns: int) -> float:
-    found = _profile(kernel, spec((depth, rows), nl.float32), spec((depth, columns), nl.float32))
-    return found.time_us / US_PER_MS
+    profiled = _profile(kernel, spec((depth, rows), nl.float32), spec((depth, columns), nl.float32))
+    return profiled.time_us / US_PER_MS
 
 
 # float32 [4096, 8192] @ [8192, 8192]
@@ -168,13 +168,13 @@ def all_rows() -> list[Row]:
     return [Row(figure, figure.modelled()) for figure in FIGURES]
 
 
-def markdown(found: Sequence[Row]) -> str:
+def markdown(rows: Sequence[Row]) -> str:
     """The table of docs/evidence/model_figures.md."""
     lines = [
         "| what (trn2) | published | modelled, not measured | ratio | within | source |",
         "|---|---|---|---|---|---|",
     ]
-    for row in found:
+    for row in rows:
         figure = row.figure
         met = f"{figure.tolerance:.0%}" if row.is_met else f"**missed** {figure.tolerance:.0%}"
         lines.append(
@@ -200,9 +200,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not SIMULATED:
         console.print(NOT_SIMULATED)
         return 2
-    found = all_rows()
+    results = all_rows()
     if options.markdown:
-        print(markdown(found))
+        print(markdown(results))
         return 0
     console.print(
         heading(
@@ -214,12 +214,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = table_of(
         "Figures of aws-neuron/aws-neuron-sdk", ("what",), ("unit", "published", "modelled", "ratio", "goal", "")
     )
-    for row in found:
+    for row in results:
         figure = row.figure
         numbers = (f"{figure.published:,g}", f"{row.modelled:,.1f}", f"{row.ratio:.2f}", f"{figure.tolerance:.0%}")
         table.add_row(figure.what, figure.unit, *numbers, verdict(row.is_met))
     console.print(table)
-    console.print(f"Within the goal: {sum(row.is_met for row in found)} of {len(found)}.")
+    console.print(f"Within the goal: {sum(row.is_met for row in results)} of {len(results)}.")
     return 0
 
 

@@ -143,8 +143,8 @@ def _row(vocabulary: int, dtype: str, direction: str, reading: str, target: str)
     tiling = choose_tiling(*launch, target)
     parameters = ModelParameters(halves_bf16_max=READINGS[reading])
     exact: dict[str, Any] = {"exact_maximum": True} if direction == "forward" else {}
-    found = profile_launch(*launch, tiling, target=target, parameters=parameters, **exact)
-    return Row(vocabulary, tiling, found, dtype, direction, reading, GOALS[target])
+    profiled = profile_launch(*launch, tiling, target=target, parameters=parameters, **exact)
+    return Row(vocabulary, tiling, profiled, dtype, direction, reading, GOALS[target])
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -166,11 +166,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return parser.parse_args(arguments)
 
 
-def _table(found: Sequence[Row]) -> Table:
+def _table(results: Sequence[Row]) -> Table:
     table = plain_table("Profiles: microseconds, modelled, not measured")
     for column in ("V", "dtype", "pass", "max", "tiling", "us", "bound", "set by", "times", "traffic", "instr.", ""):
         table.add_column(column, justify="right")
-    for row in found:
+    for row in results:
         of = row.found
         names = (str(row.vocabulary), row.dtype, row.direction, row.reading if row.direction == "forward" else "")
         tiling = f"{row.tiling.positions_per_batch} x {row.tiling.chunk_size}"
@@ -180,11 +180,11 @@ def _table(found: Sequence[Row]) -> Table:
     return table
 
 
-def _shifted_table(found: Sequence[ShiftedRow]) -> Table:
+def _shifted_table(results: Sequence[ShiftedRow]) -> Table:
     table = plain_table("bf16 forward without the exact maximum: microseconds, modelled, not measured")
     for column in ("V", "tiling", "us", "bound", "set by", "times", "of exact", "all recomputed", "of exact", ""):
         table.add_column(column, justify="right")
-    for row in found:
+    for row in results:
         of = row.found
         tiling = f"{row.tiling.positions_per_batch} x {row.tiling.chunk_size}"
         times = (f"{of.time_us:,.1f}", f"{of.bound_us:,.1f}", of.bound_by, f"{row.times_bound:.3f}")
@@ -213,8 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "max: cycles for the maximum of N elements, in both readings of the documentation for bf16.",
     ):
         return NO_MODEL
-    found = list(rows(options.vocabularies, options.target))
-    console.print(_table(found))
+    results = list(rows(options.vocabularies, options.target))
+    console.print(_table(results))
     shifted = list(shifted_rows(options.vocabularies)) if options.target == "trn2" else []
     if shifted:
         console.print(_shifted_table(shifted))
@@ -222,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"Goals: at most {SHIFTED_GOALS[32128]:.2f} (32128) or {SHIFTED_GOAL:.2f} times the bound; "
             f"{OF_EXACT_GOAL} of the time with the exact maximum; {ALL_RECOMPUTED_GOAL} with every position recomputed."
         )
-    return end_verdicts(console, [*(row.is_met for row in found), *(row.is_met for row in shifted)])
+    return end_verdicts(console, [*(row.is_met for row in results), *(row.is_met for row in shifted)])
 
 
 if __name__ == "__main__":

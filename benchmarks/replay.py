@@ -104,8 +104,8 @@ def timed_launches(
     replayed()
     hindrance = _hindrance(before, replay_counts(), len(launches))
     work = {AS_ALWAYS: as_always, REPLAYED: replayed, TORCH: other}
-    repeats = {name: _repeats(each) for name, each in work.items()}
-    contenders = {name: Contender(_repeated(each, repeats[name])) for name, each in work.items()}
+    repeats = {name: _repeats(value) for name, value in work.items()}
+    contenders = {name: Contender(_repeated(value, repeats[name])) for name, value in work.items()}
     seconds = interleaved_minimum(contenders, runs, time.process_time)
     return {name: seconds[name] / repeats[name] for name in seconds}, hindrance
 
@@ -153,19 +153,19 @@ def table_of(results: Sequence[Timed]) -> Table:
     table.add_column("launches")
     for name in ("as always", "replayed", "torch", "as always x", "replayed x", "goal", "", "instr.", "us each"):
         table.add_column(name, justify="right")
-    for each in results:
-        goal = "" if each.case.goal is None else f"{each.case.goal:g}"
-        if each.case.least:
-            goal += f" or {each.case.least * _MILLI:g} ms"
+    for result in results:
+        goal = "" if result.case.goal is None else f"{result.case.goal:g}"
+        if result.case.least:
+            goal += f" or {result.case.least * _MILLI:g} ms"
         table.add_row(
-            each.case.name + (f" (not replayed: {each.hindrance})" if each.hindrance else ""),
-            *[f"{seconds * _MILLI:.3g}" for seconds in (each.as_always, each.replayed, each.torch)],
-            f"{each.as_always / each.torch:.2f}",
-            f"{each.ratio:.2f}",
+            result.case.name + (f" (not replayed: {result.hindrance})" if result.hindrance else ""),
+            *[f"{seconds * _MILLI:.3g}" for seconds in (result.as_always, result.replayed, result.torch)],
+            f"{result.as_always / result.torch:.2f}",
+            f"{result.ratio:.2f}",
             goal,
-            "" if each.case.goal is None else verdict(each.is_met),
-            f"{each.instructions:,}",
-            f"{each.replayed / max(1, each.instructions) * _MICRO:.2f}",
+            "" if result.case.goal is None else verdict(result.is_met),
+            f"{result.instructions:,}",
+            f"{result.replayed / max(1, result.instructions) * _MICRO:.2f}",
         )
     return table
 
@@ -194,13 +194,13 @@ def show_copy(console: Console, runs: int) -> bool:
 
 def show_instruction(console: Console, results: Sequence[Timed]) -> list[bool]:
     """What an instruction takes where tiles are small: the least of the lines."""
-    small = [each for each in results if each.case.name.startswith("ctc_loss [64, 8, 32]")]
+    small = [result for result in results if result.case.name.startswith("ctc_loss [64, 8, 32]")]
     met = []
-    for each in small:
-        micro = each.replayed / each.instructions * _MICRO
-        met.append(not each.hindrance and micro <= LARGEST_MICROSECONDS_OF_INSTRUCTION)
+    for profiled in small:
+        micro = profiled.replayed / profiled.instructions * _MICRO
+        met.append(not profiled.hindrance and micro <= LARGEST_MICROSECONDS_OF_INSTRUCTION)
         goal = f"{micro:.2f} us an instruction, goal {LARGEST_MICROSECONDS_OF_INSTRUCTION:g}:"
-        console.print(f"{each.case.name}: {goal}", verdict(met[-1]))
+        console.print(f"{profiled.case.name}: {goal}", verdict(met[-1]))
     return met
 
 
@@ -208,15 +208,19 @@ def show_attention(console: Console, directory: Path, runs: int) -> list[bool]:
     """Instructions a second of attention_cte, from a clone of nki-library."""
     # Its variable for its log: the kernel would print a warning in each launch, and what prints is not replayed.
     os.environ.setdefault("NKILIB_LOG_LEVEL", "ERROR")
-    row = next(each for each in measurements() if "attention_cte" in each.name and "S=512" in each.name)
+    row = next(
+        measurement
+        for measurement in measurements()
+        if "attention_cte" in measurement.name and "S=512" in measurement.name
+    )
     assert isinstance(row.kernel, PublicKernel)
     try:
         with Sources(directory) as sources:
             kernel = sources.kernel(row.kernel)
             rng = np.random.default_rng(0)
             arrays = [
-                rng.standard_normal(each["spec"], np.float32).astype(getattr(nl, each["dtype"]).numpy)
-                for each in row.calls[0]
+                rng.standard_normal(call["spec"], np.float32).astype(getattr(nl, call["dtype"]).numpy)
+                for call in row.calls[0]
             ]
             launches = [Captured(kernel, tuple(arrays), dict(row.keywords))]
             with using(replay=False), recording() as record:
@@ -288,7 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 results.append(timed(case, options.runs))
     if results:
         console.print(table_of(results))
-        met += [each.is_met for each in results if each.case.goal is not None]
+        met += [result.is_met for result in results if result.case.goal is not None]
     met += show_instruction(console, results)
     if re.search(options.only, "one copy"):
         met.append(show_copy(console, options.runs))

@@ -71,17 +71,17 @@ def rows() -> Iterator[Row]:
         plain = profile_launch(*launch, Tiling(128, chunk_size), exact_maximum=True)
         tiling = choose_tiling(*launch, extended=True)
         for is_exact in GOALS:
-            found = profile_launch(*launch, tiling, extended=True, **SCORES, exact_maximum=is_exact)
-            yield Row(positions, vocabulary, is_exact, found, plain.time_us)
+            profiled = profile_launch(*launch, tiling, extended=True, **SCORES, exact_maximum=is_exact)
+            yield Row(positions, vocabulary, is_exact, profiled, plain.time_us)
 
 
-def _table(found: Sequence[Row]) -> Table:
+def _table(results: Sequence[Row]) -> Table:
     table = table_of(
         "Token scores: microseconds, modelled, not measured",
         (),
         ("N", "V", "maximum", "us", "all recomputed", "plain", "times", "goal", ""),
     )
-    for row in found:
+    for row in results:
         sizes = (str(row.positions), str(row.vocabulary), "exact" if row.is_exact else "shift")
         times = (f"{row.found.time_us:,.1f}", f"{row.worst_us:,.1f}", f"{row.plain_us:,.1f}")
         table.add_row(*sizes, *times, f"{row.times_plain:.2f}", f"{GOALS[row.is_exact]:.2f}", verdict(row.is_met))
@@ -106,11 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "Modelled, not measured. Times are those of the loss alone with the exact maximum.",
         )
     )
-    found = list(rows())
-    console.print(_table(found))
-    met = sum(row.is_met for row in found)
-    console.print(f"Goals met: {met} of {len(found)}.")
-    return int(met < len(found))
+    results = list(rows())
+    console.print(_table(results))
+    met = sum(row.is_met for row in results)
+    console.print(f"Goals met: {met} of {len(results)}.")
+    return int(met < len(results))
 
 
 if __name__ == "__main__":

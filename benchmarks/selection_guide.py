@@ -50,10 +50,10 @@ def markdown(rows: list[Row]) -> str:
         "| N | V | logits and tiles | forward: `chunk_size` | time, us | backward: `chunk_size` | time, us |",
         "|---:|---:|---|---:|---:|---:|---:|",
     ]
-    for each in rows:
+    for row in rows:
         lines.append(
-            f"| {each.positions:,} | {each.vocabulary:,} | {each.dtype} | {each.forward:,} | {each.forward_us:,.1f} | "
-            f"{each.backward:,} | {each.backward_us:,.1f} |"
+            f"| {row.positions:,} | {row.vocabulary:,} | {row.dtype} | {row.forward:,} | {row.forward_us:,.1f} | "
+            f"{row.backward:,} | {row.backward_us:,.1f} |"
         )
     return "\n".join(lines)
 

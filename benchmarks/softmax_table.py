@@ -54,16 +54,16 @@ def main() -> None:
 def _print_row(
     shape: tuple[int, ...], axis: int, dtype: str, kind: Kind, direction: str, parameters: ModelParameters
 ) -> None:
-    found = profile_softmax_launch(shape, axis, dtype, kind, direction, parameters=parameters)
-    fraction = found.fraction_of_bound
+    profiled = profile_softmax_launch(shape, axis, dtype, kind, direction, parameters=parameters)
+    fraction = profiled.fraction_of_bound
     assert fraction is not None
-    bound = found.time_us / fraction
+    bound = profiled.time_us / fraction
     two_passes = max(bound, 2 * prod(shape) / _SCALAR_PER_US)
     name = f"{kind.value} {direction}"
     sizes = " x ".join(map(str, shape))
     print(
-        f"{sizes:22} {axis:4} {dtype:8} {name:20} {found.time_us:9.1f} {fraction:8.3f} "
-        f"{found.time_us / two_passes:12.3f} {sum(found.instruction_counts.values()):12}",
+        f"{sizes:22} {axis:4} {dtype:8} {name:20} {profiled.time_us:9.1f} {fraction:8.3f} "
+        f"{profiled.time_us / two_passes:12.3f} {sum(profiled.instruction_counts.values()):12}",
         flush=True,
     )
 

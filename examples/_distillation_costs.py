@@ -127,13 +127,13 @@ def draw_costs(path: Path, costs: Sequence[Costs]) -> None:
 
     figure = Figure(figsize=(9, 4), layout="constrained")
     of_memory, of_time = figure.subplots(1, 2)
-    vocabularies = [each.vocabulary for each in costs]
+    vocabularies = [cost.vocabulary for cost in costs]
     for name, marker, forms in (
-        ("from logits", "o", [each.logits for each in costs]),
-        ("from hidden states", "s", [each.hidden for each in costs]),
+        ("from logits", "o", [cost.logits for cost in costs]),
+        ("from hidden states", "s", [cost.hidden for cost in costs]),
     ):
-        of_memory.plot(vocabularies, [each.mebibytes for each in forms], marker=marker, label=name)
-        of_time.plot(vocabularies, [each.milliseconds for each in forms], marker=marker, label=name)
+        of_memory.plot(vocabularies, [form.mebibytes for form in forms], marker=marker, label=name)
+        of_time.plot(vocabularies, [form.milliseconds for form in forms], marker=marker, label=name)
     of_memory.set(xlabel="classes", ylabel="MiB beside operands and gradients", yscale="log")
     of_time.set(xlabel="classes", ylabel="ms of loss and gradients, modelled", ylim=(0, None))
     for axes in (of_memory, of_time):

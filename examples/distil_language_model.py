@@ -149,8 +149,8 @@ def report(console: Console, losses: dict[str, list[float]]) -> None:
 def show_costs(console: Console, path: Path, is_quick: bool) -> None:
     """Draw the costs of both forms, and print a line for each vocabulary."""
     costs = costs_of(QUICK_SHAPE if is_quick else SHAPE)
-    for each in costs:
-        console.print(each.line(), highlight=False)
+    for cost in costs:
+        console.print(cost.line(), highlight=False)
     draw_costs(path, costs)
     console.print(f"Wrote {path}.")
 

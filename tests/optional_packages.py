@@ -61,9 +61,9 @@ def _needed(path: Path) -> frozenset[str]:
         for module in _imports(waiting.pop()):
             needed.add(_package_of(module))
             if module.partition(".")[0] in _FOLLOWED:
-                found = _files_of(module) - seen
-                seen |= found
-                waiting += found
+                result = _files_of(module) - seen
+                seen |= result
+                waiting += result
     return frozenset(needed)
 
 

@@ -71,15 +71,15 @@ def changes_of(section: str) -> list[Change]:
     (text,) = re.findall(
         rf"^## {section}\n(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
-    found = []
+    results = []
     for block in re.findall(r"^```diff\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         for old, path, body in re.findall(
             r"^--- (\S+)\n\+\+\+ b/(\S+)\n(.*?)(?=^--- |\Z)", block, re.MULTILINE | re.DOTALL
         ):
             hunks = [hunk.splitlines() for hunk in re.split(r"^@@.*\n", body, flags=re.MULTILINE)[1:]]
             assert hunks and all(line[:1] in ("", " ", "+", "-") for hunk in hunks for line in hunk), path
-            found.append(Change(path, old == "/dev/null", tuple(tuple(hunk) for hunk in hunks)))
-    return found
+            results.append(Change(path, old == "/dev/null", tuple(tuple(hunk) for hunk in hunks)))
+    return results
 
 
 def assert_runs(root: Path, *command: str) -> None:

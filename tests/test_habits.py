@@ -114,10 +114,10 @@ def test_a_program_that_gets_no_environment_is_seen() -> None:
 def test_programs_that_tests_start_get_an_environment() -> None:
     """With that of the tests alone, a program would import whichever nkilib is installed, or none."""
     sources = {file: file.read_text("utf-8") for file in sorted((CHECKOUT / "tests").rglob("*.py"))}
-    found = {
+    results = {
         str(file.relative_to(CHECKOUT)): calls_without_environment(source)
         for file, source in sources.items()
         if "subprocess" in source
     }
-    assert len(found) > 10
-    assert {file: lines for file, lines in found.items() if lines} == {}
+    assert len(results) > 10
+    assert {file: lines for file, lines in results.items() if lines} == {}

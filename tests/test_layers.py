@@ -146,9 +146,9 @@ def test_imports_go_down(graph: Graph, layers: list[str]) -> None:
 def test_every_package_and_module_is_in_a_layer() -> None:
     ignored = {f"nkilib.simulator.{name}" for name in (*SIMULATOR["exhaustive_ignores"], "__init__")}
     for folder, layers in CONTAINERS.items():
-        found = {_name(ROOT, path) for path in (ROOT / folder).glob("*.py") if path.name != "__init__.py"}
-        found |= {_name(ROOT, path.parent) for path in (ROOT / folder).glob("*/__init__.py")}
-        assert found - ignored == {name for layer in layers for name in packages_of(layer)}
+        result = {_name(ROOT, path) for path in (ROOT / folder).glob("*.py") if path.name != "__init__.py"}
+        result |= {_name(ROOT, path.parent) for path in (ROOT / folder).glob("*/__init__.py")}
+        assert result - ignored == {name for layer in layers for name in packages_of(layer)}
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
@@ -181,6 +181,6 @@ def test_every_way_to_import_is_seen(tmp_path: Path, line: str) -> None:
     package.mkdir()
     for name, text in {"__init__": "", "high": "from . import low\nname = low", "low": line}.items():
         (package / f"{name}.py").write_text(text)
-    found = imports_of(tmp_path, "package")
-    assert arrows_up(found, ["package.high", "package.low"]) == [("package.low", "package.high")]
-    assert set(circle_in(found)) == {"package.high", "package.low"}
+    result = imports_of(tmp_path, "package")
+    assert arrows_up(result, ["package.high", "package.low"]) == [("package.low", "package.high")]
+    assert set(circle_in(result)) == {"package.high", "package.low"}

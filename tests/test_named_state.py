@@ -31,12 +31,12 @@ Rule = Callable[[ast.Module], Iterator[ast.AST]]
 def annotated(module: ast.Module) -> Iterator[ast.expr]:
     """Of parameters, results, fields and variables; those in quotes are read too."""
     for node in ast.walk(module):
-        found: list[ast.expr | None] = []
+        results: list[ast.expr | None] = []
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found = [node.returns]
+            results = [node.returns]
         elif isinstance(node, ast.arg | ast.AnnAssign):
-            found = [node.annotation]
-        for annotation in found:
+            results = [node.annotation]
+        for annotation in results:
             if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
                 yield ast.copy_location(ast.parse(annotation.value, mode="eval").body, annotation)
             elif annotation is not None:
@@ -75,8 +75,8 @@ def missing_types(module: ast.Module) -> Iterator[ast.AST]:
     """A parameter without a type is `Any` by another name; `self` and `cls` have theirs."""
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            given = node.args
-            every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+            inputs = node.args
+            every = [*inputs.posonlyargs, *inputs.args, *inputs.kwonlyargs, inputs.vararg, inputs.kwarg]
             for parameter in every:
                 if parameter is not None and parameter.annotation is None and parameter.arg not in ("self", "cls"):
                     yield parameter

@@ -204,8 +204,8 @@ print(sorted(name for name in sys.modules if name.partition(".")[0] == "nki"))
 
 def of_version(version: str | None) -> dict[str, str]:
     """The files of a real NKI that says it has this version, or says nothing."""
-    said = f"; __version__ = {version!r}" if version else ""
-    return REAL | {"nki/__init__.py": f"OWNER = 'real nki'{said}"}
+    message = f"; __version__ = {version!r}" if version else ""
+    return REAL | {"nki/__init__.py": f"OWNER = 'real nki'{message}"}
 
 
 def recorded_as(root: Path, version: str) -> None:

@@ -99,7 +99,7 @@ def imported(file: Path) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             node.body = []
-    names = {each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names}
+    names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0}
     return {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"nkilib"}
 
@@ -113,9 +113,9 @@ def test_what_a_package_imports_is_in_the_extra_of_its_name(extra: str) -> None:
     """Even what another requirement brings along: that one may stop to."""
     table = project()
     declared = {Requirement(text).name for text in (*table["dependencies"], *table["optional-dependencies"][extra])}
-    found = set().union(*(imported(file) for file in (CHECKOUT / "nkilib" / extra).rglob("*.py")))
-    assert extra in found
-    assert found - BROUGHT_BY_THE_CALLER <= declared
+    result = set().union(*(imported(file) for file in (CHECKOUT / "nkilib" / extra).rglob("*.py")))
+    assert extra in result
+    assert result - BROUGHT_BY_THE_CALLER <= declared
 
 
 def test_messages_name_extras_that_there_are() -> None:

@@ -52,8 +52,8 @@ def test_each_name_of_the_file_is_offered_as_it_says_and_no_other(module: str) -
         f"read what changed"
     )
     assert len(set(offered)) == len(offered)
-    found = {name: described(imported(module, name)) for name in offered}
-    assert found == LISTED[module]
+    result = {name: described(imported(module, name)) for name in offered}
+    assert result == LISTED[module]
 
 
 def test_a_name_outside_all_is_not_public() -> None:
@@ -85,8 +85,8 @@ def test_the_page_names_each_module_and_each_command() -> None:
     [commands] = (action for action in parser()._actions if action.choices)
     assert [name for name in commands.choices or () if f"python -m nkilib {name}" not in page] == []
     for runs in re.findall(r"python -m (nkilib[\w.]*)", page):
-        found = find_spec(runs)
-        assert found is not None and (found.submodule_search_locations is None or find_spec(f"{runs}.__main__"))
+        result = find_spec(runs)
+        assert result is not None and (result.submodule_search_locations is None or find_spec(f"{runs}.__main__"))
 
 
 def documented() -> Iterator[tuple[str, str, str]]:
@@ -123,7 +123,7 @@ def is_public(module: str, name: str) -> bool:
 def test_pages_and_examples_import_what_is_public_alone() -> None:
     imports = set(documented())
     assert len(imports) > 50
-    assert {each for each in imports if not is_public(*each[1:])} == PRIVATE
+    assert {item for item in imports if not is_public(*item[1:])} == PRIVATE
 
 
 def test_names_that_two_public_modules_share_are_one_object() -> None:

@@ -99,6 +99,6 @@ def test_a_question_that_is_marked_0_7_is_about_a_name_that_was_read_there() -> 
     read = [(name, what) for api in READ_OF_0_7.values() for name, what in api.items()]
     members = {member for _, what in read for kind in ("methods", "attributes") for member in what.get(kind, ())}
     # Also a kernel, what nki.jit makes, and the activations, which are two.
-    held = {name for name, _ in read} | members | {"activations", "kernel"}
+    kept = {name for name, _ in read} | members | {"activations", "kernel"}
     assert len(questions) > 10
-    assert [question for question in questions if held.isdisjoint(re.findall(r"\w+", question))] == []
+    assert [question for question in questions if kept.isdisjoint(re.findall(r"\w+", question))] == []

@@ -27,7 +27,7 @@ def any_share(report: str) -> float:
     missing = set(PACKAGES)
     for line in report.splitlines():
         words = line.split()
-        package = next((each for each in PACKAGES if words and f"{words[0]}.".startswith(f"{each}.")), None)
+        package = next((package for package in PACKAGES if words and f"{words[0]}.".startswith(f"{package}.")), None)
         if package is not None:
             anys, expressions = anys + int(words[1]), expressions + int(words[2])
             missing.discard(package)

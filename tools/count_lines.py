@@ -85,8 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _show(directory: Path) -> None:
-    found = count(directory)
-    print(f"{directory!s:<40}{found.files:>7} files{found.lines:>9} lines of code")
+    result = count(directory)
+    print(f"{directory!s:<40}{result.files:>7} files{result.lines:>9} lines of code")
 
 
 if __name__ == "__main__":

@@ -48,21 +48,21 @@ class Machine:
     @classmethod
     def from_text(cls, text: str) -> Machine:
         """Return the machine that :meth:`to_text` described."""
-        found = json.loads(text)
-        return cls(**{**found, "numpy_off": tuple(found["numpy_off"])})
+        results = json.loads(text)
+        return cls(**{**results, "numpy_off": tuple(results["numpy_off"])})
 
     def differences(self) -> list[str]:
         """Return one sentence for every difference between this process and the expected machine."""
-        found = []
-        if self.torch is not None and (given := torch_capability()) != self.torch:
-            found.append(f"PyTorch must compute with {self.torch}, and does with {given}")
+        results = []
+        if self.torch is not None and (inputs := torch_capability()) != self.torch:
+            results.append(f"PyTorch must compute with {self.torch}, and does with {inputs}")
         if still_on := [name for name in self.numpy_off if numpy_features().get(name, False)]:
-            found.append(f"numpy must leave out {', '.join(still_on)}")
+            results.append(f"numpy must leave out {', '.join(still_on)}")
         if self.openblas is not None and (core := openblas_core()) != self.openblas.lower():
-            found.append(f"OpenBLAS must have its kernels for {self.openblas.lower()}, and has those for {core}")
+            results.append(f"OpenBLAS must have its kernels for {self.openblas.lower()}, and has those for {core}")
         if self.threads is not None and (threads := _torch().get_num_threads()) != self.threads:
-            found.append(f"PyTorch must have {self.threads} threads, and has {threads}")
-        return found
+            results.append(f"PyTorch must have {self.threads} threads, and has {threads}")
+        return results
 
 
 def _torch() -> Any:
@@ -109,8 +109,8 @@ def openblas_core() -> str | None:
 
 def pytest_configure() -> None:
     """Refuse to run tests in a process that differs from the expected machine; workers of xdist check this too."""
-    if EXPECTED in os.environ and (found := Machine.from_text(os.environ[EXPECTED]).differences()):
-        raise pytest.UsageError("tools.machine_checks: " + "; ".join(found))
+    if EXPECTED in os.environ and (result := Machine.from_text(os.environ[EXPECTED]).differences()):
+        raise pytest.UsageError("tools.machine_checks: " + "; ".join(result))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -52,31 +52,31 @@ class Setting:
 def settings() -> list[Setting]:
     """Return all settings for this machine. Each one changes one thing, and the last one changes everything."""
     features, groups = numpy_features(), numpy_groups()
-    found = [Setting("unchanged"), _of_torch("default"), _of_torch("avx2", "AVX2")]
-    found.append(_of_numpy("numpy-no-avx512", [name for name in groups if _is_avx512(name)]))
-    found.append(_of_numpy("numpy-baseline", groups))
-    found += [_of_openblas(core, needed, features) for core, needed in _CORES.items()]
-    found += [_of_threads(count) for count in (1, 2)]
-    return [*found, plainest(found)]
+    result = [Setting("unchanged"), _of_torch("default"), _of_torch("avx2", "AVX2")]
+    result.append(_of_numpy("numpy-no-avx512", [name for name in groups if _is_avx512(name)]))
+    result.append(_of_numpy("numpy-baseline", groups))
+    result += [_of_openblas(core, needed, features) for core, needed in _CORES.items()]
+    result += [_of_threads(count) for count in (1, 2)]
+    return [*result, plainest(result)]
 
 
-def plainest(found: Sequence[Setting]) -> Setting:
+def plainest(results: Sequence[Setting]) -> Setting:
     """Return a setting that combines, as far as they can run here, the plainest settings of PyTorch, numpy and
     OpenBLAS, and that of one thread.
     """
-    chosen = {each.name: each for each in found if not each.lacks}
+    chosen = {result.name: result for result in results if not result.lacks}
     names = ("torch-default", "numpy-baseline", "openblas-nehalem", "threads-1")
     parts = [chosen[name] for name in names if name in chosen]
-    environment = {name: value for each in parts for name, value in each.environment.items()}
-    expected = [each.machine for each in parts]
+    environment = {name: value for part in parts for name, value in part.environment.items()}
+    expected = [part.machine for part in parts]
     return Setting(
         PLAINEST,
         environment,
         Machine(
-            torch=next((each.torch for each in expected if each.torch), None),
-            numpy_off=next((each.numpy_off for each in expected if each.numpy_off), ()),
-            openblas=next((each.openblas for each in expected if each.openblas), None),
-            threads=next((each.threads for each in expected if each.threads), None),
+            torch=next((item.torch for item in expected if item.torch), None),
+            numpy_off=next((item.numpy_off for item in expected if item.numpy_off), ()),
+            openblas=next((item.openblas for item in expected if item.openblas), None),
+            threads=next((item.threads for item in expected if item.threads), None),
         ),
     )
 
@@ -144,8 +144,8 @@ def run(setting: Setting, arguments: Sequence[str]) -> Outcome:
             env={**environment_of(setting), COUNTS: str(counts)},
             check=False,
         )
-        found = json.loads(counts.read_text()) if counts.exists() else {"counts": {}, "names": []}
-    return Outcome(found["counts"], found["names"], time.monotonic() - start, done.returncode)
+        results = json.loads(counts.read_text()) if counts.exists() else {"counts": {}, "names": []}
+    return Outcome(results["counts"], results["names"], time.monotonic() - start, done.returncode)
 
 
 def table(outcomes: Mapping[str, Outcome], left_out: Sequence[Setting]) -> str:
@@ -157,27 +157,29 @@ def table(outcomes: Mapping[str, Outcome], left_out: Sequence[Setting]) -> str:
         line = f"{name:<18}" + "".join(f"{cell:>9}" for cell in (*cells, f"{outcome.seconds:.0f}"))
         lines.append(line if outcome.counts else f"{line}  pytest ended with {outcome.status}, without a summary")
         lines += [f"    {test}" for test in outcome.names]
-    return "\n".join([*lines, *(f"{each.name:<18}left out, needs {each.lacks}" for each in left_out)])
+    return "\n".join([*lines, *(f"{entry.name:<18}left out, needs {entry.lacks}" for entry in left_out)])
 
 
 def main(arguments: Sequence[str]) -> int:
     """Return 1 if a test failed under any setting, or if a library ignored its setting."""
     parser = argparse.ArgumentParser(prog="python -m tools.machine_settings", description=__doc__)
     every = settings()
-    parser.add_argument("--only", action="append", choices=[each.name for each in every], help="may be repeated")
+    parser.add_argument("--only", action="append", choices=[entry.name for entry in every], help="may be repeated")
     parser.add_argument("--list", action="store_true", help="print the settings and their variables, and run nothing")
     options, rest = parser.parse_known_args(arguments)
-    chosen = [each for each in every if options.only is None or each.name in options.only]
+    chosen = [entry for entry in every if options.only is None or entry.name in options.only]
     if options.list:
-        for each in chosen:
-            print(f"{each.name:<18}{dict(each.environment)}" + (f", needs {each.lacks}" if each.lacks else ""))
+        for element in chosen:
+            print(
+                f"{element.name:<18}{dict(element.environment)}" + (f", needs {element.lacks}" if element.lacks else "")
+            )
         return 0
     outcomes = {}
     for setting in chosen:
         if not setting.lacks:
             print(f"== {setting.name}: {dict(setting.environment)}", flush=True)
             outcomes[setting.name] = run(setting, rest)
-    print(table(outcomes, [each for each in chosen if each.lacks]))
+    print(table(outcomes, [item for item in chosen if item.lacks]))
     return int(any(outcome.status != 0 for outcome in outcomes.values()) or not outcomes)
 
 

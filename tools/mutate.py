@@ -49,10 +49,10 @@ def judged_mutants(checkout: Path, mutants: list[Mutant], workers: int, judge: J
         for copy in copies_of(checkout, Path(folder), min(workers, len(mutants))):
             free.put(copy)
             module = Path(mutants[0].path).parts[0]
-            found = imported_from(copy.root, module)
-            if found != (copy.root / module).resolve():
+            result = imported_from(copy.root, module)
+            if result != (copy.root / module).resolve():
                 raise RuntimeError(
-                    f"mutate: tests must import {module} from {copy.root}, got {found}; uninstall it there"
+                    f"mutate: tests must import {module} from {copy.root}, got {result}; uninstall it there"
                 )
         with ThreadPoolExecutor(workers) as threads:
             try:
@@ -64,22 +64,23 @@ def judged_mutants(checkout: Path, mutants: list[Mutant], workers: int, judge: J
 
 def main(arguments: list[str], checkout: Path = _CHECKOUT) -> int:
     """Draw mutants, judge them and write the page. The status is always 0, because survivors are no failure."""
-    given = _parser().parse_args(arguments)
-    places = mutants_in(checkout, given.packages)
-    drawn = random.Random(given.seed).sample(places, min(given.count, len(places)))
-    head = f"Seed {given.seed}: {len(drawn)} of {len(places):,} mutants of {', '.join(given.packages)}."
+    options = _parser().parse_args(arguments)
+    places = mutants_in(checkout, options.packages)
+    drawn = random.Random(options.seed).sample(places, min(options.count, len(places)))
+    head = f"Seed {options.seed}: {len(drawn)} of {len(places):,} mutants of {', '.join(options.packages)}."
     print(head, flush=True)
-    judge = Judge(given.limit, time.monotonic() + given.seconds, given.reach)
+    judge = Judge(options.limit, time.monotonic() + options.seconds, options.reach)
     judged: list[Judged] = []
-    for each in judged_mutants(checkout, drawn, given.workers, judge):
-        judged.append(each)
-        change = each.mutant.change
+    for mutant in judged_mutants(checkout, drawn, options.workers, judge):
+        judged.append(mutant)
+        change = mutant.mutant.change
         print(
-            f"{each.verdict.value}: {each.mutant.place}  {change.before}  ->  {change.after}  {each.test}", flush=True
+            f"{mutant.verdict.value}: {mutant.mutant.place}  {change.before}  ->  {change.after}  {mutant.test}",
+            flush=True,
         )
-        if given.out is not None:  # again after each: what is known stays if the run is ended
-            given.out.write_text(report(head, judged), "utf-8")
-    if given.out is None:
+        if options.out is not None:  # again after each: what is known stays if the run is ended
+            options.out.write_text(report(head, judged), "utf-8")
+    if options.out is None:
         print(report(head, judged))
     return 0
 

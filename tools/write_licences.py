@@ -41,8 +41,8 @@ def with_header(text: str) -> str:
 
 
 def _end_of_first(text: str) -> int:
-    found = _FIRST.match(text)
-    return found.end() if found else 0
+    match = _FIRST.match(text)
+    return match.end() if match else 0
 
 
 def main() -> int:

@@ -104,8 +104,8 @@ def imported(module: str, name: str) -> object:
 def lines_of(name: str) -> Iterator[str]:
     """Yield the lines for a module: its name, and below it the names of its ``__all__``."""
     yield name
-    for each in sorted(import_module(name).__all__):
-        yield f"    {each}: {described(imported(name, each))}"
+    for item in sorted(import_module(name).__all__):
+        yield f"    {item}: {described(imported(name, item))}"
 
 
 def text() -> str:

@@ -26,7 +26,7 @@ def write(page: str, begin: str, end: str, text: str) -> None:
     pattern = re.compile(rf"(<!-- {begin} -->\n).*?(<!-- {end} -->)", re.DOTALL)
     if len(pattern.findall(whole)) != 1:
         raise ValueError(f"docs/{page} must have the marker {begin!r} once")
-    path.write_text(pattern.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", whole), encoding="utf-8")
+    path.write_text(pattern.sub(lambda result: f"{result[1]}\n{text}\n\n{result[2]}", whole), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -102,24 +102,26 @@ class Call:
             draw: of the upstream gradients.
         """
         leaves = {
-            name: each.detach().requires_grad_(name in self.differentiated) if each.is_floating_point() else each
-            for name, each in self.arguments.items()
-            if isinstance(each, Tensor)
+            name: argument.detach().requires_grad_(name in self.differentiated)
+            if argument.is_floating_point()
+            else argument
+            for name, argument in self.arguments.items()
+            if isinstance(argument, Tensor)
         }
-        given = dict(self.arguments)
+        arguments = dict(self.arguments)
         # In place of a leaf there is no gradient; a clone keeps the layout.
-        given.update({name: each.clone() if name == self.written else each for name, each in leaves.items()})
+        arguments.update({name: leaf.clone() if name == self.written else leaf for name, leaf in leaves.items()})
         for name in self.added_to:
-            given[name] = self.arguments[name].clone()
+            arguments[name] = self.arguments[name].clone()
         with self._environment(), simulator.recording() as record:
-            outcomes = _named(self._function()(**given))
+            outcomes = _named(self._function()(**arguments))
             upstream = self._backward_inputs(draw, outcomes)
-            values = {name: array_of(each) for name, each in outcomes.items()}
+            values = {name: array_of(outcome) for name, outcome in outcomes.items()}
             gradients = self._gradients(outcomes, upstream, leaves)
         values.update(gradients)
-        values.update({result: array_of(given[name]) for name, result in self.added_to.items()})
+        values.update({result: array_of(arguments[name]) for name, result in self.added_to.items()})
         issued = sum(record.instruction_counts.values())
-        return Results(values, {name: array_of(each) for name, each in upstream.items()}, issued)
+        return Results(values, {name: array_of(gradient) for name, gradient in upstream.items()}, issued)
 
     def _backward_inputs(self, draw: Draw, outcomes: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not self.differentiated and not self.added_to:
@@ -143,9 +145,9 @@ class Call:
             return getattr(nkilib.torch, self.function)
         module = getattr(nkilib.torch, self.module)
 
-        def through_module(**given: Any) -> Any:
-            parameters = {self.held[name]: value for name, value in given.items() if name in self.held}
-            free = {name: value for name, value in given.items() if name not in self.held}
+        def through_module(**arguments: Any) -> Any:
+            parameters = {self.held[name]: value for name, value in arguments.items() if name in self.held}
+            free = {name: value for name, value in arguments.items() if name not in self.held}
             own = inspect.signature(module.__init__).parameters
             made = module(**self.made, **{name: value for name, value in free.items() if name in own})
             rest = {name: value for name, value in free.items() if name not in own}
@@ -176,4 +178,4 @@ def _present(tensor: Tensor | None) -> Tensor:
 def _named(outcome: Any) -> dict[str, Tensor]:
     if isinstance(outcome, Tensor):
         return {"loss": outcome}
-    return {name: each for name, each in outcome._asdict().items() if each is not None and each.numel() > 0}
+    return {name: value for name, value in outcome._asdict().items() if value is not None and value.numel() > 0}

@@ -40,7 +40,7 @@ class Limits:
 MIDDLE = Limits("middle", 3_000_000, 3_000_000_000, 8_000_000)
 # For the sample in the tests, whose calls take tenths of a second.
 SMALL = Limits("small", 40_000, 15_000_000, 1_000_000)
-LIMITS = {each.name: each for each in (MIDDLE, SMALL)}
+LIMITS = {case.name: case for case in (MIDDLE, SMALL)}
 
 
 class Draw:
@@ -81,7 +81,7 @@ class Draw:
         least = most // span if self.chance(0.75) else 1
         best = tuple(low for low, _ in ranges)
         for _ in range(_TRIES):
-            drawn = tuple(self.size(*each) for each in ranges)
+            drawn = tuple(self.size(*item) for item in ranges)
             if prod(best) < prod(drawn) <= most:
                 best = drawn
             if prod(best) >= least:

@@ -90,14 +90,14 @@ def recorded() -> Iterator[Plans]:
             yield plans
         finally:
             # Cores choose in an order that no one knows.
-            plans.update({name: [each[text] for text in sorted(each)] for name, each in sorted(seen.items())})
+            plans.update({name: [item[text] for text in sorted(item)] for name, item in sorted(seen.items())})
 
 
 def _place(chooser: Chooser) -> tuple[Any, str]:
     owner: Any = import_module(f"nkilib.{chooser.module}")
     *classes, attribute = chooser.name.split(".")
-    for each in classes:
-        owner = getattr(owner, each)
+    for item in classes:
+        owner = getattr(owner, item)
     return owner, attribute
 
 
@@ -120,7 +120,7 @@ def _recording(name: str, chooser: Chooser, seen: dict[str, dict[str, Any]]) -> 
 def _keep(plan: Any, name: str, chooser: Chooser, seen: dict[str, dict[str, Any]]) -> None:
     described = described_plan(plan)
     if isinstance(described, dict):
-        described |= {each: described_plan(getattr(plan, each)) for each in chooser.properties}
+        described |= {item: described_plan(getattr(plan, item)) for item in chooser.properties}
     seen.setdefault(name, {})[json.dumps(described, sort_keys=True)] = described
 
 
@@ -137,5 +137,5 @@ def described_plan(plan: Any) -> Any:
     if isinstance(plan, Sequence):
         if len(plan) > _MOST_WRITTEN:
             return f"{len(plan)} of them"
-        return [len(each) if isinstance(each, list) else described_plan(each) for each in plan]
+        return [len(item) if isinstance(item, list) else described_plan(item) for item in plan]
     return str(plan)

@@ -59,11 +59,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return options
 
 
-def _assumption(given: str) -> tuple[str, Any]:
+def _assumption(inputs: str) -> tuple[str, Any]:
     """``NAME=VALUE`` as a field of :class:`ModelParameters` and its value, a Python literal or a word."""
-    name, is_there, value = given.partition("=")
-    if not is_there or name not in {each.name for each in fields(ModelParameters)}:
-        raise argparse.ArgumentTypeError(f"needs a field of ModelParameters and its value, NAME=VALUE, got {given!r}")
+    name, is_there, value = inputs.partition("=")
+    if not is_there or name not in {field.name for field in fields(ModelParameters)}:
+        raise argparse.ArgumentTypeError(f"needs a field of ModelParameters and its value, NAME=VALUE, got {inputs!r}")
     try:
         return name, literal_eval(value)
     except (SyntaxError, ValueError):
@@ -85,12 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = BEFORE if options.before else SOFTWARE if options.software else NOW
     with _sources(options.sources) as sources:
         model = Model(sources, ModelParameters(**dict(options.assume))) if options.assume else _model_of(name, sources)
-        found, missing = _model(console, wanted, model.figure, () if options.assume else recorded(name))
+        results, missing = _model(console, wanted, model.figure, () if options.assume else recorded(name))
     for half in (FIT, CHECK):
-        _show(console, half, found)
+        _show(console, half, results)
     _show_missing(console, missing)
     if options.page:
-        record(name, [each for each in found if each.measurement.name not in missing])
+        record(name, [result for result in results if result.measurement.name not in missing])
     _write_page(options.page)
     return 0
 
@@ -120,22 +120,22 @@ def _model(
     console: Console, rows: Sequence[Measurement], figure: Callable[[Measurement], float], earlier: Sequence[Found]
 ) -> tuple[list[Found], dict[str, str]]:
     """The rows with the model's figures, or with earlier ones, and why these were not modelled, by name."""
-    known = {each.measurement.name: each for each in earlier}
-    found, missing = [], {}
+    known = {item.measurement.name: item for item in earlier}
+    result, missing = [], {}
     for row in rows:
         if console.is_terminal:
             console.print(f"  {row.row} ...", end="\r")
         try:
-            found.append(Found(row, figure(row)))
+            result.append(Found(row, figure(row)))
         except SourceError as error:
             missing[row.name] = str(error)
             if row.name in known:
-                found.append(known[row.name])
-    return found, missing
+                result.append(known[row.name])
+    return result, missing
 
 
-def _show(console: Console, half: Half, found: Sequence[Found]) -> None:
-    times, ratios = select(found, half, ratios=False), select(found, half, ratios=True)
+def _show(console: Console, half: Half, results: Sequence[Found]) -> None:
+    times, ratios = select(results, half, ratios=False), select(results, half, ratios=True)
     if times:
         _show_rows(console, f"{half.capitalize()} half", times)
         of = summary(times)
@@ -146,18 +146,18 @@ def _show(console: Console, half: Half, found: Sequence[Found]) -> None:
         console.print(f"{goal.text}:", verdict(goal.is_met))
 
 
-def _show_rows(console: Console, title: str, found: Sequence[Found]) -> None:
+def _show_rows(console: Console, title: str, results: Sequence[Found]) -> None:
     table = plain_table(title)
     table.add_column("source", overflow="fold")
     table.add_column("what", overflow="fold")
     for column in ("measured", "modelled", "ratio", "factor"):
         table.add_column(column, justify="right")
-    for each in found:
-        row = each.measurement
+    for result in results:
+        row = result.measurement
         unit = "" if row.is_ratio else " us"
         kernel = " (kernel of ours)" if isinstance(row.kernel, OwnKernel) else ""
-        numbers = (f"{row.in_base_units:,g}{unit}", f"{each.modelled:,.4g}{unit}")
-        table.add_row(row.source, row.row + kernel, *numbers, f"{each.ratio:.2f}", f"{each.factor:.2f}")
+        numbers = (f"{row.in_base_units:,g}{unit}", f"{result.modelled:,.4g}{unit}")
+        table.add_row(row.source, row.row + kernel, *numbers, f"{result.ratio:.2f}", f"{result.factor:.2f}")
     console.print(table)
 
 
@@ -167,12 +167,12 @@ def _show_probes(console: Console) -> None:
         table.add_column("what", overflow="fold")
         for column in ("measured", "before", "now", "ratio before", "ratio"):
             table.add_column(column, justify="right")
-        found = compared(probes)
-        for row in found:
+        results = compared(probes)
+        for row in results:
             ratios = [f"{ratio:.2f}" for ratio in row.ratios]
             table.add_row(row.probe.what, row.probe.published, f"{row.before:,.1f}", f"{row.now:,.1f}", *ratios)
         console.print(table)
-        before, now = factors(found)
+        before, now = factors(results)
         console.print(f"median factor {now:.2f}, before these figures were known {before:.2f}")
 
 

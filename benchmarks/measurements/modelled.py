@@ -60,18 +60,18 @@ class Summary:
     worst: Found
 
 
-def summary(found: Sequence[Found]) -> Summary:
+def summary(results: Sequence[Found]) -> Summary:
     """Raises:
     ValueError: without rows.
     """
-    if not found:
+    if not results:
         raise ValueError("summary: needs at least one row")
     return Summary(
-        rows=len(found),
-        median=statistics.median(each.factor for each in found),
-        median_ratio=statistics.median(each.ratio for each in found),
-        close=sum(each.factor <= GOAL_CLOSE for each in found) / len(found),
-        worst=max(found, key=lambda each: each.factor),
+        rows=len(results),
+        median=statistics.median(result.factor for result in results),
+        median_ratio=statistics.median(result.ratio for result in results),
+        close=sum(result.factor <= GOAL_CLOSE for result in results) / len(results),
+        worst=max(results, key=lambda item: item.factor),
     )
 
 
@@ -85,20 +85,20 @@ class Goal:
 
 def goals(times: Sequence[Found], ratios: Sequence[Found]) -> list[Goal]:
     """The goals for times, then that for ratios; those without a row are left out."""
-    found = []
+    results = []
     if times:
         of = summary(times)
-        found += [
+        results += [
             Goal(f"median factor {of.median:.2f}, goal {GOAL_MEDIAN}", of.median <= GOAL_MEDIAN),
             Goal(f"{of.close:.0%} within {GOAL_CLOSE}, goal {GOAL_SHARE:.0%}", of.close >= GOAL_SHARE),
             Goal(f"worst factor {of.worst.factor:.2f}, goal {GOAL_WORST}", of.worst.factor <= GOAL_WORST),
         ]
     if ratios:
         of = summary(ratios)
-        close = sum(each.factor <= GOAL_RATIO for each in ratios)
+        close = sum(ratio.factor <= GOAL_RATIO for ratio in ratios)
         text = f"ratios: {close} of {of.rows} within {GOAL_RATIO}, goal all; worst factor {of.worst.factor:.2f}"
-        found.append(Goal(text, close == of.rows))
-    return found
+        results.append(Goal(text, close == of.rows))
+    return results
 
 
 class Model:
@@ -176,10 +176,10 @@ def recorded(of: str) -> list[Found]:
     return [Found(row, figures[row.name]) for row in measurements() if row.name in figures]
 
 
-def record(of: str, found: Iterable[Found]) -> None:
+def record(of: str, actual: Iterable[Found]) -> None:
     """Keep figures under a name, beside those of other rows that were recorded earlier."""
     figures = _figures()
-    known = figures.get(of, {}) | {each.measurement.name: round(each.modelled, 4) for each in found}
+    known = figures.get(of, {}) | {result.measurement.name: round(result.modelled, 4) for result in actual}
     figures[of] = {row.name: known[row.name] for row in measurements() if row.name in known}
     FIGURES.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -26,15 +26,15 @@ _PARTS: tuple[tuple[str, Half, bool], ...] = (
 )
 
 
-def select(found: Sequence[Found], half: Half, ratios: bool) -> list[Found]:
+def select(results: Sequence[Found], half: Half, ratios: bool) -> list[Found]:
     """Return the rows of a half: the ratios of baseline to optimised, or the times that count."""
-    rows = [each for each in counted(found) if each.measurement.half == half]
-    return [each for each in rows if each.measurement.is_ratio == ratios]
+    rows = [item for item in counted(results) if item.measurement.half == half]
+    return [row for row in rows if row.measurement.is_ratio == ratios]
 
 
-def counted(found: Sequence[Found]) -> list[Found]:
+def counted(results: Sequence[Found]) -> list[Found]:
     """Return the rows that count by themselves, without those that only a ratio needs."""
-    return [each for each in found if not each.measurement.is_for_ratio]
+    return [result for result in results if not result.measurement.is_for_ratio]
 
 
 def tables() -> str:
@@ -58,21 +58,21 @@ def rewritten(text: str) -> str:
 
 def probe_tables() -> str:
     """The tables of single instructions and transfers, computed, and that of both kinds of descriptors, as recorded."""
-    found = {kind: compared(probes) for kind, probes in PROBES.items()}
+    results = {kind: compared(probes) for kind, probes in PROBES.items()}
     medians = ["| rows | number | median factor before | now |", "|---|---|---|---|"]
-    for kind, rows in found.items():
+    for kind, rows in results.items():
         before, now = factors(rows)
         medians.append(f"| {kind} | {len(rows)} | {before:.2f} | {now:.2f} |")
-    every = [row for rows in found.values() for row in rows]
+    every = [row for rows in results.values() for row in rows]
     return "\n\n".join(["\n".join(medians), _probe_rows(every), _both_kinds()])
 
 
-def _probe_rows(found: Sequence[Compared]) -> str:
+def _probe_rows(compareds: Sequence[Compared]) -> str:
     lines = [
         "| what | hardware | measured | modelled before | now | modelled / measured before | now | source | caveats |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in found:
+    for row in compareds:
         probe, (before, now) = row.probe, row.ratios
         modelled = f"{row.before:,.1f} | {row.now:,.1f} | {before:.2f} | {now:.2f}"
         lines.append(
@@ -90,12 +90,12 @@ def _both_kinds() -> str:
         "| what | measured | modelled / measured | with software descriptors for all transfers |",
         "|---|---|---|---|",
     ]
-    software = {each.measurement.name: each.ratio for each in recorded(SOFTWARE)}
-    for each in recorded(NOW):
-        row = each.measurement
+    software = {record.measurement.name: record.ratio for record in recorded(SOFTWARE)}
+    for item in recorded(NOW):
+        row = item.measurement
         if row.name in software:
             unit = "" if row.is_ratio else f" {row.unit}"
-            lines.append(f"| {row.row} | {row.measured:,g}{unit} | {each.ratio:.2f} | {software[row.name]:.2f} |")
+            lines.append(f"| {row.row} | {row.measured:,g}{unit} | {item.ratio:.2f} | {software[row.name]:.2f} |")
     return "\n".join(lines)
 
 
@@ -117,8 +117,8 @@ def _summaries(before: Sequence[Found], now: Sequence[Found]) -> str:
     ]
     for half in (CHECK, FIT):
         for title, belongs in _groups(half):
-            for name, found in ((BEFORE, before), (NOW, now)):
-                some = [each for each in counted(found) if belongs(each.measurement)]
+            for name, element in ((BEFORE, before), (NOW, now)):
+                some = [item for item in counted(element) if belongs(item.measurement)]
                 if some:
                     lines.append(_summary_line(title, name, summary(some)))
     return "\n".join(lines)
@@ -126,8 +126,8 @@ def _summaries(before: Sequence[Found], now: Sequence[Found]) -> str:
 
 def _goals(now: Sequence[Found]) -> str:
     """Describe how the half to check meets the goals."""
-    found = goals(select(now, CHECK, ratios=False), select(now, CHECK, ratios=True))
-    lines = [f"- {goal.text}: {'met' if goal.is_met else '**missed**'}" for goal in found]
+    results = goals(select(now, CHECK, ratios=False), select(now, CHECK, ratios=True))
+    lines = [f"- {goal.text}: {'met' if goal.is_met else '**missed**'}" for goal in results]
     return "\n".join(["Check half, now:", "", *lines])
 
 
@@ -136,11 +136,11 @@ def _by_source(before: Sequence[Found], now: Sequence[Found]) -> str:
         "| source | half | times | median factor before | now |",
         "|---|---|---|---|---|",
     ]
-    for source in dict.fromkeys(each.measurement.source for each in now):
+    for source in dict.fromkeys(item.measurement.source for item in now):
         for half in (CHECK, FIT):
             was, some = (
-                [each for each in select(found, half, ratios=False) if each.measurement.source == source]
-                for found in (before, now)
+                [item for item in select(element, half, ratios=False) if item.measurement.source == source]
+                for element in (before, now)
             )
             if some:
                 medians = f"{summary(was).median:.2f} | {summary(some).median:.2f}"
@@ -158,16 +158,16 @@ def _rows(before: Sequence[Found], now: Sequence[Found]) -> str:
         "| what | hardware | dtype | measured | modelled / measured before | now | kernel | source | caveats |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    earlier = {each.measurement.name: each.ratio for each in before}
-    for each in now:
-        row = each.measurement
+    earlier = {item.measurement.name: item.ratio for item in before}
+    for element in now:
+        row = element.measurement
         cores = f"{row.hardware}, {row.cores} core" + ("s" if row.cores > 1 else "")
         kernel = "ours" if isinstance(row.kernel, OwnKernel) else "theirs" if row.kernel else "two rows"
         unit = "" if row.is_ratio else f" {row.unit}"
         was = f"{earlier[row.name]:.2f}" if row.name in earlier else ""
         source = f"{row.source}, `{row.section}`" + (f" at {row.commit[:8]}" if row.commit else "")
         lines.append(
-            f"| {row.row} | {cores} | {row.dtype} | {row.measured:,g}{unit} | {was} | {each.ratio:.2f} | "
+            f"| {row.row} | {cores} | {row.dtype} | {row.measured:,g}{unit} | {was} | {element.ratio:.2f} | "
             f"{kernel} | {source} | {row.doubts} |"
         )
     return "\n".join(lines)

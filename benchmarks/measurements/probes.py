@@ -86,9 +86,9 @@ def compared(probes: Sequence[Probe]) -> list[Compared]:
     return [Compared(probe, probe.figure(BEFORE), probe.figure()) for probe in probes]
 
 
-def factors(found: Sequence[Compared]) -> tuple[float, float]:
+def factors(compareds: Sequence[Compared]) -> tuple[float, float]:
     """The median of how far the model is off, either way, before and now: at least 1."""
-    before, now = (median(max(row.ratios[at], 1 / row.ratios[at]) for row in found) for at in range(2))
+    before, now = (median(max(row.ratios[at], 1 / row.ratios[at]) for row in compareds) for at in range(2))
     return before, now
 
 
@@ -98,8 +98,8 @@ def _instruction_ns(
     """Nanoseconds from one instruction of a kind to the next."""
     kernel = repeated(issue, products or nl.bfloat16, results or nl.float32)
     with using(target=hardware):
-        found = profile(kernel, spec((PARTITIONS, WIDE), nl.float32), _MANY, parameters=parameters)
-    first, last = found.instructions[_FEW - _MANY - 1], found.instructions[-1]
+        profiled = profile(kernel, spec((PARTITIONS, WIDE), nl.float32), _MANY, parameters=parameters)
+    first, last = profiled.instructions[_FEW - _MANY - 1], profiled.instructions[-1]
     return (last.start_us - first.start_us) / (_MANY - _FEW) * _NS_PER_US
 
 
@@ -214,14 +214,14 @@ def _exp_or_tanh(tiles: Tiles, number: int) -> None:
     nisa.activation(tiles.result[:, 0:PARTITIONS], function, tiles.wide[:, 0:PARTITIONS])
 
 
-def _ns(what: str, measured: float, issue: Issue, **given: Any) -> Probe:
-    """An instruction of a kind; ``given`` are its types, or attributes of the row."""
-    types = {name: given.pop(name) for name in ("products", "results") if name in given}
-    return Probe(what, measured, measured, "ns", partial(_instruction_ns, issue, **types), **given)
+def _ns(what: str, measured: float, issue: Issue, **arguments: Any) -> Probe:
+    """An instruction of a kind; ``arguments`` are its types, or attributes of the row."""
+    types = {name: arguments.pop(name) for name in ("products", "results") if name in arguments}
+    return Probe(what, measured, measured, "ns", partial(_instruction_ns, issue, **types), **arguments)
 
 
-def _gb_per_s(what: str, least: float, most: float, doubts: str = "", **given: Any) -> Probe:
-    return Probe(what, least, most, "GB/s", partial(_rate, **given), doubts=doubts)
+def _gb_per_s(what: str, least: float, most: float, doubts: str = "", **arguments: Any) -> Probe:
+    return Probe(what, least, most, "GB/s", partial(_rate, **arguments), doubts=doubts)
 
 
 BF16, FP32 = nl.bfloat16, nl.float32

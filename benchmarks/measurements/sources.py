@@ -85,12 +85,12 @@ def _package_name(wanted: PublicKernel) -> str:
 
 def _from_file(file: Path, wanted: PublicKernel) -> ModuleType:
     """The file as a new module; its name need be no Python name."""
-    found = importlib.util.spec_from_file_location(_package_name(wanted), file)
-    if found is None or found.loader is None:
+    result = importlib.util.spec_from_file_location(_package_name(wanted), file)
+    if result is None or result.loader is None:
         raise ImportError(f"no Python file: {file.name}")
-    module = importlib.util.module_from_spec(found)
+    module = importlib.util.module_from_spec(result)
     with _standing_in(wanted.absent):
-        found.loader.exec_module(module)
+        result.loader.exec_module(module)
     return module
 
 

@@ -37,10 +37,10 @@ def with_old_argument(number: int, double: bool | None = None) -> int:
 
 def caught(code: str, **names: object) -> warnings.WarningMessage:
     """The one warning of a line of code."""
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as result:
         warnings.simplefilter("always")
         exec(compile(code, "program.py", "exec"), dict(names))
-    [warning] = found
+    [warning] = result
     return warning
 
 
@@ -81,11 +81,11 @@ def test_a_moved_name_warns_where_it_is_used_and_is_the_new_one(code: str, modul
 
     warning = caught("\nimport formerly\nassert formerly.cores is new", new=launch_cores)
     assert (warning.filename, warning.lineno) == ("program.py", 3)
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as results:
         warnings.simplefilter("always")
         exec(compile(code, "program.py", "exec"), {})
-    assert {(each.filename, each.lineno) for each in found} == {("program.py", 2)}
-    assert {str(each.message) for each in found} == {str(warning.message)}
+    assert {(result.filename, result.lineno) for result in results} == {("program.py", 2)}
+    assert {str(result.message) for result in results} == {str(warning.message)}
     assert str(warning.message) == SENTENCE.format("formerly.cores", "use nkilib.base.lnc.launch_cores")
 
 

@@ -156,7 +156,7 @@ def bare_machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     """What the doctor says, by what was looked at."""
     assert done.stderr == ""
-    return {what: said.strip() for what, _, said in (line.partition("  ") for line in done.stdout.splitlines())}
+    return {what: text.strip() for what, _, text in (line.partition("  ") for line in done.stdout.splitlines())}
 
 
 def test_the_wheel_writes_none_of_their_paths(wheels: dict[str, Path]) -> None:
@@ -230,8 +230,8 @@ def test_ours_alone_and_what_stands_before_it(wheels: dict[str, Path], machine: 
     path = machine.prints("import sys; print(*sys.path, sep='\\n')").splitlines()
     assert path.index(str(own)) + 1 == path.index(str(machine.site))
     # A checkout that PYTHONPATH names stays before the installation.
-    found = machine.prints("import nkilib.nki; print(nkilib.nki.__file__)", PYTHONPATH=str(CHECKOUT))
-    assert found == str(CHECKOUT / "nkilib" / "nki.py")
+    result = machine.prints("import nkilib.nki; print(nkilib.nki.__file__)", PYTHONPATH=str(CHECKOUT))
+    assert result == str(CHECKOUT / "nkilib" / "nki.py")
 
 
 def test_the_source_distribution_builds_the_same_wheel(wheels: dict[str, Path], tmp_path: Path) -> None:
@@ -366,9 +366,9 @@ def test_the_doctor_names_another_owner_of_the_same_directory(one_directory: Pat
         (information / "RECORD").write_text("nkilib/__init__.py,,\n")
     done = bare_machine.run("-m", "nkilib", "doctor", PYTHONPATH=str(one_directory))
     assert done.returncode == 0
-    said = report_of(done)["another nkilib"]
-    assert said.startswith(f"{one_directory / 'nkilib'} (of ") and "neuronx-cc 2.28.7631.0" in said
-    assert "in the same directory: removing one breaks the other. Uninstall both, then install that one" in said
+    message = report_of(done)["another nkilib"]
+    assert message.startswith(f"{one_directory / 'nkilib'} (of ") and "neuronx-cc 2.28.7631.0" in message
+    assert "in the same directory: removing one breaks the other. Uninstall both, then install that one" in message
 
 
 def test_where_only_theirs_is_reached_there_is_no_doctor(wheels: dict[str, Path], machine: Machine) -> None:

@@ -107,12 +107,12 @@ def test_without_a_compiler_its_default_need_not_agree_and_stated_cores_must(mon
 
 @pytest.mark.parametrize("value", ["0", "3", "two", " "])
 def test_a_bad_number_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = f"must be 1 or 2, the physical cores of a logical NeuronCore, got {value!r}; "
+    message = f"must be 1 or 2, the physical cores of a logical NeuronCore, got {value!r}; "
     monkeypatch.setenv(VARIABLE, value)
-    with pytest.raises(ValueError, match=f"^{VARIABLE} {said}set it to what the Neuron runtime uses, or unset it$"):
+    with pytest.raises(ValueError, match=f"^{VARIABLE} {message}set it to what the Neuron runtime uses, or unset it$"):
         launch_cores("kernel", 2)
     set_to(monkeypatch, "2", f"--lnc={value!r}")
-    with pytest.raises(ValueError, match=f"^--lnc in {FLAGS} {said}take it out, and set {VARIABLE}$"):
+    with pytest.raises(ValueError, match=f"^--lnc in {FLAGS} {message}take it out, and set {VARIABLE}$"):
         launch_cores("kernel", 2)
 
 

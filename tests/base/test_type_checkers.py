@@ -37,8 +37,8 @@ logits, targets = np.zeros((4, 8), np.float32), np.zeros(4, np.int32)
 """
 ERRORS = [
     IMPORTS.count("\n") + row
-    for row, (line, said) in enumerate(LINES.items(), 1)
-    if said and not line.startswith("reveal")
+    for row, (line, item) in enumerate(LINES.items(), 1)
+    if item and not line.startswith("reveal")
 ]
 
 
@@ -84,12 +84,12 @@ def test_mypy_sees_arguments_and_results_of_a_launch(
     python = sys.executable if in_checkout else machine_with(tmp_path, wheels, place).python
     command = [sys.executable, "-m", "mypy", "--cache-dir", tmp_path / "cache", "--follow-imports", "silent"]
     path = {"MYPYPATH": str(CHECKOUT)} if in_checkout else {}
-    said = checked([*command, "--python-executable", python], script, **path)
+    text = checked([*command, "--python-executable", python], script, **path)
     for row, (line, expected) in enumerate(LINES.items(), IMPORTS.count("\n") + 1):
-        about = [message for message in said if f"script.py:{row}: " in message and '" defined in ' not in message]
+        about = [message for message in text if f"script.py:{row}: " in message and '" defined in ' not in message]
         assert len(about) == bool(expected), (line, about)
         assert not expected or expected in about[0]
-    assert len([message for message in said if ": error: " in message]) == len(ERRORS)
+    assert len([message for message in text if ": error: " in message]) == len(ERRORS)
 
 
 @pytest.mark.skipif(shutil.which("pyright") is None, reason="needs pyright")
@@ -104,8 +104,8 @@ def test_pyright_sees_arguments_and_results_of_a_launch(
     python = sys.executable if in_checkout else machine_with(tmp_path, wheels, place).python
     if in_checkout:
         (script.parent / "pyrightconfig.json").write_text(f'{{"extraPaths": ["{CHECKOUT}"]}}')
-    said = checked(["pyright", "--pythonpath", python], script)
-    wrong = [int(line.split("script.py:")[1].partition(":")[0]) for line in said if " - error: " in line]
+    message = checked(["pyright", "--pythonpath", python], script)
+    wrong = [int(line.split("script.py:")[1].partition(":")[0]) for line in message if " - error: " in line]
     assert wrong == ERRORS
-    shown = [line.partition(' is "')[2].rstrip('"') for line in said if " - information: " in line]
+    shown = [line.partition(' is "')[2].rstrip('"') for line in message if " - information: " in line]
     assert shown == ["tuple[Any, Any]", "tuple[Any, ...]", "Any", "Profile"]

@@ -31,8 +31,8 @@ def test_goals_are_those_of_their_sizes() -> None:
 
 
 def test_a_row_is_met_by_its_time_and_its_program() -> None:
-    found = SMALL.profile()
-    row = Row(SMALL, found, SMALL.program())
+    profiled = SMALL.profile()
+    row = Row(SMALL, profiled, SMALL.program())
     assert row.is_met and row.program > 100
     assert not replace(row, launch=replace(SMALL, goal=0.9)).is_met
     assert not replace(row, program=30_001).is_met

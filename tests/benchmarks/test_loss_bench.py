@@ -44,7 +44,7 @@ def test_a_loss_that_pytorch_does_not_have_is_left_out(monkeypatch: pytest.Monke
 
 
 def test_what_torch_has_not_in_bfloat16_is_left_out() -> None:
-    assert [each.dtype_name for each in loss_bench.cases(True, ["ctc_loss", "mse_loss"])] == ["fp32", "fp32", "bf16"]
+    assert [case.dtype_name for case in loss_bench.cases(True, ["ctc_loss", "mse_loss"])] == ["fp32", "fp32", "bf16"]
 
 
 @pytest.mark.parametrize("case", loss_bench.cases(True, list(LOSSES)), ids=str)

@@ -120,9 +120,9 @@ def test_the_nearest_centroids(cores: int) -> None:
     exact = centroids.astype(float)
     squares = (exact**2).sum(axis=0)
     distances = squares - 2 * points.astype(float).T @ exact
-    found = nearest_centroids[cores](points, centroids, squares[None].astype(np.float32))
+    result = nearest_centroids[cores](points, centroids, squares[None].astype(np.float32))
     # Float32 sums of 256 products: the distance found is the least one but for their rounding.
-    chosen = np.take_along_axis(distances, np.asarray(found), axis=1)
+    chosen = np.take_along_axis(distances, np.asarray(result), axis=1)
     np.testing.assert_allclose(chosen, distances.min(axis=1, keepdims=True), atol=1e-3)
 
 
@@ -131,19 +131,19 @@ def test_the_nearest_centroids(cores: int) -> None:
 
 @pytest.mark.parametrize("row", QUICK, ids=lambda row: row.name)
 def test_the_recorded_figures_are_those_of_the_model(row: Measurement) -> None:
-    (found,) = [each for each in recorded(NOW) if each.measurement == row]
-    assert Model().figure(row) == pytest.approx(found.modelled, rel=1e-5)
+    (result,) = [record for record in recorded(NOW) if record.measurement == row]
+    assert Model().figure(row) == pytest.approx(result.modelled, rel=1e-5)
 
 
 @pytest.mark.parametrize("row", QUICK, ids=lambda row: row.name)
 def test_the_older_readings_restore_the_older_figures(row: Measurement) -> None:
-    (found,) = [each for each in recorded(BEFORE) if each.measurement == row]
-    assert Model(parameters=AS_ISSUED, with_launches=False).figure(row) == pytest.approx(found.modelled, rel=1e-6)
+    (result,) = [record for record in recorded(BEFORE) if record.measurement == row]
+    assert Model(parameters=AS_ISSUED, with_launches=False).figure(row) == pytest.approx(result.modelled, rel=1e-6)
 
 
 def test_every_row_is_recorded() -> None:
     for name in (BEFORE, NOW):
-        assert [each.measurement for each in recorded(name)] == list(ROWS)
+        assert [record.measurement for record in recorded(name)] == list(ROWS)
 
 
 def test_the_page_shows_what_is_recorded() -> None:
@@ -153,15 +153,15 @@ def test_the_page_shows_what_is_recorded() -> None:
 
 def test_a_ratio_is_that_of_its_rows() -> None:
     row = next(row for row in ROWS if row.row == "unfused to fused attention d=128, S=1024 bf16")
-    of = {each.measurement.name: each.modelled for each in recorded(NOW)}
+    of = {record.measurement.name: record.modelled for record in recorded(NOW)}
     slow, fast = (of[f"{row.source}|{name}"] for name in (row.baseline, row.optimised))
     assert Model().figure(row) == pytest.approx(slow / fast, rel=1e-5)
 
 
 def test_the_summary() -> None:
-    found = [Found(_row(), modelled) for modelled in (50.0, 110.0, 130.0, 100.0)]
-    of = summary(found)
-    assert (of.rows, of.worst) == (4, found[0])
+    result = [Found(_row(), modelled) for modelled in (50.0, 110.0, 130.0, 100.0)]
+    of = summary(result)
+    assert (of.rows, of.worst) == (4, result[0])
     assert of.median == pytest.approx(1.2) and of.median_ratio == pytest.approx(1.05) and of.close == 0.75
     with pytest.raises(ValueError, match="needs at least one row"):
         summary([])
@@ -284,17 +284,17 @@ def test_a_probe_is_whole_and_named_once() -> None:
     ],
 )
 def test_figures_of_probes_by_hand(what: str, before: float, now: float) -> None:
-    (found,) = compared([_probe(what)])
-    assert (found.before, found.now) == pytest.approx((before, now), rel=1e-4)
-    assert found.ratios == pytest.approx((before / found.probe.measured, now / found.probe.measured), rel=1e-4)
+    (result,) = compared([_probe(what)])
+    assert (result.before, result.now) == pytest.approx((before, now), rel=1e-4)
+    assert result.ratios == pytest.approx((before / result.probe.measured, now / result.probe.measured), rel=1e-4)
 
 
 @pytest.mark.parametrize("probes", [TRANSFERS, VECTOR, SCALAR], ids=["transfers", "Vector", "Scalar"])
 def test_the_constants_of_trn1_come_nearer_to_what_was_measured(probes: tuple[Probe, ...]) -> None:
-    found = compared(probes)
-    before, now = factors(found)
+    results = compared(probes)
+    before, now = factors(results)
     assert now < before and now <= 1.05
-    assert max(abs(row.ratios[1] - 1) for row in found) <= 0.16
+    assert max(abs(row.ratios[1] - 1) for row in results) <= 0.16
 
 
 @pytest.mark.parametrize("reads_address", [False, True])
@@ -302,18 +302,18 @@ def test_the_constants_of_trn1_come_nearer_to_what_was_measured(probes: tuple[Pr
 def test_the_loads_of_the_probe(reads_address: bool, partitions: int, runs: int) -> None:
     weights = RNG.integers(0, 200, (2, 128, 64), dtype=np.uint8)
     index = np.arange(2, dtype=np.int32)[None]
-    found = np.asarray(loads(weights, index, 16, partitions, runs, reads_address))
+    result = np.asarray(loads(weights, index, 16, partitions, runs, reads_address))
     step = 16 // runs  # of the columns where a chunk's first byte is
     firsts = weights.astype(float)[:, :, 0 : 64 // runs : step].sum(axis=(0, 2))
-    np.testing.assert_array_equal(found[:, 0], firsts)
+    np.testing.assert_array_equal(result[:, 0], firsts)
 
 
 def test_rows_of_trn1_are_recorded_with_both_kinds_of_descriptors() -> None:
     of_trn1 = [row for row in ROWS if row.hardware == "trn1"]
-    assert [each.measurement for each in recorded(SOFTWARE)] == of_trn1
-    now = {each.measurement.name: each.modelled for each in recorded(NOW)}
-    times = [each for each in recorded(SOFTWARE) if not each.measurement.is_ratio]
-    assert all(each.modelled >= now[each.measurement.name] for each in times)
+    assert [record.measurement for record in recorded(SOFTWARE)] == of_trn1
+    now = {record.measurement.name: record.modelled for record in recorded(NOW)}
+    times = [record for record in recorded(SOFTWARE) if not record.measurement.is_ratio]
+    assert all(item.modelled >= now[item.measurement.name] for item in times)
 
 
 def test_the_command_prints_the_probes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,9 +24,9 @@ QUICK = [figure for figure in FIGURES if not figure.what.startswith("matmul")]
 def test_the_products(kernel: object) -> None:
     rng = np.random.default_rng(0)
     lhs_t, rhs = (rng.standard_normal((2048, 1024)).astype(np.float32) for _ in range(2))
-    found = nki.jit(kernel)(lhs_t, rhs)
+    result = nki.jit(kernel)(lhs_t, rhs)
     # 2,048 float32 products of magnitude about 1 a sum.
-    np.testing.assert_allclose(found, lhs_t.astype(float).T @ rhs.astype(float), atol=2e-3)
+    np.testing.assert_allclose(result, lhs_t.astype(float).T @ rhs.astype(float), atol=2e-3)
 
 
 def test_the_normalization() -> None:

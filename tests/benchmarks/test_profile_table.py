@@ -37,8 +37,8 @@ def test_without_the_exact_maximum_goals_of_its_own_hold(monkeypatch: pytest.Mon
 
 
 def test_both_readings_of_the_maximum_are_shown() -> None:
-    found = list(rows((32128,), "trn2"))
-    kinds = [(row.dtype, row.direction, row.reading) for row in found]
+    results = list(rows((32128,), "trn2"))
+    kinds = [(row.dtype, row.direction, row.reading) for row in results]
     assert kinds == [
         ("bf16", "forward", "N"),
         ("bf16", "forward", "N/2"),
@@ -46,8 +46,8 @@ def test_both_readings_of_the_maximum_are_shown() -> None:
         ("fp32", "forward", "N"),
         ("fp32", "backward", "N"),
     ]
-    assert found[0].found.bound_by == "vector" and found[1].found.bound_by == "scalar"
-    assert found[0].found.time_us > found[1].found.time_us
+    assert results[0].found.bound_by == "vector" and results[1].found.bound_by == "scalar"
+    assert results[0].found.time_us > results[1].found.time_us
 
 
 def test_a_missed_goal_is_an_exit_code(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,8 @@ def test_both_ways_do_the_same_work(dtype_name: str) -> None:
 @pytest.mark.parametrize("way", ["direct", "path"])
 def test_a_step_is_that_of_pytorch(way: str) -> None:
     step = torch_path.Step(CASE)
-    given, targets = torch.from_numpy(step._given), torch.from_numpy(step._targets).long()
-    leaf = given.clone().requires_grad_()
+    inputs, targets = torch.from_numpy(step._given), torch.from_numpy(step._targets).long()
+    leaf = inputs.clone().requires_grad_()
     expected = torch.nn.functional.cross_entropy(leaf, targets)
     expected.backward()
     for inplace in (False, True):

@@ -43,9 +43,9 @@ def doctor(*before: Path, **environment: str) -> tuple[int, dict[str, str]]:
     assert process.stderr == ""
     lines = process.stdout.splitlines()
     width = max(line.index("  ") for line in lines if "  " in line)
-    found = (line.partition("  ") for line in lines)
+    results = (line.partition("  ") for line in lines)
     assert width > 0
-    return process.returncode, {what: said.strip() for what, _, said in found}
+    return process.returncode, {what: text.strip() for what, _, text in results}
 
 
 def package(root: Path, name: str, source: str, *parts: str) -> Path:
@@ -81,12 +81,12 @@ def test_the_cores_of_a_launch_and_a_disagreement_about_them(monkeypatch: pytest
         "refuses (NCC_EVRF066)",
     )
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
-    found = "2, with brackets and without (NEURON_LOGICAL_NC_CONFIG=2)"
-    assert _cores_of_a_launch() == Finding("cores of a launch", found)
+    result = "2, with brackets and without (NEURON_LOGICAL_NC_CONFIG=2)"
+    assert _cores_of_a_launch() == Finding("cores of a launch", result)
     monkeypatch.delenv("NEURON_LOGICAL_NC_CONFIG")
     monkeypatch.setenv("NEURON_CC_FLAGS", "--lnc 1")
-    found = "1, with brackets (--lnc=1 in NEURON_CC_FLAGS) and without (the default of NKI 0.7)"
-    assert _cores_of_a_launch() == Finding("cores of a launch", found)
+    result = "1, with brackets (--lnc=1 in NEURON_CC_FLAGS) and without (the default of NKI 0.7)"
+    assert _cores_of_a_launch() == Finding("cores of a launch", result)
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
     finding = _cores_of_a_launch()
     assert finding.is_wrong and "take --lnc=1 out of NEURON_CC_FLAGS" in finding.found

@@ -27,8 +27,8 @@ def test_the_page_has_the_tables_that_are_printed() -> None:
 def test_the_doctor_prints_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(("doctor", "--kernels")) == 0
     paragraphs = capsys.readouterr().out.strip().split("\n\n")
-    assert [each.splitlines()[0] for each in paragraphs] == list(guarantees())
-    backward = next(each for each in paragraphs if each.startswith("cross_entropy_backward\n"))
+    assert [paragraph.splitlines()[0] for paragraph in paragraphs] == list(guarantees())
+    backward = next(paragraph for paragraph in paragraphs if paragraph.startswith("cross_entropy_backward\n"))
     assert "  workspace, bytes       0\n  in place               logits_hbm\n" in backward
 
 

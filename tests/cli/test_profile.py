@@ -40,8 +40,8 @@ def test_it_prints_the_profile_of_the_forward(capsys: pytest.CaptureFixture[str]
     arguments = spec((64, 3000), nl.bfloat16), spec((64,), nl.int32)
     tiling = choose_tiling(64, 3000, "bfloat16", "forward")._asdict()
     expected = profile(cross_entropy_forward[2], *arguments, **tiling)
-    said = ", ".join(f"{name}={value}" for name, value in tiling.items())
-    assert (code, printed, errors) == (0, f"{said}\n{expected}\n", "")
+    message = ", ".join(f"{name}={value}" for name, value in tiling.items())
+    assert (code, printed, errors) == (0, f"{message}\n{expected}\n", "")
     assert "2 cores of trn2" in printed and "modelled, not measured" in printed
 
 
@@ -100,8 +100,8 @@ def test_trace_and_picture_are_written(capsys: pytest.CaptureFixture[str], tmp_p
     ],
 )
 def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, said: str) -> None:
-    found, printed, errors = command(capsys, *arguments)
-    assert (found, printed) == (code, "")
+    output, printed, errors = command(capsys, *arguments)
+    assert (output, printed) == (code, "")
     assert "python -m nkilib profile: error: " in errors and said in errors
 
 
@@ -114,5 +114,5 @@ def test_the_linear_kernels(capsys: pytest.CaptureFixture[str], direction: str) 
     expected = profile_linear_launch(
         *(200, 96, 700, "bfloat16", direction), tiling, weight_layout="dv", bias_hbm=spec((700,), nl.float32)
     )
-    said = ", ".join(f"{name}={value}" for name, value in tiling._asdict().items())
-    assert (code, printed, errors) == (0, f"{said}\n{expected}\n", "")
+    message = ", ".join(f"{name}={value}" for name, value in tiling._asdict().items())
+    assert (code, printed, errors) == (0, f"{message}\n{expected}\n", "")

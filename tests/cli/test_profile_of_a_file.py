@@ -124,8 +124,8 @@ LOOPING = ("--arg", "x=f32[128,64]", "--arg", "flag=i32[1,1]", "--arg", "work=2"
 )
 def test_trips_of_loops(capsys: pytest.CaptureFixture[str], file: str, trips: tuple[str, ...], count: int) -> None:
     """A parameter may be called as one of ``profile`` is: ``work``."""
-    given = [part for trip in trips for part in ("--trips", trip)]
-    code, printed, errors = command(capsys, f"{file}:looping", *LOOPING, *given)
+    inputs = [part for trip in trips for part in ("--trips", trip)]
+    code, printed, errors = command(capsys, f"{file}:looping", *LOOPING, *inputs)
     assert (code, errors) == (0, "")
     assert f"{'dma_copy':<28} {1 + count:>8}" in printed
 
@@ -147,8 +147,8 @@ def test_a_module_on_the_path(capsys: pytest.CaptureFixture[str], file: str, mon
 
 def test_a_kernel_of_the_library_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("logits_hbm=bf16[64,3000]", "targets_hbm=i32[64]", "positions_per_batch=32", "chunk_size=1000")
-    given = [part for argument in arguments for part in ("--arg", argument)]
-    code, printed, _ = command(capsys, "nkilib.experimental.loss:cross_entropy_forward", *given, "--cores", "2")
+    options = [part for argument in arguments for part in ("--arg", argument)]
+    code, printed, _ = command(capsys, "nkilib.experimental.loss:cross_entropy_forward", *options, "--cores", "2")
     assert code == 0 and printed.startswith("cross_entropy_forward on 2 cores of trn2")
 
 
@@ -191,8 +191,8 @@ def test_the_extended_kernels_of_the_library(capsys: pytest.CaptureFixture[str])
 def test_mistakes(
     capsys: pytest.CaptureFixture[str], file: str, kernel: str, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
-    found, printed, errors = command(capsys, f"{file}{kernel}", *arguments)
-    assert (found, printed) == (code, "")
+    output, printed, errors = command(capsys, f"{file}{kernel}", *arguments)
+    assert (output, printed) == (code, "")
     assert "python -m nkilib profile: error: " in errors and said in errors
     assert "Traceback" not in errors
 
@@ -239,8 +239,8 @@ def test_options_of_the_extended_kernels_alone(capsys: pytest.CaptureFixture[str
     ],
 )
 def test_values(text: str, value: object) -> None:
-    found = value_of(text)
-    assert found == value and type(found) is type(value)
+    result = value_of(text)
+    assert result == value and type(result) is type(value)
 
 
 def test_a_name_may_hold_an_equals_sign_in_its_value() -> None:

@@ -35,8 +35,8 @@ def test_the_fastest_comes_first_and_the_choice_is_marked(capsys: pytest.Capture
     chosen = choose_tiling(512, 32128, "bfloat16", "forward")
     assert (int(marked[0]), int(marked[1])) == chosen[:2]
     arguments = spec((512, 32128), nl.bfloat16), spec((512,), nl.int32)
-    found = profile(cross_entropy_forward[2], *arguments, **chosen._asdict())
-    assert marked[2] == f"{found.time_us:,.1f}" and marked[3] == f"{found.fraction_of_bound:.3f}"
+    profiled = profile(cross_entropy_forward[2], *arguments, **chosen._asdict())
+    assert marked[2] == f"{profiled.time_us:,.1f}" and marked[3] == f"{profiled.fraction_of_bound:.3f}"
 
 
 def test_every_tiling_that_is_asked_for_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +69,7 @@ def test_the_extended_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     code, lines, errors = command(capsys, "--positions", "100", "--vocab", "3000", "--chunk-size", "700", *options)
     assert (code, errors) == (0, "")
     assert lines[0] == "extended_cross_entropy_forward on 2 cores of trn2: modelled, not measured"
-    found = profile_launch(
+    profiled = profile_launch(
         *(100, 3000, "bfloat16", "forward"),
         Tiling(128, 700),
         extended=True,
@@ -77,7 +77,7 @@ def test_the_extended_kernels(capsys: pytest.CaptureFixture[str]) -> None:
         label_smoothing=0.1,
         class_weight_hbm=spec((3000,), nl.float32),
     )
-    assert f"{found.time_us:,.1f}" in [row[2] for row in rows(lines) if row[1] == "700"]
+    assert f"{profiled.time_us:,.1f}" in [row[2] for row in rows(lines) if row[1] == "700"]
     chosen = choose_tiling(100, 3000, "bfloat16", "forward", extended=True)
     assert [row[:2] for row in rows(lines) if row[-1] == "choose_tiling"] == [[str(size) for size in chosen]]
 

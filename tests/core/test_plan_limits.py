@@ -47,10 +47,10 @@ def test_a_choice_that_is_kept_is_that_of_its_limits() -> None:
 @pytest.mark.parametrize("cores", [1, 2])
 def test_a_kernel_refuses_what_the_smaller_partition_has_no_room_for(cores: int) -> None:
     logits, targets = np.zeros((4, 9000), np.float32), np.zeros(4, np.int32)
-    given = {"chunk_size": 9000, "dtype": nl.float32}
-    cross_entropy_forward[cores](logits, targets, **given)
+    arguments = {"chunk_size": 9000, "dtype": nl.float32}
+    cross_entropy_forward[cores](logits, targets, **arguments)
     with shrunk(PlanLimits(sbuf_bytes=16 * 1024)), pytest.raises(AssertionError, match="an SBUF partition"):
-        cross_entropy_forward[cores](logits, targets, **given)
+        cross_entropy_forward[cores](logits, targets, **arguments)
 
 
 def test_shared_classes_replace_what_a_plan_chooses() -> None:

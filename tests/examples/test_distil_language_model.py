@@ -37,7 +37,7 @@ def teacher_and_student() -> tuple[LanguageModel, LanguageModel]:
     return teacher, LanguageModel(50, QUICK_STUDENT_SIZE)
 
 
-@pytest.mark.parametrize("losses_from", [FROM_LOGITS, FUSED], ids=lambda each: each.name)
+@pytest.mark.parametrize("losses_from", [FROM_LOGITS, FUSED], ids=lambda item: item.name)
 def test_a_student_comes_nearer_to_its_teacher(losses_from: Losses) -> None:
     teacher, student = teacher_and_student()
     loss = losses_from.of_teacher(teacher)
@@ -46,10 +46,10 @@ def test_a_student_comes_nearer_to_its_teacher(losses_from: Losses) -> None:
     losses = []
     for _ in range(8):
         optimizer.zero_grad()
-        found = loss(student, words, words)
-        found.backward()
+        result = loss(student, words, words)
+        result.backward()
         optimizer.step()
-        losses.append(float(found.detach()))
+        losses.append(float(result.detach()))
     assert losses[-1] < 0.8 * losses[0]
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
@@ -58,13 +58,13 @@ def test_a_student_comes_nearer_to_its_teacher(losses_from: Losses) -> None:
 def test_the_fused_losses_are_those_of_logits(name: str) -> None:
     teacher, student = teacher_and_student()
     words = torch.randint(50, (2, 32))
-    found = []
+    results = []
     for losses_from in (FROM_LOGITS, FUSED):
         loss = losses_from.text if name == "text" else losses_from.of_teacher(teacher)
         value = loss(student, words, words.roll(-1))
-        found.append((value.detach(), *torch.autograd.grad(value, list(student.parameters()))))
-    for each, other in zip(*found, strict=True):
-        assert each.norm() > 0 and (each - other).norm() <= 1e-5 * each.norm()
+        results.append((value.detach(), *torch.autograd.grad(value, list(student.parameters()))))
+    for result, other in zip(*results, strict=True):
+        assert result.norm() > 0 and (result - other).norm() <= 1e-5 * result.norm()
 
 
 def test_costs_are_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

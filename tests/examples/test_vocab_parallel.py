@@ -33,8 +33,8 @@ def test_two_processes_lose_what_one_does() -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert "2 processes" in ended.stdout and "padding" in ended.stdout and "2 steps of 64 words" in ended.stdout
-    for said in ("step    1  sharded ", "step    2  sharded ", "The losses agree"):
-        assert ended.stdout.count(said) == 1, "one process speaks for all"
+    for name in ("step    1  sharded ", "step    2  sharded ", "The losses agree"):
+        assert ended.stdout.count(name) == 1, "one process speaks for all"
 
 
 @pytest.fixture

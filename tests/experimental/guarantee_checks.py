@@ -55,8 +55,8 @@ class Seen:
 class _Sums(Observer):
     """Notes the types of tiles that instructions add elements up into."""
 
-    def __init__(self, found: set[tuple[str, str]]) -> None:
-        self._found = found
+    def __init__(self, results: set[tuple[str, str]]) -> None:
+        self._found = results
 
     def issued(self, call: Issued) -> None:
         values = dict(zip(call.definition.names, call.values, strict=True))
@@ -68,22 +68,22 @@ class _Sums(Observer):
 
 
 class _Watching:
-    def __init__(self, found: set[tuple[str, str]]) -> None:
-        self._found = found
+    def __init__(self, results: set[tuple[str, str]]) -> None:
+        self._found = results
 
     def watch(self, number: int, observers: Observers) -> Observer:
         return _Sums(self._found)
 
-    def exchanged(self, given: Any, returned: Any) -> None:
+    def exchanged(self, inputs: Any, returned: Any) -> None:
         return
 
     def conclude(self, has_ended: bool) -> None:
         return
 
 
-def launched(kernel: Any, cores: int, given: Mapping[str, Any], names: Any = None) -> Seen:
+def launched(kernel: Any, cores: int, arguments: Mapping[str, Any], names: Any = None) -> Seen:
     """A launch on copies of the arrays."""
-    copies = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}
+    copies = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
     seen, allocated = Seen(), []
 
     def storing(shape: tuple[int, ...], dtype: Any, region: Any, *args: Any, **options: Any) -> Storage:
@@ -95,8 +95,8 @@ def launched(kernel: Any, cores: int, given: Mapping[str, Any], names: Any = Non
         returned = kernel[cores](**copies)
     arrays = {name: value for name, value in copies.items() if isinstance(value, np.ndarray)}
     results = returned if isinstance(returned, tuple | list) else (returned,)
-    new = [each for each in results if not any(np.shares_memory(each, array) for array in arrays.values())]
-    seen.workspace_bytes = sum(allocated) - sum(each.nbytes for each in new)
+    new = [result for result in results if not any(np.shares_memory(result, array) for array in arrays.values())]
+    seen.workspace_bytes = sum(allocated) - sum(array.nbytes for array in new)
     seen.results = dict(zip(names or map(str, range(len(results))), map(np.array, results), strict=True))
     seen.arguments = arrays
     return seen
@@ -117,15 +117,15 @@ def check_bits(guarantee: Guarantee, on_one: Seen, on_two: Seen, again: Seen) ->
         assert on_one.bits() == on_two.bits(), "two cores and one are not bitwise identical"
 
 
-def check_workspace(guarantee: Guarantee, seen: Seen, cores: int, given: Mapping[str, Any]) -> None:
+def check_workspace(guarantee: Guarantee, seen: Seen, cores: int, arguments: Mapping[str, Any]) -> None:
     """Counted where tensors are allocated."""
-    stated = 0 if guarantee.workspace_bytes is None else guarantee.workspace_bytes(cores=cores, **given)
+    stated = 0 if guarantee.workspace_bytes is None else guarantee.workspace_bytes(cores=cores, **arguments)
     assert 0 <= seen.workspace_bytes <= stated, f"takes {seen.workspace_bytes} bytes, states {stated}"
 
 
-def check_writes(guarantee: Guarantee, seen: Seen, given: Mapping[str, Any], written: str | None) -> None:
+def check_writes(guarantee: Guarantee, seen: Seen, arguments: Mapping[str, Any], written: str | None) -> None:
     """The inputs that a launch has changed."""
-    changed = {name for name, array in seen.arguments.items() if array.tobytes() != given[name].tobytes()}
+    changed = {name for name, array in seen.arguments.items() if array.tobytes() != arguments[name].tobytes()}
     assert changed == ({written} - {None}), f"changes {changed}"
     assert changed <= {guarantee.in_place}, f"changes {changed}, states {guarantee.in_place}"
 

@@ -69,8 +69,8 @@ def _of_classes(**vectors: float) -> Callable[[int, int], Arguments]:
     """Targets, and float32 vectors of the given values."""
 
     def further(rows: int, columns: int) -> Arguments:
-        given = {name: np.full(rows, value, np.float32) for name, value in vectors.items()}
-        return {"targets_hbm": np.zeros(rows, np.int32), **given}
+        inputs = {name: np.full(rows, value, np.float32) for name, value in vectors.items()}
+        return {"targets_hbm": np.zeros(rows, np.int32), **inputs}
 
     return further
 
@@ -323,8 +323,13 @@ class SoftmaxKernel(Kernel):
 
     def accepted(self, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Arguments:
         """The arguments of a call along the last axis."""
-        given = {self.words["matrix"]: np.ones(shape, np.float32), "axis": -1, "dtype": nl.float32, "chunk_size": 40}
-        return given | self.further(*shape[:2])
+        arguments = {
+            self.words["matrix"]: np.ones(shape, np.float32),
+            "axis": -1,
+            "dtype": nl.float32,
+            "chunk_size": 40,
+        }
+        return arguments | self.further(*shape[:2])
 
 
 def _of_outputs(rows: int, columns: int) -> Arguments:

@@ -43,14 +43,14 @@ def guarantee_of(name: str) -> Guarantee:
 
 def _samples() -> list[Any]:
     """All cases, of which the suite runs one of each kernel, in place where there is one, and one under a shift."""
-    found = []
+    results = []
     for kernel, of_kernel in OF_KERNEL.items():
         ordered = sorted(of_kernel, key=lambda case: case.written is None)
         entries = [("under a shift" in case.name) for case in ordered]
         for number, case in enumerate(ordered):
             is_first = entries.index(entries[number]) == number
-            found.append(pytest.param(kernel, case.name, id=case.name, marks=[] if is_first else [pytest.mark.sweep]))
-    return found
+            results.append(pytest.param(kernel, case.name, id=case.name, marks=[] if is_first else [pytest.mark.sweep]))
+    return results
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -64,20 +64,20 @@ def test_every_public_kernel_states_a_guarantee_that_its_parameters_fit(name: st
 
 
 def test_no_public_kernel_is_missing() -> None:
-    found = {kernel.__name__ for kernel in _public_kernels().values()}
-    assert found - set(KERNELS) == set(), "add the family to nkilib/experimental/host/public_kernels.py"
+    result = {kernel.__name__ for kernel in _public_kernels().values()}
+    assert result - set(KERNELS) == set(), "add the family to nkilib/experimental/host/public_kernels.py"
 
 
 @pytest.mark.parametrize(("kernel", "name"), _samples())
 def test_what_a_kernel_guarantees_holds(kernel: str, name: str) -> None:
     guarantee, case = guarantee_of(kernel), CASES[name]
-    given = case.arguments()
+    arguments = case.arguments()
     on_one, on_two = seen_of(name, 1), seen_of(name, 2)
-    check_bits(guarantee, on_one, on_two, launched(case.kernel, 2, given, case.results))
-    references = case.references(given)
+    check_bits(guarantee, on_one, on_two, launched(case.kernel, 2, arguments, case.results))
+    references = case.references(arguments)
     for cores, seen in ((1, on_one), (2, on_two)):
-        check_workspace(guarantee, seen, cores, given)
-        check_writes(guarantee, seen, given, case.written)
+        check_workspace(guarantee, seen, cores, arguments)
+        check_writes(guarantee, seen, arguments, case.written)
         check_sums(guarantee, seen)
         for result in references.keys() & seen.results.keys():
             assert references[result].worst_error(seen.results[result]) <= 1.0, f"{result}, {cores} cores"
@@ -96,11 +96,11 @@ IN_PLACE = "cross_entropy_backward: small, bfloat16, in place"
 
 def test_wrong_guarantees_of_the_library_are_reported() -> None:
     linear, of_linear = seen_of(LINEAR, 2), guarantee_of("linear_cross_entropy_forward_backward")
-    given = CASES[LINEAR].arguments()
+    arguments = CASES[LINEAR].arguments()
     with pytest.raises(AssertionError, match="two cores and one are not bitwise identical"):
         check_bits(replace(of_linear, same_bits_on_cores=True), seen_of(LINEAR, 1), linear, linear)
     with pytest.raises(AssertionError, match="takes 305768 bytes, states 0"):
-        check_workspace(replace(of_linear, workspace_bytes=None), linear, 2, given)
+        check_workspace(replace(of_linear, workspace_bytes=None), linear, 2, arguments)
     with pytest.raises(AssertionError, match="adds up"):
         check_sums(replace(of_linear, accumulator="none"), linear)
     with pytest.raises(AssertionError, match="adds up"):
@@ -129,13 +129,13 @@ def test_a_kernel_that_breaks_a_guarantee_is_reported() -> None:
         nisa.dma_copy(dst=result, src=total)
         return result
 
-    given = {"x": np.ones((128, 8), np.float32)}
-    first, second = launched(careless, 1, given), launched(careless, 1, given)
+    arguments = {"x": np.ones((128, 8), np.float32)}
+    first, second = launched(careless, 1, arguments), launched(careless, 1, arguments)
     promised = replace(guarantee_of("cross_entropy_backward"), accumulator="float32")
     with pytest.raises(AssertionError, match="another run is not bitwise identical"):
         check_bits(promised, first, first, second)
     with pytest.raises(AssertionError, match="takes 4096 bytes, states 0"):
-        check_workspace(promised, first, 1, given)
+        check_workspace(promised, first, 1, arguments)
     with pytest.raises(AssertionError, match="adds up"):
         check_sums(promised, first)
-    check_writes(promised, first, given, None)
+    check_writes(promised, first, arguments, None)

@@ -163,8 +163,8 @@ def test_one_row_at_a_time_may_be_given_as_true(kernel: Kernel) -> None:
     """True is an int in Python: the kernels take it for 1."""
     rows_per_batch = kernel.words["rows_per_batch"]
     expected = kernel.launch({**kernel.accepted(), rows_per_batch: 1})
-    found = kernel.launch({**kernel.accepted(), rows_per_batch: True})
-    np.testing.assert_array_equal(found[0], expected[0])
+    result = kernel.launch({**kernel.accepted(), rows_per_batch: True})
+    np.testing.assert_array_equal(result[0], expected[0])
 
 
 # Of every module of refusals, in a process whose asserts are dropped: what each call said.

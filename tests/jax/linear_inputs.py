@@ -34,7 +34,7 @@ def make_operands(dtype: Any = jnp.float32, weight_dtype: Any = None, bias_dtype
     values = [rng.standard_normal(shape) for shape in shapes]
     values[1] *= 3.0 / np.sqrt(FEATURES)
     types = (dtype, weight_dtype or dtype, bias_dtype)
-    return Operands(*(jnp.asarray(each.astype(kind)) for each, kind in zip(values, types, strict=True)))
+    return Operands(*(jnp.asarray(value.astype(kind)) for value, kind in zip(values, types, strict=True)))
 
 
 def make_targets(*shape: int, ignored: int | None = None) -> jax.Array:
@@ -56,7 +56,7 @@ def problem_of(
 ) -> LinearProblem:
     """The float64 problem of operands that are rounded to ``compute_dtype``."""
     dtype = operands.input.dtype if compute_dtype is None else compute_dtype
-    input, weight = (np.asarray(each).astype(dtype) for each in operands[:2])
+    input, weight = (np.asarray(operand).astype(dtype) for operand in operands[:2])
     bias = np.asarray(operands.bias if compute_dtype is None else operands.bias.astype(dtype)).astype(np.float32)
     weights = None if class_weight is None else np.asarray(class_weight)
     loss = ExtendedLoss(weights, **options)
@@ -65,10 +65,10 @@ def problem_of(
 
 def assert_within(actual: Any, exact: Any, bound: Any) -> None:
     """``actual`` is within derived bounds of ``exact``, float64; zeros, flipped signs and a transposition are not."""
-    found, exact = np.asarray(actual).astype(np.float64), np.asarray(exact, np.float64)
-    assert found.shape == exact.shape
+    result, exact = np.asarray(actual).astype(np.float64), np.asarray(exact, np.float64)
+    assert result.shape == exact.shape
     room = np.asarray(bound) + _AROUND * np.abs(exact).max()
-    assert (np.abs(found - exact) <= room).all(), np.abs(found - exact).max()
+    assert (np.abs(result - exact) <= room).all(), np.abs(result - exact).max()
     for name, wrong in _wrong_results(exact).items():
         assert not (np.abs(wrong - exact) <= room).all(), f"the comparison accepts a result that is {name}"
 

@@ -32,5 +32,7 @@ def test_with_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
     older = ModuleType("jax")
     vars(older).update(__version__="0.6.2", __version_info__=(0, 6, 2), __file__="here.py")
     monkeypatch.setitem(sys.modules, "jax", older)
-    with pytest.raises(ImportError, match=r"^nkilib.jax: needs jax 0.7 or later, got 0.6.2 in here.py; install nkilib with"):
+    with pytest.raises(
+        ImportError, match=r"^nkilib.jax: needs jax 0.7 or later, got 0.6.2 in here.py; install nkilib with"
+    ):
         importlib.import_module("nkilib.jax")

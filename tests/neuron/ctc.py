@@ -31,7 +31,7 @@ BACKWARD: Final[dict[str, dict[str, Any]]] = {
 
 def launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """Name, kernel and arguments of each, with log-probabilities of a type."""
-    given = {
+    arguments = {
         "log_probs_hbm": np.full((STEPS, SEQUENCES, CLASSES), -1.386, np.float32).astype(numpy_type),
         "targets_hbm": np.array([[2, 2], [3, 2], [0, 3]], np.int32),
         "input_lengths_hbm": np.array([5, 4, 3], np.int32),
@@ -42,8 +42,8 @@ def launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[str, Any]
         "alpha_hbm": np.full((STEPS, SEQUENCES, 2 * LABELS + 1), -3.0, np.float32),
     }
     for name, options in FORWARD.items():
-        yield f"ctc_loss_forward {name}", loss.ctc_loss_forward, {**given, **options}
-    without = {**given, "targets_hbm": None}
+        yield f"ctc_loss_forward {name}", loss.ctc_loss_forward, {**arguments, **options}
+    without = {**arguments, "targets_hbm": None}
     yield "ctc_loss_forward without labels", loss.ctc_loss_forward, without
     for name, options in BACKWARD.items():
-        yield f"ctc_loss_backward {name}", loss.ctc_loss_backward, {**given, **saved, **options}
+        yield f"ctc_loss_backward {name}", loss.ctc_loss_backward, {**arguments, **saved, **options}

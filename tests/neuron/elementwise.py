@@ -28,8 +28,8 @@ def launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[str, Any]
         backward = kind.backward_arguments(tensors, _ONE)
         yield f"{kind.name} backward", kind.backward, {**backward, "inplace": True, "columns": 128, "buffers": 2}
         upstream = np.full(ELEMENTS, 0.75, np.float32)
-        each = kind.backward_arguments(tensors, upstream, **{kind.gradients[-1]: True})
-        yield f"{kind.name} backward, none", kind.backward, {**each, "reduction": "none"}
+        item = kind.backward_arguments(tensors, upstream, **{kind.gradients[-1]: True})
+        yield f"{kind.name} backward, none", kind.backward, {**item, "reduction": "none"}
         if kind.both is not None:
             yield f"{kind.name} both", kind.both, {**backward, "inplace": True, "columns": 128, "buffers": 2}
-            yield f"{kind.name} both, none", kind.both, {**each, "reduction": "none", "dtype": nl.float32}
+            yield f"{kind.name} both, none", kind.both, {**item, "reduction": "none", "dtype": nl.float32}

@@ -125,7 +125,7 @@ _FORM: Final = {"exact_maximum"}
 _SAMPLES: Final = {"bool": True, "int": 1, "float": 0.1, "float | None": 2.0}
 _LISTED: Final = {name for options in EXTENDED.values() for name in options} | _FORM
 EXTENDED.update(
-    {each.name: {each.name: _SAMPLES[each.type]} for each in fields(LossOptions) if each.name not in _LISTED}
+    {field.name: {field.name: _SAMPLES[field.type]} for field in fields(LossOptions) if field.name not in _LISTED}
 )
 EXTENDED["probabilities, smoothed"] = {**EXTENDED["probabilities"], **EXTENDED["class weights"], "label_smoothing": 0.1}
 _TOGETHER: Final[dict[str, Any]] = {
@@ -282,9 +282,9 @@ def _linear_launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[s
     )
     for kernel, common, cases in groups:
         for name, options in cases.items():
-            given = {**common, **options}
-            operands = {each: given[each].astype(numpy_type) for each in ("input_hbm", "weight_hbm")}
-            yield f"{kernel.__name__} {name}", kernel, {**given, **operands}
+            arguments = {**common, **options}
+            operands = {name: arguments[name].astype(numpy_type) for name in ("input_hbm", "weight_hbm")}
+            yield f"{kernel.__name__} {name}", kernel, {**arguments, **operands}
 
 
 def _float16_launches() -> Iterator[tuple[str, Any, dict[str, Any]]]:
@@ -319,25 +319,25 @@ _MATRICES: Final = (
 
 def matrix_of(arguments: Mapping[str, Any]) -> np.ndarray:
     """What the dtype of a launch is told by: the first of these that it takes."""
-    found: np.ndarray = next(arguments[name] for name in _MATRICES if name in arguments)
-    return found
+    result: np.ndarray = next(arguments[name] for name in _MATRICES if name in arguments)
+    return result
 
 
 def launches() -> dict[str, Launch]:
     """All launches by name."""
-    found = {
+    result = {
         f"{name}, {type_name}, {cores} core(s)": Launch(kernel, arguments, cores)
         for type_name, types in TYPES.items()
         for name, kernel, arguments in _launches_of_type(*types)
         for cores in (1, 2)
     }
-    found |= {
+    result |= {
         f"{name}, float16, {cores} core(s)": Launch(kernel, arguments, cores)
         for name, kernel, arguments in _float16_launches()
         for cores in (1, 2)
     }
     inputs = dict(zip(("hidden", "weight", "targets"), make_inputs(7, 6, 600), strict=True))
-    return {**found, "examples.call_from_nki, 1 core(s)": Launch(output_layer_loss, inputs, 1)}
+    return {**result, "examples.call_from_nki, 1 core(s)": Launch(output_layer_loss, inputs, 1)}
 
 
 def main(file: str) -> None:

@@ -75,11 +75,11 @@ _BACKWARD: Final = {
 
 def _statistics() -> dict[str, np.ndarray]:
     """About those of all classes."""
-    found = {}
+    results = {}
     for name in ("student", "teacher"):
-        found |= {f"{name}_maximum_hbm": np.full(ROWS, 8.0, np.float32)}
-        found |= {f"{name}_log_sum_hbm": np.full(ROWS, 1.5, np.float32)}
-    return found
+        results |= {f"{name}_maximum_hbm": np.full(ROWS, 8.0, np.float32)}
+        results |= {f"{name}_log_sum_hbm": np.full(ROWS, 1.5, np.float32)}
+    return results
 
 
 def launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
@@ -98,9 +98,9 @@ def launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[str, Any]
     )
     for kernel, common, cases in groups:
         for name, options in cases.items():
-            given = {**common, **options}
+            arguments = {**common, **options}
             yield (
                 f"{kernel.__name__} {name}",
                 kernel,
-                {**given, **{each: given[each].astype(numpy_type) for each in base}},
+                {**arguments, **{item: arguments[item].astype(numpy_type) for item in base}},
             )

@@ -22,11 +22,11 @@ def _numbers(seed: int, *shape: int) -> np.ndarray:
 
 def ids(count: int) -> np.ndarray:
     """So many a row: ignored ones, and equal ones where there are several."""
-    found = np.random.default_rng(21).integers(0, CLASSES, (ROWS, count), dtype=np.int32)
-    found[1::2, 0] = -100
+    result = np.random.default_rng(21).integers(0, CLASSES, (ROWS, count), dtype=np.int32)
+    result[1::2, 0] = -100
     if count > 2:
-        found[:, 2] = found[:, 1]
-    return found
+        result[:, 2] = result[:, 1]
+    return result
 
 
 def gradients(count: int) -> np.ndarray:

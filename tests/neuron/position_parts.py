@@ -20,7 +20,7 @@ _FEATURES, _CLASSES = 20, 37
 
 def results() -> list[np.ndarray]:
     """Of two parts and a rest; with products of the operands' type and of another one."""
-    rng, found, positions = np.random.default_rng(0), [], 300
+    rng, result, positions = np.random.default_rng(0), [], 300
     for options in ({}, {"compute_dtype": nl.bfloat16}):
         operands = (
             rng.standard_normal((positions, _FEATURES), dtype=np.float32),
@@ -29,13 +29,13 @@ def results() -> list[np.ndarray]:
         )
         lse, upstream, bias = (rng.standard_normal(size, dtype=np.float32) for size in (positions, positions, _CLASSES))
         for cores in (1, 2):
-            found += loss.linear_cross_entropy_forward[cores](*operands, bias, **options)
-            found += loss.linear_cross_entropy_backward[cores](*operands, lse + 3, upstream, bias, **options)
-            found += loss.linear_cross_entropy_forward_backward[cores](*operands, bias, grad_scale=0.1, **options)
-    return found
+            result += loss.linear_cross_entropy_forward[cores](*operands, bias, **options)
+            result += loss.linear_cross_entropy_backward[cores](*operands, lse + 3, upstream, bias, **options)
+            result += loss.linear_cross_entropy_forward_backward[cores](*operands, bias, grad_scale=0.1, **options)
+    return result
 
 
 if __name__ == "__main__":
     with shrunk(PlanLimits(positions=128)):
         arrays = results()
-    Path(sys.argv[1]).write_bytes(pickle.dumps([(str(each.dtype), each.shape, each.tobytes()) for each in arrays]))
+    Path(sys.argv[1]).write_bytes(pickle.dumps([(str(array.dtype), array.shape, array.tobytes()) for array in arrays]))

@@ -31,11 +31,11 @@ def launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[str, Any]
         backward = kind.backward_arguments(tensors, _ONE)
         yield f"{kind.name} backward", kind.backward, {**backward, "inplace": True, **_CHUNKS}
         upstream = np.full(SHORT[0], 0.75, np.float32)
-        each = kind.backward_arguments(kind.made(SHORT), upstream, **{kind.gradients[-1]: True})
+        item = kind.backward_arguments(kind.made(SHORT), upstream, **{kind.gradients[-1]: True})
         yield (
             f"{kind.name} backward, none",
             kind.backward,
-            {**each, "reduction": "none", "each": 2, "columns": SHORT[1]},
+            {**item, "reduction": "none", "each": 2, "columns": SHORT[1]},
         )
         first = kind.backward_arguments(tensors, _ONE, **{kind.gradients[0]: True})
         yield f"{kind.name} backward, one gradient", kind.backward, {**first, "reduction": "sum"}

@@ -41,9 +41,9 @@ def on_both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_results_are_those_of_the_simulator_bit_for_bit(name: str, on_both: dict[str, Results]) -> None:
-    found = on_both["neuron"][name]
-    assert found == on_both["simulator"][name]
-    assert len(found) > len([value for value in LAUNCHES[name].arguments.values() if isinstance(value, np.ndarray)])
+    results = on_both["neuron"][name]
+    assert results == on_both["simulator"][name]
+    assert len(results) > len([value for value in LAUNCHES[name].arguments.values() if isinstance(value, np.ndarray)])
 
 
 def _modules() -> Iterator[Any]:
@@ -54,13 +54,13 @@ def _modules() -> Iterator[Any]:
 
 def _public_kernels() -> dict[str, Any]:
     """All kernels that modules of nkilib have under a public name, by module and name of the function."""
-    found = [
+    results = [
         value
         for module in _modules()
         for name, value in vars(module).items()
         if isinstance(value, KERNEL) and not name.startswith("_")
     ]
-    return {f"{kernel.__module__}.{kernel.__name__}": kernel for kernel in found}
+    return {f"{kernel.__module__}.{kernel.__name__}": kernel for kernel in results}
 
 
 @pytest.mark.parametrize("kernel", _public_kernels().values(), ids=_public_kernels())
@@ -69,13 +69,13 @@ def test_every_public_kernel_is_launched_with_every_option(kernel: Any) -> None:
     own = [launch for launch in LAUNCHES.values() if inspect.unwrap(launch.kernel.func) is function]
     for parameter in inspect.signature(function).parameters.values():
         assert any(_sets(launch, parameter) for launch in own), f"no launch gives {parameter.name} another value"
-    given = {(launch.cores, matrix_of(launch.arguments).dtype) for launch in own}
-    assert given >= {(cores, np.dtype(numpy_type)) for cores in (1, 2) for numpy_type, _ in TYPES.values()}
+    arguments = {(launch.cores, matrix_of(launch.arguments).dtype) for launch in own}
+    assert arguments >= {(cores, np.dtype(numpy_type)) for cores in (1, 2) for numpy_type, _ in TYPES.values()}
 
 
 def _sets(launch: Launch, parameter: inspect.Parameter) -> bool:
-    given = launch.arguments.get(parameter.name, parameter.default)
-    return isinstance(given, np.ndarray) or given != parameter.default
+    arguments = launch.arguments.get(parameter.name, parameter.default)
+    return isinstance(arguments, np.ndarray) or arguments != parameter.default
 
 
 def test_there_are_kernels_to_launch() -> None:

@@ -12,11 +12,11 @@ from tests.neuron import machine
 
 
 def test_parts_have_the_simulators_bits(tmp_path: Path) -> None:
-    found = []
+    results = []
     for backend in ("simulator", "neuron"):
         file = tmp_path / backend
         done = machine.run("-m", "tests.neuron.position_parts", file, backend=backend)
         assert done.returncode == 0, done.stderr
-        found.append(pickle.loads(file.read_bytes()))
-    assert len(found[0]) == 40
-    assert found[0] == found[1]
+        results.append(pickle.loads(file.read_bytes()))
+    assert len(results[0]) == 40
+    assert results[0] == results[1]

@@ -55,8 +55,8 @@ OF_EVERY_CLASS = {
 def api() -> dict[str, Any]:
     done = machine.run("-c", SHOW_API)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    printed: dict[str, Any] = json.loads(done.stdout)
+    return printed
 
 
 def test_its_names_are_the_documented_ones(api: dict[str, Any]) -> None:
@@ -83,8 +83,8 @@ def test_a_tensor_has_the_documented_attributes_and_methods_only(api: dict[str, 
 
 
 def test_signatures_are_those_of_0_7(api: dict[str, Any]) -> None:
-    def names(*each: str) -> list[list[str]]:
-        return [name.split() for name in each]
+    def names(*item: str) -> list[list[str]]:
+        return [name.split() for name in item]
 
     assert api["signatures"] == {
         "nki.jit": names("fn", "* compile_config", "* specialization_config", "**kwargs"),
@@ -150,8 +150,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str | N
     """By case: what launching the kernel raises, and its twin."""
     done = machine.run("-m", "tests.neuron.planted", tmp_path_factory.mktemp("planted"))
     assert done.returncode == 0, done.stderr
-    found: dict[str, list[str | None]] = json.loads(done.stdout)
-    return found
+    printed: dict[str, list[str | None]] = json.loads(done.stdout)
+    return printed
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -79,10 +79,10 @@ def sbuf(*shape: int, dtype: Any = nl.float32) -> Any:
     return nl.ndarray(shape, dtype, nl.sbuf)
 
 
-def load(given: Any, shape: Sequence[int] | None = None, dtype: Any = None, buffer: Any = nl.sbuf) -> Any:
+def load(inputs: Any, shape: Sequence[int] | None = None, dtype: Any = None, buffer: Any = nl.sbuf) -> Any:
     """In a kernel: a tile with the values of an HBM tensor, through SBUF if it is to be in PSUM."""
-    made = nl.ndarray(shape or given.shape, dtype or given.dtype, nl.sbuf)
-    nisa.dma_copy(made, given)
+    made = nl.ndarray(shape or inputs.shape, dtype or inputs.dtype, nl.sbuf)
+    nisa.dma_copy(made, inputs)
     if buffer is nl.sbuf:
         return made
     moved = nl.ndarray(made.shape, made.dtype, buffer)
@@ -103,16 +103,16 @@ def store(result: Any) -> Any:
 
 def run(body: Body, inputs: Sequence[Array | Tile], *outputs: Result, target: str = "trn2") -> Any:
     """What `body(*results, *tiles)` leaves in its results: one array for one output, else a list of them."""
-    tiles = [given if isinstance(given, Tile) else Tile(given) for given in inputs]
+    tiles = [item if isinstance(item, Tile) else Tile(item) for item in inputs]
 
     def kernel(arrays: list[Any]) -> Any:
-        loaded = [load(array, None, given.dtype, given.buffer) for array, given in zip(arrays, tiles, strict=True)]
+        loaded = [load(array, None, tile.dtype, tile.buffer) for array, tile in zip(arrays, tiles, strict=True)]
         results = [nl.ndarray(shape, dtype, buffer) for shape, dtype, buffer in outputs]
         body(*results, *loaded)
         return [store(result) for result in results]
 
     with nkilib.simulator.using(target=target):
-        arrays = nki.jit(kernel)([given.array for given in tiles])
+        arrays = nki.jit(kernel)([tile.array for tile in tiles])
     return arrays[0] if len(outputs) == 1 else arrays
 
 

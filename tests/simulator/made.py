@@ -76,13 +76,13 @@ class Made:
         )
 
 
-def in_kernel(given: Any) -> Any:
+def in_kernel(inputs: Any) -> Any:
     """In a kernel: `given` with what it describes made, also inside lists, tuples and dicts."""
-    if isinstance(given, Made):
-        return given.make()
-    if isinstance(given, dict):
-        return {name: in_kernel(value) for name, value in given.items()}
-    return type(given)(map(in_kernel, given)) if type(given) in (list, tuple) else given
+    if isinstance(inputs, Made):
+        return inputs.make()
+    if isinstance(inputs, dict):
+        return {name: in_kernel(value) for name, value in inputs.items()}
+    return type(inputs)(map(in_kernel, inputs)) if type(inputs) in (list, tuple) else inputs
 
 
 def lazily(function: Callable[..., Any], *args: Any, **options: Any) -> Made:

@@ -199,14 +199,14 @@ def check_rule_on_two_cores(rule: Rule) -> None:
 
 def rules(*table: Legal | Broken | Rule) -> Any:
     """Parametrize a test over the rules of a table."""
-    found: list[Rule] = []
+    results: list[Rule] = []
     head: Legal | None = None
     for entry in table:
         if isinstance(entry, Legal):
             head = entry
         elif isinstance(entry, Rule):
-            found.append(entry)
+            results.append(entry)
         else:
             assert head is not None, f"rules: the row {entry.name!r} needs a call above it"
-            found.append(head.rule(entry))
-    return pytest.mark.parametrize("rule", found, ids=[rule.name for rule in found])
+            results.append(head.rule(entry))
+    return pytest.mark.parametrize("rule", results, ids=[rule.name for rule in results])

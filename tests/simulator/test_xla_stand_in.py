@@ -59,12 +59,12 @@ def test_a_script_of_the_form_of_awss_examples_runs(tmp_path: Path) -> None:
 def test_what_is_not_there_ends_a_script_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("def main():\n    import neuronxcc.nki.language as nl\n\nmain()\n")
     done = command("script.py", directory=tmp_path)
-    said = (
+    message = (
         "python -m nkilib.simulator: No module named 'neuronxcc.nki.language': this script is written for the first "
         "NKI, in the package neuronxcc; the simulator has NKI 0.7: change its imports to nki, nki.isa and "
         "nki.language, as AWS's migration guide says\n"
     )
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
 
 
 @pytest.fixture
@@ -135,18 +135,20 @@ def test_what_it_does_not_have_says_so(torch: Any) -> None:
 
 
 def test_jax_that_is_not_installed() -> None:
-    said = "No module named 'jax': install jax, and give kernels numpy arrays: numpy.asarray(x)"
-    assert advice(ModuleNotFoundError("No module named 'jax'", name="jax")) == said
-    said = "No module named 'jax_neuronx': call the kernel of nki.jit itself, on numpy arrays: numpy.asarray(x)"
-    assert advice(ModuleNotFoundError("No module named 'jax_neuronx'", name="jax_neuronx")) == said
+    message = "No module named 'jax': install jax, and give kernels numpy arrays: numpy.asarray(x)"
+    assert advice(ModuleNotFoundError("No module named 'jax'", name="jax")) == message
+    message = "No module named 'jax_neuronx': call the kernel of nki.jit itself, on numpy arrays: numpy.asarray(x)"
+    assert advice(ModuleNotFoundError("No module named 'jax_neuronx'", name="jax_neuronx")) == message
 
 
 def test_the_first_nki_of_which_the_simulator_has_a_name_alone() -> None:
     nki = aliases.COMPILER_MODULES["neuronxcc.nki"]
     with pytest.raises(AttributeError) as caught:
         nki.jit  # noqa: B018  # raises
-    said = advice(caught.value)
-    assert said is not None and said.startswith("module 'neuronxcc.nki' has no attribute 'jit': this script is written")
+    message = advice(caught.value)
+    assert message is not None and message.startswith(
+        "module 'neuronxcc.nki' has no attribute 'jit': this script is written"
+    )
 
 
 def test_other_errors_of_a_script_are_its_own() -> None:
@@ -166,11 +168,11 @@ def test_without_torch_there_is_no_stand_in_and_the_advice_is_to_install_it(
     monkeypatch.setattr(xla_stand_in, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError) as caught:
         imported("torch_xla")
-    said = (
+    message = (
         "No module named 'torch_xla': with torch the simulator has a stand-in; install nkilib with its extra 'torch': "
         "pip install '.[torch]' in a checkout, or './nkilib-VERSION-py3-none-any.whl[torch]'"
     )
-    assert advice(caught.value) == said
+    assert advice(caught.value) == message
 
 
 def test_a_device_before_torch_is_imported(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,11 @@ print(99)
 
 
 def test_facts_of_a_page() -> None:
-    found = facts([PAGE])
-    assert found.numbers == {"1234.5", "12%", "3e-7"}
-    assert found.names == {"f(x)"}
-    assert found.blocks == {"```python\nprint(99)\n```"}
-    assert found.links == {"https://example.org/a.html", "b.md"}
+    result = facts([PAGE])
+    assert result.numbers == {"1234.5", "12%", "3e-7"}
+    assert result.names == {"f(x)"}
+    assert result.blocks == {"```python\nprint(99)\n```"}
+    assert result.links == {"https://example.org/a.html", "b.md"}
 
 
 def test_a_moved_page_and_other_words_make_no_difference() -> None:

@@ -46,7 +46,7 @@ SENSITIVE = (
 
 def named(name: str) -> Setting:
     """A setting of this machine."""
-    return next(each for each in settings() if each.name == name)
+    return next(setting for setting in settings() if setting.name == name)
 
 
 def test_sensitive_tests_pass_as_on_the_plainest_machine() -> None:

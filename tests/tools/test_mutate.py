@@ -82,8 +82,8 @@ def checkout(tmp_path: Path) -> Path:
     ],
 )
 def test_each_change_is_of_one_thing(before: str, after: list[str]) -> None:
-    found = [ast.unparse(ast.parse(each.applied(before))) for each in mutations_of(before)]
-    assert sorted(found) == sorted(after)
+    results = [ast.unparse(ast.parse(item.applied(before))) for item in mutations_of(before)]
+    assert sorted(results) == sorted(after)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_each_change_is_of_one_thing(before: str, after: list[str]) -> None:
     ],
 )
 def test_what_follows_a_change_keeps_its_line(code: str, changed: str) -> None:
-    (found,) = mutations_of(code)
-    assert found.applied(code) == changed
-    assert ast.parse(found.raising(code)) and found.raising(code).count("\n") == code.count("\n")
+    (result,) = mutations_of(code)
+    assert result.applied(code) == changed
+    assert ast.parse(result.raising(code)) and result.raising(code).count("\n") == code.count("\n")
 
 
 def test_what_no_run_can_tell_is_left_alone() -> None:

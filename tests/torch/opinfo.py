@@ -64,10 +64,10 @@ class Sample:
 
     def doubled(self) -> Sample:
         """The same call with floating tensors, and floating ``dtype=``, in float64."""
-        found = self.fresh(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor.clone())
+        result = self.fresh(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor.clone())
         if isinstance(dtype := self.kwargs.get("dtype"), torch.dtype) and dtype.is_floating_point:
-            found.kwargs["dtype"] = torch.float64
-        return found
+            result.kwargs["dtype"] = torch.float64
+        return result
 
 
 Where = Callable[[Sample], bool]
@@ -149,8 +149,8 @@ class Checked:
         """
         assert samples, "there are no samples"
         for sample in samples:
-            known = [each for each in self.differences if each.where(sample)]
-            assert len(known) <= 1, f"{sample.name}: several differences: {[each.reason for each in known]}"
+            known = [difference for difference in self.differences if difference.where(sample)]
+            assert len(known) <= 1, f"{sample.name}: several differences: {[item.reason for item in known]}"
             self._check_one(sample, known[0] if known else None)
 
     def check_each_difference_is_met(self, samples: Sequence[Sample]) -> None:
@@ -159,8 +159,8 @@ class Checked:
         Raises:
             AssertionError: naming it.
         """
-        for each in self.differences:
-            assert any(each.where(sample) for sample in samples), f"no sample shows it: {each.reason}"
+        for difference in self.differences:
+            assert any(difference.where(sample) for sample in samples), f"no sample shows it: {difference.reason}"
 
     def check_float64_is_refused(self, samples: Sequence[Sample], remedy: str = r"\.float\(\)") -> None:
         """Every sample, which is in float64, raises TypeError with the remedy.
@@ -266,7 +266,7 @@ def sample_dtype(sample: Sample) -> torch.dtype:
 
 def call_of(*args: Any, **kwargs: Any) -> Sample:
     """A sample of one's own; its type is that of the first floating tensor, or float32."""
-    dtypes = [each.dtype for each in _tensors((args, kwargs)) if each.is_floating_point()]
+    dtypes = [tensor.dtype for tensor in _tensors((args, kwargs)) if tensor.is_floating_point()]
     return _named(Sample("call", dtypes[0] if dtypes else torch.float32, args, kwargs))
 
 
@@ -293,14 +293,14 @@ def op_samples(name: str, dtype: torch.dtype, variant: str = "") -> tuple[Sample
         dtype: of the inputs; gradients are asked for where it is floating.
         variant: as ``"with_dtype"``.
     """
-    (info,) = [each for each in op_db if (each.name, each.variant_test_name) == (name, variant)]
+    (info,) = [entry for entry in op_db if (entry.name, entry.variant_test_name) == (name, variant)]
     with torch.random.fork_rng():
         torch.manual_seed(_SEED)
-        found = list(info.sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point))
+        results = list(info.sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point))
     label = f"{name} {variant}".strip()
     return tuple(
-        _named(Sample(f"{label} {at}", dtype, (each.input, *each.args), dict(each.kwargs)))
-        for at, each in enumerate(found)
+        _named(Sample(f"{label} {at}", dtype, (result.input, *result.args), dict(result.kwargs)))
+        for at, result in enumerate(results)
     )
 
 
@@ -312,45 +312,45 @@ def module_samples(name: str, dtype: torch.dtype) -> tuple[Sample, ...]:
 
 def op_errors(name: str, variant: str = "") -> list[tuple[Sample, type[Exception]]]:
     """Calls that PyTorch refuses, with the type of its error; empty where an ``OpInfo`` lists none."""
-    (info,) = [each for each in op_db if (each.name, each.variant_test_name) == (name, variant)]
+    (info,) = [entry for entry in op_db if (entry.name, entry.variant_test_name) == (name, variant)]
     if info.error_inputs_func is None:
         return []
-    found = []
-    for at, each in enumerate(info.error_inputs("cpu")):
-        given = each.sample_input
-        sample = Sample(f"error of {name} {at}", given.input.dtype, (given.input, *given.args), dict(given.kwargs))
-        found.append((_named(sample), each.error_type))
-    return found
+    results = []
+    for at, element in enumerate(info.error_inputs("cpu")):
+        inputs = element.sample_input
+        sample = Sample(f"error of {name} {at}", inputs.input.dtype, (inputs.input, *inputs.args), dict(inputs.kwargs))
+        results.append((_named(sample), element.error_type))
+    return results
 
 
 def module_errors(name: str) -> list[tuple[Sample, type[Exception]]]:
     """Constructors and calls of a module that PyTorch refuses, with the type of its error."""
-    (info,) = [each for each in module_db if each.module_cls.__name__ == name]
+    (info,) = [item for item in module_db if item.module_cls.__name__ == name]
     if info.module_error_inputs_func is None:
         return []
-    found = []
+    results = []
     listed = info.module_error_inputs_func(info, "cpu", torch.float32, False, True)
-    for at, each in enumerate(listed):
-        given = each.module_error_input
-        built, call = given.constructor_input, given.forward_input
+    for at, element in enumerate(listed):
+        inputs = element.module_error_input
+        built, call = inputs.constructor_input, inputs.forward_input
         args, kwargs = (call.args, call.kwargs) if call is not None else ((), {})
         constructor = (built.args, built.kwargs)
-        found.append((Sample(f"error of {name} {at}", torch.float32, args, kwargs, constructor), each.error_type))
-    return found
+        results.append((Sample(f"error of {name} {at}", torch.float32, args, kwargs, constructor), element.error_type))
+    return results
 
 
 def _of_module_info(name: str, dtype: torch.dtype) -> Iterator[Sample]:
-    (info,) = [each for each in module_db if each.module_cls.__name__ == name]
+    (info,) = [item for item in module_db if item.module_cls.__name__ == name]
     with torch.random.fork_rng():
         torch.manual_seed(_SEED)
-        found = info.module_inputs_func(info, "cpu", dtype, dtype.is_floating_point, True)
-    for at, each in enumerate(found):
-        built, call = each.constructor_input, each.forward_input
+        results = info.module_inputs_func(info, "cpu", dtype, dtype.is_floating_point, True)
+    for at, result in enumerate(results):
+        built, call = result.constructor_input, result.forward_input
         yield _named(Sample(f"{name} {at}", dtype, call.args, dict(call.kwargs), (built.args, built.kwargs)))
 
 
 def _named(sample: Sample) -> Sample:
-    shapes = [tuple(each.shape) if isinstance(each, Tensor) else each for each in sample.args]
+    shapes = [tuple(arg.shape) if isinstance(arg, Tensor) else arg for arg in sample.args]
     tensors = {key: tuple(v.shape) if isinstance(v, Tensor) else v for key, v in sample.kwargs.items()}
     listed, *_ = sample.name.split(" of torch.")  # without what an earlier name said
     return replace(sample, name=f"{listed} of {sample.dtype}: {shapes}, {tensors}, {sample.constructor}")
@@ -373,14 +373,14 @@ def _attempted(function: Callable[..., Any], sample: Sample) -> Any:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    tree_map(lambda each: found.append(each) if isinstance(each, Tensor) else None, value)
-    return found
+    results: list[Tensor] = []
+    tree_map(lambda item: results.append(item) if isinstance(item, Tensor) else None, value)
+    return results
 
 
 def _magnitude(tensors: Sequence[Tensor]) -> float:
-    floating = [each.detach().double() for each in tensors if each.is_floating_point()]
-    finite = [each[each.isfinite()].abs().max().item() for each in floating if bool(each.isfinite().any())]
+    floating = [tensor.detach().double() for tensor in tensors if tensor.is_floating_point()]
+    finite = [item[item.isfinite()].abs().max().item() for item in floating if bool(item.isfinite().any())]
     return max(1.0, *finite) if finite else 1.0
 
 
@@ -396,10 +396,10 @@ def _terms(theirs: Callable[..., Any], sample: Sample, exact: Tensor) -> float:
         alone = replace(doubled, constructor=(args, {**options, "reduction": "none"}))
     else:
         alone = replace(doubled, kwargs={**doubled.kwargs, "reduction": "none"})
-    each = _called(theirs, alone).detach()
-    size, total = each.abs().sum().item(), each.sum().abs().item()
+    item = _called(theirs, alone).detach()
+    size, total = item.abs().sum().item(), item.sum().abs().item()
     if total == 0.0:
-        return size if reduction == "sum" else size / max(1, each.numel())
+        return size if reduction == "sum" else size / max(1, item.numel())
     return exact.abs().item() * size / total  # whatever a mean divides by
 
 

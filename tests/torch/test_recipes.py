@@ -53,11 +53,11 @@ def tokens() -> Values:
 
 def answers() -> Values:
     rng = np.random.default_rng(4)
-    found = {name: -rng.exponential(1.0, BATCH) for name in ("chosen", "rejected", "ref_chosen", "ref_rejected")}
+    results = {name: -rng.exponential(1.0, BATCH) for name in ("chosen", "rejected", "ref_chosen", "ref_rejected")}
     return {
-        **found,
-        "logprob": found["chosen"],
-        "ref": found["ref_chosen"],
+        **results,
+        "logprob": results["chosen"],
+        "ref": results["ref_chosen"],
         "is_desirable": np.arange(BATCH) % 2 == 0,
         "kl": np.array(0.3),
     }
@@ -80,13 +80,13 @@ def surrogate(ratio: float, advantage: float, low: float, high: float) -> float:
     return -min(ratio * advantage, min(max(ratio, 1.0 - low), 1.0 + high) * advantage)
 
 
-def of_each_token(given: Values, loss: Callable[[float, float, float, float], float]) -> list[list[float]]:
+def of_each_token(values: Values, loss: Callable[[float, float, float, float], float]) -> list[list[float]]:
     """The losses of the tokens that count, answer by answer."""
     return [
         [
-            loss(given["logprob"][b, s], given["old"][b, s], given["ref"][b, s], given["advantage"][b, 0])
+            loss(values["logprob"][b, s], values["old"][b, s], values["ref"][b, s], values["advantage"][b, 0])
             for s in range(LENGTH)
-            if given["mask"][b, s]
+            if values["mask"][b, s]
         ]
         for b in range(BATCH)
     ]
@@ -97,115 +97,115 @@ def over_tokens(losses: list[list[float]]) -> float:
 
 
 def over_answers(losses: list[list[float]]) -> float:
-    return sum(sum(each) / max(len(each), 1) for each in losses) / len(losses)
+    return sum(sum(loss) / max(len(loss), 1) for loss in losses) / len(losses)
 
 
 def log_sigmoid(x: float) -> float:
     return -math.log1p(math.exp(-x))
 
 
-def of_each_answer(given: Values, loss: Callable[..., float], *names: str) -> float:
-    return sum(loss(*row) for row in zip(*(given[name] for name in names), strict=True)) / BATCH
+def of_each_answer(values: Values, loss: Callable[..., float], *names: str) -> float:
+    return sum(loss(*row) for row in zip(*(values[name] for name in names), strict=True)) / BATCH
 
 
-def ppo(given: Values) -> float:
-    return over_tokens(of_each_token(given, lambda lp, old, _, a: surrogate(math.exp(lp - old), a, 0.2, 0.2)))
+def ppo(values: Values) -> float:
+    return over_tokens(of_each_token(values, lambda lp, old, _, a: surrogate(math.exp(lp - old), a, 0.2, 0.2)))
 
 
-def grpo(given: Values) -> float:
+def grpo(values: Values) -> float:
     def loss(lp: float, old: float, ref: float, a: float) -> float:
         return surrogate(math.exp(lp - old), a, 0.2, 0.2) + 0.04 * (math.exp(ref - lp) - 1.0 - (ref - lp))
 
-    return over_answers(of_each_token(given, loss))
+    return over_answers(of_each_token(values, loss))
 
 
-def dapo(given: Values) -> float:
-    return over_tokens(of_each_token(given, lambda lp, old, _, a: surrogate(math.exp(lp - old), a, 0.2, 0.28)))
+def dapo(values: Values) -> float:
+    return over_tokens(of_each_token(values, lambda lp, old, _, a: surrogate(math.exp(lp - old), a, 0.2, 0.28)))
 
 
-def dr_grpo(given: Values) -> float:
-    losses = of_each_token(given, lambda lp, old, _, a: surrogate(math.exp(lp - old), a, 0.2, 0.2))
+def dr_grpo(values: Values) -> float:
+    losses = of_each_token(values, lambda lp, old, _, a: surrogate(math.exp(lp - old), a, 0.2, 0.2))
     return sum(map(sum, losses)) / (BATCH * 7)
 
 
-def gspo(given: Values) -> float:
-    distances = of_each_token(given, lambda lp, old, _, a: lp - old)
-    ratios = [math.exp(sum(each) / max(len(each), 1)) for each in distances]
-    pairs = zip(ratios, given["advantage"][:, 0], strict=True)
+def gspo(values: Values) -> float:
+    distances = of_each_token(values, lambda lp, old, _, a: lp - old)
+    ratios = [math.exp(sum(distance) / max(len(distance), 1)) for distance in distances]
+    pairs = zip(ratios, values["advantage"][:, 0], strict=True)
     return sum(surrogate(ratio, a, 0.1, 0.3) for ratio, a in pairs) / BATCH
 
 
-def cispo(given: Values) -> float:
+def cispo(values: Values) -> float:
     """With the weight of the policy as it was when the gradient was asked for: it has no derivative."""
-    fixed = given.get("fixed", given["logprob"])
-    weights = np.minimum(np.exp(fixed - given["old"]), 1.1)
-    losses = -weights * given["advantage"] * given["logprob"]
-    return float(losses[given["mask"]].sum() / given["mask"].sum())
+    fixed = values.get("fixed", values["logprob"])
+    weights = np.minimum(np.exp(fixed - values["old"]), 1.1)
+    losses = -weights * values["advantage"] * values["logprob"]
+    return float(losses[values["mask"]].sum() / values["mask"].sum())
 
 
-def sapo(given: Values) -> float:
+def sapo(values: Values) -> float:
     def loss(lp: float, old: float, _: float, a: float) -> float:
         sharpness = 1.0 if a > 0 else 1.05
         return -a * 4.0 / sharpness / (1.0 + math.exp(-sharpness * (math.exp(lp - old) - 1.0)))
 
-    return over_answers(of_each_token(given, loss))
+    return over_answers(of_each_token(values, loss))
 
 
-def k3_kl(given: Values) -> float:
-    distance = given["ref"] - given["logprob"]
+def k3_kl(values: Values) -> float:
+    distance = values["ref"] - values["logprob"]
     return float((np.exp(distance) - 1.0 - distance).sum())
 
 
-def dpo(given: Values) -> float:
+def dpo(values: Values) -> float:
     def loss(chosen: float, rejected: float, ref_chosen: float, ref_rejected: float) -> float:
         return -log_sigmoid(0.1 * (chosen - ref_chosen - rejected + ref_rejected))
 
-    return of_each_answer(given, loss, "chosen", "rejected", "ref_chosen", "ref_rejected")
+    return of_each_answer(values, loss, "chosen", "rejected", "ref_chosen", "ref_rejected")
 
 
-def kto(given: Values) -> float:
+def kto(values: Values) -> float:
     def loss(logprob: float, ref: float, is_desirable: bool) -> float:
-        reward = 0.1 * (logprob - ref - float(given["kl"]))
+        reward = 0.1 * (logprob - ref - float(values["kl"]))
         return 1.0 - math.exp(log_sigmoid(reward if is_desirable else -reward))
 
-    return of_each_answer(given, loss, "logprob", "ref", "is_desirable")
+    return of_each_answer(values, loss, "logprob", "ref", "is_desirable")
 
 
-def simpo(given: Values) -> float:
+def simpo(values: Values) -> float:
     def loss(chosen: float, rejected: float) -> float:
         return -log_sigmoid(2.0 * (chosen - rejected) - 1.0)
 
-    return of_each_answer(given, loss, "chosen", "rejected")
+    return of_each_answer(values, loss, "chosen", "rejected")
 
 
-def orpo(given: Values) -> float:
+def orpo(values: Values) -> float:
     def odds(logprob: float) -> float:
         return math.exp(logprob) / (1.0 - math.exp(logprob))
 
     def loss(chosen: float, rejected: float) -> float:
         return -chosen - 0.1 * log_sigmoid(math.log(odds(chosen) / odds(rejected)))
 
-    return of_each_answer(given, loss, "chosen", "rejected")
+    return of_each_answer(values, loss, "chosen", "rejected")
 
 
-def of_each_position(given: Values, distributions: Callable[[Any], list[float]], is_reverse: bool = False) -> float:
+def of_each_position(values: Values, distributions: Callable[[Any], list[float]], is_reverse: bool = False) -> float:
     """Return the mean of KL(teacher, student), or of KL(student, teacher), over valid positions, by outcome.
 
     Args:
-        given: the log-probabilities.
+        values: the log-probabilities.
         distributions: probabilities of all outcomes, of K log-probabilities.
         is_reverse: KL(student, teacher).
     """
     losses = []
-    for b, s in zip(*np.nonzero(given["mask"]), strict=True):
-        teacher, student = (distributions(given[name][b, s]) for name in ("teacher", "student"))
+    for b, s in zip(*np.nonzero(values["mask"]), strict=True):
+        teacher, student = (distributions(values[name][b, s]) for name in ("teacher", "student"))
         first, second = (student, teacher) if is_reverse else (teacher, student)
         losses.append(sum(p * math.log(p / q) for p, q in zip(first, second, strict=True)))
     return sum(losses) / len(losses)
 
 
 def bare(logprobs: Any) -> list[float]:
-    return [math.exp(each) for each in logprobs]
+    return [math.exp(logprob) for logprob in logprobs]
 
 
 def with_tail(logprobs: Any) -> list[float]:
@@ -213,7 +213,7 @@ def with_tail(logprobs: Any) -> list[float]:
 
 
 def renormalized(logprobs: Any) -> list[float]:
-    return [each / sum(bare(logprobs)) for each in bare(logprobs)]
+    return [item / sum(bare(logprobs)) for item in bare(logprobs)]
 
 
 # By recipe: its inputs, those that have a derivative, what else it is given, and its formula.
@@ -232,15 +232,15 @@ CASES: Mapping[str, tuple[tuple[str, ...], dict[str, Any], Callable[[Values], fl
     "kto": (("logprob", "ref", "is_desirable", "kl"), {}, kto),
     "simpo": (("chosen", "rejected"), {}, simpo),
     "orpo": (("chosen", "rejected"), {}, orpo),
-    "topk_forward_kl": (PAIR, {}, lambda given: of_each_position(given, with_tail)),
-    "topk_reverse_kl": (PAIR, {}, lambda given: of_each_position(given, with_tail, is_reverse=True)),
-    "topk_forward_kl_renormalized": (PAIR, {}, lambda given: of_each_position(given, renormalized)),
+    "topk_forward_kl": (PAIR, {}, lambda argument: of_each_position(argument, with_tail)),
+    "topk_reverse_kl": (PAIR, {}, lambda argument: of_each_position(argument, with_tail, is_reverse=True)),
+    "topk_forward_kl_renormalized": (PAIR, {}, lambda argument: of_each_position(argument, renormalized)),
     "topk_reverse_kl_renormalized": (
         PAIR,
         {},
-        lambda given: of_each_position(given, renormalized, is_reverse=True),
+        lambda argument: of_each_position(argument, renormalized, is_reverse=True),
     ),
-    "topk_forward_terms": (PAIR, {}, lambda given: of_each_position(given, bare)),
+    "topk_forward_terms": (PAIR, {}, lambda argument: of_each_position(argument, bare)),
 }
 DIFFERENTIATED = {"logprob", "chosen", "rejected", "student"}
 
@@ -249,17 +249,17 @@ def as_tensor(values: np.ndarray) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32 if values.dtype == np.float64 else None)
 
 
-def derivative(formula: Callable[[Values], float], given: Values, name: str) -> np.ndarray:
+def derivative(formula: Callable[[Values], float], values: Values, name: str) -> np.ndarray:
     """By central differences, in float64."""
-    found = np.zeros_like(given[name])
-    for index in np.ndindex(*found.shape):
+    result = np.zeros_like(values[name])
+    for index in np.ndindex(*result.shape):
         either = []
         for step in (STEP, -STEP):
-            moved = given[name].copy()
+            moved = values[name].copy()
             moved[index] += step
-            either.append(formula({**given, name: moved, "fixed": given[name]}))
-        found[index] = (either[0] - either[1]) / (2.0 * STEP)
-    return found
+            either.append(formula({**values, name: moved, "fixed": values[name]}))
+        result[index] = (either[0] - either[1]) / (2.0 * STEP)
+    return result
 
 
 def inputs_of(name: str) -> Values:
@@ -274,21 +274,21 @@ def inputs_of(name: str) -> Values:
 def test_a_recipe_and_its_gradient_are_those_of_the_formula(name: str) -> None:
     inputs, options, formula = CASES[name]
     rounded = {
-        each: values.astype(np.float32).astype(np.float64) if values.dtype == np.float64 else values
-        for each, values in inputs_of(name).items()
+        key: values.astype(np.float32).astype(np.float64) if values.dtype == np.float64 else values
+        for key, values in inputs_of(name).items()
     }
-    tensors = {each: as_tensor(rounded[each]).requires_grad_(each in DIFFERENTIATED) for each in inputs}
+    tensors = {item: as_tensor(rounded[item]).requires_grad_(item in DIFFERENTIATED) for item in inputs}
     result = RECIPES[name](**tensors, **options)
     result = result.sum() if result.dim() else result
     result.backward()
     # The sums have up to 30 terms of about 1, each a few roundings of 6e-8 off.
     assert result.item() == pytest.approx(formula(rounded), rel=2e-6, abs=2e-7)
-    for each in DIFFERENTIATED & tensors.keys():
-        exact = derivative(formula, rounded, each)
+    for element in DIFFERENTIATED & tensors.keys():
+        exact = derivative(formula, rounded, element)
         if "mask" in inputs:
             assert not exact[~rounded["mask"]].any()
         assert np.abs(exact).max() > 1e-3  # zeros and a wrong sign are seen
-        np.testing.assert_allclose(tensors[each].grad.numpy(), exact, rtol=2e-5, atol=3e-8)
+        np.testing.assert_allclose(tensors[element].grad.numpy(), exact, rtol=2e-5, atol=3e-8)
 
 
 def test_every_loss_of_the_page_is_compared() -> None:
@@ -325,10 +325,10 @@ def models(*widths: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def assert_alike(loss: Tensor, given: tuple[Tensor, ...], exact: Tensor, exact_given: tuple[Tensor, ...]) -> None:
+def assert_alike(loss: Tensor, inputs: tuple[Tensor, ...], exact: Tensor, exact_given: tuple[Tensor, ...]) -> None:
     """Loss and gradients are those of float64, but for roundings to float32."""
     assert loss.item() == pytest.approx(exact.item(), rel=2e-6)
-    gradients, expected = torch.autograd.grad(loss, given), torch.autograd.grad(exact, exact_given)
+    gradients, expected = torch.autograd.grad(loss, inputs), torch.autograd.grad(exact, exact_given)
     for gradient, reference in zip(gradients, expected, strict=True):
         assert reference.norm() > 1e-3 and (gradient.double() - reference).norm() <= 3e-6 * reference.norm()
 
@@ -339,12 +339,12 @@ def test_the_likeliest_tokens_from_hidden_states(name: str) -> None:
     teacher, ids = (teacher_hidden @ teacher_layer.T).log_softmax(-1).topk(4)
     mask = torch.arange(5) > 1
     ids[:, ~mask] = -100
-    given = (hidden.requires_grad_(), layer.requires_grad_())
-    student = linear_token_scores(*given, ids, outputs=()).logprob
-    exact_given = tuple(each.detach().double().requires_grad_() for each in given)
+    inputs = (hidden.requires_grad_(), layer.requires_grad_())
+    student = linear_token_scores(*inputs, ids, outputs=()).logprob
+    exact_given = tuple(argument.detach().double().requires_grad_() for argument in inputs)
     every = (exact_given[0] @ exact_given[1].T).log_softmax(-1)
     exact = RECIPES[name](every.gather(-1, ids.clamp(min=0)), teacher.double(), mask.expand(3, 5))
-    assert_alike(RECIPES[name](student, teacher, mask.expand(3, 5)), given, exact, exact_given)
+    assert_alike(RECIPES[name](student, teacher, mask.expand(3, 5)), inputs, exact, exact_given)
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
@@ -352,16 +352,17 @@ def test_a_mix_with_cross_entropy(direction: str) -> None:
     (hidden, layer), teacher = models(16, 24)
     labels = torch.arange(15).reshape(3, 5)
     labels[:, :2] = -100
-    given = (hidden.requires_grad_(), layer.requires_grad_())
-    found = linear_distillation_loss(*given, *teacher, labels, direction=direction, outputs=("logprob",))
-    mixed = 0.7 * found.loss - 0.3 * found.logprob.sum() / (labels != -100).sum()
-    exact_given = tuple(each.detach().double().requires_grad_() for each in given)
+    inputs = (hidden.requires_grad_(), layer.requires_grad_())
+    result = linear_distillation_loss(*inputs, *teacher, labels, direction=direction, outputs=("logprob",))
+    mixed = 0.7 * result.loss - 0.3 * result.logprob.sum() / (labels != -100).sum()
+    exact_given = tuple(argument.detach().double().requires_grad_() for argument in inputs)
     log_q, log_p = (
-        (each[0] @ each[1].T).log_softmax(-1) for each in (exact_given, [each.double() for each in teacher])
+        (element[0] @ element[1].T).log_softmax(-1)
+        for element in (exact_given, [tensor.double() for tensor in teacher])
     )
     first, second = (log_p, log_q) if direction == "forward" else (log_q, log_p)
     divergences = (first.exp() * (first - second)).sum(-1)
     logprob = log_q.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     counts = labels != -100
     exact = (0.7 * divergences - 0.3 * logprob)[counts].sum() / counts.sum()
-    assert_alike(mixed, given, exact, exact_given)
+    assert_alike(mixed, inputs, exact, exact_given)

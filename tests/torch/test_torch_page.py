@@ -48,8 +48,8 @@ def named(kind: str, column: int) -> set[str]:
 
 
 def test_tensors_of_the_operators_are_called_tensors_and_their_options_constants() -> None:
-    assert named("tensor", 2) == {each.name for operator in OURS for each in operator.inputs}
-    assert named("constant", 2) == {each.name for operator in OURS for each in operator.keywords}
+    assert named("tensor", 2) == {entry.name for operator in OURS for entry in operator.inputs}
+    assert named("constant", 2) == {keyword.name for operator in OURS for keyword in operator.keywords}
 
 
 def test_every_argument_of_the_functions_has_its_row() -> None:

@@ -67,10 +67,10 @@ def test_tokens_may_be_one_dimension_and_other_types_are_cast() -> None:
 @pytest.mark.parametrize("return_entropy", [False, True])
 def test_logprobs_with_and_without_entropy(return_entropy: bool) -> None:
     scores = token_scores(X, T)
-    found = compute_logprobs(X, T, return_entropy=return_entropy)
-    logprob = found[0] if return_entropy else found
+    result = compute_logprobs(X, T, return_entropy=return_entropy)
+    logprob = result[0] if return_entropy else result
     assert torch.equal(logprob, scores.logprob)  # type: ignore[arg-type]
-    assert not return_entropy or torch.equal(found[1], scores.entropy)
+    assert not return_entropy or torch.equal(result[1], scores.entropy)
 
 
 def configured(enable: bool, *components: str) -> Any:
@@ -110,8 +110,8 @@ def test_a_plain_part_of_the_vocabulary_is_that_of_the_mesh_of_torchtitan(monkey
         monkeypatch.setitem(sys.modules, "torchtitan.distributed.spmd_types", titan)
         expected = vocab_parallel_cross_entropy(part, T, shard_sizes=sizes, reduction="sum")
         assert torch.equal(cross_entropy_loss(part, T, global_vocab_size=CLASSES), expected)
-        found = compute_logprobs(part, T, global_vocab_size=CLASSES)
-        assert torch.equal(found, token_scores(part, T, dist.group.WORLD, shard_sizes=sizes).logprob)  # type: ignore[arg-type]
+        result = compute_logprobs(part, T, global_vocab_size=CLASSES)
+        assert torch.equal(result, token_scores(part, T, dist.group.WORLD, shard_sizes=sizes).logprob)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="over a group of 2, and its size is not known; pass global_vocab_size"):
             cross_entropy_loss(part, T)
         titan.spmd_mesh_size = lambda name: 1

@@ -49,15 +49,15 @@ def with_gradients(loss_of: Callable[..., Any], dtype: torch.dtype, **inputs: An
     """Loss, metrics, and the gradients of twice the loss by hidden states and the parameters of the head."""
     head, hidden = make_head().to(dtype), HIDDEN.to(dtype, copy=True).requires_grad_()
     loss_of.set_lm_head(head)  # type: ignore[attr-defined]
-    inputs = {name: each.to(dtype) if each.is_floating_point() else each for name, each in inputs.items()}
+    inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
     loss, metrics = loss_of(hidden, LABELS, torch.tensor(VALID), **inputs)
     gradients = torch.autograd.grad(2.0 * loss, (hidden, *head.parameters()))
     return loss.detach(), *metrics.values(), *gradients
 
 
-def assert_same(found: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> None:
-    assert len(found) == len(exact)
-    for ours, theirs in zip(found, exact, strict=True):
+def assert_same(results: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> None:
+    assert len(results) == len(exact)
+    for ours, theirs in zip(results, exact, strict=True):
         tolerance = GRADIENT if ours.dim() else LOSS_UNITS * UNIT * 8.0
         if ours.dim():
             assert_telling(ours, theirs, 0.0, tolerance)
@@ -83,9 +83,9 @@ def test_the_wrapper_that_is_installed_makes_no_logits(
     exact = with_gradients(titan[LOSSES].ChunkedLossWrapper(loss()), torch.float64, **inputs)
     assert ChunkedLossWrapper.calls == 1
     with install(devices=("cpu",)):
-        found = with_gradients(titan[LOSSES].ChunkedLossWrapper(loss()), torch.float32, **inputs)
+        result = with_gradients(titan[LOSSES].ChunkedLossWrapper(loss()), torch.float32, **inputs)
     assert ChunkedLossWrapper.calls == 1
-    assert_same(found, exact)
+    assert_same(result, exact)
 
 
 def test_logprobs_from_hidden_states() -> None:
@@ -143,12 +143,12 @@ def test_functions_are_installed_where_they_were_imported_and_put_back(titan: di
     with install(devices=("cpu",)):
         ours = titan[DAPO].compute_logprobs
         assert ours is titan[LOSSES].compute_logprobs is not theirs[DAPO]["compute_logprobs"]
-        for found, expected in zip(
+        for item, expected in zip(
             ours(logits, LABELS, return_entropy=True),
             torchtitan_stand_in.compute_logprobs(logits.double(), LABELS, return_entropy=True),
             strict=True,
         ):
-            assert_telling(found, expected, 0.0, LOSS_UNITS * UNIT * 20.0)
+            assert_telling(item, expected, 0.0, LOSS_UNITS * UNIT * 20.0)
         loss = titan[LOSSES].cross_entropy_loss
         expected = torchtitan_stand_in.cross_entropy_loss(logits.double(), LABELS)
         torch.testing.assert_close(loss(logits, LABELS).double(), expected)
@@ -234,8 +234,10 @@ def test_a_head_that_fully_shard_has_sharded_with_the_norm_as_torchtitan_does(
             value, _ = wrapped(model(hidden), LABELS, VALID, **inputs)
         (3.0 * value).backward()
         assert "forward" not in vars(model.lm_head)
-        found = [hidden.grad, *(each.grad for each in model.parameters())]
-        gradients.append([value.detach(), *(getattr(each, "full_tensor", lambda each=each: each)() for each in found)])
+        results = [hidden.grad, *(parameter.grad for parameter in model.parameters())]
+        gradients.append(
+            [value.detach(), *(getattr(tensor, "full_tensor", lambda tensor=tensor: tensor)() for tensor in results)]
+        )
         with torch.no_grad():  # as a validation
             torch.testing.assert_close(wrapped(model(hidden), LABELS, VALID, **inputs)[0], value.detach())
     assert ChunkedLossWrapper.calls == 2
@@ -246,14 +248,14 @@ def test_a_head_that_fully_shard_has_sharded_with_the_norm_as_torchtitan_does(
 
 @pytest.mark.usefixtures("alone")
 def test_scores_of_a_sharded_head_are_not_rounded_to_the_types_of_its_policy() -> None:
-    head, found = make_head().bfloat16(), []
+    head, result = make_head().bfloat16(), []
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.bfloat16)
-    for given in (head, fully_shard(copy.deepcopy(head), mp_policy=policy)):
+    for item in (head, fully_shard(copy.deepcopy(head), mp_policy=policy)):
         hidden = HIDDEN.bfloat16().requires_grad_()
-        logprob, entropy = compute_linear_logprobs(hidden, given, LABELS, return_entropy=True)
+        logprob, entropy = compute_linear_logprobs(hidden, item, LABELS, return_entropy=True)
         assert not entropy.requires_grad
         (1e-3 * logprob).sum().backward()
-        weight = given.weight.grad
-        found.append((logprob.detach(), entropy, hidden.grad, getattr(weight, "full_tensor", lambda it=weight: it)()))
-    for whole, sharded in zip(*found, strict=True):
+        weight = item.weight.grad
+        result.append((logprob.detach(), entropy, hidden.grad, getattr(weight, "full_tensor", lambda it=weight: it)()))
+    for whole, sharded in zip(*result, strict=True):
         assert whole.dtype == sharded.dtype and torch.equal(whole, sharded) and whole.any()

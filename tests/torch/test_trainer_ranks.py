@@ -67,11 +67,11 @@ def found_by_processes(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return [torch.load(directory / f"{rank}.pt") for rank in range(PROCESSES)]
 
 
-def of_group(found: Found, ranks: int, *names: str) -> list[dict[str, Any]]:
+def of_group(actual: Found, ranks: int, *names: str) -> list[dict[str, Any]]:
     """What the first group of ``ranks`` has found."""
-    results = [each[ranks] for each in found[:ranks]]
+    results = [result[ranks] for result in actual[:ranks]]
     for name in names:
-        results = [each[name] for each in results]
+        results = [result[name] for result in results]
     return results
 
 
@@ -81,13 +81,13 @@ def of_group(found: Found, ranks: int, *names: str) -> list[dict[str, Any]]:
 def test_loss_and_gradient_of_a_sharded_vocabulary(
     given: str, dtype: str, ranks: int, found_by_processes: Found
 ) -> None:
-    found = of_group(found_by_processes, ranks, dtype, given)
+    results = of_group(found_by_processes, ranks, dtype, given)
     x = exact_logits(dtype)
     expected = titan_loss(x, labels())
-    assert all(torch.equal(each["loss"], found[0]["loss"]) for each in found), "ranks are not bitwise identical"
-    assert_loss(found[0]["loss"], expected.detach(), MAGNITUDE * TOKENS / COUNT)
-    assert [each["gradient"].shape[1] for each in found] == SIZES[ranks]
-    whole = torch.cat([each["gradient"] for each in found], 1)
+    assert all(torch.equal(result["loss"], results[0]["loss"]) for result in results), "ranks are not bitwise identical"
+    assert_loss(results[0]["loss"], expected.detach(), MAGNITUDE * TOKENS / COUNT)
+    assert [result["gradient"].shape[1] for result in results] == SIZES[ranks]
+    whole = torch.cat([result["gradient"] for result in results], 1)
     assert whole.dtype == DTYPES[dtype]
     assert_gradient(whole, gradient(expected, x), 1 / COUNT)
 
@@ -95,16 +95,16 @@ def test_loss_and_gradient_of_a_sharded_vocabulary(
 @by_ranks
 @by_dtype
 def test_logprob_and_entropy_of_a_sharded_vocabulary(dtype: str, ranks: int, found_by_processes: Found) -> None:
-    found = of_group(found_by_processes, ranks, dtype, "scores")
+    results = of_group(found_by_processes, ranks, dtype, "scores")
     x = exact_logits(dtype)
     logprob, entropy = logprobs(x, labels()), torch.distributions.Categorical(logits=x).entropy()
-    for each in found:
-        assert_loss(each["logprob"], logprob.detach(), MAGNITUDE)
-        assert_loss(each["entropy"], entropy.detach(), MAGNITUDE)
-    whole = torch.cat([each["gradient"] for each in found], 1)
+    for values in results:
+        assert_loss(values["logprob"], logprob.detach(), MAGNITUDE)
+        assert_loss(values["entropy"], entropy.detach(), MAGNITUDE)
+    whole = torch.cat([result["gradient"] for result in results], 1)
     assert_gradient(whole, gradient((logprob * upstream()).sum(), x), upstream().abs().max().item())
-    for alone, each in zip(of_group(found_by_processes, ranks, dtype, "logprob alone"), found, strict=True):
-        assert torch.equal(alone["logprob"], each["logprob"]) and alone["entropy"].shape == (0,)
+    for alone, values in zip(of_group(found_by_processes, ranks, dtype, "logprob alone"), results, strict=True):
+        assert torch.equal(alone["logprob"], values["logprob"]) and alone["entropy"].shape == (0,)
 
 
 @by_ranks
@@ -113,21 +113,21 @@ def test_two_all_reduces_and_nothing_of_the_size_of_the_logits_is_kept(
     dtype: str, ranks: int, found_by_processes: Found
 ) -> None:
     """TorchTitan's function takes three, and keeps the log-probabilities in float32."""
-    for each, columns in zip(of_group(found_by_processes, ranks, dtype), SIZES[ranks], strict=True):
-        assert each["all_reduces"] == 2
+    for results, columns in zip(of_group(found_by_processes, ranks, dtype), SIZES[ranks], strict=True):
+        assert results["all_reduces"] == 2
         # The logits themselves, in their own memory; of one column they are no larger than what is kept of each token.
-        assert each["saved"] == ([True] if columns > 1 else [])
+        assert results["saved"] == ([True] if columns > 1 else [])
 
 
 @by_ranks
 @by_dtype
 def test_a_rank_of_a_dtensor_may_have_no_classes(dtype: str, ranks: int, found_by_processes: Found) -> None:
-    found = of_group(found_by_processes, ranks, dtype, "few classes")
+    results = of_group(found_by_processes, ranks, dtype, "few classes")
     x, target = exact_logits(dtype), labels().clamp(max=FEW - 1)
     expected = -logprobs(x[:, :FEW], target).sum() / (target != -100).sum()
-    assert_loss(found[0]["loss"], expected.detach(), MAGNITUDE)
-    assert found[-1]["gradient"].shape[1] == {2: 2, 4: 0}[ranks]
-    assert_gradient(torch.cat([each["gradient"] for each in found], 1), gradient(expected, x)[:, :FEW], 1.0)
+    assert_loss(results[0]["loss"], expected.detach(), MAGNITUDE)
+    assert results[-1]["gradient"].shape[1] == {2: 2, 4: 0}[ranks]
+    assert_gradient(torch.cat([result["gradient"] for result in results], 1), gradient(expected, x)[:, :FEW], 1.0)
 
 
 @by_ranks
@@ -135,8 +135,8 @@ def test_a_rank_of_a_dtensor_may_have_no_classes(dtype: str, ranks: int, found_b
 def test_padding_of_a_dtensor_is_left_out(dtype: str, ranks: int, found_by_processes: Found) -> None:
     x, target = exact_logits(dtype)[:, :UNPADDED], labels().clamp(max=UNPADDED - 1)
     expected = -logprobs(x, target).sum() / (target != -100).sum()
-    for each in of_group(found_by_processes, ranks, dtype, "padded"):
-        for loss in each["losses"]:
+    for results in of_group(found_by_processes, ranks, dtype, "padded"):
+        for loss in results["losses"]:
             assert_loss(loss, expected.detach(), MAGNITUDE)
 
 
@@ -147,63 +147,65 @@ def test_tokens_over_one_dimension_of_a_mesh_and_classes_over_the_other(
     x = exact_logits("float32")
     expected = titan_loss(x, labels())
     losses = -logprobs(x, labels()).detach()
-    for rank, each in enumerate(found_by_processes):
-        found = each["two dimensions"][classes]
-        assert_loss(found["loss"], expected.detach(), MAGNITUDE * TOKENS / COUNT)
-        assert_gradient(found["gradient"], gradient(expected, x), 1 / COUNT)
-        assert_loss(found["losses"], losses.chunk(2)[rank // 2], MAGNITUDE)
+    for rank, process in enumerate(found_by_processes):
+        results = process["two dimensions"][classes]
+        assert_loss(results["loss"], expected.detach(), MAGNITUDE * TOKENS / COUNT)
+        assert_gradient(results["gradient"], gradient(expected, x), 1 / COUNT)
+        assert_loss(results["losses"], losses.chunk(2)[rank // 2], MAGNITUDE)
 
 
 @by_ranks
 @pytest.mark.parametrize("kind", ["chunks", "chunks of a DTensor", "chunks under FSDP"])
 def test_chunks_of_tokens_are_the_whole(kind: str, ranks: int, found_by_processes: Found) -> None:
-    hidden, weight = (each.double().requires_grad_() for each in hidden_and_weight())
-    found = of_group(found_by_processes, ranks, kind)
+    hidden, weight = (tensor.double().requires_grad_() for tensor in hidden_and_weight())
+    results = of_group(found_by_processes, ranks, kind)
     expected = titan_loss(hidden @ weight.T, labels())
     # A gradient of hidden is a sum over classes of |weight| < 4, one of the weight a sum over tokens of |hidden| < 4.
     scale = 4.0 * max(CLASSES, TOKENS) / COUNT
     if kind == "chunks under FSDP":  # each rank has its own tokens
-        losses = torch.stack([each["loss"] for each in found])
-        assert torch.equal(losses, torch.stack([each["validated"] for each in found]))
+        losses = torch.stack([result["loss"] for result in results])
+        assert torch.equal(losses, torch.stack([result["validated"] for result in results]))
         assert_loss(losses.sum(), expected.detach(), MAGNITUDE * TOKENS / COUNT)
-        assert_gradient(torch.cat([each["hidden"] for each in found]), gradient(expected, hidden), scale)
-        assert all(each["is sharded"] for each in found)
-    for each in found:
+        assert_gradient(torch.cat([result["hidden"] for result in results]), gradient(expected, hidden), scale)
+        assert all(result["is sharded"] for result in results)
+    for element in results:
         if kind != "chunks under FSDP":
-            assert_loss(each["loss"], expected.detach(), MAGNITUDE * TOKENS / COUNT)
-            assert_gradient(each["hidden"], gradient(expected, hidden), scale)
-        assert_gradient(each["weight"], gradient(expected, weight), scale)
+            assert_loss(element["loss"], expected.detach(), MAGNITUDE * TOKENS / COUNT)
+            assert_gradient(element["hidden"], gradient(expected, hidden), scale)
+        assert_gradient(element["weight"], gradient(expected, weight), scale)
 
 
 @by_ranks
 def test_a_loss_without_logits_under_fsdp(ranks: int, found_by_processes: Found) -> None:
-    hidden, weight = (each.double().requires_grad_() for each in features_and_weight())
-    found = of_group(found_by_processes, ranks, "without logits under FSDP")
+    hidden, weight = (tensor.double().requires_grad_() for tensor in features_and_weight())
+    results = of_group(found_by_processes, ranks, "without logits under FSDP")
     expected = titan_loss(hidden @ weight.T, labels().clamp(max=CLASSES - 2))
     scale = 4.0 * max(CLASSES, TOKENS) / COUNT
-    losses = torch.stack([each["loss"] for each in found])
-    assert torch.equal(losses, torch.stack([each["validated"] for each in found]))
+    losses = torch.stack([result["loss"] for result in results])
+    assert torch.equal(losses, torch.stack([result["validated"] for result in results]))
     assert_loss(losses.sum(), expected.detach(), MAGNITUDE * TOKENS / COUNT)
-    assert_gradient(torch.cat([each["hidden"] for each in found]), gradient(expected, hidden), scale)
-    for each in found:
-        assert_gradient(each["weight"], gradient(expected, weight), scale)
+    assert_gradient(torch.cat([result["hidden"] for result in results]), gradient(expected, hidden), scale)
+    for element in results:
+        assert_gradient(element["weight"], gradient(expected, weight), scale)
 
 
 @by_ranks
 def test_scores_of_verl_with_the_vocabulary_in_shards(ranks: int, found_by_processes: Found) -> None:
-    hidden, weight = (each.double().requires_grad_() for each in features_and_weight())
-    found = of_group(found_by_processes, ranks, "verl")
+    hidden, weight = (tensor.double().requires_grad_() for tensor in features_and_weight())
+    results = of_group(found_by_processes, ranks, "verl")
     z = (hidden @ weight.T / TEMPERATURE).log_softmax(-1)
     logprob = z.gather(-1, labels().clamp(min=0, max=CLASSES - 2)[:, None])[:, 0]
     entropy = -(z.exp() * z).sum(-1)
     total = ((logprob + 0.1 * entropy) * upstream().double()).sum()
-    for each in found:
-        assert torch.equal(each["logprob"], found[0]["logprob"]) and torch.equal(each["entropy"], found[0]["entropy"])
-    assert_loss(found[0]["logprob"], logprob.detach(), MAGNITUDE)
-    assert_loss(found[0]["entropy"], entropy.detach(), MAGNITUDE)
+    for element in results:
+        assert torch.equal(element["logprob"], results[0]["logprob"]) and torch.equal(
+            element["entropy"], results[0]["entropy"]
+        )
+    assert_loss(results[0]["logprob"], logprob.detach(), MAGNITUDE)
+    assert_loss(results[0]["entropy"], entropy.detach(), MAGNITUDE)
     # Upstream gradients are below 8; the rest is as in the test of chunks.
     scale = 8.0 * 4.0 * max(CLASSES, TOKENS)
-    parts = torch.stack([each["hidden"] for each in found])
+    parts = torch.stack([result["hidden"] for result in results])
     assert not parts[1:].any(), "the first rank has the whole gradient, so the sum rounds nothing"
     assert_gradient(parts.sum(0), gradient(total, hidden), scale)
-    assert_gradient(torch.cat([each["weight"] for each in found]), gradient(total, weight), scale)
+    assert_gradient(torch.cat([result["weight"] for result in results]), gradient(total, weight), scale)

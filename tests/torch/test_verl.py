@@ -39,21 +39,23 @@ def leaves(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     return HIDDEN.to(dtype, copy=True).requires_grad_(), WEIGHT.to(dtype, copy=True).requires_grad_()
 
 
-def backward(found: tuple[Tensor, Tensor], hidden: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-    upstream = [given.view(each.shape).to(each.dtype) for given, each in zip(UPSTREAM, found, strict=True)]
-    return torch.autograd.grad(found, (hidden, weight), upstream)
+def backward(results: tuple[Tensor, Tensor], hidden: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    upstream = [
+        gradient.view(result.shape).to(result.dtype) for gradient, result in zip(UPSTREAM, results, strict=True)
+    ]
+    return torch.autograd.grad(results, (hidden, weight), upstream)
 
 
-def assert_scores(found: tuple[Tensor, Tensor], hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
+def assert_scores(results: tuple[Tensor, Tensor], hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
     """Values and gradients of both are the formula's in float64, of operands as rounded as these."""
-    x, w = (each.detach().double().requires_grad_() for each in (hidden, weight))
+    x, w = (array.detach().double().requires_grad_() for array in (hidden, weight))
     exact = scores(x, w, LABELS, T)
-    for ours, theirs in zip(found, exact, strict=True):
+    for ours, theirs in zip(results, exact, strict=True):
         assert ours.dtype == torch.float32
         assert_telling(ours.detach(), theirs.detach().view(ours.shape), 0.0, LOSS_UNITS * UNIT * 8.0)
     # Sums over 11 classes or 6 positions of products up to 8.
     rounding = 0.0 if dtype == torch.float32 else 2.0**-7
-    for ours, theirs in zip(backward(found, hidden, weight), backward(exact, x, w), strict=True):
+    for ours, theirs in zip(backward(results, hidden, weight), backward(exact, x, w), strict=True):
         assert ours.dtype == dtype
         assert_telling(ours, theirs, rounding, GRADIENT_UNITS * UNIT * 8.0 + rounding)
 
@@ -64,9 +66,9 @@ def test_scores_and_gradients_where_a_module_took_the_function_by_name(
 ) -> None:
     hidden, weight = leaves(dtype)
     with install(devices=("cpu",)):
-        found = verl[BY_NAME].linear_cross_entropy(hidden, weight, LABELS, T, "none")
-    assert found[0].shape == found[1].shape == (BATCH * LENGTH,) and LinearCrossEntropy.calls == 0
-    assert_scores(found, hidden, weight, dtype)  # the backward runs after the undo
+        result = verl[BY_NAME].linear_cross_entropy(hidden, weight, LABELS, T, "none")
+    assert result[0].shape == result[1].shape == (BATCH * LENGTH,) and LinearCrossEntropy.calls == 0
+    assert_scores(result, hidden, weight, dtype)  # the backward runs after the undo
 
 
 @pytest.mark.parametrize("backend", ["torch", "liger"])
@@ -74,16 +76,16 @@ def test_scores_and_gradients_of_the_module_whatever_its_backend(backend: str, v
     hidden, weight = leaves()
     module = verl[FUSED].FusedLinearForPPO(impl_backend=backend)
     with install(devices=("cpu",)):
-        found = module(hidden, weight, LABELS, temperature=T)
-    assert found[0].shape == found[1].shape == LABELS.shape and FusedLinearForPPO.calls == 0
-    assert_scores(found, hidden, weight, torch.float32)
+        result = module(hidden, weight, LABELS, temperature=T)
+    assert result[0].shape == result[1].shape == LABELS.shape and FusedLinearForPPO.calls == 0
+    assert_scores(result, hidden, weight, torch.float32)
 
 
 def test_reductions_are_of_the_log_probabilities() -> None:
-    each, entropy = linear_cross_entropy(HIDDEN, WEIGHT, LABELS, T)
+    item, entropy = linear_cross_entropy(HIDDEN, WEIGHT, LABELS, T)
     total, same = linear_cross_entropy(HIDDEN, WEIGHT, LABELS, T, "SUM")
     mean, _ = linear_cross_entropy(HIDDEN, WEIGHT, LABELS, T, "mean")
-    assert torch.equal(total, each.sum()) and torch.equal(mean, each.mean()) and torch.equal(same, entropy)
+    assert torch.equal(total, item.sum()) and torch.equal(mean, item.mean()) and torch.equal(same, entropy)
     with pytest.raises(ValueError, match="reduction must be none, sum or mean, got 'max'; pass one"):
         linear_cross_entropy(HIDDEN, WEIGHT, LABELS, T, "max")
 
@@ -147,10 +149,10 @@ def test_a_group_shares_the_vocabulary_and_the_first_rank_has_the_gradient_of_th
 def test_a_group_of_one_has_all_classes() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        found = linear_cross_entropy(HIDDEN, WEIGHT, LABELS, T, "none", dist.group.WORLD)
+        results = linear_cross_entropy(HIDDEN, WEIGHT, LABELS, T, "none", dist.group.WORLD)
     finally:
         dist.destroy_process_group()
-    for ours, of_module in zip(found, fused_linear_for_ppo(HIDDEN, WEIGHT, LABELS, T), strict=True):
+    for ours, of_module in zip(results, fused_linear_for_ppo(HIDDEN, WEIGHT, LABELS, T), strict=True):
         assert torch.equal(ours, of_module.flatten())
 
 

@@ -58,9 +58,9 @@ class ChunkedLossWrapper:
         self, pred: Tensor, labels: Tensor, global_valid_tokens: Any = None, **loss_inputs: Any
     ) -> tuple[Tensor, dict[str, Tensor]]:
         ChunkedLossWrapper.calls += 1
-        found: tuple[Tensor, dict[str, Tensor]]
-        found = self.loss_fn(self.lm_head(pred), labels, global_valid_tokens, **loss_inputs)
-        return found
+        result: tuple[Tensor, dict[str, Tensor]]
+        result = self.loss_fn(self.lm_head(pred), labels, global_valid_tokens, **loss_inputs)
+        return result
 
 
 class DAPOLoss:

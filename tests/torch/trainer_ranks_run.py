@@ -88,7 +88,7 @@ def vocabulary_in_shards(mesh: DeviceMesh, dtype: torch.dtype) -> Results:
     """TorchTitan's loss and log-probabilities, of a DTensor and of the plain part that a rank has."""
     group = mesh.get_group()
     leaf: Any = distribute_tensor(logits_of(dtype), mesh, [Shard(1)]).requires_grad_()
-    found: Results = {}
+    results: Results = {}
     large: list[bool] = []
 
     def seen(saved: Tensor) -> Tensor:
@@ -100,36 +100,36 @@ def vocabulary_in_shards(mesh: DeviceMesh, dtype: torch.dtype) -> Results:
     _all_reduces.clear()
     with torch.autograd.graph.saved_tensors_hooks(seen, lambda saved: saved):
         loss, _ = CrossEntropyLoss()(logits, labels(), torch.tensor(COUNT))
-    found["saved"] = large
-    found["all_reduces"] = len(_all_reduces)
+    results["saved"] = large
+    results["all_reduces"] = len(_all_reduces)
     loss.backward()
-    found["DTensor"] = {"loss": loss.detach(), "gradient": leaf.grad.to_local()}
+    results["DTensor"] = {"loss": loss.detach(), "gradient": leaf.grad.to_local()}
     part = leaf.detach().to_local().requires_grad_()
     loss = cross_entropy_loss(1.0 * part, labels(), global_vocab_size=CLASSES, group=group, inplace=True) / COUNT
     loss.backward()
-    found["plain"] = {"loss": loss.detach(), "gradient": part.grad}
+    results["plain"] = {"loss": loss.detach(), "gradient": part.grad}
     leaf.grad = None
     logprob, entropy = compute_logprobs(1.0 * leaf, labels(), return_entropy=True)
     (logprob * upstream()).sum().backward()
-    found["scores"] = {"logprob": logprob.detach(), "entropy": entropy, "gradient": leaf.grad.to_local()}
+    results["scores"] = {"logprob": logprob.detach(), "entropy": entropy, "gradient": leaf.grad.to_local()}
     scores = token_scores(part.detach(), labels(), group, shard_sizes=SIZES[mesh.size()], entropy=False)
-    found["logprob alone"] = {"logprob": scores.logprob, "entropy": scores.entropy}
+    results["logprob alone"] = {"logprob": scores.logprob, "entropy": scores.entropy}
     few: Any = distribute_tensor(logits_of(dtype)[:, :FEW], mesh, [Shard(1)]).requires_grad_()
     loss = cross_entropy(few, labels().clamp(max=FEW - 1))
     loss.backward()
-    found["few classes"] = {"loss": loss.detach(), "gradient": few.grad.to_local()}
+    results["few classes"] = {"loss": loss.detach(), "gradient": few.grad.to_local()}
     target = labels().clamp(max=UNPADDED - 1)
     padded = [
         vocab_parallel_cross_entropy(logits, target, num_classes=UNPADDED)
         for logits in (leaf.detach(), distribute_tensor(logits_of(dtype), mesh, [Replicate()]))
     ]
-    found["padded"] = {"losses": padded}
-    return found
+    results["padded"] = {"losses": padded}
+    return results
 
 
 def two_dimensions(mesh: DeviceMesh) -> Results:
     """Tokens over the first dimension of the mesh, classes over the second one, or whole there."""
-    found: Results = {}
+    results: Results = {}
     for name, of_classes in (("sharded", Shard(1)), ("replicated", Replicate())):
         leaf = distribute_tensor(logits_of(torch.float32), mesh, [Shard(0), of_classes]).requires_grad_()
         target = distribute_tensor(labels(), mesh, [Shard(0), Replicate()])
@@ -139,8 +139,8 @@ def two_dimensions(mesh: DeviceMesh) -> Results:
         total = loss.detach().clone()
         _all_reduce(total, group=mesh.get_group(0))
         plain = cross_entropy(leaf.detach(), target.to_local(), reduction="none")
-        found[name] = {"loss": total, "gradient": gradient, "losses": plain}
-    return found
+        results[name] = {"loss": total, "gradient": gradient, "losses": plain}
+    return results
 
 
 def chunks_of_a_sharded_layer(mesh: DeviceMesh, distributed: bool) -> Results:
@@ -222,10 +222,10 @@ def main(rank: int, directory: Path) -> None:
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     of_tokens = {2: init_device_mesh("cpu", (2, 2), mesh_dim_names=("pairs", "dp"))["dp"]}
     of_tokens[PROCESSES] = init_device_mesh("cpu", (PROCESSES,), mesh_dim_names=("dp",))
-    found: dict[Any, Any] = {}
+    results: dict[Any, Any] = {}
     with nkilib.simulator.using(uninitialized="error", target="trn2", precise_fp=True):
         for mesh in (square["tp"], init_device_mesh("cpu", (PROCESSES,), mesh_dim_names=("tp",))):
-            found[mesh.size()] = {
+            results[mesh.size()] = {
                 **{name: vocabulary_in_shards(mesh, dtype) for name, dtype in DTYPES.items()},
                 "chunks": chunks_of_a_sharded_layer(mesh, distributed=False),
                 "chunks of a DTensor": chunks_of_a_sharded_layer(mesh, distributed=True),
@@ -233,8 +233,8 @@ def main(rank: int, directory: Path) -> None:
                 "without logits under FSDP": without_logits_under_fsdp(of_tokens[mesh.size()]),
                 "verl": scores_of_verl(mesh),
             }
-        found["two dimensions"] = two_dimensions(square)
-    torch.save(found, directory / f"{rank}.pt")
+        results["two dimensions"] = two_dimensions(square)
+    torch.save(results, directory / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -121,8 +121,8 @@ def followed(page: Path) -> tuple[Shown, ...]:
 def test_what_a_page_shows_is_what_is_printed(page: Path) -> None:
     shown = followed(page)
     assert len(shown) >= 4
-    for each in shown:
-        text, printed = words(each.text), words(each.printed)
+    for item in shown:
+        text, printed = words(item.text), words(item.printed)
         if page.stem not in TOLERANCES:
             assert text in printed
             continue
@@ -142,14 +142,14 @@ def test_times_and_shares_in_the_text_are_among_those_shown(page: Path) -> None:
 def test_the_table_of_steps_has_the_figures_of_the_steps() -> None:
     page = CHECKOUT / "docs" / "tutorials" / "from_a_slow_kernel_to_the_bound.md"
     rows = re.findall(r"^\| \[.*\| ([\d.,]+) us \| (\d+)% \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    printed = [re.search(r"; ([\d.,]+) us, (\d+)% of the bound", each.printed) for each in followed(page)]
-    assert rows == [found.groups() for found in printed if found]
+    printed = [re.search(r"; ([\d.,]+) us, (\d+)% of the bound", item.printed) for item in followed(page)]
+    assert rows == [item.groups() for item in printed if item]
     assert len(rows) == len(printed) and int(rows[-1][1]) >= 90
 
 
 def test_messages_of_the_first_kernel_are_shown_and_one_mistake_is_invisible_without_its_option(tmp_path: Path) -> None:
     page = CHECKOUT / "docs" / "tutorials" / "first_kernel_on_the_simulator.md"
-    failed = {each.text.partition(":")[0]: each.script for each in followed(page) if each.has_failed}
+    failed = {item.text.partition(":")[0]: item.script for item in followed(page) if item.has_failed}
     expected = [
         "TensorTypeError",
         "NkiValidationError",

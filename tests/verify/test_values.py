@@ -16,13 +16,13 @@ EXAMPLES = [np.nan, np.inf, -np.inf, 1.0, -(2.0**-126), 2.0**-127, -1e-40, 0.0, 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_every_class_is_named(dtype: type) -> None:
-    found = classes_of(np.array(EXAMPLES, np.float32).astype(dtype))
-    assert [CLASSES[place] for place in found] == list(CLASSES)
+    results = classes_of(np.array(EXAMPLES, np.float32).astype(dtype))
+    assert [CLASSES[place] for place in results] == list(CLASSES)
 
 
 def test_float16_has_subnormal_numbers_of_its_own() -> None:
-    found = classes_of(np.array([np.nan, np.inf, -np.inf, 1.0, -(2.0**-14), 2.0**-15, -1e-6, 0.0, -0.0], np.float16))
-    assert [CLASSES[place] for place in found] == list(CLASSES)
+    results = classes_of(np.array([np.nan, np.inf, -np.inf, 1.0, -(2.0**-14), 2.0**-15, -1e-6, 0.0, -0.0], np.float16))
+    assert [CLASSES[place] for place in results] == list(CLASSES)
 
 
 def test_the_first_element_of_another_class_is_named() -> None:
@@ -30,9 +30,9 @@ def test_the_first_element_of_another_class_is_named() -> None:
     came = np.array([[5, -2], [3, np.inf], [-0.0, 1]], np.float32)
     assert class_difference(expected, expected) is None
     assert class_difference(np.abs(expected) * 7 + 1 - 1, expected) is None
-    found = class_difference(came, expected)
-    assert found == ClassDifference(3, (0, 1, 2), (0, 1), "-normal", "+normal")
-    assert str(found) == "3 of another class, in rows 0, 1, 2; the first [0, 1]: -normal came, +normal was expected"
+    result = class_difference(came, expected)
+    assert result == ClassDifference(3, (0, 1, 2), (0, 1), "-normal", "+normal")
+    assert str(result) == "3 of another class, in rows 0, 1, 2; the first [0, 1]: -normal came, +normal was expected"
 
 
 def test_integers_have_no_classes() -> None:
@@ -44,12 +44,12 @@ def test_distances_count_neighbours_across_zero(dtype: type) -> None:
     one = np.array([1, -1, 0, np.nan, np.inf], np.float32).astype(dtype)
     next_up = np.nextafter(one, np.array(np.inf, dtype))
     assert str(distance(one, one)) == "the simulator's bits"
-    found = distance(one[:3], next_up[:3])
-    assert (found.same_bits, found.most_ulp) == (0.0, 1)
+    result = distance(one[:3], next_up[:3])
+    assert (result.same_bits, result.most_ulp) == (0.0, 1)
     assert distance(np.array([-0.0], dtype), np.array([0.0], dtype)).most_ulp == 0
     assert distance(np.array([1.0, np.nan], dtype), np.array([1.0, 3.0], dtype)).most_ulp == 0
 
 
 def test_integers_are_equal_or_not() -> None:
-    found = distance(np.array([1, 2], np.int32), np.array([1, 5], np.int32))
-    assert (found.same_bits, found.most_ulp) == (0.5, 0)
+    result = distance(np.array([1, 2], np.int32), np.array([1, 5], np.int32))
+    assert (result.same_bits, result.most_ulp) == (0.5, 0)

@@ -44,14 +44,14 @@ def mutants_in(root: Path, packages: list[str]) -> list[Mutant]:
     """
     paths: set[str] = set()
     for package in packages:
-        given = root / package
-        found = [given] if given.is_file() else sorted(given.rglob("*.py"))
-        if not found:
+        inputs = root / package
+        results = [inputs] if inputs.is_file() else sorted(inputs.rglob("*.py"))
+        if not results:
             raise ValueError(
                 f"mutate: a package must be a folder of Python files or a file below {root}, got {package!r}; "
                 "name it as nkilib/core"
             )
-        paths.update(path.relative_to(root).as_posix() for path in found)
+        paths.update(path.relative_to(root).as_posix() for path in results)
     return [Mutant(path, change) for path in sorted(paths) for change in mutations_of((root / path).read_text("utf-8"))]
 
 

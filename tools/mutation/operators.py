@@ -89,13 +89,13 @@ def mutations_of(source: str) -> list[Mutation]:
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
-    found = []
+    results = []
     for node, after in _changes(ast.parse(source)):
         assert node.end_lineno is not None and node.end_col_offset is not None
         start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
         before, rows = ast.unparse(node), node.end_lineno - node.lineno
-        found.append(Mutation(node.lineno, before, after, start, end, rows))
-    return sorted(found, key=lambda each: (each.start, each.end, each.after))
+        results.append(Mutation(node.lineno, before, after, start, end, rows))
+    return sorted(results, key=lambda item: (item.start, item.end, item.after))
 
 
 def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:

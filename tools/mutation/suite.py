@@ -56,11 +56,11 @@ def tests_of(root: Path, path: str) -> list[str]:
     parts = PurePosixPath(path).parts
     tests = PurePosixPath("tests", *parts[1:-1])
     depth = 4 if parts[:3] == _LOSSES else 3
-    found = [str(tests / f"test_{PurePosixPath(path).stem}.py"), str(_nearest(root, tests))]
-    found.append(str(_nearest(root, PurePosixPath(*tests.parts[:depth]))))
+    results = [str(tests / f"test_{PurePosixPath(path).stem}.py"), str(_nearest(root, tests))]
+    results.append(str(_nearest(root, PurePosixPath(*tests.parts[:depth]))))
     if parts[:2] == _LOSSES[:2]:
-        found.append(_PLANS)
-    return [each for each in dict.fromkeys(found) if each != "tests" and (root / each).exists()]
+        results.append(_PLANS)
+    return [item for item in dict.fromkeys(results) if item != "tests" and (root / item).exists()]
 
 
 def _nearest(root: Path, tests: PurePosixPath) -> PurePosixPath:

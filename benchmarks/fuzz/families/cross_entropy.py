@@ -128,42 +128,42 @@ class _Layout:
 
 
 def _recipe(draw: Draw, function: str, positions: int, vocabulary: int, ignored: int, is_soft: bool) -> Recipe:
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if ignored != -100:
-        given["ignore_index"] = ignored
+        arguments["ignore_index"] = ignored
     if draw.chance(0.25):
-        given["logit_softcap"] = draw.one_of((30.0, 5.0))
+        arguments["logit_softcap"] = draw.one_of((30.0, 5.0))
     if draw.chance(0.25):
-        given["temperature"] = draw.one_of((0.7, 2.0))
-    given["exact_maximum"] = draw.one_of((None, None, True))
+        arguments["temperature"] = draw.one_of((0.7, 2.0))
+    arguments["exact_maximum"] = draw.one_of((None, None, True))
     # The forms of the loss that have a kernel without the maximum.
-    may_be_shifted = not is_soft and "logit_softcap" not in given and min(positions, vocabulary) > 1
+    may_be_shifted = not is_soft and "logit_softcap" not in arguments and min(positions, vocabulary) > 1
     if function == _SCORES:
-        given["entropy"] = draw.chance(0.7)
+        arguments["entropy"] = draw.chance(0.7)
         if may_be_shifted and draw.chance(0.3):
-            given["exact_maximum"] = False
-        loss = ExtendedLoss(None, ignored, 0.0, given.get("logit_softcap"), 0.0, given.get("temperature", 1.0))
-        return Recipe(loss, "none", given=given)
-    given["reduction"] = draw.one_of(REDUCTIONS)
+            arguments["exact_maximum"] = False
+        loss = ExtendedLoss(None, ignored, 0.0, arguments.get("logit_softcap"), 0.0, arguments.get("temperature", 1.0))
+        return Recipe(loss, "none", given=arguments)
+    arguments["reduction"] = draw.one_of(REDUCTIONS)
     weight = draw.rng.random(vocabulary, dtype=np.float32) + np.float32(0.25) if draw.chance(0.3) else None
     if weight is not None:
-        given["weight"] = tensor_of(weight)
+        arguments["weight"] = tensor_of(weight)
     if draw.chance(0.3):
-        given["label_smoothing"] = draw.one_of((0.1, 0.01, 1.0))
+        arguments["label_smoothing"] = draw.one_of((0.1, 0.01, 1.0))
     if draw.chance(0.3):
-        given["lse_square_scale"] = draw.one_of((1e-4, 0.1))
+        arguments["lse_square_scale"] = draw.one_of((1e-4, 0.1))
     normalizer = None
-    if given["reduction"] == "mean" and draw.chance(0.2):
+    if arguments["reduction"] == "mean" and draw.chance(0.2):
         normalizer = 37.0
-        given["normalizer"] = tensor_of(np.array(normalizer))
-    given["return_outputs"] = draw.chance(0.3)
-    is_plain = "label_smoothing" not in given and not given["return_outputs"]
+        arguments["normalizer"] = tensor_of(np.array(normalizer))
+    arguments["return_outputs"] = draw.chance(0.3)
+    is_plain = "label_smoothing" not in arguments and not arguments["return_outputs"]
     if function != _PARALLEL and may_be_shifted and is_plain and draw.chance(0.4):
-        given["exact_maximum"] = False
-    smoothing, square = given.get("label_smoothing", 0.0), given.get("lse_square_scale", 0.0)
-    cap, temperature = given.get("logit_softcap"), given.get("temperature", 1.0)
+        arguments["exact_maximum"] = False
+    smoothing, square = arguments.get("label_smoothing", 0.0), arguments.get("lse_square_scale", 0.0)
+    cap, temperature = arguments.get("logit_softcap"), arguments.get("temperature", 1.0)
     loss = ExtendedLoss(weight, ignored, smoothing, cap, square, temperature)
-    return Recipe(loss, given["reduction"], normalizer, given["return_outputs"], given)
+    return Recipe(loss, arguments["reduction"], normalizer, arguments["return_outputs"], arguments)
 
 
 def _is_known_to_pytorch(recipe: Recipe) -> bool:
@@ -249,7 +249,7 @@ class _Reference:
         named = {"logprob": self._logprob()}
         if self._recipe.given["entropy"]:
             named["entropy"] = (self._exact.entropy, self._bounds["entropy"])
-        return {name: self._of_positions(*each) for name, each in named.items()}
+        return {name: self._of_positions(*value) for name, value in named.items()}
 
     def _of_positions(self, value: Array, error: Array) -> Expected:
         shape = self._layout.positions
@@ -306,8 +306,8 @@ class _Reference:
         return BackwardInputs(lse, of_loss, total, of_logprob, known, of_entropy), of_square
 
     def _gradient(self, results: Results) -> Expected:
-        options, given = self._recipe.loss, self._backward_inputs(results)
-        inputs, of_square = given
+        options, operands = self._recipe.loss, self._backward_inputs(results)
+        inputs, of_square = operands
         arguments = (self._logits, self._targets, self._dtype, options)
         exact = extended_backward_reference(*arguments, inputs)
         error = extended_gradient_bound(*arguments, inputs) + self._of_statistics(inputs, of_square)
@@ -331,8 +331,8 @@ class _Reference:
         square += np.abs(of_square) * (self._bounds["lse"] / np.maximum(np.abs(self._exact.lse), SMALLEST_NORMAL))
         square += np.abs(of_square) * (self._of_divisor + 4.0 * UNIT)
         sizes = np.where(self._valid, sizes, 0.0)
-        for each in (inputs.grad_lse, inputs.grad_logprob):
-            sizes = sizes if each is None else sizes + np.abs(each)
+        for array in (inputs.grad_lse, inputs.grad_logprob):
+            sizes = sizes if array is None else sizes + np.abs(array)
         error = (sizes * off + square)[:, np.newaxis] * p
         if inputs.grad_entropy is not None:
             terms = np.where(p == 0.0, 0.0, p * np.abs(log_p + self._exact.entropy[:, np.newaxis]))

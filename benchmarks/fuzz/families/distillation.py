@@ -82,7 +82,7 @@ class _Reference:
         self, student: Array, teacher: Array, labels: Array | None, options: dict[str, Any], dtype: np.dtype[Any]
     ) -> None:
         self._shape, self._dtype = student.shape, dtype
-        self._student, self._teacher = (each.reshape(-1, each.shape[-1]) for each in (student, teacher))
+        self._student, self._teacher = (array.reshape(-1, array.shape[-1]) for array in (student, teacher))
         self._options = options
         self._counts = np.ones(len(self._student), bool) if labels is None else labels.reshape(-1) != _IGNORED
         beta = options["beta"]
@@ -120,12 +120,12 @@ class _Reference:
 
     def _gradient(self, upstream: Array) -> Expected:
         temperature = self._options["temperature"]
-        each = np.broadcast_to(self._factor() / self._divisor() * upstream.reshape(-1), len(self._student))
-        each = np.where(self._counts, each, 0.0)
-        exact = distillation_gradient_reference(self._student, self._teacher, each, None, self._beta, temperature)
+        item = np.broadcast_to(self._factor() / self._divisor() * upstream.reshape(-1), len(self._student))
+        item = np.where(self._counts, item, 0.0)
+        exact = distillation_gradient_reference(self._student, self._teacher, item, None, self._beta, temperature)
         # Rounding to the type is granted last; the upstream gradient is a quotient and a product of float32 numbers.
         float32 = self._student.astype(np.float32)
-        error = distillation_gradient_bound(float32, self._teacher, each, exact, self._beta, temperature)
+        error = distillation_gradient_bound(float32, self._teacher, item, exact, self._beta, temperature)
         error = error + 2.0 * UNIT * np.abs(exact)
         error = stored(exact, error, self._dtype)
         return Expected(exact.reshape(self._shape), error.reshape(self._shape), self._dtype)

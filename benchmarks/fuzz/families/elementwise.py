@@ -36,15 +36,15 @@ def drawn(draw: Draw, function: str) -> Call:
     names = list(form.tensors)
     written = names[0] if draw.chance(0.2) else None
     name, first = dtype_of(draw)
-    dtypes = {each: first if form.one_type or draw.chance(0.7) else dtype_of(draw)[1] for each in names}
+    dtypes = {name: first if form.one_type or draw.chance(0.7) else dtype_of(draw)[1] for name in names}
     is_cast = _loss_dtype(form, dtypes) != first and function == "kl_div"
     written = None if is_cast else written
     _broadcast(draw, form, shape, written)
     tensors, layouts = {}, {}
-    for each, values in form.tensors.items():
-        tensor = tensor_of(values, dtypes[each])
-        is_kept = each == written
-        tensors[each], layouts[each] = (tensor, "contiguous") if is_kept else laid_out(draw, tensor)
+    for key, values in form.tensors.items():
+        tensor = tensor_of(values, dtypes[key])
+        is_kept = key == written
+        tensors[key], layouts[key] = (tensor, "contiguous") if is_kept else laid_out(draw, tensor)
     reduction = draw.one_of((*REDUCTIONS, "batchmean") if function == "kl_div" else REDUCTIONS)
     arguments = {**tensors, **form.options, "reduction": reduction}
     arguments |= {} if written is None else {"inplace": True}
@@ -58,10 +58,10 @@ def drawn(draw: Draw, function: str) -> Call:
         **form.options,
         "layouts": layouts,
     }
-    settings |= {"shapes": {each: tuple(tensor.shape) for each, tensor in tensors.items()}}
-    settings |= {"dtypes": {each: str(dtype) for each, dtype in dtypes.items()}, "module": module}
+    settings |= {"shapes": {name: tuple(tensor.shape) for name, tensor in tensors.items()}}
+    settings |= {"dtypes": {name: str(dtype) for name, dtype in dtypes.items()}, "module": module}
     settings |= {"inplace": written is not None, "upstream": draw.one_of(UPSTREAMS), **machine(draw)}
-    reference = _Reference(form, {each: array_of(tensor) for each, tensor in tensors.items()}, reduction, dtypes)
+    reference = _Reference(form, {name: array_of(tensor) for name, tensor in tensors.items()}, reduction, dtypes)
     return Call(
         function,
         arguments,
@@ -104,8 +104,8 @@ class _Reference:
     ) -> None:
         self._form, self._reduction, self._given = form, reduction, tensors
         self._dtype = numpy_dtype(_loss_dtype(form, dtypes))
-        shape = np.broadcast_shapes(*(each.shape for each in tensors.values()))
-        self._tensors = {name: np.broadcast_to(each, shape) for name, each in tensors.items()}
+        shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors.values()))
+        self._tensors = {name: np.broadcast_to(tensor, shape) for name, tensor in tensors.items()}
 
     def __call__(self, results: Results) -> dict[str, Expected]:
         with np.errstate(all="ignore"):
@@ -139,7 +139,7 @@ class _Reference:
             exact = derived.losses(self._form.reference, self._tensors, self._dtype)
             return Expected(exact.value, exact.error, self._dtype)
         sums = [derived.reduced(self._form.reference, self._tensors, "sum", columns) for columns in _COLUMNS]
-        total, error = sums[0].value[0] / divisor, max(each.error[0] for each in sums) / abs(divisor)
+        total, error = sums[0].value[0] / divisor, max(item.error[0] for item in sums) / abs(divisor)
         return Expected(np.array(total), np.array(error + (relative + UNIT) * abs(total)), np.float32)
 
     def _of_weights(self, product: Exact, upstream: Array, mean: Expected) -> Exact:
@@ -153,15 +153,15 @@ class _Reference:
 
     def _gradient(self, name: str, value: Array, error: Array) -> Expected:
         """Return the gradient of a tensor that may broadcast: PyTorch's sum of rounded numbers is rounded again."""
-        given = self._given[name]
-        if given.shape != value.shape:
-            added = value.ndim - given.ndim
+        inputs = self._given[name]
+        if inputs.shape != value.shape:
+            added = value.ndim - inputs.ndim
             axes = tuple(range(added)) + tuple(
-                added + axis for axis, size in enumerate(given.shape) if size == 1 and value.shape[added + axis] != 1
+                added + axis for axis, size in enumerate(inputs.shape) if size == 1 and value.shape[added + axis] != 1
             )
-            numbers = value.size // max(given.size, 1)
+            numbers = value.size // max(inputs.size, 1)
             cost = sum_error(numbers) * (np.abs(value) + error).sum(axis=axes, keepdims=True)
             error = error.sum(axis=axes, keepdims=True) + cost
-            value = value.sum(axis=axes, keepdims=True).reshape(given.shape)
-            error = stored(value, error.reshape(given.shape), given.dtype) + SMALLEST_NORMAL
-        return Expected(value, error, given.dtype)
+            value = value.sum(axis=axes, keepdims=True).reshape(inputs.shape)
+            error = stored(value, error.reshape(inputs.shape), inputs.dtype) + SMALLEST_NORMAL
+        return Expected(value, error, inputs.dtype)

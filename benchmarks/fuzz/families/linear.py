@@ -105,35 +105,35 @@ def sizes(draw: Draw) -> tuple[int, int, int]:
 
 
 def _recipe(draw: Draw, classes: int, ignored: int) -> Recipe:
-    given: dict[str, Any] = {"reduction": draw.one_of(REDUCTIONS)}
+    arguments: dict[str, Any] = {"reduction": draw.one_of(REDUCTIONS)}
     if ignored != -100:
-        given["ignore_index"] = ignored
+        arguments["ignore_index"] = ignored
     weight = draw.rng.random(classes, dtype=np.float32) + np.float32(0.25) if draw.chance(0.2) else None
     if weight is not None:
-        given["weight"] = tensor_of(weight)
+        arguments["weight"] = tensor_of(weight)
     if draw.chance(0.2):
-        given["label_smoothing"] = draw.one_of((0.1, 0.01))
+        arguments["label_smoothing"] = draw.one_of((0.1, 0.01))
     if draw.chance(0.2):
-        given["logit_softcap"] = draw.one_of((30.0, 5.0))
+        arguments["logit_softcap"] = draw.one_of((30.0, 5.0))
     if draw.chance(0.2):
-        given["lse_square_scale"] = draw.one_of((1e-4, 0.01))
+        arguments["lse_square_scale"] = draw.one_of((1e-4, 0.01))
     normalizer = None
-    if given["reduction"] == "mean" and draw.chance(0.2):
+    if arguments["reduction"] == "mean" and draw.chance(0.2):
         normalizer = 37.0
-        given["normalizer"] = tensor_of(np.array(normalizer))
-    given["return_outputs"] = draw.chance(0.2)
-    smoothing, square = given.get("label_smoothing", 0.0), given.get("lse_square_scale", 0.0)
-    loss = ExtendedLoss(weight, ignored, smoothing, given.get("logit_softcap"), square)
-    return Recipe(loss, given["reduction"], normalizer, given["return_outputs"], given)
+        arguments["normalizer"] = tensor_of(np.array(normalizer))
+    arguments["return_outputs"] = draw.chance(0.2)
+    smoothing, square = arguments.get("label_smoothing", 0.0), arguments.get("lse_square_scale", 0.0)
+    loss = ExtendedLoss(weight, ignored, smoothing, arguments.get("logit_softcap"), square)
+    return Recipe(loss, arguments["reduction"], normalizer, arguments["return_outputs"], arguments)
 
 
 def _tempered(draw: Draw) -> dict[str, float]:
-    given = {}
+    arguments = {}
     if draw.chance(0.2):
-        given["temperature"] = draw.one_of((0.7, 1.3))
+        arguments["temperature"] = draw.one_of((0.7, 1.3))
     if draw.chance(0.2):
-        given["logit_scale"] = draw.one_of((0.0625, 1.5))
-    return given
+        arguments["logit_scale"] = draw.one_of((0.0625, 1.5))
+    return arguments
 
 
 def operands(draw: Draw, positions: int, features: int, classes: int, targets: Array) -> tuple[dict[str, Array], str]:
@@ -190,15 +190,15 @@ class _Reference:
         dtype: torch.dtype,
         compute: torch.dtype,
     ) -> None:
-        given = array_of(arguments["input"].to(compute))
+        options = array_of(arguments["input"].to(compute))
         bias = arguments.get("linear_bias")
         self._bias_dtype = None if bias is None else numpy_dtype(bias.dtype)
-        self._shape, self._recipe, self._wanted, self._form = given.shape, recipe, wanted, form
+        self._shape, self._recipe, self._wanted, self._form = options.shape, recipe, wanted, form
         self._dtype = numpy_dtype(dtype)
         self._summed = arguments.get("grad_weight_sum")
         rounded = bias.to(compute) if bias is not None and "compute_dtype" in arguments else bias
         self._problem = LinearProblem(
-            given.reshape(-1, given.shape[-1]),
+            options.reshape(-1, options.shape[-1]),
             array_of(arguments["linear_weight"].to(compute)),
             targets,
             None if rounded is None else array_of(rounded).astype(np.float32),
@@ -268,7 +268,7 @@ class _Reference:
         further = self._of_lse(upstream, of_square)
         computed = {}
         for name in self._wanted:
-            value, error = (getattr(each, _GRADIENTS[name]) for each in (exact, bounds))
+            value, error = (getattr(item, _GRADIENTS[name]) for item in (exact, bounds))
             error = error + getattr(further, _GRADIENTS[name])
             error = error + (self._of_divisor + 4.0 * UNIT) * np.abs(value)
             computed[name] = self._stored(name, value, error)
@@ -277,10 +277,10 @@ class _Reference:
             before = array_of(self._summed).astype(np.float64)
             total = before + dropped.value
             error = dropped.error + UNIT * np.abs(total)
-            return {f"grad_{name}": each for name, each in computed.items()} | {
+            return {f"grad_{name}": value for name, value in computed.items()} | {
                 "grad_weight_sum": Expected(total, error, np.float32)
             }
-        return {f"grad_{name}": each for name, each in computed.items()}
+        return {f"grad_{name}": value for name, value in computed.items()}
 
     def _stored(self, name: str, value: Array, error: Array) -> Expected:
         dtype = self._bias_dtype if name == "linear_bias" else self._dtype
@@ -305,8 +305,8 @@ class _Reference:
             of_loss = np.abs(np.where(self._valid[rows], upstream.grad_loss[rows], 0.0))
             square = 2.0 * options.lse_square_scale
             sizes = of_loss * (factors + square * np.abs(lse[rows]))
-            for each in (upstream.grad_lse, upstream.grad_logprob):
-                sizes = sizes if each is None else sizes + np.abs(each[rows])
+            for item in (upstream.grad_lse, upstream.grad_logprob):
+                sizes = sizes if item is None else sizes + np.abs(item[rows])
             relative = self._bounds["lse"][rows] / np.maximum(np.abs(lse[rows]), SMALLEST_NORMAL)
             sizes = sizes * off[rows] + of_loss * square * self._bounds["lse"][rows]
             sizes += np.abs(of_square[rows]) * (relative + self._of_divisor + 4.0 * UNIT)
@@ -338,12 +338,12 @@ def of_entropy(upstream: BackwardInputs, rows: slice, log_p: Array, bounds: dict
 
 def argmax_within(problem: LinearProblem, results: Results, exact: Array, shape: tuple[int, ...]) -> Expected:
     """Accept any class whose logit may be the largest within its error, after a cap, which makes large logits equal."""
-    given, recipe = results.values["argmax"].reshape(-1), problem.recipe
+    inputs, recipe = results.values["argmax"].reshape(-1), problem.recipe
     weight, expected = problem.classes_first, exact.copy()
     for rows in problem.row_blocks():
         logits = recipe.scores(problem.logits_of(rows, weight), None)
         off = logit_bounds(problem, rows, weight) / recipe.temperature + 4.0 * UNIT * np.abs(logits)
-        at = np.arange(len(logits)), np.clip(given[rows], 0, logits.shape[1] - 1)
+        at = np.arange(len(logits)), np.clip(inputs[rows], 0, logits.shape[1] - 1)
         reach = logits[at] + off[at] >= (logits - off).max(axis=1)
-        expected[rows] = np.where(reach & (given[rows] == at[1]), given[rows], expected[rows])
+        expected[rows] = np.where(reach & (inputs[rows] == at[1]), inputs[rows], expected[rows])
     return Expected(expected.reshape(shape), np.zeros(shape), np.int64)

@@ -48,11 +48,11 @@ def drawn(draw: Draw, function: str) -> Call:
     shape = (2, positions // 2) if positions % 2 == 0 and draw.chance(0.3) else (positions,)
     options = _options(draw)
     arguments: dict[str, Any] = {
-        name: each.reshape(*shape, -1) if name.endswith("input") else each for name, each in tensors.items()
+        name: tensor.reshape(*shape, -1) if name.endswith("input") else tensor for name, tensor in tensors.items()
     }
     if draw.chance(0.6):
         arguments["labels"] = tensor_of(labels.reshape(shape), draw.one_of(INDEX_DTYPES))
-        options["outputs"] = tuple(each for each in ("entropy", "logprob") if draw.chance(0.4))
+        options["outputs"] = tuple(name for name in ("entropy", "logprob") if draw.chance(0.4))
         if ignored != -100:
             options["ignore_index"] = ignored
     if draw.chance(0.4):
@@ -62,14 +62,16 @@ def drawn(draw: Draw, function: str) -> Call:
             arguments[name] = tensor_of(normal(draw, classes))
     if draw.chance(0.3):
         arguments["row_weight"] = tensor_of(np.abs(normal(draw, *shape)))
-    wanted = tuple(each for each in _GRADIENTS if each in arguments and draw.chance(0.85)) or ("linear_weight",)
+    wanted = tuple(gradient for gradient in _GRADIENTS if gradient in arguments and draw.chance(0.85)) or (
+        "linear_weight",
+    )
     is_summed = "linear_weight" in wanted and draw.chance(0.2)
     if is_summed:
         arguments["grad_weight_sum"] = tensor_of(0.1 * normal(draw, classes, features))
-    given: dict[str, bool] = {name: True for name in (*_BY_NAME, "labels") if name in arguments}
-    module = _MODULE if not set(given) & set(_BY_NAME) and draw.chance(0.3) else None
+    inputs: dict[str, bool] = {name: True for name in (*_BY_NAME, "labels") if name in arguments}
+    module = _MODULE if not set(inputs) & set(_BY_NAME) and draw.chance(0.3) else None
     settings: dict[str, Any] = {"N": positions, "D": features, "teacher D": tensors["teacher_input"].shape[-1]}
-    settings |= {"V": classes, **kinds, "wanted": wanted, "shape": shape, **given, **options}
+    settings |= {"V": classes, **kinds, "wanted": wanted, "shape": shape, **inputs, **options}
     settings |= {"compute_dtype": str(options.get("compute_dtype")), "module": module}
     settings |= {"upstream": draw.one_of(UPSTREAMS), **machine(draw)}
     arguments |= options
@@ -114,7 +116,7 @@ def _models(
 
 
 def _options(draw: Draw) -> dict[str, Any]:
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "direction": draw.one_of(("forward", "reverse")),
         "beta": draw.one_of((None, None, 0.0, 0.5, 0.1, 1.0)),
         "reduction": draw.one_of(("mean", "batchmean", "sum", "none")),
@@ -123,13 +125,13 @@ def _options(draw: Draw) -> dict[str, Any]:
     }
     for name in ("logit_softcap", "teacher_logit_softcap"):
         if draw.chance(0.2):
-            given[name] = draw.one_of((30.0, 5.0))
+            arguments[name] = draw.one_of((30.0, 5.0))
     for name in ("logit_scale", "teacher_logit_scale"):
         if draw.chance(0.2):
-            given[name] = draw.one_of((0.0625, 1.5))
+            arguments[name] = draw.one_of((0.0625, 1.5))
     if draw.chance(0.3):
-        given["memory_limit"] = draw.one_of((0, 1 << 20, 1 << 40))
-    return given
+        arguments["memory_limit"] = draw.one_of((0, 1 << 20, 1 << 40))
+    return arguments
 
 
 class _Reference:
@@ -150,16 +152,16 @@ class _Reference:
         )
 
     def _model(self, input: str, weight: str, bias: str, prefix: str) -> ModelProblem:
-        given = self._given
-        compute, rounds = self._compute_dtype(given[input].dtype), "compute_dtype" in given or self._are_unlike
-        x, own_bias = array_of(given[input].to(compute)), given.get(bias)
+        inputs = self._given
+        compute, rounds = self._compute_dtype(inputs[input].dtype), "compute_dtype" in inputs or self._are_unlike
+        x, own_bias = array_of(inputs[input].to(compute)), inputs.get(bias)
         return ModelProblem(
             x.reshape(-1, x.shape[-1]),
-            array_of(given[weight].to(compute)),
+            array_of(inputs[weight].to(compute)),
             None if own_bias is None else array_of(own_bias.to(compute).float() if rounds else own_bias),
-            logit_scale=given.get(f"{prefix}logit_scale", 1.0),
-            logit_softcap=given.get(f"{prefix}logit_softcap"),
-            temperature=given["temperature"],
+            logit_scale=inputs.get(f"{prefix}logit_scale", 1.0),
+            logit_softcap=inputs.get(f"{prefix}logit_softcap"),
+            temperature=inputs["temperature"],
         )
 
     @property

@@ -49,27 +49,29 @@ def drawn(draw: Draw, function: str) -> Call:
     if ids > 0:
         targets = targets.reshape(positions, ids)
     shape = (2, positions // 2) if positions % 2 == 0 and draw.chance(0.3) else (positions,)
-    given, compute, weight_dtype = _recipe(draw, ignored), dtype, dtype
+    inputs, compute, weight_dtype = _recipe(draw, ignored), dtype, dtype
     if draw.chance(0.4):
         weight_dtype, compute = DTYPES[dtype_of(draw)[0]], DTYPES[dtype_of(draw)[0]]
-        given["compute_dtype"] = compute
+        inputs["compute_dtype"] = compute
     arguments: dict[str, Any] = {
         "input": tensor_of(values["input"], dtype).reshape(*shape, features),
         "linear_weight": tensor_of(values["linear_weight"], weight_dtype),
         "target": tensor_of(targets.reshape(*shape, *targets.shape[1:]), draw.one_of(INDEX_DTYPES)),
-        **given,
+        **inputs,
     }
     if draw.chance(0.4):
         arguments["linear_bias"] = tensor_of(normal(draw, classes))
-    wanted = tuple(each for each in _GRADIENTS if each in arguments and draw.chance(0.85)) or ("linear_weight",)
+    wanted = tuple(gradient for gradient in _GRADIENTS if gradient in arguments and draw.chance(0.85)) or (
+        "linear_weight",
+    )
     is_summed = "linear_weight" in wanted and draw.chance(0.2)
     if is_summed:
         arguments["grad_weight_sum"] = tensor_of(0.1 * normal(draw, classes, features))
     settings: dict[str, Any] = {"N": positions, "D": features, "V": classes, "K": ids, "dtype": name}
     settings |= {"values": kind, "weight": str(weight_dtype), "wanted": wanted, "summed": is_summed, "shape": shape}
-    settings |= {"bias": "linear_bias" in arguments, **given, "compute_dtype": str(compute)}
+    settings |= {"bias": "linear_bias" in arguments, **inputs, "compute_dtype": str(compute)}
     settings |= {"upstream": draw.one_of(UPSTREAMS), **machine(draw)}
-    there = [each for each in _DIFFERENTIABLE[1:] if each in given["outputs"] and draw.chance(0.6)]
+    there = [item for item in _DIFFERENTIABLE[1:] if item in inputs["outputs"] and draw.chance(0.6)]
     return Call(
         function,
         arguments,
@@ -83,16 +85,16 @@ def drawn(draw: Draw, function: str) -> Call:
 
 
 def _recipe(draw: Draw, ignored: int) -> dict[str, Any]:
-    given: dict[str, Any] = {"outputs": tuple(each for each in _OUTPUTS if draw.chance(0.5))}
+    arguments: dict[str, Any] = {"outputs": tuple(output for output in _OUTPUTS if draw.chance(0.5))}
     if ignored != -100:
-        given["ignore_index"] = ignored
+        arguments["ignore_index"] = ignored
     if draw.chance(0.2):
-        given["logit_softcap"] = draw.one_of((30.0, 5.0))
+        arguments["logit_softcap"] = draw.one_of((30.0, 5.0))
     if draw.chance(0.4):
-        given["temperature"] = draw.one_of((0.7, 1.3))
+        arguments["temperature"] = draw.one_of((0.7, 1.3))
     if draw.chance(0.2):
-        given["logit_scale"] = draw.one_of((0.0625, 1.5))
-    return given
+        arguments["logit_scale"] = draw.one_of((0.0625, 1.5))
+    return arguments
 
 
 class _Reference:
@@ -145,26 +147,26 @@ class _Reference:
         shape = (*self._shape, *values.shape[1:])
         return Expected(values.reshape(shape), (self._bounds[name] + SMALLEST_NORMAL).reshape(shape), np.float32)
 
-    def _upstream(self, given: dict[str, Array]) -> BackwardInputs:
+    def _upstream(self, arguments: dict[str, Array]) -> BackwardInputs:
         """Return the upstream gradient of each position, or its size if there are several ids."""
-        of_entropy = given.get("entropy")
+        of_entropy = arguments.get("entropy")
         return BackwardInputs(
             self._exact["lse"],
-            -given["logprob"] if "logprob" in given else np.zeros(len(self._exact["lse"])),
-            given.get("lse"),
+            -arguments["logprob"] if "logprob" in arguments else np.zeros(len(self._exact["lse"])),
+            arguments.get("lse"),
             None,
             None if of_entropy is None else self._exact["entropy"],
             of_entropy,
         )
 
-    def _exact_gradients(self, given: dict[str, Array]) -> tuple[LinearGradients, LinearGradients]:
+    def _exact_gradients(self, arguments: dict[str, Array]) -> tuple[LinearGradients, LinearGradients]:
         """Gradients and their errors, for the upstream gradients of each position."""
-        upstream = self._upstream(given)
+        upstream = self._upstream(arguments)
         return linear_backward_reference(self._problem, upstream), linear_gradient_bounds(self._problem, upstream)
 
     def _gradients(self, results: Results) -> dict[str, Expected]:
-        given = {name: each.astype(np.float64).reshape(-1) for name, each in results.upstream.items()}
-        (exact, bounds), further = self._exact_gradients(given), self._of_statistics(given)
+        inputs = {name: gradient.astype(np.float64).reshape(-1) for name, gradient in results.upstream.items()}
+        (exact, bounds), further = self._exact_gradients(inputs), self._of_statistics(inputs)
         computed = {}
         for name in self._wanted:
             value = getattr(exact, _GRADIENTS[name])
@@ -178,18 +180,18 @@ class _Reference:
             computed[f"grad_{name}"] = Expected(value.reshape(shape), error.reshape(shape), dtype)
         return computed
 
-    def _size(self, given: dict[str, Array]) -> Array:
+    def _size(self, arguments: dict[str, Array]) -> Array:
         """Return the size of the upstream gradient of each position's log-probability."""
         valid = self._problem.recipe.is_valid(self._problem.targets)
-        return np.where(valid, np.abs(given["logprob"]) if "logprob" in given else 0.0, 0.0)
+        return np.where(valid, np.abs(arguments["logprob"]) if "logprob" in arguments else 0.0, 0.0)
 
-    def _of_statistics(self, given: dict[str, Array]) -> LinearGradients:
+    def _of_statistics(self, arguments: dict[str, Array]) -> LinearGradients:
         """Return the errors of the gradients due to the errors of lse and entropy from the forward."""
         problem, recipe = self._problem, self._problem.recipe
         weight, lse = problem.classes_first, self._exact["lse"]
         of_input, of_weight = np.zeros(problem.input.shape), np.zeros(weight.shape)
         of_bias = np.zeros(len(weight))
-        of_lse, upstream = self._size(given), self._upstream({**given, "logprob": self._size(given)})
+        of_lse, upstream = self._size(arguments), self._upstream({**arguments, "logprob": self._size(arguments)})
         if upstream.grad_lse is not None:
             of_lse = of_lse + np.abs(upstream.grad_lse)
         for rows in problem.row_blocks():
@@ -208,20 +210,20 @@ class _ReferenceOfIds(_Reference):
     def _scores(self) -> tuple[dict[str, Array], dict[str, Array]]:
         return scores_forward_reference(self._problem), scores_forward_bounds(self._problem)
 
-    def _exact_gradients(self, given: dict[str, Array]) -> tuple[LinearGradients, LinearGradients]:
-        of_ids, of_entropy = given.get("logprob"), given.get("entropy")
+    def _exact_gradients(self, arguments: dict[str, Array]) -> tuple[LinearGradients, LinearGradients]:
+        of_ids, of_entropy = arguments.get("logprob"), arguments.get("entropy")
         upstream = ScoreInputs(
             self._exact["lse"],
             None if of_ids is None else of_ids.reshape(self._problem.targets.shape),
-            given.get("lse"),
+            arguments.get("lse"),
             None if of_entropy is None else self._exact["entropy"],
             of_entropy,
         )
         return scores_backward_reference(self._problem, upstream), scores_gradient_bounds(self._problem, upstream)
 
-    def _size(self, given: dict[str, Array]) -> Array:
+    def _size(self, arguments: dict[str, Array]) -> Array:
         targets = self._problem.targets
-        if "logprob" not in given:
+        if "logprob" not in arguments:
             return np.zeros(len(targets))
         valid = targets != self._problem.recipe.ignore_index
-        return np.where(valid, np.abs(given["logprob"].reshape(targets.shape)), 0.0).sum(axis=1)
+        return np.where(valid, np.abs(arguments["logprob"].reshape(targets.shape)), 0.0).sum(axis=1)

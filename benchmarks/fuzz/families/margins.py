@@ -50,9 +50,9 @@ def drawn(draw: Draw, function: str) -> Call:
 
 
 def _one_target(
-    draw: Draw, given: Array, dtype: np.dtype[Any], arguments: dict[str, Any], settings: dict[str, Any], single: bool
+    draw: Draw, inputs: Array, dtype: np.dtype[Any], arguments: dict[str, Any], settings: dict[str, Any], single: bool
 ) -> Any:
-    rows, classes = given.shape
+    rows, classes = inputs.shape
     targets = draw.rng.integers(0, classes, (rows,))
     p, margin = draw.one_of((1, 2)), draw.one_of((1.0, 0.3, 2.5))
     weight = draw.rng.random((classes,), dtype=np.float32) + np.float32(0.25) if draw.chance(0.4) else None
@@ -62,22 +62,22 @@ def _one_target(
     reduction = arguments["reduction"]
 
     def reference(results: Results) -> dict[str, Expected]:
-        computed = MultiMarginReference.of(given, targets, weight, p, margin)
+        computed = MultiMarginReference.of(inputs, targets, weight, p, margin)
         upstream = _upstream(results, reduction, rows)
-        loss = _loss(computed.losses(), of_one.loss_bounds(given, computed, margin), reduction, dtype, single)
+        loss = _loss(computed.losses(), of_one.loss_bounds(inputs, computed, margin), reduction, dtype, single)
         if reduction != "none":
-            loss = _total(computed.losses(), of_one.sum_bound(given, computed, margin), reduction)
-        exact, error = computed.gradient(upstream), of_one.gradient_bounds(given, computed, margin, upstream)
-        shape = (classes,) if single else given.shape
+            loss = _total(computed.losses(), of_one.sum_bound(inputs, computed, margin), reduction)
+        exact, error = computed.gradient(upstream), of_one.gradient_bounds(inputs, computed, margin, upstream)
+        shape = (classes,) if single else inputs.shape
         return {"loss": loss, "grad_input": Expected(exact.reshape(shape), error.reshape(shape), dtype)}
 
     return reference
 
 
 def _several_targets(
-    draw: Draw, given: Array, dtype: np.dtype[Any], arguments: dict[str, Any], settings: dict[str, Any], single: bool
+    draw: Draw, inputs: Array, dtype: np.dtype[Any], arguments: dict[str, Any], settings: dict[str, Any], single: bool
 ) -> Any:
-    rows, classes = given.shape
+    rows, classes = inputs.shape
     targets = np.full((rows, classes), -1)
     for row in targets:
         count = int(draw.rng.integers(0, min(_MOST_LABELS, classes) + 1))
@@ -89,13 +89,13 @@ def _several_targets(
     reduction = arguments["reduction"]
 
     def reference(results: Results) -> dict[str, Expected]:
-        computed = MultilabelMarginReference.of(given, targets)
+        computed = MultilabelMarginReference.of(inputs, targets)
         upstream = _upstream(results, reduction, rows)
-        loss = _loss(computed.losses(), of_several.loss_bounds(given, computed), reduction, dtype, single)
+        loss = _loss(computed.losses(), of_several.loss_bounds(inputs, computed), reduction, dtype, single)
         if reduction != "none":
-            loss = _total(computed.losses(), of_several.sum_bound(given, computed), reduction)
-        exact, error = computed.gradient(upstream), of_several.gradient_bounds(given, computed, upstream)
-        shape = (classes,) if single else given.shape
+            loss = _total(computed.losses(), of_several.sum_bound(inputs, computed), reduction)
+        exact, error = computed.gradient(upstream), of_several.gradient_bounds(inputs, computed, upstream)
+        shape = (classes,) if single else inputs.shape
         return {"loss": loss, "grad_input": Expected(exact.reshape(shape), error.reshape(shape), dtype)}
 
     return reference

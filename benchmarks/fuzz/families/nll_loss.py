@@ -58,18 +58,18 @@ def drawn(draw: Draw, function: str) -> Call:
     }
     settings |= {"weight": weight is not None, "inplace": written is not None, "module": module}
     settings |= {"upstream": draw.one_of(UPSTREAMS), **machine(draw)}
-    given, of_input = array_of(x).reshape((1, *shape) if len(shape) == 1 else shape), numpy_dtype(dtype)
+    inputs, of_input = array_of(x).reshape((1, *shape) if len(shape) == 1 else shape), numpy_dtype(dtype)
     indices = target.reshape((1,) if len(shape) == 1 else of_target)
 
     def reference(results: Results) -> dict[str, Expected]:
-        computed = nll_loss_reference(given, indices, weight, ignored)
+        computed = nll_loss_reference(inputs, indices, weight, ignored)
         of_loss = of_input if reduction == "none" else np.dtype(np.float32)
         loss = np.asarray(computed.reduced(reduction))
-        error = np.asarray(nll_loss_bound(computed, given.shape, reduction, of_loss))
+        error = np.asarray(nll_loss_bound(computed, inputs.shape, reduction, of_loss))
         upstream = results.upstream["loss"].astype(np.float64)
         upstream = upstream.reshape(indices.shape) if reduction == "none" else upstream
         upstream = upstream / computed.weights.sum() if reduction == "mean" else upstream
-        exact = nll_loss_gradient_reference(given, indices, computed.weights, upstream)
+        exact = nll_loss_gradient_reference(inputs, indices, computed.weights, upstream)
         of_exact = nll_loss_gradient_bound(exact, of_input)
         of_value = of_target if reduction == "none" else ()
         return {

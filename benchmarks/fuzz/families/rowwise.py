@@ -47,17 +47,17 @@ def drawn(draw: Draw, function: str) -> Call:
     name, first = dtype_of(draw)
     written = next(iter(form.tensors)) if draw.chance(0.2) else None
     tensors, layouts, dtypes = {}, {}, {}
-    for each, values in form.tensors.items():
+    for key, values in form.tensors.items():
         is_vector = values.ndim == 1
-        dtypes[each] = torch.float32 if is_vector else first if draw.chance(0.8) else dtype_of(draw)[1]
-        tensor = tensor_of(values, dtypes[each])
-        tensors[each], layouts[each] = (tensor, "contiguous") if each == written else laid_out(draw, tensor)
+        dtypes[key] = torch.float32 if is_vector else first if draw.chance(0.8) else dtype_of(draw)[1]
+        tensor = tensor_of(values, dtypes[key])
+        tensors[key], layouts[key] = (tensor, "contiguous") if key == written else laid_out(draw, tensor)
     if "weight" in tensors:  # [C] for PyTorch
         tensors["weight"] = tensors["weight"].reshape(-1)
     reduction, module = draw.one_of(REDUCTIONS), MODULES[function] if draw.chance(0.2) else None
     differentiated = form.differentiated
     if module == "MultiLabelSoftMarginLoss":  # whose weight is a buffer
-        differentiated = tuple(each for each in differentiated if each != "weight")
+        differentiated = tuple(item for item in differentiated if item != "weight")
     arguments = {**tensors, **form.options, "reduction": reduction} | ({} if written is None else {"inplace": True})
     settings: dict[str, Any] = {
         "shape": (rows, columns),
@@ -66,28 +66,28 @@ def drawn(draw: Draw, function: str) -> Call:
         **form.options,
         "layouts": layouts,
     }
-    settings |= {"dtypes": {each: str(dtype) for each, dtype in dtypes.items()}, "module": module}
+    settings |= {"dtypes": {name: str(dtype) for name, dtype in dtypes.items()}, "module": module}
     settings |= {"inplace": written is not None, "upstream": draw.one_of(UPSTREAMS), **machine(draw)}
-    given = {each: array_of(tensor) for each, tensor in tensors.items()}
-    given |= {"weight": given["weight"].reshape(1, -1)} if "weight" in given else {}
-    matrices = [dtypes[each] for each in tensors if form.tensors[each].ndim == 2]
+    inputs = {name: array_of(tensor) for name, tensor in tensors.items()}
+    inputs |= {"weight": inputs["weight"].reshape(1, -1)} if "weight" in inputs else {}
+    matrices = [dtypes[tensor] for tensor in tensors if form.tensors[tensor].ndim == 2]
     of_loss = numpy_dtype(reduce(torch.promote_types, matrices)) if reduction == "none" else np.dtype(np.float32)
 
     def reference(results: Results) -> dict[str, Expected]:
         with np.errstate(all="ignore"):
             if reduction == "none":
-                loss = derived.losses(form.reference, given, of_loss)
+                loss = derived.losses(form.reference, inputs, of_loss)
                 computed = {"loss": Expected(loss.value, loss.error, of_loss)}
             else:
-                loss = derived.reduced(form.reference, given, reduction)
+                loss = derived.reduced(form.reference, inputs, reduction)
                 computed = {"loss": Expected(loss.value.reshape(()), loss.error.reshape(()), of_loss)}
             upstream = results.upstream["loss"].astype(np.float64).reshape(-1)
-            exact = derived.gradients(form.reference, given, upstream, reduction)
-            for each in differentiated:
-                value, error = exact[each]
-                shape = tuple(tensors[each].shape)
+            exact = derived.gradients(form.reference, inputs, upstream, reduction)
+            for item in differentiated:
+                value, error = exact[item]
+                shape = tuple(tensors[item].shape)
                 further = error + 2.0 * UNIT * np.abs(value)
-                computed[f"grad_{each}"] = Expected(value.reshape(shape), further.reshape(shape), given[each].dtype)
+                computed[f"grad_{item}"] = Expected(value.reshape(shape), further.reshape(shape), inputs[item].dtype)
         return computed
 
     return Call(

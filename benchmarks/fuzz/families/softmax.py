@@ -53,12 +53,12 @@ def drawn(draw: Draw, function: str) -> Call:
     settings |= {"result": str(result), "upstream": draw.one_of(UPSTREAMS[1:]), **machine(draw)}
     exact, off = _FORWARD[function]
     exact_gradient, off_gradient = _BACKWARD[function]
-    given, of_result, of_gradient = array_of(x), numpy_dtype(result), numpy_dtype(dtype)
+    inputs, of_result, of_gradient = array_of(x), numpy_dtype(result), numpy_dtype(dtype)
 
     def expected(results: Results) -> dict[str, Expected]:
         y, dy = results.values["loss"], results.upstream["loss"]
         return {
-            "loss": Expected(exact(given, axis), off(given, axis, of_result), of_result),
+            "loss": Expected(exact(inputs, axis), off(inputs, axis, of_result), of_result),
             "grad_input": Expected(exact_gradient(dy, y, axis), off_gradient(dy, y, axis, of_gradient), of_gradient),
         }
 

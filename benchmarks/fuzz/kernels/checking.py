@@ -26,8 +26,8 @@ def lowered_limits() -> Iterator[None]:
     """Lower limits so that every tile is large enough for every pass over a plan's steps and for several row blocks."""
     with ExitStack() as patches:
         for name, value in _LOWERED.items():
-            modules = [each for key, each in sys.modules.items() if key.startswith("nkilib.simulator.")]
-            holding = [each for each in modules if hasattr(each, name)]
+            modules = [module for key, module in sys.modules.items() if key.startswith("nkilib.simulator.")]
+            holding = [module for module in modules if hasattr(module, name)]
             if not holding:
                 raise LookupError(f"lowered_limits: no module of the simulator has {name}")
             for module in holding:
@@ -55,5 +55,5 @@ def differs(program: Program) -> bool:
 def complaint(program: Program, report: Report) -> str:
     """Describe the difference and the kernel, shrunk to the lines that matter."""
     small = shrunk(program, differs)
-    found = "\n".join(report.differences)
-    return f"{found}\n{program}\nshrunk to {len(small.lines)} lines:\n{small}"
+    result = "\n".join(report.differences)
+    return f"{result}\n{program}\nshrunk to {len(small.lines)} lines:\n{small}"

@@ -41,10 +41,10 @@ def keep(maker: Maker, place: Place, line: str) -> bool:
 
 def elementwise(maker: Maker) -> None:
     """One or two tiles, and columns of scalars."""
-    found = destination(maker)
-    if found is None or not maker.on_chip():
+    result = destination(maker)
+    if result is None or not maker.on_chip():
         return
-    place, area = found
+    place, area = result
     dst, first, second = place.text(area), maker.source(place, area), maker.source(place, area)
     op0, op1 = maker.one_of(_BINARY), maker.one_of(_BINARY)
     kind = maker.integer(0, 4)
@@ -60,10 +60,10 @@ def elementwise(maker: Maker) -> None:
 
 def copies(maker: Maker) -> None:
     """Copies, fills, numbers, reciprocals, and a tile that is worked on in another order of its elements."""
-    found = destination(maker)
-    if found is None or not maker.on_chip():
+    result = destination(maker)
+    if result is None or not maker.on_chip():
         return
-    place, area = found
+    place, area = result
     dst, source = place.text(area), maker.source(place, area)
     kind = maker.integer(0, 5)
     if kind == 5:
@@ -108,10 +108,10 @@ def reducing(maker: Maker) -> None:
     if maker.chance(0.4):
         maker.add(f"nisa.tensor_reduce({target}, {op}, {source}, axis=1, negate={maker.chance(0.3)})")
         return
-    found = destination(maker)
-    if found is None:
+    result = destination(maker)
+    if result is None:
         return
-    place = found[0]
+    place = result[0]
     if place.rows < area.top + area.rows or place.columns < area.columns:
         place = tile
     into = area if maker.chance(0.5) and place is tile else maker.somewhere(place, area.rows, area.columns)
@@ -192,14 +192,16 @@ def products(maker: Maker) -> None:
     """Draw one or two sums of products in PSUM, which alternate, and whose operands may change in between."""
     rows = maker.one_of((maker.rows, maker.integer(1, maker.rows)))
     operands = [
-        each for each in maker.on_chip() if each.buffer == "sbuf" and each.rows >= rows and each.dtype in FLOATS
+        tensor
+        for tensor in maker.on_chip()
+        if tensor.buffer == "sbuf" and tensor.rows >= rows and tensor.dtype in FLOATS
     ]
     if len(operands) < 2:
         return
     sums = [
         maker.tile(maker.integer(1, 128), maker.integer(1, 512), "float32", "psum") for _ in range(maker.integer(1, 2))
     ]
-    shapes = {each: (min(each.rows, 40), min(each.columns, 60)) for each in sums if each is not None}
+    shapes = {item: (min(item.rows, 40), min(item.columns, 60)) for item in sums if item is not None}
     begun: set[Place] = set()
     for _ in range(maker.integer(1, 6)):
         if not shapes:

@@ -105,13 +105,13 @@ class Maker(Areas):
 
     def begin(self, arrays: Sequence[Any]) -> None:
         """The kernel begins: each core gets its own rows of what is written."""
-        self.names.update({each.name: tensor for each, tensor in zip(self.arguments, arrays, strict=True)})
+        self.names.update({argument.name: tensor for argument, tensor in zip(self.arguments, arrays, strict=True)})
         self.add("core = nl.program_id(0)")
         self.add("other = 1 - core")
-        for each in self.arguments[:2]:
-            name = f"h{each.name[1:]}"
-            self.bind(name, each.name, "core")
-            self.writable.append(Place(name, self.rows, each.shape[1], each.dtype, "hbm"))
+        for item in self.arguments[:2]:
+            name = f"h{item.name[1:]}"
+            self.bind(name, item.name, "core")
+            self.writable.append(Place(name, self.rows, item.shape[1], item.dtype, "hbm"))
         read = self.arguments[2]
         self.places += [*self.writable, Place(read.name, *read.shape, read.dtype, "hbm")]
 
@@ -150,7 +150,7 @@ class Maker(Areas):
         return Place(name, rows, columns, dtype, buffer)
 
     def on_chip(self) -> list[Place]:
-        return [each for each in self.places if each.on_chip]
+        return [place for place in self.places if place.on_chip]
 
     def any_tile(self) -> Place:
         """Of those on chip; the last ones more often."""
@@ -163,22 +163,22 @@ class Maker(Areas):
             if self.chance(0.5):
                 return place.text(area)
             return place.text(self.somewhere(place, area.rows, area.columns)._replace(top=area.top))
-        fitting = [each for each in self.on_chip() if each.rows >= area.rows and each.columns >= area.columns]
+        fitting = [item for item in self.on_chip() if item.rows >= area.rows and item.columns >= area.columns]
         chosen = self.one_of(fitting or [place])
-        found = self.somewhere(chosen, area.rows, area.columns)
+        result = self.somewhere(chosen, area.rows, area.columns)
         if self.chance(0.8) and area.top + area.rows <= chosen.rows:
-            found = found._replace(top=area.top)
+            result = result._replace(top=area.top)
         if self.chance(0.06) and area.columns > 1:
-            column = found._replace(columns=1, step=1)
+            column = result._replace(columns=1, step=1)
             return f"{chosen.text(column)}.broadcast(1, {area.columns})"
-        return chosen.text(found)
+        return chosen.text(result)
 
     def column(self, area: Area) -> str:
         """An operand of one element a partition, or a number."""
         fitting = [
-            each
-            for each in self.on_chip()
-            if each.rows >= area.top + area.rows and each.dtype == "float32" and each.buffer == "sbuf"
+            tensor
+            for tensor in self.on_chip()
+            if tensor.rows >= area.top + area.rows and tensor.dtype == "float32" and tensor.buffer == "sbuf"
         ]
         if not fitting or self.chance(0.4):
             return self.number()

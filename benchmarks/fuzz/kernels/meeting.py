@@ -23,7 +23,7 @@ def barrier(maker: Maker, number: int | None = None) -> None:
 
 def swap(maker: Maker) -> None:
     """The cores hand each other a tile."""
-    tiles = [each for each in maker.on_chip() if each.buffer == "sbuf" and each.dtype in FLOATS]
+    tiles = [tensor for tensor in maker.on_chip() if tensor.buffer == "sbuf" and tensor.dtype in FLOATS]
     if maker.cores == 1 or not tiles:
         return
     source = maker.one_of(tiles)

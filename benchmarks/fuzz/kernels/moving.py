@@ -11,7 +11,7 @@ from benchmarks.fuzz.kernels.places import Area, Place
 
 def load_new(maker: Maker) -> Place | None:
     """A tile that holds some part of an HBM tensor."""
-    source = maker.one_of([each for each in maker.places if not each.on_chip])
+    source = maker.one_of([place for place in maker.places if not place.on_chip])
     area = maker.part_of(source)
     dtype = source.dtype if maker.chance(0.7) else maker.one_of(FLOATS)
     tile = maker.tile(area.rows, area.columns, dtype)
@@ -28,7 +28,9 @@ def load_into(maker: Maker) -> None:
         return
     area = maker.part_of(tile)
     sources = [
-        each for each in maker.places if not each.on_chip and each.rows >= area.rows and each.columns >= area.columns
+        place
+        for place in maker.places
+        if not place.on_chip and place.rows >= area.rows and place.columns >= area.columns
     ]
     if sources:
         source = maker.one_of(sources)
@@ -89,7 +91,7 @@ def update_in_place(maker: Maker) -> None:
 def copy_hbm(maker: Maker) -> None:
     """Draw a copy from one HBM tensor to another, or within one."""
     target = maker.one_of(maker.writable)
-    source = maker.one_of([each for each in maker.places if not each.on_chip])
+    source = maker.one_of([place for place in maker.places if not place.on_chip])
     rows, columns = (
         maker.integer(1, min(target.rows, source.rows)),
         maker.integer(1, min(target.columns, source.columns)),
@@ -115,9 +117,9 @@ def new_hbm(maker: Maker) -> None:
     place = Place(own, maker.rows, columns, dtype, "hbm")
     tile = maker.tile(maker.rows, columns, maker.one_of((dtype, "float32")))
     fitting = [
-        each
-        for each in maker.on_chip()
-        if each.buffer == "sbuf" and each.rows >= maker.rows and each.columns >= columns
+        item
+        for item in maker.on_chip()
+        if item.buffer == "sbuf" and item.rows >= maker.rows and item.columns >= columns
     ]
     if fitting and maker.chance(0.7):
         chosen = maker.one_of(fitting)
@@ -170,7 +172,7 @@ def gather(maker: Maker) -> None:
             maker.places.append(tile)
         return
     target = maker.one_of(maker.writable)
-    fitting = [each for each in maker.on_chip() if each.rows >= rows and each.columns >= target.columns]
+    fitting = [item for item in maker.on_chip() if item.rows >= rows and item.columns >= target.columns]
     if fitting:
         chosen = maker.one_of(fitting)
         area = maker.somewhere(chosen, rows, target.columns)

@@ -76,7 +76,7 @@ class Program:
     @property
     def source(self) -> str:
         """The kernel in Python."""
-        names = ", ".join(each.name for each in self.arguments)
+        names = ", ".join(argument.name for argument in self.arguments)
         returned = f"return ({''.join(f'{name}, ' for name in self.results)})"
         return "\n    ".join([f"def kernel({names}):", *self.lines, returned]) + "\n"
 
@@ -87,7 +87,7 @@ class Program:
     def arrays(self) -> list[Array]:
         """Its arguments: always the same ones."""
         rng = np.random.default_rng((self.seed, 1))
-        return [each.array(rng) for each in self.arguments]
+        return [argument.array(rng) for argument in self.arguments]
 
     def with_lines(self, lines: tuple[str, ...]) -> Program:
         """The same kernel of other lines; what it returns is what of its results they still make."""
@@ -95,7 +95,7 @@ class Program:
         return replace(self, lines=lines, results=tuple(name for name in self.results if name in made))
 
     def __str__(self) -> str:
-        made = [f"{each.name} {each.dtype} {list(each.shape)}" for each in self.arguments]
+        made = [f"{argument.name} {argument.dtype} {list(argument.shape)}" for argument in self.arguments]
         return f"seed {self.seed}, {self.sizes} sizes, {self.cores} core(s): {', '.join(made)}\n{self.source}"
 
 

@@ -187,7 +187,7 @@ def changed_operands(maker: Maker) -> None:
     left, right = tiles
     if left is None or right is None or None in sums:
         return
-    targets = [each.text(Area(height, width)) for each in sums if each is not None]
+    targets = [item.text(Area(height, width)) for item in sums if item is not None]
     for number in range(maker.integer(2, 6)):
         target = targets[number % len(targets)]
         mode = "False" if number < len(targets) or maker.chance(0.1) else "True"

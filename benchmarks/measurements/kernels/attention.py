@@ -29,18 +29,18 @@ def _exponentials(scores: Any) -> tuple[Any, Any]:
     chunks = scores.shape[1] // MOVING
     maxima, sums = (nl.ndarray((PARTITIONS, chunks), nl.float32) for _ in range(2))
     lowest, total, inverse = (nl.ndarray((PARTITIONS, 1), nl.float32) for _ in range(3))
-    found = nl.ndarray(scores.shape, nl.float32)
+    result = nl.ndarray(scores.shape, nl.float32)
     for chunk in range(chunks):
         columns = slice(chunk * MOVING, (chunk + 1) * MOVING)
         nisa.tensor_reduce(maxima[:, chunk : chunk + 1], nl.maximum, scores[:, columns], axis=1)
     nisa.tensor_reduce(lowest, nl.maximum, maxima, axis=1, negate=True)
     for chunk in range(chunks):
         columns = slice(chunk * MOVING, (chunk + 1) * MOVING)
-        nisa.activation(found[:, columns], nl.exp, scores[:, columns], bias=lowest)
-        nisa.tensor_reduce(sums[:, chunk : chunk + 1], nl.add, found[:, columns], axis=1)
+        nisa.activation(result[:, columns], nl.exp, scores[:, columns], bias=lowest)
+        nisa.tensor_reduce(sums[:, chunk : chunk + 1], nl.add, result[:, columns], axis=1)
     nisa.tensor_reduce(total, nl.add, sums, axis=1)
     nisa.reciprocal(inverse, total)
-    return found, inverse
+    return result, inverse
 
 
 def _transposed(tile: Any) -> Any:

@@ -64,9 +64,9 @@ def silu(x: Any, columns: int) -> Any:
     for start in range(0, x.shape[1], columns):
         some = slice(start, start + columns)
         tile = nl.load(x[:, some])
-        found = nl.ndarray(tile.shape, x.dtype)
-        nisa.activation(found, nl.silu, tile)
-        nl.store(result[:, some], found)
+        actual = nl.ndarray(tile.shape, x.dtype)
+        nisa.activation(actual, nl.silu, tile)
+        nl.store(result[:, some], actual)
     return result
 
 
@@ -77,13 +77,13 @@ def silu_by_parts(x: Any, columns: int, part: int) -> Any:
     for start in range(0, x.shape[1], columns):
         some = slice(start, start + columns)
         tile = nl.load(x[:, some])
-        found = nl.ndarray(tile.shape, x.dtype)
+        actual = nl.ndarray(tile.shape, x.dtype)
         for left in range(0, columns, part):
             those = slice(left, left + part)
             exponential, total, inverse = (nl.ndarray((PARTITIONS, part), nl.float32) for _ in range(3))
             nisa.activation(exponential, nl.exp, tile[:, those], scale=-1.0)
             nisa.tensor_scalar(total, exponential, nl.add, 1.0)
             nisa.reciprocal(inverse, total)
-            nisa.tensor_tensor(found[:, those], tile[:, those], inverse, nl.multiply)
-        nl.store(result[:, some], found)
+            nisa.tensor_tensor(actual[:, those], tile[:, those], inverse, nl.multiply)
+        nl.store(result[:, some], actual)
     return result

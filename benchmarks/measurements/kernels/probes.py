@@ -61,7 +61,7 @@ def repeated(issue: Issue, products: Any, results: Any) -> Any:
     def kernel(x: Any, times: int) -> Any:
         wide = nl.ndarray((PARTITIONS, WIDE), nl.float32)
         nisa.dma_copy(wide, x)
-        given = (
+        inputs = (
             wide,
             nl.ndarray((PARTITIONS, _BANK), nl.float32, nl.psum),
             nl.ndarray((PARTITIONS, 1), nl.float32),
@@ -70,7 +70,7 @@ def repeated(issue: Issue, products: Any, results: Any) -> Any:
         )
         ring = [
             Tiles(
-                *given,
+                *inputs,
                 nl.ndarray((PARTITIONS, WIDE), results),
                 nl.ndarray((PARTITIONS, 1), nl.float32),
                 nl.ndarray((PARTITIONS, _BANK), nl.float32, nl.psum),

@@ -71,7 +71,7 @@ def convolution(x: Any, weights: Any, bias: Any) -> Any:
 def _turned_weights(weights: Any) -> dict[tuple[int, int], Any]:
     """The weights as stationary operands, [128 in, F, F, 128 out], by the first channels out and in."""
     filters, channels, side, _ = weights.shape
-    found = {}
+    results = {}
     for out in range(0, filters, PARTITIONS):
         for part in range(0, channels, PARTITIONS):
             block = nl.ndarray((PARTITIONS, PARTITIONS, side, side), weights.dtype)
@@ -82,5 +82,5 @@ def _turned_weights(weights: Any) -> dict[tuple[int, int], Any]:
                     transposed = nl.ndarray((PARTITIONS, PARTITIONS), weights.dtype, nl.psum)
                     nisa.nc_transpose(transposed, block[:, :, down, right])
                     nisa.tensor_copy(turned[:, down, right, :], transposed)
-            found[out, part] = turned
-    return found
+            results[out, part] = turned
+    return results

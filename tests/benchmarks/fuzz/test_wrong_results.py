@@ -59,7 +59,7 @@ def telling(function: str) -> tuple[Ran, str]:
         sample = ran(function, number)
         verdict = judged(sample.values, sample.expected)
         assert not verdict.complaints, verdict.complaints
-        name = next(each for each in sample.values if each.startswith("grad_"))
+        name = next(value for value in sample.values if value.startswith("grad_"))
         values = sample.values[name].astype(np.float64)
         is_large = values.size >= FEWEST and np.isfinite(values).all() and min(values.reshape(len(values), -1).shape)
         if is_large and not verdict.blunt and (values != 0.0).mean() > 0.01 and np.ptp(values) > 0.0:

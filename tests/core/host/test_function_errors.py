@@ -38,13 +38,13 @@ class Function:
 
     def worst(self, name: str, step: int) -> float:
         """The largest error in u of the result, of each ``step``-th float32."""
-        first, last = (int(np.float32(each).view(np.uint32)) for each in (self.least, self.most))
-        found = 0.0
+        first, last = (int(np.float32(array).view(np.uint32)) for array in (self.least, self.most))
+        result = 0.0
         for start in range(first, last + 1, step * _CHUNK):
             bits = np.arange(start, min(start + step * _CHUNK, last + 1), step, dtype=np.uint32)
             for sign in (1.0, -1.0) if self.is_signed else (1.0,):
-                found = max(found, self._worst_of(name, np.float32(sign) * bits.view(np.float32)))
-        return found
+                result = max(result, self._worst_of(name, np.float32(sign) * bits.view(np.float32)))
+        return result
 
     def _worst_of(self, name: str, x: Numbers) -> float:
         came = np.empty_like(x)
@@ -74,8 +74,8 @@ def test_every_function_is_looked_at() -> None:
 @every_function
 def test_a_sample_of_all_numbers(name: str) -> None:
     allowed = getattr(SIMULATED, name) + 1e-6
-    found = FUNCTIONS[name].worst(name, _SAMPLED)
-    assert 0.9 * CORRECTLY_ROUNDED <= found <= allowed
+    result = FUNCTIONS[name].worst(name, _SAMPLED)
+    assert 0.9 * CORRECTLY_ROUNDED <= result <= allowed
 
 
 @pytest.mark.sweep

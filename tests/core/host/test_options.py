@@ -25,7 +25,7 @@ class Some:
 
 
 def test_each_field_is_a_keyword_of_the_schema() -> None:
-    assert [each.schema for each in options_of(Some)] == [
+    assert [item.schema for item in options_of(Some)] == [
         "int count",
         "float share=0.5",
         "float? cap=None",
@@ -53,7 +53,7 @@ def test_what_an_operator_cannot_take_is_refused(group: Any) -> None:
         options_of(group)
 
 
-OPTIONS = {each.name: each for each in options_of(Some)}
+OPTIONS = {entry.name: entry for entry in options_of(Some)}
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ OPTIONS = {each.name: each for each in options_of(Some)}
     ],
 )
 def test_values_become_pythons(name: str, value: Any, expected: Any) -> None:
-    found = OPTIONS[name].as_python("f", value)
-    assert (type(found), found) == (type(expected), expected)
+    result = OPTIONS[name].as_python("f", value)
+    assert (type(result), result) == (type(expected), expected)
 
 
 @pytest.mark.parametrize(

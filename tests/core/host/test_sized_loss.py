@@ -36,17 +36,17 @@ def test_optional_tensors_are_none_but_for_those_that_a_launch_always_has() -> N
     assert tensors["weight_hbm"] is None
     expected = {"input": ((4, 7), "bfloat16"), "targets": ((4, 1), "int32"), "total": ((1,), "float32")}
     for name, (shape, dtype) in expected.items():
-        found = tensors[f"{name}_hbm"]
-        assert (tuple(found.shape), str(found.dtype)) == (shape, str(spec(shape, dtype).dtype))
+        result = tensors[f"{name}_hbm"]
+        assert (tuple(result.shape), str(result.dtype)) == (shape, str(spec(shape, dtype).dtype))
 
 
 def test_a_modelled_launch_has_the_type_that_is_asked_for_and_the_options() -> None:
     launch = sized_launch("backward, mean, p = 2", kernel, (1.1, 1.2), size_of, (4, 7), p=2)
     assert not launch.forward and launch.bound == {"bfloat16": 1.1, "float32": 1.2}
-    given = launch.arguments("float32")
-    assert given["p"] == 2 and given["total_hbm"] is None
-    assert str(given["input_hbm"].dtype) == str(spec((1,), "float32").dtype)
-    assert tuple(given["targets_hbm"].shape) == (4, 2)
+    arguments = launch.arguments("float32")
+    assert arguments["p"] == 2 and arguments["total_hbm"] is None
+    assert str(arguments["input_hbm"].dtype) == str(spec((1,), "float32").dtype)
+    assert tuple(arguments["targets_hbm"].shape) == (4, 2)
     assert sized_launch("forward", kernel, (1.0, 1.0), size_of, (4, 7)).forward
 
 

@@ -106,13 +106,13 @@ def test_a_nan_before_a_restart_is_remembered() -> None:
     cut = Cut(3, 300, 2, 1)
     matrix = cut.normal()
     matrix[0, 5] = matrix[1, 299] = np.nan
-    found = launch(argmax_of_rows, cut, matrix)
-    np.testing.assert_array_equal(found, [300, 300, matrix[2].argmax()])
+    result = launch(argmax_of_rows, cut, matrix)
+    np.testing.assert_array_equal(result, [300, 300, matrix[2].argmax()])
 
 
 def test_columns_are_counted_exactly_as_far_as_is_promised() -> None:
     cut = Cut(50, 50, 25, 9)
     matrix = np.eye(50, dtype=np.float32)
     first = ARGMAX_COLUMNS_MAX - 50
-    found = launch(argmax_of_rows, cut, matrix, first=first)
-    np.testing.assert_array_equal(found, first + np.arange(50))
+    result = launch(argmax_of_rows, cut, matrix, first=first)
+    np.testing.assert_array_equal(result, first + np.arange(50))

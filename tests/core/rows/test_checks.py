@@ -69,8 +69,8 @@ def test_types() -> None:
 
 
 def test_vectors() -> None:
-    def vector(given: Any) -> str | None:
-        return refusal(checks.require_vector, "kernel", "bias_hbm", given, 7, "the matrix")
+    def vector(inputs: Any) -> str | None:
+        return refusal(checks.require_vector, "kernel", "bias_hbm", inputs, 7, "the matrix")
 
     assert vector(spec((7,), "float32")) is None
     assert vector(None) == "kernel: bias_hbm must be a tensor of shape (7,), got None"

@@ -64,10 +64,10 @@ def matrix_of(columns: int) -> Array:
 def test_a_folded_chunk_has_its_maximum(columns: int, chunk_size: int, left: list[int]) -> None:
     """The first chunk and short ones stay whole; of an odd number of columns one is compared twice."""
     matrix = matrix_of(columns)
-    found, counts = largest_of_chunks(matrix, chunk_size)
+    result, counts = largest_of_chunks(matrix, chunk_size)
     x = matrix.astype(np.float32)
     expected = [-x[:, start : start + chunk_size].max(axis=1) for start in range(0, columns, chunk_size)]
-    np.testing.assert_array_equal(found, np.stack(expected, axis=1))
+    np.testing.assert_array_equal(result, np.stack(expected, axis=1))
     np.testing.assert_array_equal(counts[0], left)
 
 
@@ -99,6 +99,6 @@ def test_chunks_that_leave_no_room_are_not_folded() -> None:
 )
 def test_the_forward_folds_beside_an_entropy(dtype: str, options: dict[str, Any], folds: bool) -> None:
     launch = (256, 16384, dtype, "forward", Tiling(128, 4096))
-    found = profile_launch(*launch, extended=True, exact_maximum=True, **options)
-    folding = [event for event in found.instructions if "folds.py" in event.place]
+    profiled = profile_launch(*launch, extended=True, exact_maximum=True, **options)
+    folding = [event for event in profiled.instructions if "folds.py" in event.place]
     assert bool(folding) == folds and all(event.engine == "gpsimd" for event in folding)

@@ -35,5 +35,5 @@ def sums_of_parts(matrix_hbm: Any, rows: int, parts: int) -> Any:
 @pytest.mark.parametrize(("rows", "parts"), [(ROWS, COLUMNS // PART), (3, 2)], ids=["all", "some"])
 def test_the_parts_that_are_there_are_added_up(rows: int, parts: int) -> None:
     matrix = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
-    found = np.asarray(sums_of_parts(matrix, rows, parts))
-    np.testing.assert_array_equal(found[:, 0], matrix[:rows, : parts * PART].sum(axis=1))
+    result = np.asarray(sums_of_parts(matrix, rows, parts))
+    np.testing.assert_array_equal(result[:, 0], matrix[:rows, : parts * PART].sum(axis=1))

@@ -77,9 +77,9 @@ def check(matrix: Array, masks: bool, cut: Cut) -> None:
     terms = np.exp(z - z.max(axis=1, keepdims=True))
     exact = np.log(np.square(terms).sum(axis=1)) - 2.0 * np.log(terms.sum(axis=1))
     assert_within(logs, exact, 64.0 * UNIT * np.maximum(1.0, np.abs(exact)))
-    held = ~np.isneginf(z)
-    sizes = np.where(held, np.abs(z), 0.0).sum(axis=1) / held.sum(axis=1)
-    assert_within(means, np.where(held, z, 0.0).sum(axis=1) / held.sum(axis=1), 16.0 * UNIT * sizes)
+    kept = ~np.isneginf(z)
+    sizes = np.where(kept, np.abs(z), 0.0).sum(axis=1) / kept.sum(axis=1)
+    assert_within(means, np.where(kept, z, 0.0).sum(axis=1) / kept.sum(axis=1), 16.0 * UNIT * sizes)
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)

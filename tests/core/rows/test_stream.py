@@ -53,8 +53,8 @@ def test_whatever_the_chunks_and_buffers(cut: Cut, buffers: int) -> None:
 def test_a_load_rounds_to_the_type_of_the_buffers(given_type: Any, tile_type: Any) -> None:
     cut = Cut(9, 37, 4, 10, cores=2)
     matrix = cut.normal().astype(given_type)
-    found = launch(copied, cut, matrix, dtype=tile_type)
-    np.testing.assert_array_equal(found.astype(np.float32), matrix.astype(BF16).astype(np.float32))
+    result = launch(copied, cut, matrix, dtype=tile_type)
+    np.testing.assert_array_equal(result.astype(np.float32), matrix.astype(BF16).astype(np.float32))
 
 
 @pytest.mark.parametrize(("buffers", "ahead"), [(1, 1), (2, 2), (3, 2), (4, 3)])
@@ -139,9 +139,9 @@ def rows_over_their_sums(matrix_hbm: Any, cut: Cut) -> Any:
 def test_a_stream_may_visit_its_batches_twice(cut: Cut) -> None:
     matrix = np.random.default_rng(1).uniform(0.5, 2.0, (cut.rows, cut.columns)).astype(np.float32)
     exact = matrix / matrix.astype(np.float64).sum(axis=1, keepdims=True)
-    found = launch(rows_over_their_sums, cut, matrix)
+    result = launch(rows_over_their_sums, cut, matrix)
     units = 4.0 + np.log2(cut.columns) + cut.columns / cut.chunk_size
-    assert_within(found, exact, units * UNIT * exact)
+    assert_within(result, exact, units * UNIT * exact)
 
 
 def dot_products(first_hbm: Any, second_hbm: Any, cut: Cut) -> Any:
@@ -167,5 +167,5 @@ def test_two_streams_run_beside_each_other(cut: Cut) -> None:
     first, second = cut.normal(2), cut.normal(3).astype(BF16)
     products = first.astype(np.float64) * second.astype(np.float64)
     units = 2.0 + np.log2(cut.columns) + cut.columns / cut.chunk_size
-    found = launch(dot_products, cut, first, second)
-    assert_within(found, products.sum(axis=1), units * UNIT * np.abs(products).sum(axis=1))
+    result = launch(dot_products, cut, first, second)
+    assert_within(result, products.sum(axis=1), units * UNIT * np.abs(products).sum(axis=1))

@@ -41,7 +41,7 @@ def applied(function: Callable[..., Any], *arrays: Array) -> Array:
         for tile_sbuf, array_hbm in zip(tiles, arrays_hbm, strict=True):
             nisa.dma_copy(dst=tile_sbuf, src=array_hbm)
         returned = [function(*tiles), *tiles]
-        stored = [nl.ndarray(each.shape, dtype=each.dtype, buffer=nl.shared_hbm) for each in returned]
+        stored = [nl.ndarray(result.shape, dtype=result.dtype, buffer=nl.shared_hbm) for result in returned]
         for tile_sbuf, array_hbm in zip(returned, stored, strict=True):
             nisa.dma_copy(dst=array_hbm, src=tile_sbuf)
         return stored
@@ -49,8 +49,8 @@ def applied(function: Callable[..., Any], *arrays: Array) -> Array:
     result, *after = nki.jit(kernel)([array.copy() for array in arrays])
     for array, kept in zip(arrays, after, strict=True):
         np.testing.assert_array_equal(kept, array)
-    found: Array = result
-    return found
+    actual: Array = result
+    return actual
 
 
 def test_products_differences_and_multiples() -> None:
@@ -91,9 +91,9 @@ def test_nan_where_a_suspect_is_not_finite(dtype: Any) -> None:
     suspects = np.array([[0.0, np.inf, -np.inf, np.nan], [1e38, -3.0, 5.0, np.inf]], np.float32)
     values = np.array([[1.0, 2.0, 3.0, 4.0], [-5.0, 6.5, np.inf, np.inf]], np.float32)
     expected = np.array([[1.0, np.nan, np.nan, np.nan], [-5.0, 6.5, np.inf, np.nan]], np.float32)
-    found = applied(lambda x, y: with_nan_of_infinite(x, y, dtype), values, suspects)
-    assert found.dtype == (np.float32 if dtype == nl.float32 else BF16)
-    np.testing.assert_array_equal(found.astype(np.float32), expected)
+    result = applied(lambda x, y: with_nan_of_infinite(x, y, dtype), values, suspects)
+    assert result.dtype == (np.float32 if dtype == nl.float32 else BF16)
+    np.testing.assert_array_equal(result.astype(np.float32), expected)
 
 
 def test_a_cast_copies_only_what_has_another_type() -> None:
@@ -120,9 +120,9 @@ def test_sums_of_rows() -> None:
 
 @pytest.mark.parametrize("value", [1.0, 1.0 / 4096.0, 37.5])
 def test_the_log_of_a_constant(value: float) -> None:
-    found = applied(lambda x: log_of_constant(value, 3), X)
-    assert found.shape == (3, 1)
-    np.testing.assert_allclose(found, np.log(value), rtol=2 * UNIT, atol=0.0)
+    result = applied(lambda x: log_of_constant(value, 3), X)
+    assert result.shape == (3, 1)
+    np.testing.assert_allclose(result, np.log(value), rtol=2 * UNIT, atol=0.0)
 
 
 def test_the_ends_of_float32() -> None:

@@ -22,16 +22,16 @@ def named_in(text: str) -> set[str]:
     return set(re.findall(rf"``((?:linear\.)?(?:{'|'.join(ROOMS)})\.[\w.]+)``", text))
 
 
-@pytest.mark.parametrize("package", [linear, linear_cross_entropy, linear_distillation], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("package", [linear, linear_cross_entropy, linear_distillation], ids=lambda item: item.__name__)
 def test_a_map_names_the_files_that_there_are(package: object) -> None:
     folder, text = Path(str(getattr(package, "__file__", ""))).parent, str(package.__doc__)
-    found = {".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.glob("*/*.py")}
-    of_rooms = {name for name in found if not name.startswith("host.") and not name.endswith(".__init__")}
+    results = {".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.glob("*/*.py")}
+    of_rooms = {name for name in results if not name.startswith("host.") and not name.endswith(".__init__")}
     assert of_rooms
     named = named_in(text)
     assert of_rooms - named == set()
     others = {name.removeprefix("linear.") for name in named if name.startswith("linear.")}
-    assert {name for name in named if not name.startswith("linear.")} <= found
+    assert {name for name in named if not name.startswith("linear.")} <= results
     assert {
         name for name in others if not (Path(linear.__path__[0]) / f"{name.replace('.', '/')}.py").exists()
     } == set()

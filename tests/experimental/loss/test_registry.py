@@ -95,10 +95,10 @@ def test_a_loss_has_its_function_and_module_of_pytorch(entry: Loss) -> None:
         f"{entry.name} must be a loss of torch.nn.functional, with which its tests compare, or be in OWN_ARGUMENTS"
     )
     theirs = inspect.signature(getattr(F, entry.name)).parameters
-    positional = [each for each in ours.values() if each.kind is not inspect.Parameter.KEYWORD_ONLY]
-    assert [each.name for each in positional] == [name for name in theirs if name not in LEGACY]
-    for each in positional:
-        assert each.default == theirs[each.name].default, each.name
+    positional = [item for item in ours.values() if item.kind is not inspect.Parameter.KEYWORD_ONLY]
+    assert [entry.name for entry in positional] == [name for name in theirs if name not in LEGACY]
+    for element in positional:
+        assert element.default == theirs[element.name].default, element.name
     built = inspect.signature(getattr(nkilib.torch, entry.module)).parameters
     expected = set(inspect.signature(getattr(torch.nn, entry.module)).parameters) - LEGACY
     assert expected <= built.keys()
@@ -138,9 +138,9 @@ def test_times_are_checked_against_little_more_than_they_are() -> None:
     timed = [row for row in rows if row[:2] in launches]
     assert len(timed) > 20
     for name, label, *cells in timed:
-        for dtype, held in launches[name, label].bound.items():
+        for dtype, value in launches[name, label].bound.items():
             figure = float(cells[("bfloat16", "float32").index(dtype)].split(", ")[-1])
-            assert figure <= held <= 1.2 * figure, (name, label, dtype)
+            assert figure <= value <= 1.2 * figure, (name, label, dtype)
 
 
 @pytest.mark.parametrize("entry", ONE_OF_EACH.values(), ids=lambda entry: entry.name)
@@ -154,6 +154,6 @@ def test_a_launch_of_the_registry_runs(entry: Loss) -> None:
 @pytest.mark.parametrize(("entry", "launch", "dtype"), TIMES)
 def test_modelled_times(entry: Loss, launch: ModelledLaunch, dtype: str) -> None:
     """Each launch stays within its limit for the time over the bound, and the page has the figure."""
-    found = over_bound(entry, launch, dtype)
-    assert found <= launch.bound[dtype]
-    assert f", {found:.2f}" in PAGE
+    result = over_bound(entry, launch, dtype)
+    assert result <= launch.bound[dtype]
+    assert f", {result:.2f}" in PAGE

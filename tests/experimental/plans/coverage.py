@@ -105,28 +105,28 @@ class PlanFamily:
 
     def met(self, wide: bool) -> dict[str, Size]:
         """The cheapest size of the grid for each combination, by the combination's :func:`key`."""
-        found: dict[str, Size] = {}
+        results: dict[str, Size] = {}
         for size in self.sizes(wide):
             combination = key(self.branches(size))
-            if combination not in found or self.cost(size) < self.cost(found[combination]):
-                found[combination] = size
-        return found
+            if combination not in results or self.cost(size) < self.cost(results[combination]):
+                results[combination] = size
+        return results
 
     def cheapest(self) -> dict[str, tuple[Size, Limits]]:
         """The cheapest of the shrunk sizes for each combination, with its limits, by the combination's :func:`key`.
 
         A size that the kernel refuses, since its limits have no room for it, is passed over.
         """
-        found: dict[str, tuple[Size, Limits]] = {}
+        results: dict[str, tuple[Size, Limits]] = {}
         for size, limits in self.shrunk_sizes():
             with shrunk(PlanLimits(**limits)):
                 try:
                     combination = key(self.branches(size))
                 except AssertionError:
                     continue
-            if combination not in found or self.cost(size) < self.cost(found[combination][0]):
-                found[combination] = size, limits
-        return found
+            if combination not in results or self.cost(size) < self.cost(results[combination][0]):
+                results[combination] = size, limits
+        return results
 
     def missing(self, wide: bool) -> dict[str, Size]:
         """Combinations that the grid meets and the table lacks, with a size for each."""

@@ -42,13 +42,13 @@ def launch_of(size: Size) -> Launch:
     if size["direction"] == "backward":
         launch_of({**size, "direction": "forward"})
     shape, dtype = (size["positions"], size["vocabulary"]), size["dtype"]
-    given: dict[str, Any] = {"student_hbm": spec(shape, dtype), "teacher_hbm": spec(shape, dtype)}
-    given["beta"] = _BETAS[size["kernel"]][0]
+    arguments: dict[str, Any] = {"student_hbm": spec(shape, dtype), "teacher_hbm": spec(shape, dtype)}
+    arguments["beta"] = _BETAS[size["kernel"]][0]
     kernel = distillation_forward
     if size["direction"] == "backward":
         kernel = distillation_backward
-        given |= {name: spec(shape[:1], nl.float32) for name in (*_SAVED, "grad_loss_hbm")}
-    launch: Launch = result_of(f"{kernels.__name__}._launch", kernel, **given)
+        arguments |= {name: spec(shape[:1], nl.float32) for name in (*_SAVED, "grad_loss_hbm")}
+    launch: Launch = result_of(f"{kernels.__name__}._launch", kernel, **arguments)
     return launch
 
 

@@ -85,19 +85,19 @@ def _weight_part(size: Size, name: str) -> tuple[slice, slice]:
 def _shapes_of(size: Size) -> dict[str, Any]:
     """Tensors without data, as arguments of the kernel."""
     shape, entry = (size["rows"], size["columns"]), _OF_NAME[size["kind"]]
-    given: dict[str, Any] = {f"{name}_hbm": None for name in entry.absent}
+    inputs: dict[str, Any] = {f"{name}_hbm": None for name in entry.absent}
     for name in entry.tensors:
         part = _weight_part(size, name)
-        given[f"{name}_hbm"] = spec(tuple(len(range(n)[p]) for n, p in zip(shape, part, strict=True)), size["dtype"])
-    return given
+        inputs[f"{name}_hbm"] = spec(tuple(len(range(n)[p]) for n, p in zip(shape, part, strict=True)), size["dtype"])
+    return inputs
 
 
 def launch_of(size: Size) -> Launch:
     """The plan that the kernel makes."""
-    given = {**_shapes_of(size), **_OF_NAME[size["kind"]].options, "reduction": _reduction_of(size)}
+    arguments = {**_shapes_of(size), **_OF_NAME[size["kind"]].options, "reduction": _reduction_of(size)}
     if size["launch"] in ("backward", "both"):
-        given |= {"grad_loss_hbm": spec((1,), nl.float32), **_flags_of(size)}
-    return arguments_of(_STEPS[size["launch"]], _kernel_of(size), **given)[0]
+        arguments |= {"grad_loss_hbm": spec((1,), nl.float32), **_flags_of(size)}
+    return arguments_of(_STEPS[size["launch"]], _kernel_of(size), **arguments)[0]
 
 
 def _flags_of(size: Size) -> dict[str, bool]:
@@ -195,9 +195,9 @@ def check_with_tiling(size: Size, **tiling: Any) -> tuple[Any, ...]:
     entry, reduction, shape = _OF_NAME[size["kind"]], _reduction_of(size), (size["rows"], size["columns"])
     made = entry.made((1, min(_MADE, size["rows"] * size["columns"])), (TYPES[size["dtype"]],))
     parts = {name: np.resize(tensor, shape)[_weight_part(size, name)] for name, tensor in made.items()}
-    given = {name: np.ascontiguousarray(part) for name, part in parts.items()}
-    tensors = {name: np.broadcast_to(tensor, shape) for name, tensor in given.items()}
-    arguments = {**entry.arguments(given), **tiling, "reduction": reduction}
+    inputs = {name: np.ascontiguousarray(part) for name, part in parts.items()}
+    tensors = {name: np.broadcast_to(tensor, shape) for name, tensor in inputs.items()}
+    arguments = {**entry.arguments(inputs), **tiling, "reduction": reduction}
     exact: list[Any] = []
     if size["launch"] == "stored":
         exact.append(reference.losses(entry.reference, tensors, TYPES[size["dtype"]]))

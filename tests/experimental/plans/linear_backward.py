@@ -80,9 +80,9 @@ def planned(plan: BackwardPlan, vocab_size: int, cores: int, num_positions: int)
     """As ``write_gradients`` goes on with a plan that fits."""
     shares = [share for share in shares_of_cores(vocab_size, cores) if share.size > 0]
     covers = [planned_cover(plan, shares, core, num_positions) for core in range(len(shares))]
-    found = tuple(cover for cover in covers if cover is not None)
-    if found:
-        return Planned(plan, found, (), False)
+    result = tuple(cover for cover in covers if cover is not None)
+    if result:
+        return Planned(plan, result, (), False)
     short = plan_of_program(plan, shares, num_positions)
     blocks = tuple(planned_blocks(short, shares, core, num_positions) for core in range(len(shares)))
     return Planned(short, (), blocks, short != plan)
@@ -150,9 +150,9 @@ def standing(plan: BackwardPlan) -> str:
     return "X^T stays" if plan.keeps_inputs else "X^T streams"
 
 
-def parts_of_operands(found: Planned, positions: int, with_weight: bool) -> Branches:
+def parts_of_operands(result: Planned, positions: int, with_weight: bool) -> Branches:
     """In how many parts the operands of a block are worked on."""
-    plan, largest = found.plan, found.largest
+    plan, largest = result.plan, result.largest
     block = balanced_spans(Span(0, positions), plan.position_tiles * TILE)[0]
     stripes = [Span(0, plan.features)]
     if plan.stripe % TILE == 0:
@@ -179,18 +179,18 @@ def blocks_of_positions(plan: BackwardPlan) -> str:
 
 def branches_of_operands(size: Size) -> Branches:
     """What of the operands stays, and in how many parts they are worked on."""
-    found, plan = of_backward(size), of_backward(size).plan
+    result, plan = of_backward(size), of_backward(size).plan
     branches = {"layout": size["layout"], "logits": standing(plan), "blocks of positions": blocks_of_positions(plan)}
     if plan.streams_weight:
         branches["batches of positions"] = several(plan.batches_of_tiles)
-    return branches | parts_of_operands(found, size["positions"], "weight" in VARIANTS[size["variant"]].wanted)
+    return branches | parts_of_operands(result, size["positions"], "weight" in VARIANTS[size["variant"]].wanted)
 
 
-def way_through_classes(found: Planned) -> tuple[str, str]:
+def way_through_classes(result: Planned) -> tuple[str, str]:
     """Which blocks stand in the program of a core, and which are a loop; and how much a trip loads for the next one."""
-    if found.covers:
-        return "cover, " + ("its own" if all(cover.is_exact for cover in found.covers) else "shared"), "nothing"
-    lead, blocks = found.blocks[0].lead, found.blocks[0].blocks
+    if result.covers:
+        return "cover, " + ("its own" if all(cover.is_exact for cover in result.covers) else "shared"), "nothing"
+    lead, blocks = result.blocks[0].lead, result.blocks[0].blocks
     before = "lead, " if lead > 0 else ""
     if blocks.iterations == 0:
         return f"{before}unrolled, {several(blocks.count)}", "nothing"
@@ -204,15 +204,15 @@ def branches_of_classes(size: Size) -> Branches:
 
     What a loop loads over an edge, and blocks of positions, count where operands stand in the usual ways.
     """
-    found = of_backward(size)
-    plan, (way, ahead) = found.plan, way_through_classes(found)
+    result = of_backward(size)
+    plan, (way, ahead) = result.plan, way_through_classes(result)
     if plan.streams_inputs:
         # With and without a block before the loop: test_backward.test_inputs_that_stream_beside_the_weight. No small
         # launch takes both by default.
         way = way.removeprefix("lead, ")
-    if plan.streams_weight or plan.buffers.shares_memory or found.is_shortened:
+    if plan.streams_weight or plan.buffers.shares_memory or result.is_shortened:
         special = standing(plan) if plan.streams_weight or plan.buffers.shares_memory else "others"
-        return {"classes": way, "logits": special, "shortened": found.is_shortened}
+        return {"classes": way, "logits": special, "shortened": result.is_shortened}
     return {
         "classes": way,
         "loads over an edge": ahead,
@@ -304,11 +304,11 @@ def _checked(size: Size, variant: Variant, tiling: dict[str, int]) -> set[Backwa
         )
     references, bounds = linear_backward_reference(problem, upstream), linear_gradient_bounds(problem, upstream)
     for name, result in zip(wanted, results, strict=True):
-        found, bound = np.asarray(result, dtype=np.float64), getattr(bounds, name)
+        actual, bound = np.asarray(result, dtype=np.float64), getattr(bounds, name)
         if name == "weight" and start is not None:
-            bound = bound + _ROUNDOFF * (np.abs(start) + np.abs(found))
-            found = found - start
-        off = np.abs(found - getattr(references, name))
+            bound = bound + _ROUNDOFF * (np.abs(start) + np.abs(actual))
+            actual = actual - start
+        off = np.abs(actual - getattr(references, name))
         assert (off <= bound).all(), f"{name}: {np.nanmax(off / bound)} of its bound, {np.isnan(off).sum()} NaN"
     return {call.args[1] for call in made.call_args_list}
 

@@ -106,12 +106,12 @@ def _schedule(size: Size, plan: PositionPlan, shared: int, class_block: int, bod
 
 def _of_visit(plan: PositionPlan, schedule: ClassSchedule) -> Branches:
     """How one visit of the classes goes through positions and classes."""
-    found: Branches = {"blocks of positions": blocks_of_forward(plan), "classes": way_of_forward(schedule)}
+    results: Branches = {"blocks of positions": blocks_of_forward(plan), "classes": way_of_forward(schedule)}
     if plan.blocks > 1 and schedule.opening is not None:
         last = schedule.count + len(schedule.shared) - 1
         is_late = (last - schedule.opening.number) % BUFFERS == 0
-        found["opens again"] = "after the last classes" if is_late else "beside them"
-    return found
+        results["opens again"] = "after the last classes" if is_late else "beside them"
+    return results
 
 
 def _forward(size: Size) -> tuple[PairForwardSizes, PositionPlan, ClassSchedule]:
@@ -187,22 +187,22 @@ def _of_backward(size: Size) -> tuple[Planned, bool]:
 
 def branches_of_operands(size: Size) -> Branches:
     """Where the operands of both models stand."""
-    found, is_split = _of_backward(size)
+    result, is_split = _of_backward(size)
     if is_split:
         return {"positions": "in parts"}
     return {
-        "logits": standing(found.plan),
-        "blocks of positions": several(found.plan.position_blocks),
-        "tables": "in groups" if found.plan.needs.opened > 0 else "one",
+        "logits": standing(result.plan),
+        "blocks of positions": several(result.plan.position_blocks),
+        "tables": "in groups" if result.plan.needs.opened > 0 else "one",
     }
 
 
 def branches_of_classes(size: Size) -> Branches:
     """How a core goes through its classes."""
-    found, is_split = _of_backward(size)
+    result, is_split = _of_backward(size)
     if is_split:
         return {"positions": "in parts"}
-    return {"classes": way_through_classes(found)[0], "shortened": found.is_shortened}
+    return {"classes": way_through_classes(result)[0], "shortened": result.is_shortened}
 
 
 def check_forward_of_size(size: Size) -> None:
@@ -217,11 +217,11 @@ def check_mixture_of_size(size: Size) -> None:
 
 def check_backward_of_size(size: Size) -> None:
     """Launch a size and compare all gradients with float64; it takes the plan that its branches were read off."""
-    found, is_split = _of_backward(size)
+    result, is_split = _of_backward(size)
     with mock.patch.object(BackwardParts, "make", wraps=BackwardParts.make) as made:
         check_backward(problem_of_size(size), Launch(size["cores"]), adds=size["variant"] == "all")
     if not is_split:
-        assert {call.args[1] for call in made.call_args_list} == {found.plan}
+        assert {call.args[1] for call in made.call_args_list} == {result.plan}
 
 
 _KL, _MIXED, _BETAS = (0.0, 1.0), (0.5,), (0.0, 0.5, 1.0)

@@ -127,19 +127,19 @@ def branches_of_forward(size: Size) -> Branches:
     """A group of tiles is the same code in a loop and without one: its number counts where nothing is a loop."""
     planned = of_forward(size)
     plan, schedule = planned.plan, planned.schedule
-    found = {
+    results = {
         "blocks of positions": blocks_of_positions(plan),
         "classes": way_through_classes(schedule),
         "shared": "none" if not schedule.shared else several(len(schedule.shared)),
     }
     if not plan.is_loop and schedule.head is None:
         groups = several(div_ceil(plan.tiles, planned.group_tiles))
-        found["groups of tiles"] = f"{groups}, up to {planned.group_tiles} each"
+        results["groups of tiles"] = f"{groups}, up to {planned.group_tiles} each"
     if plan.blocks > 1 and schedule.opening is not None:
         last = schedule.count + len(schedule.shared) - 1
         is_late = (last - schedule.opening.number) % BUFFERS == 0
-        found["opens again"] = "after the last classes" if is_late else "beside them"
-    return found
+        results["opens again"] = "after the last classes" if is_late else "beside them"
+    return results
 
 
 def blocks_of_positions(plan: PositionPlan) -> str:

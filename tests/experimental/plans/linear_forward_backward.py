@@ -127,20 +127,20 @@ def branches_of_forward(size: Size) -> Branches:
 
 def branches_of_classes(size: Size) -> Branches:
     """How the backward of a part goes through its classes."""
-    found = of_gradients(size)
+    result = of_gradients(size)
     return {
         "parts": _number_of_parts(_parts(size)[1]),
-        "classes": ", ".join(way_through_classes(found)),
+        "classes": ", ".join(way_through_classes(result)),
     }
 
 
 def branches_of_operands(size: Size) -> Branches:
     """In how many parts the operands of the gradients are worked on."""
-    found = of_gradients(size)
-    parts = parts_of_operands(found, _parts(size)[0], "weight" in VARIANTS[size["variant"]].wanted)
+    result = of_gradients(size)
+    parts = parts_of_operands(result, _parts(size)[0], "weight" in VARIANTS[size["variant"]].wanted)
     return {
         "layout": size["layout"],
-        "blocks of positions": blocks_of_positions(found.plan),
+        "blocks of positions": blocks_of_positions(result.plan),
         **parts,
     }
 

@@ -73,8 +73,8 @@ _KIBIBYTES = (28, 32, 40, 44, 56, 64)
 
 
 def _grid(wide: bool) -> Iterator[Size]:
-    found = product(_KERNELS, _TYPES, ("vd", "dv"), _POSITIONS, _FEATURES, _CLASSES)
-    for number, (direction, types, layout, positions, features, classes) in enumerate(found):
+    results = product(_KERNELS, _TYPES, ("vd", "dv"), _POSITIONS, _FEATURES, _CLASSES)
+    for number, (direction, types, layout, positions, features, classes) in enumerate(results):
         if number % (1 if wide else _SAMPLED) == 0:
             yield _size(positions, features, classes, types, layout, direction)
 
@@ -104,12 +104,12 @@ def _small() -> Iterator[tuple[Size, Limits]]:
         *({"sbuf_bytes": kibibytes * 1024, "positions": 256} for kibibytes in _KIBIBYTES),
     )
     sizes = product(_KERNELS, _TYPES, ("vd", "dv"), (512, 700, 768), (200, 400, 640, 1152), (700, 1000))
-    for (direction, types, layout, positions, features, classes), each in product(sizes, limits):
-        yield _size(positions, features, classes, types, layout, direction), each
+    for (direction, types, layout, positions, features, classes), second in product(sizes, limits):
+        yield _size(positions, features, classes, types, layout, direction), second
     # X^T and W^T stream together of more positions than that, in [V, D] and without a cast.
     both: tuple[tuple[int, Limits], ...] = ((1400, {}), (2816, {"positions": 1408}), (2600, {"positions": 1408}))
-    for positions, each in both:
-        yield _size(positions, 256, 700, (_BF16, _BF16, _BF16), "vd", BACKWARD), {"resident_features": 128, **each}
+    for positions, item in both:
+        yield _size(positions, 256, 700, (_BF16, _BF16, _BF16), "vd", BACKWARD), {"resident_features": 128, **item}
 
 
 class _Planned(NamedTuple):
@@ -127,7 +127,7 @@ class _Planned(NamedTuple):
 
 
 def _casts(size: Size) -> CastBytes:
-    of_types = [0 if size[each] == size["compute"] else DTYPES[size[each]].itemsize for each in ("input", "weight")]
+    of_types = [0 if size[name] == size["compute"] else DTYPES[size[name]].itemsize for name in ("input", "weight")]
     return CastBytes(*of_types)
 
 
@@ -174,9 +174,9 @@ def _planned_under(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> _
         weight_itemsize=casts.weight,
         staging_bytes=casts.backward_staging(is_first, keeps_logits),
     )
-    found = BackwardPlan.of(gradients, *tiling)
-    require_room(found.fits)
-    return _Planned(tiling, found, name)
+    result = BackwardPlan.of(gradients, *tiling)
+    require_room(result.fits)
+    return _Planned(tiling, result, name)
 
 
 def branches(size: Size) -> Branches:
@@ -185,13 +185,13 @@ def branches(size: Size) -> Branches:
     Of others whether the positions are split, which is a branch of the backward alone.
     """
     planned = _planned(size)
-    found: Branches = {"kernel": size["direction"]}
+    results: Branches = {"kernel": size["direction"]}
     if planned.plan is not None:
-        found["logits"] = standing(planned.plan)
+        results["logits"] = standing(planned.plan)
     if _casts(size).weight == 0:
-        return found | {"parts": planned.parts}
+        return results | {"parts": planned.parts}
     staged = div_ceil(_transferred(size, planned), STAGED_ELEMENTS)
-    return found | {"layout": size["layout"], "staged tiles": "none" if staged == 0 else several(staged)}
+    return results | {"layout": size["layout"], "staged tiles": "none" if staged == 0 else several(staged)}
 
 
 def _transferred(size: Size, planned: _Planned) -> int:
@@ -211,18 +211,18 @@ def _problems(size: Size) -> tuple[LinearProblem, LinearProblem]:
     """Operands as they come, and as the products see them."""
     sizes = Sizes(size["positions"], size["features"], size["classes"], DTYPES[_FP32])
     problem = in_layout(normal_problem(sizes, np.random.default_rng(list(size.values())[:3])), size["layout"])
-    given = replace(
+    inputs = replace(
         problem,
         input=problem.input.astype(DTYPES[size["input"]]),
         weight=problem.weight.astype(DTYPES[size["weight"]]),
     )
     compute = DTYPES[size["compute"]]
-    return given, replace(given, input=given.input.astype(compute), weight=given.weight.astype(compute))
+    return inputs, replace(inputs, input=inputs.input.astype(compute), weight=inputs.weight.astype(compute))
 
 
 def check(size: Size) -> None:
     """Launch a size with the tiling that is chosen, and compare all results with float64."""
-    given, rounded = _problems(size)
+    inputs, rounded = _problems(size)
     lse = linear_forward_reference(rounded).lse.astype(np.float32)
     upstream = upstream_of(rounded, lse)
     options: dict[str, Any] = {"weight_layout": size["layout"], "compute_dtype": DTYPES[size["compute"]]}
@@ -232,7 +232,7 @@ def check(size: Size) -> None:
         scale = np.float32(1 / size["positions"])
         upstream = replace(upstream, grad_loss=np.full(size["positions"], scale, np.float32))
         options["grad_scale"] = float(scale)
-    results = _KERNELS[size["direction"]][2](given.input, given.weight, given.targets, **options)
+    results = _KERNELS[size["direction"]][2](inputs.input, inputs.weight, inputs.targets, **options)
     references, bounds = vars(linear_forward_reference(rounded)), linear_forward_bounds(rounded)
     references = references | linear_backward_reference(rounded, upstream)._asdict()
     of_types = {f"{name}_dtype": DTYPES[size[name]] for name in ("input", "weight")}

@@ -113,8 +113,8 @@ class Search:
             names = branches.keys() | row.branches.keys()
             differ = sum(branches.get(name) != row.branches.get(name) for name in names)
             ranked += [(differ, cost(candidate.size), number, candidate) for number, candidate in enumerate(kept[:3])]
-        ranked.sort(key=lambda each: each[:2])
-        return [each[3] for each in ranked[:8]]
+        ranked.sort(key=lambda item: item[:2])
+        return [item[3] for item in ranked[:8]]
 
     def _changed(self, start: Candidate) -> Candidate:
         """With one to three properties of another launch."""
@@ -139,9 +139,9 @@ class Search:
                     continue
                 combination = key(branches)
                 kept = self.found[family.name].setdefault(combination, [])
-                if all(each.size != candidate.size for each in kept):
+                if all(item.size != candidate.size for item in kept):
                     kept.append(candidate)
-                    kept.sort(key=lambda each: cost(each.size))
+                    kept.sort(key=lambda item: cost(item.size))
                     del kept[_KEPT:]
 
     def launches(self, family: PlanFamily, rows: list[Row], most: float) -> list[Row]:
@@ -151,10 +151,10 @@ class Search:
         taken: list[Candidate] = []
         for row in sorted(rows, key=lambda row: key(row.branches)):
             own = Candidate(row.smallest)
-            kept = sorted([*self.found[family.name].get(key(row.branches), []), own], key=lambda each: cost(each.size))
+            kept = sorted([*self.found[family.name].get(key(row.branches), []), own], key=lambda item: cost(item.size))
             limit = max(most, 1.3 * cost(kept[0].size))
-            affordable = [each for each in kept if cost(each.size) <= limit and each not in taken]
-            best = max(affordable, key=lambda each, row=row: (len(_pairs(row, each) - seen), -cost(each.size)))
+            affordable = [item for item in kept if cost(item.size) <= limit and item not in taken]
+            best = max(affordable, key=lambda item, row=row: (len(_pairs(row, item) - seen), -cost(item.size)))
             taken.append(best)
             seen |= _pairs(row, best)
             changed = replace(row, launched=best.size, limits=best.limits)

@@ -123,18 +123,18 @@ def check_multi_margin_with_tiling(size: Size, **tiling: int) -> list[Any]:
     results = []
     for p in (1, 2):
         reference = MultiMarginReference.of(x, targets, weight, p, _MARGIN)
-        given = {"class_weight_hbm": weight, "p": p, "margin": _MARGIN, **tiling}
+        arguments = {"class_weight_hbm": weight, "p": p, "margin": _MARGIN, **tiling}
         losses = reference.losses()
-        stored = multi_margin_loss_forward[size["cores"]](x, targets, reduction="none", **given)
+        stored = multi_margin_loss_forward[size["cores"]](x, targets, reduction="none", **arguments)
         bound = multi_margin_bounds.loss_bounds(x, reference, _MARGIN) + rounding(losses, x.dtype)
         assert_within(f"losses of {size}, p = {p}", stored, losses, bound)
-        mean = multi_margin_loss_forward[size["cores"]](x, targets, reduction="mean", **given)
+        mean = multi_margin_loss_forward[size["cores"]](x, targets, reduction="mean", **arguments)
         factor = reduction_factor(x.shape[:1], "mean")
         exact = np.array([factor * losses.sum()])
         bound = factor * multi_margin_bounds.sum_bound(x, reference, _MARGIN) + UNIT * np.abs(exact)
         assert_within(f"mean of {size}, p = {p}", mean, exact, bound)
         upstream = draw.standard_normal((size["rows"],)).astype(np.float32)
-        gradient = multi_margin_loss_backward[size["cores"]](x, targets, upstream, reduction="none", **given)
+        gradient = multi_margin_loss_backward[size["cores"]](x, targets, upstream, reduction="none", **arguments)
         of_rows = upstream.astype(np.float64)
         bound = multi_margin_bounds.gradient_bounds(x, reference, _MARGIN, of_rows)
         assert_within(f"gradient of {size}, p = {p}", gradient, reference.gradient(of_rows), bound)

@@ -114,12 +114,12 @@ def check_with_tiling(size: Size, streamed: bool | None = None) -> tuple[Any, ..
     targets = draw.integers(0, size["classes"], (shape[0], shape[2])).astype(np.int32)
     targets[1::7] = _IGNORED
     weight = draw.uniform(0.5, 2.0, (size["classes"],)).astype(np.float32)
-    given: dict[str, Any] = {"class_weight_hbm": weight, "ignore_index": _IGNORED}
+    arguments: dict[str, Any] = {"class_weight_hbm": weight, "ignore_index": _IGNORED}
     reference = nll_loss_reference(x, targets, weight, _IGNORED)
     way = is_streamed(Shape(*shape), getattr(nl, size["dtype"])) if streamed is None else streamed
     results = []
     for reduction in ("none", "mean"):
-        options = {**given, "reduction": reduction, "streamed": streamed}
+        options = {**arguments, "reduction": reduction, "streamed": streamed}
         loss, total = nll_loss_forward[size["cores"]](x, targets, **options)
         exact = reference.reduced(reduction)
         bound = nll_loss_bound(reference, shape, reduction, x.dtype, way)

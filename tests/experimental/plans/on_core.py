@@ -36,7 +36,7 @@ class _Reached(Exception):
     """A function is called, with these arguments or with this result."""
 
 
-def arguments_of(where: str, kernel: Any, **given: Any) -> tuple[Any, ...]:
+def arguments_of(where: str, kernel: Any, **inputs: Any) -> tuple[Any, ...]:
     """What a kernel calls the function ``where``, by its full name, with: after it has checked and planned a launch.
 
     Tensors are :func:`nkilib.simulator.spec`; nothing is computed. To be called under :func:`on_core`.
@@ -45,26 +45,26 @@ def arguments_of(where: str, kernel: Any, **given: Any) -> tuple[Any, ...]:
     def stop(*arguments: Any) -> None:
         raise _Reached(arguments)
 
-    return tuple(_reached(where, stop, kernel, given))
+    return tuple(_reached(where, stop, kernel, inputs))
 
 
-def result_of(where: str, kernel: Any, **given: Any) -> Any:
+def result_of(where: str, kernel: Any, **inputs: Any) -> Any:
     """What the function ``where`` gives the kernel, as :func:`arguments_of` what it gets."""
     function = pkgutil.resolve_name(where)
 
     def stop(*arguments: Any, **named: Any) -> None:
         raise _Reached(function(*arguments, **named))
 
-    return _reached(where, stop, kernel, given)
+    return _reached(where, stop, kernel, inputs)
 
 
-def _reached(where: str, stop: Any, kernel: Any, given: dict[str, Any]) -> Any:
+def _reached(where: str, stop: Any, kernel: Any, arguments: dict[str, Any]) -> Any:
     def allocated(shape: tuple[int, ...], dtype: Any, **_: Any) -> Any:
         return spec(tuple(shape), dtype)
 
     with patch(where, stop), patch.object(nl, "ndarray", allocated):
         try:
-            kernel.__wrapped__(**given)
+            kernel.__wrapped__(**arguments)
         except _Reached as reached:
             return reached.args[0]
     raise AssertionError(f"the kernel did not call {where}")

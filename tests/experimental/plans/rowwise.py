@@ -42,20 +42,20 @@ def _arguments_without_data(size: Size) -> dict[str, Any]:
     entry, rows = _OF_NAME[size["kind"]], size["rows"]
     shape, is_forward = (rows, size["columns"]), size["launch"] != "backward"
     made = entry.made((2, 1))
-    given: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         name: value for name, value in entry.options.items() if is_forward or name not in entry.of_forward
     }
     for name, tensor in made.items():
         if is_forward or name not in entry.of_forward:
             of_tensor = (rows,) if tensor.ndim == 1 else (rows if tensor.shape[0] > 1 else 1, shape[1])
-            given[f"{name}_hbm"] = spec(of_tensor, size["dtype"] if tensor.ndim == 2 else nl.float32)
+            inputs[f"{name}_hbm"] = spec(of_tensor, size["dtype"] if tensor.ndim == 2 else nl.float32)
     if is_forward:
-        return {**given, "reduction": "mean"}
+        return {**inputs, "reduction": "mean"}
     if entry.has_coefficients:
         numbers = {"triplet_margin_loss": 2, "cosine_embedding_loss": 3}[size["kind"]]
-        given["coefficients_hbm"] = spec((numbers, rows), nl.float32)
+        inputs["coefficients_hbm"] = spec((numbers, rows), nl.float32)
     flags = {f"grad_{name}_wanted": True for name in entry.gradients}
-    return {**given, **flags, "grad_loss_hbm": spec((1,), nl.float32), "reduction": "mean"}
+    return {**inputs, **flags, "grad_loss_hbm": spec((1,), nl.float32), "reduction": "mean"}
 
 
 def _kernel_of(size: Size) -> Any:
@@ -66,9 +66,9 @@ def _kernel_of(size: Size) -> Any:
 def launch_of(size: Size) -> RowLaunch:
     """The plan that the kernel makes."""
     entry, kernel = _OF_NAME[size["kind"]], _kernel_of(size)
-    given = _arguments_without_data(size)
-    tiling = result_of(f"{_MODULES[size['kind']].__name__}.checked_tiling", kernel, **given)
-    matrices = (given[f"{name}_hbm"] for name in entry.tensors if f"{name}_hbm" in given)
+    arguments = _arguments_without_data(size)
+    tiling = result_of(f"{_MODULES[size['kind']].__name__}.checked_tiling", kernel, **arguments)
+    matrices = (arguments[f"{name}_hbm"] for name in entry.tensors if f"{name}_hbm" in arguments)
     return RowLaunch(tuple(matrix for matrix in matrices if len(matrix.shape) == 2), tiling)
 
 

@@ -47,8 +47,8 @@ class Launched(NamedTuple):
     @classmethod
     def of(cls, size: Size) -> Launched:
         """From what a table holds."""
-        given, saved, result = size["types"].split()
-        return cls(size["kernel"], size["outer"], size["length"], size["inner"], (given, saved, result), size["cores"])
+        inputs, saved, result = size["types"].split()
+        return cls(size["kernel"], size["outer"], size["length"], size["inner"], (inputs, saved, result), size["cores"])
 
     @property
     def size(self) -> Size:
@@ -113,14 +113,14 @@ class Grid:
     def drawn(self, count: int, seed: int) -> Iterator[tuple[Launched, Limits]]:
         """So many sizes at random, with limits: the same ones for a seed."""
         draw = random.Random(seed)
-        found = 0
-        while found < count:
+        result = 0
+        while result < count:
             outer, length, inner = draw.choice(self.outer), draw.choice(self.length), draw.choice(self.inner)
             types, cores = draw.choice(self.types), draw.choice(self.cores)
             launched = Launched(draw.choice([*KERNELS]), outer, length, inner, types, cores)
             limits = draw.choice(self.limits)
             if launched.elements <= self.most:
-                found += 1
+                result += 1
                 yield launched, limits
 
 

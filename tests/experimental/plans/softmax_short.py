@@ -59,7 +59,7 @@ def _all_branches(launched: Launched, limits: PlanLimits) -> Branches:
     """Under the limits in force, which are a key of the cache."""
     plans = [plan_of(launched, core) for core in range(launched.cores)]
     plan = plans[-1]  # it has as many windows as the other one, or more
-    bands = {window.band: _band_name(window.band) for each in plans for window in each.windows}
+    bands = {window.band: _band_name(window.band) for plan in plans for window in plan.windows}
     pieces = max(len(window.pieces(plan.columns)) for window in plan.windows)
     dtypes = launched.dtypes
     windows = "one" if len(plan.windows) == 1 else "several"

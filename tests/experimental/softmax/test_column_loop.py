@@ -76,8 +76,8 @@ def test_most_launches_wait_for_nothing() -> None:
 def _loops(seed: int, count: int, most: int) -> Iterator[tuple[str, ColumnLoop]]:
     """Yield loops of random sizes, types, segments and cores, with a description. Sizes that do not fit are skipped."""
     draw = random.Random(seed)
-    found = 0
-    while found < count:
+    result = 0
+    while result < count:
         shape = Sizes(
             draw.choice((1, 1, 2, 3, int(2 ** draw.uniform(0, 8)))),
             int(2 ** draw.uniform(6, 18)),
@@ -97,7 +97,7 @@ def _loops(seed: int, count: int, most: int) -> Iterator[tuple[str, ColumnLoop]]
         except AssertionError as refused:
             assert "must fit in SBUF" in str(refused)
             continue
-        found += 1
+        result += 1
         yield f"{shape} {kind} forward={is_forward} {dtypes} {chunk_size} core {core} of {cores}", loop
 
 
@@ -111,11 +111,11 @@ def _assert_runs(loops: Iterator[tuple[str, ColumnLoop]]) -> int:
     """Run every loop with its own tiles and with the fewest tiles, and return how many of these runs wait."""
     waiting = 0
     for what, loop in loops:
-        for each in (loop, _fewest_tiles(loop)):
+        for item in (loop, _fewest_tiles(loop)):
             try:
-                waiting += bool(dry_run(each).waits)
+                waiting += bool(dry_run(item).waits)
             except Exception as error:
-                raise AssertionError(f"{what}, with {each.plan.buffers} tiles: {error!r}") from error
+                raise AssertionError(f"{what}, with {item.plan.buffers} tiles: {error!r}") from error
     return waiting
 
 

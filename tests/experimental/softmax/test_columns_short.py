@@ -114,7 +114,7 @@ def test_bits_depend_on_the_column_alone(dtype, is_log):
     x, y = logits(shape, dtype), saved_output(shape, dtype, is_log)
 
     def launched(cores, outer=slice(None), inner=slice(None)):
-        part, saved = (np.ascontiguousarray(each[outer, :, inner]) for each in (x, y))
+        part, saved = (np.ascontiguousarray(array[outer, :, inner]) for array in (x, y))
         return FORWARD[is_log][cores](part, 1), BACKWARD[is_log][cores](part, saved, 1)
 
     whole = launched(2)
@@ -136,9 +136,9 @@ def test_in_place(is_log):
 @pytest.mark.parametrize("kind", Kind)
 def test_few_instructions_take_large_tensors(kind, direction):
     # Transposed, this takes 36,000 instructions, and ten times as long or more.
-    found = profile_softmax_launch((8, 21, 65536), 1, "float32", kind, direction)
-    assert sum(found.instruction_counts.values()) <= 1000
-    assert found.fraction_of_bound <= 2.0
+    profiled = profile_softmax_launch((8, 21, 65536), 1, "float32", kind, direction)
+    assert sum(profiled.instruction_counts.values()) <= 1000
+    assert profiled.fraction_of_bound <= 2.0
 
 
 def test_which_axes_are_short():

@@ -47,18 +47,18 @@ def test_large_launches_are_near_the_bound(
 def test_one_queue_for_loads_and_stores_is_enough(
     shape: tuple[int, ...], kind: Kind, direction: str, most: float
 ) -> None:
-    found = profile_softmax_launch(shape, -1, "bfloat16", kind, direction, parameters=_ONE_QUEUE)
-    assert found.fraction_of_bound <= most
+    profiled = profile_softmax_launch(shape, -1, "bfloat16", kind, direction, parameters=_ONE_QUEUE)
+    assert profiled.fraction_of_bound <= most
 
 
 @pytest.mark.parametrize("columns", [1024, 2048])
 def test_float32_of_wide_rows_does_with_one_queue_too(columns: int) -> None:
     shape = (2**24 // columns, columns)
-    found = profile_softmax_launch(shape, -1, "float32", Kind.SOFTMAX, "backward", parameters=_ONE_QUEUE)
-    assert found.fraction_of_bound <= 1.02
+    profiled = profile_softmax_launch(shape, -1, "float32", Kind.SOFTMAX, "backward", parameters=_ONE_QUEUE)
+    assert profiled.fraction_of_bound <= 1.02
 
 
 def test_softmax_of_long_rows_is_near_two_passes_of_scalar() -> None:
-    found = profile_softmax_launch((2048, 32128), -1, "bfloat16", Kind.SOFTMAX, "forward")
+    profiled = profile_softmax_launch((2048, 32128), -1, "bfloat16", Kind.SOFTMAX, "forward")
     elements_per_us = 2 * 128 * 1200  # of Scalar, on two cores of trn2
-    assert found.time_us <= 1.15 * 2 * 2048 * 32128 / elements_per_us
+    assert profiled.time_us <= 1.15 * 2 * 2048 * 32128 / elements_per_us

@@ -51,7 +51,7 @@ def test_bits_of_a_row_depend_on_it_alone(kernel: Kernel, columns: int, dtype: A
     inputs = kernel.inputs((270, columns), dtype)
     on_two = kernel.function[2](*inputs)
     assert kernel.function[1](*inputs).tobytes() == on_two.tobytes()
-    few = [each[133:139] for each in inputs]
+    few = [item[133:139] for item in inputs]
     assert kernel.function[2](*few).tobytes() == on_two[133:139].tobytes()
 
 
@@ -59,7 +59,7 @@ def test_bits_of_a_row_on_several_partitions_depend_on_it_alone() -> None:
     for kernel in KERNELS.values():
         inputs = kernel.inputs((5, 40003), BFLOAT16)
         on_two = kernel.function[2](*inputs)
-        assert kernel.function[1](*(each[3:4] for each in inputs)).tobytes() == on_two[3:4].tobytes()
+        assert kernel.function[1](*(item[3:4] for item in inputs)).tobytes() == on_two[3:4].tobytes()
 
 
 HARD = (
@@ -102,13 +102,13 @@ def test_types_mix(columns: int) -> None:
             ((np.float32, np.float32), nl.float16),
             ((BFLOAT16, np.float16), nl.float32),
         ):
-            mixed = [each.astype(type_) for each, type_ in zip(inputs, types, strict=False)]
+            mixed = [array.astype(type_) for array, type_ in zip(inputs, types, strict=False)]
             result = kernel.function[2](*mixed, dtype=dtype)
             assert result.dtype.name == str(np.dtype(result.dtype)) and kernel.worst_error(result, mixed) <= 1.0
 
 
 def test_a_gradient_is_written_over_the_upstream_one() -> None:
-    for kernel in (each for each in KERNELS.values() if each.is_backward):
+    for kernel in (kernel for kernel in KERNELS.values() if kernel.is_backward):
         grad, output = kernel.inputs((140, 300), BFLOAT16)
         expected = kernel.function[2](grad, output)
         kept = grad.copy()

@@ -38,8 +38,8 @@ def test_arrays_in_and_out(is_buffered: bool, monkeypatch: pytest.MonkeyPatch) -
         pytest.skip("this JAX has no buffer_callback")
     x, y = jnp.asarray([[1.5, -2.0]], jnp.bfloat16), jnp.asarray([0, 1, 2])
     for run in (called, jax.jit(called)):
-        found, count = run(x, y)
-        assert found.dtype == jnp.bfloat16 and found.tolist() == [[3.0, -4.0]]
+        result, count = run(x, y)
+        assert result.dtype == jnp.bfloat16 and result.tolist() == [[3.0, -4.0]]
         assert count.dtype == jnp.int32 and count == 2
 
 

@@ -15,8 +15,8 @@ from nkilib.jax.dispatch.mesh_axes import differing_alike
 
 def test_outside_of_a_mesh_they_stay_what_they_are() -> None:
     arrays = {"rows": jnp.ones(2), "shared": jnp.ones(3), "none": None}
-    found = differing_alike(arrays)
-    assert all(found[name] is array for name, array in arrays.items())
+    result = differing_alike(arrays)
+    assert all(result[name] is array for name, array in arrays.items())
 
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")

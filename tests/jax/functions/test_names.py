@@ -36,8 +36,8 @@ def test_linear_functions_have_the_names_of_those_of_torch() -> None:
     without = {"options", "grad_weight_sum", "memory_limit", "group", "num_classes", "shard_sizes"}
     for name in ("linear_cross_entropy", "linear_token_scores"):
         ours, others = (inspect.signature(getattr(module, name)).parameters for module in (nkilib.jax, torch))
-        shared = [each for each in others if each not in without]
+        shared = [item for item in others if item not in without]
         assert list(ours) == [*shared, "weight_layout"]
-        for each in set(shared) - {"ignore_index"}:
-            assert ours[each].default == others[each].default
+        for element in set(shared) - {"ignore_index"}:
+            assert ours[element].default == others[element].default
     assert nkilib.jax.LinearTokenScores._fields == torch.functions.linear_token_scores.results.LinearTokenScores._fields

@@ -30,14 +30,14 @@ def read_parameters(arguments: ast.arguments) -> list[list[str]]:
     if arguments.posonlyargs or arguments.kwonlyargs:
         raise ValueError("a kind of parameter that the stubs did not have so far")
     required = len(arguments.args) - len(arguments.defaults)
-    found = [[argument.arg] for argument in arguments.args]
-    for parameter, default in zip(found[required:], arguments.defaults, strict=True):
+    result = [[argument.arg] for argument in arguments.args]
+    for parameter, default in zip(result[required:], arguments.defaults, strict=True):
         parameter.append(ast.unparse(default))
     if arguments.vararg is not None:
-        found.append([f"*{arguments.vararg.arg}"])
+        result.append([f"*{arguments.vararg.arg}"])
     if arguments.kwarg is not None:
-        found.append([f"**{arguments.kwarg.arg}"])
-    return found
+        result.append([f"**{arguments.kwarg.arg}"])
+    return result
 
 
 def read_class(node: ast.ClassDef) -> dict[str, Any]:
@@ -59,17 +59,17 @@ def read_class(node: ast.ClassDef) -> dict[str, Any]:
 
 def read_module(tree: ast.Module) -> dict[str, Any]:
     """What a stub defines, by name; what it only imports is somewhere else."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
-            found[node.name] = {"parameters": read_parameters(node.args)}
+            results[node.name] = {"parameters": read_parameters(node.args)}
         elif isinstance(node, ast.ClassDef):
-            found[node.name] = read_class(node)
+            results[node.name] = read_class(node)
         elif isinstance(node, ast.AnnAssign):
-            found[ast.unparse(node.target)] = {"type": ast.unparse(node.annotation)}
+            results[ast.unparse(node.target)] = {"type": ast.unparse(node.annotation)}
         elif isinstance(node, ast.Assign):
-            found[ast.unparse(node.targets[0])] = {"type": None}
-    return found
+            results[ast.unparse(node.targets[0])] = {"type": None}
+    return results
 
 
 def main() -> None:

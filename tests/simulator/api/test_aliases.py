@@ -131,8 +131,8 @@ def test_what_a_name_of_another_library_is_answered_with_exists(module: Any, nam
     assert not hasattr(module, name), "NKI has this name"
     named = re.findall(r"\b(nl|nisa)\.(\w+)", use)
     assert named or use.startswith("the method of the tensor")
-    for home, each in named:
-        assert each in {"nl": nl, "nisa": nisa}[home].__all__
+    for home, item in named:
+        assert item in {"nl": nl, "nisa": nisa}[home].__all__
     for method in re.findall(r"\bx\.(\w+)", use) + re.findall(r"(\w+)\(vector_offset", use):
         assert hasattr(nl.NkiTensor, method)
 

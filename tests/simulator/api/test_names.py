@@ -113,18 +113,18 @@ def parameters_of(function: Callable[..., Any], documented: Sequence[list[str]] 
     """
     left_out = [name for name, *default in documented if default == ["..."]]
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    found: list[list[str]] = []
+    results: list[list[str]] = []
     has_star = False
     for parameter in inspect.signature(function).parameters.values():
         assert parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not has_star:
-            found.append(["*"])
+            results.append(["*"])
         has_star |= parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL)
         has_default = parameter.default is not inspect.Parameter.empty
         written = "..." if parameter.name in left_out else written_default(parameter.default)
         default = [written] if has_default else []
-        found.append([stars.get(parameter.kind, "") + parameter.name, *default])
-    return found
+        results.append([stars.get(parameter.kind, "") + parameter.name, *default])
+    return results
 
 
 def missing_message(function: Callable[..., Any], *arguments: Any) -> str | None:
@@ -280,9 +280,9 @@ def test_how_much_of_the_documentation_is_implemented(capsys: pytest.CaptureFixt
         done = [name for name in there if is_implemented(module, name)]
         operators = [name for name in there if isinstance(getattr(MODULES[module], name), Operator)]
         as_operators = f", {len(operators)} of them as op= of instructions too" if operators else ""
-        held = sum(read_of_0_7(module, name) is not None for name in api)
+        kept = sum(read_of_0_7(module, name) is not None for name in api)
         lines.append(
-            f"{module}: {len(done)} of {len(functions)} documented functions{as_operators}; {held} of all {len(api)} "
+            f"{module}: {len(done)} of {len(functions)} documented functions{as_operators}; {kept} of all {len(api)} "
             f"names checked against 0.7, the others against 0.6 only"
         )
     methods = DOCUMENTED["nki.language"]["NkiTensor"]["methods"]

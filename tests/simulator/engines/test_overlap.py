@@ -120,9 +120,9 @@ def test_operands_that_overlap_dst(name: str, seed: int) -> None:
         INSTRUCTIONS[name](dst, *inputs, *columns, part(nl.int8, 5, WIDTH), reduced)
         return store(dst), store(reduced)
 
-    given = normal(PARTITIONS, COLUMNS, seed=seed)
+    array = normal(PARTITIONS, COLUMNS, seed=seed)
     with nkilib.simulator.using(target="trn3"):
-        overlapping = nki.jit(kernel)(given.copy(), False)
-        apart = nki.jit(kernel)(given.copy(), True)
+        overlapping = nki.jit(kernel)(array.copy(), False)
+        apart = nki.jit(kernel)(array.copy(), True)
     for got, expected in zip(overlapping, apart, strict=True):
         assert np.array_equal(got.astype(np.float32), expected.astype(np.float32), equal_nan=True)

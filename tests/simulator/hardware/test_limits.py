@@ -37,7 +37,11 @@ def test_other_targets_are_refused(target: str) -> None:
 
 def test_versions_and_memory_grow() -> None:
     generations = [TRN1, TRN2, TRN3]
-    assert [each.version for each in generations] == [nisa.nc_version.gen2, nisa.nc_version.gen3, nisa.nc_version.gen4]
+    assert [generation.version for generation in generations] == [
+        nisa.nc_version.gen2,
+        nisa.nc_version.gen3,
+        nisa.nc_version.gen4,
+    ]
     # 24 MiB, 28 MiB and 32 MiB of SBUF over 128 partitions (architecture guides of the three generations).
-    assert [each.sbuf_partition_bytes * 128 // 2**20 for each in generations] == [24, 28, 32]
-    assert all(0 < each.sbuf_usable_bytes < each.sbuf_partition_bytes for each in generations)
+    assert [generation.sbuf_partition_bytes * 128 // 2**20 for generation in generations] == [24, 28, 32]
+    assert all(0 < generation.sbuf_usable_bytes < generation.sbuf_partition_bytes for generation in generations)

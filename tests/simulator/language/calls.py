@@ -39,11 +39,13 @@ class Outcome(NamedTuple):
 
 def outcome(function: Callable[..., Any], *inputs: Array | Tile, target: str = "trn2") -> Outcome:
     """What `function(*tiles)` returns when it is called in a kernel."""
-    given = [item if isinstance(item, Tile) else Tile(item) for item in inputs]
+    arguments = [item if isinstance(item, Tile) else Tile(item) for item in inputs]
     seen: dict[str, Any] = {}
 
     def kernel(arrays: list[Any], is_empty: bool) -> Any:
-        tiles = [load(array, None, item.dtype, item.buffer) for array, item in zip(arrays, given, strict=True)]
+        tiles = [
+            load(array, None, tensor.dtype, tensor.buffer) for array, tensor in zip(arrays, arguments, strict=True)
+        ]
         result = tiles[0] if is_empty else function(*tiles)
         seen["tile"] = result
         return store(result)
@@ -52,7 +54,7 @@ def outcome(function: Callable[..., Any], *inputs: Array | Tile, target: str = "
     with nkilib.simulator.using(target=target):
         for is_empty in (True, False):
             with nkilib.simulator.recording() as record:
-                values = nki.jit(kernel)([item.array for item in given], is_empty)
+                values = nki.jit(kernel)([item.array for item in arguments], is_empty)
             if is_empty:
                 seen["first"] = seen["tile"]
             counts.append(record)

@@ -48,8 +48,8 @@ def test_shapes_are_those_of_hbm(shape: Any) -> None:
 
 def test_arrays_that_are_not_dense_or_of_another_byte_order() -> None:
     values = normal(3, 4)
-    for given in (values.T, values[:, ::2], values.astype(">f4")):
-        assert execute(lambda given=given: store(nl.shared_constant(given))).tolist() == given.tolist()
+    for array in (values.T, values[:, ::2], values.astype(">f4")):
+        assert execute(lambda array=array: store(nl.shared_constant(array))).tolist() == array.tolist()
 
 
 @pytest.mark.parametrize("as_path", [str, Path])
@@ -89,8 +89,8 @@ def test_two_cores_share_one_tensor(source: str, tmp_path: Path) -> None:
     storages = {}
 
     def body() -> Any:
-        given = {"one object": values, "equal objects": values.copy(), "file": str(tmp_path / "values.npy")}[source]
-        constant = nl.shared_constant(given)
+        inputs = {"one object": values, "equal objects": values.copy(), "file": str(tmp_path / "values.npy")}[source]
+        constant = nl.shared_constant(inputs)
         storages[nl.program_id(0)] = constant.storage
         return constant
 

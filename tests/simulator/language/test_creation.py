@@ -300,18 +300,18 @@ def test_cores_must_make_the_same_shared_tensors() -> None:
         )
         # The core that comes second is refused.
         core = 0 if message.endswith(f"{one} on another") else 1
-        said = expected.format(*((other, one) if core == 0 else (one, other)))
-        assert without_line(message, core) == said
+        text = expected.format(*((other, one) if core == 0 else (one, other)))
+        assert without_line(message, core) == text
 
 
 def test_where_unwritten_reads_are_errors_new_memory_does_not_show_what_was_there_before() -> None:
     """A tile of the size of one that has just gone would have its memory, and with it the right answer of a copy."""
-    found: list[Any] = []
+    results: list[Any] = []
 
     def kernel() -> None:
         gone = nl.full((4, 8), 3, nl.int8)
         del gone
-        found.append(nl.ndarray((4, 8), nl.int8).array.copy())
+        results.append(nl.ndarray((4, 8), nl.int8).array.copy())
 
     run(kernel)
-    assert (found[0].view(np.uint8) == 0xA5).all()
+    assert (results[0].view(np.uint8) == 0xA5).all()

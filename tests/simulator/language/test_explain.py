@@ -50,8 +50,8 @@ def test_the_error_says_what_the_index_stands_for(
     column = np.array(targets, np.int32).reshape(-1, 1)
     for explains in (True, False):
         message = refused(OutOfRangeError, lambda explains=explains: run(pick, X, column, explains))  # type: ignore[misc]
-        said = SAYS.format(explanation if explains else "", index, partition)
-        assert without_place(message, "nisa.dma_copy") == said
+        text = SAYS.format(explanation if explains else "", index, partition)
+        assert without_place(message, "nisa.dma_copy") == text
 
 
 @pytest.mark.parametrize("limit", [1, 3, 40])

@@ -133,13 +133,13 @@ def test_a_tensor_goes_through_sbuf_in_tiles() -> None:
 
     def kernel(source: Any) -> Any:
         result = nl.ndarray(source.shape, source.dtype, nl.shared_hbm)
-        given = nl.tiles(source, tile_shape=TILE)
-        held = nl.empty_like(given, buffer=nl.sbuf)
-        taken = nl.tiles(result, tile_shape=given.tile_shape)
-        for row in range(given.shape[0]):
-            nisa.dma_copy(dst=held[row].data, src=given[row].data)
-            for column in range(given.shape[1]):
-                tile = held[row, column]
+        view = nl.tiles(source, tile_shape=TILE)
+        kept = nl.empty_like(view, buffer=nl.sbuf)
+        taken = nl.tiles(result, tile_shape=view.tile_shape)
+        for row in range(view.shape[0]):
+            nisa.dma_copy(dst=kept[row].data, src=view[row].data)
+            for column in range(view.shape[1]):
+                tile = kept[row, column]
                 nisa.tensor_scalar(tile.data, tile.data, op0=nl.multiply, operand0=float(1 + row))
                 nisa.dma_copy(dst=taken[row, column].data, src=tile.data)
         return result
@@ -152,17 +152,17 @@ def test_a_tensor_goes_through_sbuf_in_tiles() -> None:
 def test_blocks_move_at_once_and_are_worked_on_by_tiles() -> None:
     def kernel(source: Any) -> Any:
         result = nl.ndarray(source.shape, source.dtype, nl.shared_hbm)
-        given = nl.blocks(source, tile_shape=TILE, block_shape=(1, 2))
+        view = nl.blocks(source, tile_shape=TILE, block_shape=(1, 2))
         taken = nl.blocks(result, tile_shape=TILE, block_shape=(1, 2))
-        for row in range(given.shape[0]):
-            for column in range(given.shape[1]):
-                block = given[row, column]
-                held = nl.empty_like(block, buffer=nl.sbuf)
-                nisa.dma_copy(dst=held.data, src=block.data)
-                tiles = nl.tiles(held)
+        for row in range(view.shape[0]):
+            for column in range(view.shape[1]):
+                block = view[row, column]
+                kept = nl.empty_like(block, buffer=nl.sbuf)
+                nisa.dma_copy(dst=kept.data, src=block.data)
+                tiles = nl.tiles(kept)
                 for number in range(tiles.shape[1]):
                     nisa.tensor_scalar(tiles[0, number].data, tiles[0, number].data, op0=nl.add, operand0=1.0)
-                nisa.dma_copy(dst=taken[row, column].data, src=held.data)
+                nisa.dma_copy(dst=taken[row, column].data, src=kept.data)
         return result
 
     array = counted(*ELEMENTS)
@@ -293,12 +293,12 @@ def test_rows_of_tiles_do_not_move_in_another_order() -> None:
     """In HBM the rows of tiles lie one below the other, on chip one beside the other."""
 
     def kernel(x: Any, is_rearranged: bool) -> Any:
-        held = nl.alloc_tiles(tile_shape=(4, 8), element_shape=(12, 16), buffer=nl.sbuf, dtype=x.dtype)
+        kept = nl.alloc_tiles(tile_shape=(4, 8), element_shape=(12, 16), buffer=nl.sbuf, dtype=x.dtype)
         source = x.rearrange((("row", "p"), "f"), ("p", "row", "f"), {"p": 4}) if is_rearranged else x
-        nisa.dma_copy(held.data.reshape((4, 3, 16)) if is_rearranged else held.data, source)
+        nisa.dma_copy(kept.data.reshape((4, 3, 16)) if is_rearranged else kept.data, source)
         result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
         for row in range(3):
-            nisa.dma_copy(nl.tiles(result, tile_shape=(4, 8))[row].data, held[row].data)
+            nisa.dma_copy(nl.tiles(result, tile_shape=(4, 8))[row].data, kept[row].data)
         return result
 
     def slabs(x: Any) -> None:

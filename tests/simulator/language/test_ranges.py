@@ -95,17 +95,17 @@ def test_a_loop_may_begin_at_the_least_integer() -> None:
 
 
 def test_a_counted_loop_gives_a_scalar_unless_a_bound_is_a_register() -> None:
-    given: list[type] = []
+    inputs: list[type] = []
 
     def kernel() -> None:
         for lower, upper in [(0, 1), (scalar(0), 1), (0, scalar(1)), (register(0), 1), (scalar(0), register(1))]:
-            nl.fori_loop(lower, upper, lambda i: given.append(type(i)))
+            nl.fori_loop(lower, upper, lambda i: inputs.append(type(i)))
 
     run(kernel)
-    assert given == [nisa.NkiScalar] * 3 + [nisa.VirtualRegister] * 2
-    given.clear()
-    run(lambda: nl.fori_loop(0, 1, lambda i: given.append(type(i))), frontend="custom")
-    assert given == [nisa.VirtualRegister]
+    assert inputs == [nisa.NkiScalar] * 3 + [nisa.VirtualRegister] * 2
+    inputs.clear()
+    run(lambda: nl.fori_loop(0, 1, lambda i: inputs.append(type(i))), frontend="custom")
+    assert inputs == [nisa.VirtualRegister]
 
 
 def test_a_bound_may_be_computed_from_scalars() -> None:

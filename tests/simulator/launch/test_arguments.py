@@ -154,10 +154,10 @@ def test_a_dense_array_is_not_copied_and_is_written_in_place(dtype: Any) -> None
     x = numpy_input(dtype)
 
     def kernel(x: Any) -> Any:
-        assert address(x.array) == given
+        assert address(x.array) == inputs
         return fill_one(x)
 
-    given = address(x)
+    inputs = address(x)
     result = run(kernel, x)
     assert result is x and (x.astype(np.float32) == 1).all()
 
@@ -167,10 +167,10 @@ def test_a_dense_torch_tensor_is_not_copied_and_is_written_in_place(dtype: torch
     x = torch_input(dtype)
 
     def kernel(x: Any) -> Any:
-        assert address(x.array) == given
+        assert address(x.array) == inputs
         return fill_one(x)
 
-    given = address(x)
+    inputs = address(x)
     result = run(kernel, x)
     assert result is x and x.float().tolist() == [[1] * 4] * 3
 
@@ -501,10 +501,10 @@ def test_two_cores_return_shared_tensors_only() -> None:
         made = nl.zeros((2, 3), nl.float32, buffer)
         return {"made": [made[0] if is_part else made]}
 
-    for is_part, told in ((False, "[2, 3]"), (True, "[3]")):
+    for is_part, item in ((False, "[2, 3]"), (True, "[3]")):
         refusal = refused(NkiValidationError, lambda is_part=is_part: run(kernel, nl.private_hbm, is_part, cores=2))  # type: ignore[misc]
         assert refusal == (
-            f"kernel: a kernel on two cores returns tensors in nl.shared_hbm; tensor {told} float32 in private_hbm "
+            f"kernel: a kernel on two cores returns tensors in nl.shared_hbm; tensor {item} float32 in private_hbm "
             "belongs to one core"
         )
         for buffer, cores in ((nl.shared_hbm, 2), (nl.private_hbm, 1), (nl.private_hbm, None)):

@@ -44,10 +44,10 @@ def test_a_packed_array_is_a_tensor_of_its_type_and_comes_back_in_kind(array: An
         seen.append((x.dtype, x.shape))
         return copied(x)
 
-    given = array.view(nkilib.simulator.packed(array.copy(), dtype).dtype)
-    result = run(kernel, given, uninitialized="error")
+    view = array.view(nkilib.simulator.packed(array.copy(), dtype).dtype)
+    result = run(kernel, view, uninitialized="error")
     assert seen == [(dtype, array.shape)]
-    assert result.dtype == given.dtype
+    assert result.dtype == view.dtype
     assert np.array_equal(result.view(dtype.numpy), array)
 
 

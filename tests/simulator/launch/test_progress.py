@@ -67,11 +67,11 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """At which everything takes long."""
-    found = Terminal()
-    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=found))
+    result = Terminal()
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=result))
     monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
     monkeypatch.setattr(progress, "_PERIOD_S", 0.001)
-    return found
+    return result
 
 
 @nki.jit

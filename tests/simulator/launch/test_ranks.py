@@ -115,12 +115,12 @@ def test_each_rank_writes_its_own_argument() -> None:
 @pytest.mark.parametrize("shares", ["one array", "overlapping parts"])
 def test_an_array_of_several_ranks_can_only_be_read(shares: str) -> None:
     x = np.zeros((3, 2), np.float32)
-    given = x if shares == "one array" else per_rank([x[:2], x[1:]])
-    message = refused(NkiValidationError, lambda: ranks(2)(fill)(given, 3.0))
+    inputs = x if shares == "one array" else per_rank([x[:2], x[1:]])
+    message = refused(NkiValidationError, lambda: ranks(2)(fill)(inputs, 3.0))
     assert " is a read-only input and cannot be written: " in message
     assert message.endswith("; an array of several ranks is one, give each rank its own")
     assert not x.any() and x.flags.writeable
-    results = ranks(2)(add_one)(given)
+    results = ranks(2)(add_one)(inputs)
     assert all((result == 1).all() for result, _ in results)
 
 

@@ -77,8 +77,8 @@ def test_kernels_that_disagree_are_refused() -> None:
 def test_kernels_that_disagree_may_be_allowed_to(cores: int) -> None:
     allowing = SpecializationConfig(allow_nested_config_override=True)
     kernel = calling(nki.jit(add_one, compile_config=CompileConfig(barrier_check=True)), specialization_config=allowing)
-    said = pytest.warns(UserWarning, match=r"\(barrier_check=True, not False\) .* that of caller holds")
-    with said as caught, nkilib.simulator.using(races="ignore"):
+    message = pytest.warns(UserWarning, match=r"\(barrier_check=True, not False\) .* that of caller holds")
+    with message as caught, nkilib.simulator.using(races="ignore"):
         assert np.array_equal(kernel[cores](X), X + 2)
     assert {warning.filename for warning in caught} == {__file__}
 

@@ -65,7 +65,7 @@ class Counter:
         self.made.append([])
 
     def note(self, *tiles: Any) -> None:
-        self.made[-1] += [not each.storage.is_abstract for each in tiles]
+        self.made[-1] += [not tile.storage.is_abstract for tile in tiles]
 
 
 # -- Results and arguments ---------------------------------------------------------------------------------------------
@@ -207,9 +207,9 @@ def test_an_index_computed_from_floats_is_checked(scores: Any, is_fine: bool) ->
     if is_fine:
         assert skipping(gathered_by_float)(X, scores).shape == (2, 3)
     else:
-        found = message_of(skipping(gathered_by_float), X, scores)
-        assert found == message_of(nki.jit(gathered_by_float), X, scores)
-        assert found[0] is OutOfRangeError
+        message = message_of(skipping(gathered_by_float), X, scores)
+        assert message == message_of(nki.jit(gathered_by_float), X, scores)
+        assert message[0] is OutOfRangeError
 
 
 def test_a_kernel_whose_code_is_new_each_time_is_computed_in_the_end() -> None:
@@ -229,12 +229,12 @@ def test_a_kernel_whose_code_is_new_each_time_is_computed_in_the_end() -> None:
 
 def from_registers(x: Any, scores: Any, count: int) -> Any:
     """A kernel: row r of x, where r is the sum of ``scores``, which the Scalar engine leaves in its registers."""
-    given = load(scores)
+    argument = load(scores)
     total = nl.ndarray((1, 1), nl.float32, nl.sbuf)
     for number in range(count):
         command = nisa.reduce_cmd.reduce if number else nisa.reduce_cmd.reset_reduce
-        nisa.activation(tile(1, 2), nl.copy, given, reduce_op=nl.add, reduce_cmd=command)
-    nisa.activation(tile(1, 2), nl.copy, given, reduce_cmd=nisa.reduce_cmd.idle, reduce_res=total)
+        nisa.activation(tile(1, 2), nl.copy, argument, reduce_op=nl.add, reduce_cmd=command)
+    nisa.activation(tile(1, 2), nl.copy, argument, reduce_cmd=nisa.reduce_cmd.idle, reduce_res=total)
     index = nl.ndarray((1, 1), nl.int32, nl.sbuf)
     nisa.tensor_copy(index, total)
     result = nl.ndarray((1, 3), x.dtype, nl.shared_hbm)
@@ -266,15 +266,15 @@ def by_chance(x: Any, seed: Any) -> Any:
 def test_random_numbers_are_those_of_a_launch_that_computes() -> None:
     verdicts = set()
     for seed in range(12):
-        given = np.array([[seed]], np.int32)
+        array = np.array([[seed]], np.int32)
         try:
-            nki.jit(by_chance)(X, given)
+            nki.jit(by_chance)(X, array)
         except OutOfRangeError:
             verdicts.add("refused")
-            assert message_of(skipping(by_chance), X, given) == message_of(nki.jit(by_chance), X, given)
+            assert message_of(skipping(by_chance), X, array) == message_of(nki.jit(by_chance), X, array)
         else:
             verdicts.add("runs")
-            skipping(by_chance)(X, given)
+            skipping(by_chance)(X, array)
     assert verdicts == {"refused", "runs"}
 
 
@@ -291,9 +291,9 @@ def of_the_other_core(x: Any, scores: Any) -> Any:
 
 def test_an_index_may_come_from_the_other_core() -> None:
     assert skipping(of_the_other_core, cores=2)(X, column(3, 0)).shape == (2, 3)
-    found = message_of(skipping(of_the_other_core, cores=2), X, column(3, 4))
-    assert found == message_of(nki.jit(of_the_other_core)[2], X, column(3, 4))
-    assert "core 0" in found[1]
+    message = message_of(skipping(of_the_other_core, cores=2), X, column(3, 4))
+    assert message == message_of(nki.jit(of_the_other_core)[2], X, column(3, 4))
+    assert "core 0" in message[1]
 
 
 def test_a_kernel_may_look_at_values_as_it_may_without() -> None:
@@ -333,8 +333,8 @@ def test_the_bound_of_a_loop_is_computed(count: int, is_fine: bool) -> None:
         assert times[0].instruction_counts == times[1].instruction_counts
         assert times[0].trips == times[1].trips == {f"body ({_line_of(times[0])})": count}
     else:
-        found = message_of(skipping(rows_of_sum), X, column(count))
-        assert found == message_of(nki.jit(rows_of_sum), X, column(count))
+        message = message_of(skipping(rows_of_sum), X, column(count))
+        assert message == message_of(nki.jit(rows_of_sum), X, column(count))
 
 
 def _line_of(profiled: Any) -> str:
@@ -344,9 +344,9 @@ def _line_of(profiled: Any) -> str:
 
 def test_stated_trips_replace_a_bound() -> None:
     kernel = skipping(rows_of_sum, trips={"body": 2})
-    found = profile(kernel, spec((4, 3), nl.float32), spec((1, 1), nl.float32))
-    assert list(found.trips.values()) == [2]
-    assert found.time_us == profile(nki.jit(rows_of_sum), X, column(2)).time_us
+    profiled = profile(kernel, spec((4, 3), nl.float32), spec((1, 1), nl.float32))
+    assert list(profiled.trips.values()) == [2]
+    assert profiled.time_us == profile(nki.jit(rows_of_sum), X, column(2)).time_us
     assert list(profile(skipping(rows_of_sum, trips="none"), X, column(3)).trips.values()) == [0]
     # A loop that trips do not name is computed.
     assert list(profile(skipping(rows_of_sum, trips={"other": 2}), X, column(3)).trips.values()) == [3]
@@ -405,28 +405,28 @@ def half_returned(x: Any) -> Any:
 def chosen_by_values(x: Any) -> Any:
     """Which elements are written depends on x."""
     predicate = nl.ndarray((4, 3), nl.uint8, nl.sbuf)
-    given = load(x)
-    nisa.tensor_scalar(predicate, given, nl.greater, 2.0)
+    argument = load(x)
+    nisa.tensor_scalar(predicate, argument, nl.greater, 2.0)
     made = nl.ndarray((4, 3), nl.float32, nl.sbuf)
-    nisa.tensor_copy_predicated(made, given, predicate)
+    nisa.tensor_copy_predicated(made, argument, predicate)
     return store(made)
 
 
 def added_to_nothing(x: Any) -> Any:
     product = nl.ndarray((3, 3), nl.float32, nl.psum)
-    given = load(x)
-    nisa.nc_matmul(product[0:3, 0:2], given, given[:, 0:2], accumulate=False)
-    nisa.nc_matmul(product, given, given, accumulate=True)
+    argument = load(x)
+    nisa.nc_matmul(product[0:3, 0:2], argument, argument[:, 0:2], accumulate=False)
+    nisa.nc_matmul(product, argument, argument, accumulate=True)
     return store(product)
 
 
 def groups_in_turns(x: Any) -> Any:
     """Two groups of products take turns in a bank."""
-    bank, given = nl.ndarray((3, 2), nl.float32, nl.psum), load(x)
+    bank, inputs = nl.ndarray((3, 2), nl.float32, nl.psum), load(x)
     for step in range(2):
         for group in range(2):
             view = bank[:, group : group + 1]
-            nisa.nc_matmul(view, given, given[:, group : group + 1], accumulate=step > 0)
+            nisa.nc_matmul(view, inputs, inputs[:, group : group + 1], accumulate=step > 0)
     return store(bank)
 
 
@@ -438,8 +438,8 @@ def continued_registers(x: Any) -> Any:
 
 def too_large(x: Any) -> Any:
     tiles = [tile(128, 30_000) for _ in range(3)]
-    for each in tiles:
-        nisa.tensor_scalar(each, each, nl.multiply, 2.0)
+    for item in tiles:
+        nisa.tensor_scalar(item, item, nl.multiply, 2.0)
     nisa.tensor_tensor(tiles[0], tiles[1], tiles[2], nl.add)
     return store(load(x))
 
@@ -479,10 +479,10 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_a_bug_is_named_as_by_a_launch_that_computes(bug: Bug) -> None:
     arrays = [array.copy() for array in bug.arrays]
-    found = message_of(skipping(bug.body, bug.cores), *arrays)
-    assert found[0] is bug.error
-    assert found == message_of(nki.jit(bug.body)[bug.cores], *arrays)
-    assert all((array == given).all() for array, given in zip(arrays, bug.arrays, strict=True))
+    message = message_of(skipping(bug.body, bug.cores), *arrays)
+    assert message[0] is bug.error
+    assert message == message_of(nki.jit(bug.body)[bug.cores], *arrays)
+    assert all((array == item).all() for array, item in zip(arrays, bug.arrays, strict=True))
 
 
 def test_what_a_predicate_leaves_is_no_bug_where_it_leaves_nothing() -> None:

@@ -117,8 +117,8 @@ def test_outside_a_kernel_an_instruction_says_so() -> None:
 def test_parameters_bind_as_python_binds_them(call: Any) -> None:
     """(1 - x) * 3."""
 
-    def kernel(given: Any) -> Any:
-        data, dst, result = load(given), nl.ndarray((1, 3), nl.float32), nl.ndarray((1, 3), nl.float32, nl.shared_hbm)
+    def kernel(inputs: Any) -> Any:
+        data, dst, result = load(inputs), nl.ndarray((1, 3), nl.float32), nl.ndarray((1, 3), nl.float32, nl.shared_hbm)
         call(dst, data)
         nisa.dma_copy(result, dst)
         return result

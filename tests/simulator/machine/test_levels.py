@@ -91,11 +91,11 @@ def decoded(position: int) -> tuple[Any, Any, Any]:
     return scores[0], own.item(), cache
 
 
-def check_decoded(found: tuple[Any, Any, Any], position: int) -> None:
+def check_decoded(results: tuple[Any, Any, Any], position: int) -> None:
     random = np.random.default_rng(0)
     query, key = random.standard_normal((2, 1, WIDTH)).astype(np.float32).astype(np.float64)
     cache = random.standard_normal((ROWS, WIDTH)).astype(np.float32).astype(np.float64)
-    scores, own, written = found
+    scores, own, written = results
     expected = np.where(np.arange(ROWS) < position, cache @ query[0], MASKED)
     # Sums of 16 products in float32, each of which is at most 10.
     np.testing.assert_allclose(scores, expected, rtol=0, atol=16 * 10 * 2.0**-23)
@@ -111,10 +111,10 @@ def test_a_kernel_that_stores_a_row_which_the_other_core_masks_runs_by_the_varia
     with pytest.raises(RaceError, match=r"core 0 writes element \[21, 0\] .* core 1 reads it .*NKILIB_RACES=ignore"):
         decoded(21)
     monkeypatch.setenv("NKILIB_RACES", level)
-    found, messages = warned(lambda: decoded(21))
-    check_decoded(found, 21)
-    found, again = warned(lambda: decoded(9))
-    check_decoded(found, 9)
+    result, messages = warned(lambda: decoded(21))
+    check_decoded(result, 21)
+    result, again = warned(lambda: decoded(9))
+    check_decoded(result, 9)
     assert [message[:11] for message in messages] == (["race on ten"] if level == "warn" else [])
     assert again == [], "the same two lines, and another row: that was said"
 

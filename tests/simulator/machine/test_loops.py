@@ -241,9 +241,9 @@ def test_functions_on_tiles_run_the_same_instructions_in_each_iteration() -> Non
 
     def body(_: Any) -> None:
         data = nl.rand((32, 32), nl.float32)
-        found = nl.softmax(nl.transpose(nl.matmul(data, data)), axis=1)
+        result = nl.softmax(nl.transpose(nl.matmul(data, data)), axis=1)
         dropped = nl.add(nl.dropout(data, 0.5), nl.sum(data, axis=1, keepdims=True))
-        shapes.append([each.shape for each in (found, dropped, nl.shared_identity_matrix(32))])
+        shapes.append([tensor.shape for tensor in (result, dropped, nl.shared_identity_matrix(32))])
 
     run(lambda: nl.fori_loop(0, 3, body))
     assert shapes == [[(32, 32)] * 3] * 3

@@ -632,8 +632,8 @@ class Oracle:
 
     def __init__(self, target: str) -> None:
         self.adds_to_all = target == "trn3"
-        self.sums = [np.zeros((each.partitions, each.columns), np.int64) for each in TENSORS]
-        self.others = [np.zeros((each.partitions, each.columns), np.bool_) for each in TENSORS]
+        self.sums = [np.zeros((tensor.partitions, tensor.columns), np.int64) for tensor in TENSORS]
+        self.others = [np.zeros((tensor.partitions, tensor.columns), np.bool_) for tensor in TENSORS]
         self.placed = np.zeros((128, 8), np.int64)
         self.own = [np.zeros((128, 8), np.int64) for _ in TENSORS]
 
@@ -648,8 +648,8 @@ class Oracle:
 
     def is_added_to(self, part: Part) -> npt.NDArray[np.bool_]:
         """Which elements a matmul that may add does add to."""
-        found = part.of(self.sums[part.tensor]) > 0
-        return found | part.of(self.others[part.tensor]) if self.adds_to_all else found
+        result = part.of(self.sums[part.tensor]) > 0
+        return result | part.of(self.others[part.tensor]) if self.adds_to_all else result
 
     def run(self, step: Step, now: int) -> bool:
         """Whether the step loses sums on hardware."""
@@ -698,11 +698,11 @@ def test_random_programs_are_warned_of_where_a_model_of_every_element_loses_sums
     target: str, program: list[Step]
 ) -> None:
     oracle = Oracle(target)
-    found: list[bool] = []
+    results: list[bool] = []
     expected: list[bool] = []
 
     def body() -> None:
-        tensors = [psum(each.partitions, each.columns, address=each.address) for each in TENSORS]
+        tensors = [psum(tensor.partitions, tensor.columns, address=tensor.address) for tensor in TENSORS]
         for number, given_step in enumerate(program, 1):
             step = given_step
             if step.accumulate and step.kind == "matmul" and not oracle.is_added_to(step.part).all():
@@ -716,7 +716,7 @@ def test_random_programs_are_warned_of_where_a_model_of_every_element_loses_sums
                 nisa.memset(dst, 0)
             else:
                 nisa.nc_transpose(dst, tile(dst.shape[1], dst.shape[0]), engine=nisa.engine.tensor)
-            found.append(len(caught) > before)
+            results.append(len(caught) > before)
             expected.append(oracle.run(step, number))
 
     with (
@@ -725,5 +725,5 @@ def test_random_programs_are_warned_of_where_a_model_of_every_element_loses_sums
     ):
         warnings.simplefilter("always")
         execute(body, target)
-    assert found == expected
-    event(f"{sum(found)} lost")
+    assert results == expected
+    event(f"{sum(results)} lost")

@@ -377,11 +377,11 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 def elements(layout: Layout, rows: list[int] | None = None) -> set[int]:
     """The elements of a layout, one by one, or of some of its rows."""
-    found = set()
+    result = set()
     for position in np.ndindex(layout.shape):
         if rows is None or position[0] in rows:
-            found.add(layout.offset + sum(i * stride for i, stride in zip(position, layout.strides, strict=True)))
-    return found
+            result.add(layout.offset + sum(i * stride for i, stride in zip(position, layout.strides, strict=True)))
+    return result
 
 
 @given(layouts(), layouts(), st.sampled_from(["rw", "wr", "ww", "rr"]), st.data())

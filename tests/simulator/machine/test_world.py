@@ -36,8 +36,8 @@ class Thread(threading.Thread):
 
     def run(self) -> None:
         try:
-            for each in self._comers:
-                self.met.append(self._world.meet(each))
+            for item in self._comers:
+                self.met.append(self._world.meet(item))
         except BaseException as error:
             self.error = error
 

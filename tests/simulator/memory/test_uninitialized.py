@@ -240,8 +240,8 @@ def test_one_element_of_memory_that_the_other_core_wrote() -> None:
             nisa.dma_copy(result[:3, 7:], nl.full((3, 1), 1, nl.float32))  # above it
         return result
 
-    said = said_of(kernel, np.zeros(1, np.float32), cores=2)
-    assert said == f"the element [3, 7]; {line_of('beside it')} was the last to write near it"
+    message = said_of(kernel, np.zeros(1, np.float32), cores=2)
+    assert message == f"the element [3, 7]; {line_of('beside it')} was the last to write near it"
 
 
 def test_a_view_that_nothing_is_known_of_but_that_it_was_scattered_to() -> None:
@@ -252,5 +252,5 @@ def test_a_view_that_nothing_is_known_of_but_that_it_was_scattered_to() -> None:
         nisa.dma_copy(result.vector_select(0, at), nl.full((3, 4), 1, nl.float32))  # scattered
         return result
 
-    said = said_of(kernel, np.array([[0], [2], [7]], np.int32))
-    assert said == f"the first is [1, 0], the last [6, 3]; {line_of('scattered')} was the last to write near it"
+    message = said_of(kernel, np.array([[0], [2], [7]], np.int32))
+    assert message == f"the first is [1, 0], the last [6, 3]; {line_of('scattered')} was the last to write near it"

@@ -46,9 +46,9 @@ def bits(*patterns: int) -> Any:
     ],
 )
 def test_hard_rows(row: Any, expected: float) -> None:
-    (found,) = row_maxima(row)
-    assert np.array_equal(found, np.float32(expected), equal_nan=True)
-    assert np.signbit(found) == np.signbit(np.float32(expected)) or np.isnan(expected)
+    (result,) = row_maxima(row)
+    assert np.array_equal(result, np.float32(expected), equal_nan=True)
+    assert np.signbit(result) == np.signbit(np.float32(expected)) or np.isnan(expected)
 
 
 @given(hnp.arrays(np.uint16, hnp.array_shapes(min_dims=2, max_dims=2, max_side=9), elements=st.integers(0, 0xFFFF)))

@@ -45,12 +45,12 @@ def test_matrices_of_any_strides() -> None:
 def test_the_product_is_put_where_the_caller_wants_it() -> None:
     """Also where its rows lie apart, as those of a tile in a larger one."""
     left, right = integers(128, 100).astype(np.float32), integers(128, 500, seed=1).astype(np.float32)
-    held = np.full((100, 512), 7.0, np.float32)
-    product = transposed_product(left, right, held[:, 4:504])
-    assert np.shares_memory(product, held)
-    assert held[:, 4:504].tolist() == (left.T @ right).tolist()
-    assert (held[:, :4] == 7.0).all()
-    assert (held[:, 504:] == 7.0).all()
+    kept = np.full((100, 512), 7.0, np.float32)
+    product = transposed_product(left, right, kept[:, 4:504])
+    assert np.shares_memory(product, kept)
+    assert kept[:, 4:504].tolist() == (left.T @ right).tolist()
+    assert (kept[:, :4] == 7.0).all()
+    assert (kept[:, 504:] == 7.0).all()
 
 
 @pytest.mark.parametrize("shape", [(128, 128, 512), (128, 77, 509), (512, 128, 512), (2**17, 2, 3)], ids=str)

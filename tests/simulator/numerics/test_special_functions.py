@@ -27,9 +27,9 @@ def test_erf_is_odd_and_saturates() -> None:
 
 
 def test_erf_leaves_its_argument_alone() -> None:
-    given = POINTS.copy()
-    special.erf(given)
-    assert (given == POINTS).all()
+    array = POINTS.copy()
+    special.erf(array)
+    assert (array == POINTS).all()
 
 
 def test_softplus() -> None:

@@ -25,11 +25,11 @@ def numbers(*shape: int, dtype: Any = np.float32) -> Any:
 def test_a_large_transpose(rows: int, dtype: Any) -> None:
     """More and fewer rows than are copied at a time, into rows that lie apart."""
     source = numbers(rows, 4, 128, dtype=dtype)
-    held = np.zeros((128, 4, 512), dtype)
-    copy_in_order(held[:, :, 5 : 5 + rows], source.transpose(2, 1, 0))
-    assert (held[:, :, 5 : 5 + rows] == source.transpose(2, 1, 0)).all()
-    assert not held[:, :, :5].any()
-    assert not held[:, :, 5 + rows :].any()
+    kept = np.zeros((128, 4, 512), dtype)
+    copy_in_order(kept[:, :, 5 : 5 + rows], source.transpose(2, 1, 0))
+    assert (kept[:, :, 5 : 5 + rows] == source.transpose(2, 1, 0)).all()
+    assert not kept[:, :, :5].any()
+    assert not kept[:, :, 5 + rows :].any()
 
 
 def test_a_small_one_and_one_in_order() -> None:

@@ -57,8 +57,8 @@ def test_an_output_that_is_passed_is_not_what_comes_in() -> None:
         nisa.dma_copy(out[0:128], load(x))
         nisa.dma_copy(out[0:128], load(out))
 
-    given = spec((ROWS, COLUMNS), nl.float32)
-    assert found(kernel, given, given).bounds_us == {"dma": dma_us(2 * 128 * COLUMNS * 4)}
+    inputs = spec((ROWS, COLUMNS), nl.float32)
+    assert found(kernel, inputs, inputs).bounds_us == {"dma": dma_us(2 * 128 * COLUMNS * 4)}
 
 
 def test_what_is_updated_in_place_crosses_in_both_directions() -> None:

@@ -29,9 +29,9 @@ def kernel(x: Any) -> Any:
 
 
 def written(tmp_path: Path) -> tuple[Any, Any]:
-    found = profile(kernel[1], np.zeros((8, 16), np.float32))
-    found.to_perfetto(tmp_path / "trace.json")
-    return found, json.loads((tmp_path / "trace.json").read_text())
+    profiled = profile(kernel[1], np.zeros((8, 16), np.float32))
+    profiled.to_perfetto(tmp_path / "trace.json")
+    return profiled, json.loads((tmp_path / "trace.json").read_text())
 
 
 def instructions(trace: Any) -> list[Any]:
@@ -54,7 +54,7 @@ def test_every_event_has_the_fields_of_its_phase(tmp_path: Path) -> None:
 
 
 def test_instructions_stand_on_the_track_of_their_engine(tmp_path: Path) -> None:
-    found, trace = written(tmp_path)
+    result, trace = written(tmp_path)
     tracks = {
         (event["pid"], event["tid"]): event["args"]["name"]
         for event in trace["traceEvents"]
@@ -62,7 +62,7 @@ def test_instructions_stand_on_the_track_of_their_engine(tmp_path: Path) -> None
     }
     complete = instructions(trace)
     assert [event["name"] for event in complete] == ["dma_copy load", "activation", "dma_copy"]
-    for event, instruction in zip(complete, found.instructions, strict=True):
+    for event, instruction in zip(complete, result.instructions, strict=True):
         assert tracks[event["pid"], event["tid"]] == instruction.engine == event["cat"]
         assert event["ts"] == pytest.approx(instruction.start_us, abs=0.5e-3)
         assert event["dur"] == pytest.approx(instruction.end_us - instruction.start_us, abs=1e-3)
@@ -113,9 +113,9 @@ def test_perfetto_drops_no_instruction(tmp_path: Path) -> None:
         for _ in range(50):  # 26.67 ns each, without a pause
             nisa.nc_matmul(bank, stationary, moving)
 
-    found = profile(nki.jit(products), spec((1,), nl.float32))
-    assert any(after.start_us == before.end_us for before, after in itertools.pairwise(found.instructions))
-    found.to_perfetto(tmp_path / "trace.json")
+    profiled = profile(nki.jit(products), spec((1,), nl.float32))
+    assert any(after.start_us == before.end_us for before, after in itertools.pairwise(profiled.instructions))
+    profiled.to_perfetto(tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())
     slices = instructions(trace)
     for before, after in itertools.pairwise(slices):
@@ -139,7 +139,7 @@ def test_a_transfer_says_what_it_moves_and_an_instruction_what_it_has_waited_for
 
 
 def test_the_critical_path_is_a_track_from_the_start_to_the_end(tmp_path: Path) -> None:
-    found, trace = written(tmp_path)
+    result, trace = written(tmp_path)
     path = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] == "critical path"]
     (track,) = {(event["pid"], event["tid"]) for event in path}
     names = {
@@ -149,7 +149,7 @@ def test_the_critical_path_is_a_track_from_the_start_to_the_end(tmp_path: Path) 
     }
     assert names[track] == "critical path"
     assert path[0]["ts"] == 0.0
-    assert path[-1]["ts"] + path[-1]["dur"] == pytest.approx(found.time_us, abs=1e-3)
+    assert path[-1]["ts"] + path[-1]["dur"] == pytest.approx(result.time_us, abs=1e-3)
     for before, after in itertools.pairwise(path):
         assert before["ts"] + before["dur"] == pytest.approx(after["ts"], abs=1e-9)
     assert [event["name"] for event in path if event["args"]["engine"] == "scalar"][:2] == [
@@ -159,8 +159,8 @@ def test_the_critical_path_is_a_track_from_the_start_to_the_end(tmp_path: Path) 
 
 
 def test_cores_are_processes_from_one_on(tmp_path: Path) -> None:
-    found = profile(nki.jit(faulty.sound)[2], spec((128, faulty.WIDE), nl.float32))
-    found.to_perfetto(tmp_path / "trace.json")
+    profiled = profile(nki.jit(faulty.sound)[2], spec((128, faulty.WIDE), nl.float32))
+    profiled.to_perfetto(tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())
     names = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
     assert names == {1: "core 0 (modelled, not measured)", 2: "core 1 (modelled, not measured)"}

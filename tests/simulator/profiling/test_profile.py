@@ -44,30 +44,30 @@ def scaled() -> Profile:
 
 def test_time_and_busy_time() -> None:
     """Load: 1,000 ns and 8 rows of 3,840 bytes at 23 a ns; 1,000 ns on Vector; the store as the load."""
-    found = scaled()
+    result = scaled()
     rows = 8 * 3840 / 23
     store_ends = (1000 + rows + 300) + (1000 + 150 + 60) + (1000 + rows)
-    assert found.time_us * 1000 == pytest.approx(store_ends + 300)
-    assert found.engine_busy_us == pytest.approx(
+    assert result.time_us * 1000 == pytest.approx(store_ends + 300)
+    assert result.engine_busy_us == pytest.approx(
         {"tensor": 0.0, "vector": 1.0, "scalar": 0.0, "gpsimd": 0.0, "dma": 2 * rows / 1000}
     )
-    assert found.engine_utilisation["vector"] == pytest.approx(1.0 / found.time_us)
-    assert (found.kernel, found.generation, found.cores) == ("scale", "trn2", 2)
+    assert result.engine_utilisation["vector"] == pytest.approx(1.0 / result.time_us)
+    assert (result.kernel, result.generation, result.cores) == ("scale", "trn2", 2)
 
 
 def test_bytes_by_direction_and_tensor() -> None:
-    found = scaled()
+    result = scaled()
     nbytes = 128 * 960 * 4
-    assert (found.hbm_read_bytes, found.hbm_written_bytes) == (nbytes, nbytes)
-    assert found.hbm_read_bytes_by_tensor == {"x": nbytes}
-    assert found.hbm_written_bytes_by_tensor == {"result": nbytes}
+    assert (result.hbm_read_bytes, result.hbm_written_bytes) == (nbytes, nbytes)
+    assert result.hbm_read_bytes_by_tensor == {"x": nbytes}
+    assert result.hbm_written_bytes_by_tensor == {"result": nbytes}
 
 
 def test_counts_are_those_of_the_record() -> None:
     with recording() as record:
-        found = scaled()
-    assert found.instruction_counts == record.instruction_counts == {"dma_copy": 4, "tensor_scalar": 2}
-    assert (found.hbm_read_bytes, found.hbm_written_bytes) == (record.hbm_read_bytes, record.hbm_written_bytes)
+        result = scaled()
+    assert result.instruction_counts == record.instruction_counts == {"dma_copy": 4, "tensor_scalar": 2}
+    assert (result.hbm_read_bytes, result.hbm_written_bytes) == (record.hbm_read_bytes, record.hbm_written_bytes)
 
 
 def test_the_peak_and_the_tensors_that_make_it() -> None:
@@ -83,18 +83,18 @@ def test_the_peak_and_the_tensors_that_make_it() -> None:
         bank = nl.ndarray((128, 7), FP32, nl.psum, name="bank")
         nisa.tensor_copy(bank, after[:, 0:7])
 
-    found = profile(kernel, spec((1,), FP32))
-    assert found.sbuf_peak_bytes_per_partition == 440
-    assert [(tensor.nbytes, "'large'" in tensor.what, tensor.core) for tensor in found.sbuf_peak_tensors] == [
+    profiled = profile(kernel, spec((1,), FP32))
+    assert profiled.sbuf_peak_bytes_per_partition == 440
+    assert [(tensor.nbytes, "'large'" in tensor.what, tensor.core) for tensor in profiled.sbuf_peak_tensors] == [
         (400, True, 0),
         (40, False, 0),
     ]
-    assert found.psum_peak_bytes_per_partition == 28
-    assert [tensor.region for tensor in found.psum_peak_tensors] == ["psum"]
-    large = found.sbuf_peak_tensors[0]
-    _, memset, copy, *_ = found.instructions
+    assert profiled.psum_peak_bytes_per_partition == 28
+    assert [tensor.region for tensor in profiled.psum_peak_tensors] == ["psum"]
+    large = profiled.sbuf_peak_tensors[0]
+    _, memset, copy, *_ = profiled.instructions
     assert (large.start_us, large.end_us) == (memset.start_us, copy.end_us)
-    assert len(found.tensors) == 4
+    assert len(profiled.tensors) == 4
 
 
 def test_it_prints_as_a_table_that_says_what_it_is() -> None:
@@ -116,14 +116,14 @@ def test_tensors_that_one_line_makes_stand_together(monkeypatch: pytest.MonkeyPa
         for tile in tiles:
             nisa.dma_copy(x, tile)
 
-    found = profile(nki.jit(kernel), spec((128, 64), nl.float32))
+    profiled = profile(nki.jit(kernel), spec((128, 64), nl.float32))
     here = Path(__file__)
-    line = found.sbuf_peak_tensors[0].place.rpartition(":")[2]
+    line = profiled.sbuf_peak_tensors[0].place.rpartition(":")[2]
     made = "   3 x      256 tensor [128, 64] float32 in sbuf, made at "
     monkeypatch.chdir(here.parent)
-    assert f"{made}{here.name}:{line}\n" in str(found)
+    assert f"{made}{here.name}:{line}\n" in str(profiled)
     monkeypatch.chdir(here.parent / "why")
-    assert f"{made}{here}:{line}\n" in str(found)
+    assert f"{made}{here}:{line}\n" in str(profiled)
 
 
 def test_only_kernels_are_profiled() -> None:
@@ -170,10 +170,10 @@ def test_a_picture_and_a_trace_of_nothing(tmp_path: Path) -> None:
     def kernel(_: Any) -> None:
         pass
 
-    found = profile(kernel, spec((1,), FP32))
-    assert found.time_us == 0.0 and "bound: unknown" in str(found)
-    found.plot(tmp_path / "profile.png")
-    found.to_perfetto(tmp_path / "trace.json")
+    profiled = profile(kernel, spec((1,), FP32))
+    assert profiled.time_us == 0.0 and "bound: unknown" in str(profiled)
+    profiled.plot(tmp_path / "profile.png")
+    profiled.to_perfetto(tmp_path / "trace.json")
     assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"] == []
 
@@ -188,11 +188,11 @@ def test_a_picture_without_matplotlib(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_profile_goes_to_another_process() -> None:
     """What is worked out when it is asked for goes with it."""
-    found = scaled()
-    again = pickle.loads(pickle.dumps(found))
-    assert again == found
-    assert again.instructions == found.instructions != ()
-    assert str(again) == str(found)
+    result = scaled()
+    again = pickle.loads(pickle.dumps(result))
+    assert again == result
+    assert again.instructions == result.instructions != ()
+    assert str(again) == str(result)
 
 
 def test_profiles_of_unlike_launches_differ_in_what_is_asked_late() -> None:
@@ -220,9 +220,9 @@ def test_instructions_are_settled_in_batches() -> None:
         nl.zeros((128, 64), FP32)
         nisa.tensor_copy(tile, tile)
 
-    found = [event for event in profile(kernel[2], spec((1,), FP32)).instructions if event.core == 1]
-    assert [event.number for event in found] == list(range(1, 305))
-    assert [found[at].name for at in (0, 1, 300, 301, 302, 303)] == [
+    results = [event for event in profile(kernel[2], spec((1,), FP32)).instructions if event.core == 1]
+    assert [event.number for event in results] == list(range(1, 305))
+    assert [results[at].name for at in (0, 1, 300, 301, 302, 303)] == [
         "memset",
         "tensor_copy",
         "tensor_copy",
@@ -230,7 +230,7 @@ def test_instructions_are_settled_in_batches() -> None:
         "memset",
         "tensor_copy",
     ]
-    starts = [event.start_us for event in found if event.engine == "vector"]
+    starts = [event.start_us for event in results if event.engine == "vector"]
     assert starts == sorted(starts)
 
 

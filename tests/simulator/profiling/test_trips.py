@@ -50,8 +50,8 @@ def arrays(count: int) -> tuple[Any, Any]:
     return np.ones((ROWS, COLUMNS), np.float32), np.array([[count]], np.int32)
 
 
-def exps(found: Profile) -> int:
-    return found.instruction_counts.get("activation", 0)
+def exps(result: Profile) -> int:
+    return result.instruction_counts.get("activation", 0)
 
 
 @pytest.mark.parametrize("cores", [1, 2])
@@ -66,16 +66,16 @@ def test_shapes_with_stated_trips_take_what_arrays_take(count: int, cores: int) 
 
 
 def test_a_kernel_that_states_its_most_is_profiled_with_none_and_with_all() -> None:
-    found = profile(stating, *shapes())
-    everything = found.with_all_trips
+    profiled = profile(stating, *shapes())
+    everything = profiled.with_all_trips
     assert everything is not None
-    assert (exps(found), exps(everything)) == (0, 8)
-    assert found.time_us < everything.time_us
+    assert (exps(profiled), exps(everything)) == (0, 8)
+    assert profiled.time_us < everything.time_us
     assert profile(stating, *shapes(), trips="all") == everything
     none = profile(stating, *shapes(), trips="none")
-    assert (none.time_us, none.with_all_trips) == (found.time_us, None)
+    assert (none.time_us, none.with_all_trips) == (profiled.time_us, None)
     assert profile(stating, *arrays(3)).with_all_trips is None
-    assert pickle.loads(pickle.dumps(found)) == found
+    assert pickle.loads(pickle.dumps(profiled)) == profiled
 
 
 def test_the_table_says_how_often_loops_ran() -> None:
@@ -160,9 +160,9 @@ def test_a_while_loop_runs_as_often_as_stated() -> None:
         nl.while_loop(register, body)
 
     for trips in (0, 1, 4):
-        found = profile(kernel, spec((1, 1), INT32), trips={"body": trips})
-        assert found.instruction_counts["dma_copy"] == 1 + trips
-        assert list(found.trips.values()) == [trips]
+        profiled = profile(kernel, spec((1, 1), INT32), trips={"body": trips})
+        assert profiled.instruction_counts["dma_copy"] == 1 + trips
+        assert list(profiled.trips.values()) == [trips]
     with pytest.raises(NkiValidationError, match=r"nl\.while_loop: the condition is a value"):
         profile(kernel, spec((1, 1), INT32))
 
@@ -177,9 +177,9 @@ def test_the_loops_of_0_6_take_trips_too() -> None:
             nisa.memset(nl.ndarray((128, 64), FP32), 0.0)
 
     with using(frontend="custom"):
-        found = profile(kernel, spec((1, 1), INT32), trips=3)
-    assert found.instruction_counts["memset"] == 3
-    assert [name.partition(" ")[0] for name in found.trips] == ["nl.dynamic_range"]
+        profiled = profile(kernel, spec((1, 1), INT32), trips=3)
+    assert profiled.instruction_counts["memset"] == 3
+    assert [name.partition(" ")[0] for name in profiled.trips] == ["nl.dynamic_range"]
 
 
 def test_loops_with_known_bounds_need_no_trips() -> None:
@@ -187,6 +187,6 @@ def test_loops_with_known_bounds_need_no_trips() -> None:
     def kernel(x: Any) -> None:
         nl.fori_loop(0, nisa.register_alloc(3), lambda i: nisa.memset(nl.ndarray((128, 64), FP32), 0.0) and None)
 
-    found = profile(kernel, spec((1,), FP32))
-    assert found.instruction_counts["memset"] == 3
-    assert [name.partition(" ")[0] for name in found.trips] == ["<lambda>"]
+    profiled = profile(kernel, spec((1,), FP32))
+    assert profiled.instruction_counts["memset"] == 3
+    assert [name.partition(" ")[0] for name in profiled.trips] == ["<lambda>"]

@@ -69,9 +69,9 @@ def test_maxima_in_both_readings() -> None:
 
 def test_the_published_matmul_needs_its_time_on_the_tensor_engine() -> None:
     """27.96 ms for float32 4096 x 8192 x 8192 (nki/guides/tutorials/kernel-optimization.rst)."""
-    found = bounds(Work(0, multiply_adds=4096 * 8192 * 8192, dtype=float32))
-    assert found["tensor"] / 1000 == pytest.approx(27.96, rel=1e-3)
-    assert bounds(Work(0, multiply_adds=4096 * 8192 * 8192, dtype=bfloat16))["tensor"] == found["tensor"] / 4
+    results = bounds(Work(0, multiply_adds=4096 * 8192 * 8192, dtype=float32))
+    assert results["tensor"] / 1000 == pytest.approx(27.96, rel=1e-3)
+    assert bounds(Work(0, multiply_adds=4096 * 8192 * 8192, dtype=bfloat16))["tensor"] == results["tensor"] / 4
 
 
 # Cross-entropy.
@@ -102,16 +102,16 @@ def test_the_speed_of_light_of_cross_entropy() -> None:
     wide = forward(nl.float32)
     assert wide.bound_by == "dma" and wide.bound_us == pytest.approx(columns * 1.391, rel=1e-3)
     for dtype, rate in ((nl.bfloat16, 1.391), (nl.float32, 2.783)):
-        found = backward(dtype)
-        assert found.bound_by == "dma" and found.bound_us == pytest.approx(columns * rate, rel=1e-3)
+        result = backward(dtype)
+        assert result.bound_by == "dma" and result.bound_us == pytest.approx(columns * rate, rel=1e-3)
 
 
 @pytest.mark.parametrize("make", [forward, backward])
 @pytest.mark.parametrize("dtype", [nl.bfloat16, nl.float32])
 def test_no_kernel_is_faster_than_its_bound(make: Any, dtype: Any) -> None:
-    found = make(dtype)
-    assert found.fraction_of_bound >= 1.0
-    assert found.fraction_of_bound == found.time_us / found.bound_us
+    result = make(dtype)
+    assert result.fraction_of_bound >= 1.0
+    assert result.fraction_of_bound == result.time_us / result.bound_us
 
 
 def test_the_bytes_that_must_cross_are_those_of_the_arguments() -> None:
@@ -119,12 +119,12 @@ def test_the_bytes_that_must_cross_are_those_of_the_arguments() -> None:
     logits = np.zeros((8, 1000), ml_dtypes.bfloat16)
     targets, lse = np.zeros(8, np.int32), np.full(8, np.log(1000), np.float32)
     rate = 368e3
-    found = profile(cross_entropy_backward, logits.copy(), targets, lse, chunk_size=1000)
-    assert found.bounds_us["dma"] == pytest.approx(8 * (1000 * 4 + 4 + 4) / rate)
-    found = profile(cross_entropy_backward, logits, targets, lse, chunk_size=1000, dtype=nl.float32, inplace=False)
-    assert found.bounds_us["dma"] == pytest.approx(8 * (1000 * 6 + 4 + 4) / rate)
-    found = profile(cross_entropy_forward, logits, targets, chunk_size=1000, lse_dtype=nl.float32)
-    assert found.bounds_us["dma"] == pytest.approx(8 * (1000 * 2 + 4 + 2 + 4) / rate)
+    profiled = profile(cross_entropy_backward, logits.copy(), targets, lse, chunk_size=1000)
+    assert profiled.bounds_us["dma"] == pytest.approx(8 * (1000 * 4 + 4 + 4) / rate)
+    profiled = profile(cross_entropy_backward, logits, targets, lse, chunk_size=1000, dtype=nl.float32, inplace=False)
+    assert profiled.bounds_us["dma"] == pytest.approx(8 * (1000 * 6 + 4 + 4) / rate)
+    profiled = profile(cross_entropy_forward, logits, targets, chunk_size=1000, lse_dtype=nl.float32)
+    assert profiled.bounds_us["dma"] == pytest.approx(8 * (1000 * 2 + 4 + 2 + 4) / rate)
 
 
 # How a kernel states its work.
@@ -142,9 +142,9 @@ def test_a_kernel_states_its_work() -> None:
 
 
 def test_a_kernel_that_states_none_has_no_bound() -> None:
-    found = profile(nki.jit(lambda x: None), spec((128, 1), nl.float32))
-    assert (found.bound_us, found.bound_by, found.fraction_of_bound) == (None, None, None)
-    assert "bound: unknown" in str(found)
+    profiled = profile(nki.jit(lambda x: None), spec((128, 1), nl.float32))
+    assert (profiled.bound_us, profiled.bound_by, profiled.fraction_of_bound) == (None, None, None)
+    assert "bound: unknown" in str(profiled)
 
 
 def test_wrong_arguments_are_the_launches_error() -> None:

@@ -93,7 +93,7 @@ def compare(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], data: Se
     report.instructions = replay.plan.instructions
     _compare(replay, "the recorded data", originals, expected, report)
     for name in data:
-        changed = [_like(each, OTHERS[name](as_numpy(each, ""))) for each in originals]
+        changed = [_like(original, OTHERS[name](as_numpy(original, ""))) for original in originals]
         _compare(replay, name, changed, run_as_always(kernel, args, kwargs, originals, changed), report)
     _compare(replay, "the recorded data once more", originals, expected, report)
     for name in ("the recorded data", "the recorded data once more"):
@@ -108,11 +108,11 @@ def _planned(
     """A plan of two recordings, which run as always while they are recorded."""
     streams = []
     for _ in range(2):
-        given = [_copy(each) for each in originals]
-        recorded = record_launch(kernel, *_with(args, kwargs, originals, given), given, CodeWatch(is_on=False))
+        inputs = [_copy(original) for original in originals]
+        recorded = record_launch(kernel, *_with(args, kwargs, originals, inputs), inputs, CodeWatch(is_on=False))
         if recorded.error is not None:
             raise recorded.error
-        outcome = _outcome(recorded.result, given, given)
+        outcome = _outcome(recorded.result, inputs, inputs)
         report.differences += _differences("while it is recorded", expected, outcome)
         if recorded.stream is None:
             report.refusal = recorded.refusal
@@ -130,55 +130,55 @@ def _planned(
 
 
 def _compare(replay: Replay, name: str, data: Sequence[Any], expected: Outcome, report: Report) -> None:
-    given = [_copy(each) for each in data]
-    before = [_bits(as_numpy(each, "")) for each in given]
+    inputs = [_copy(item) for item in data]
+    before = [_bits(as_numpy(argument, "")) for argument in inputs]
     try:
-        returned = replay.run([as_numpy(each, "") for each in given], given)
+        returned = replay.run([as_numpy(argument, "") for argument in inputs], inputs)
     except ReplayFailed as error:
         report.fallbacks[name] = str(error)
-        for number, (each, bits) in enumerate(zip(given, before, strict=True)):
-            if _bits(as_numpy(each, "")).tobytes() != bits.tobytes():
+        for number, (element, bits) in enumerate(zip(inputs, before, strict=True)):
+            if _bits(as_numpy(element, "")).tobytes() != bits.tobytes():
                 report.differences.append(f"{name}: the replay failed and has written argument {number}")
         return
     if expected.error:
         report.differences.append(f"{name}: replayed, where the launch raises {expected.error}")
         return
     report.replayed.append(name)
-    report.differences += _differences(name, expected, _outcome(returned, given, given))
+    report.differences += _differences(name, expected, _outcome(returned, inputs, inputs))
 
 
 def run_as_always(
     kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], originals: list[Any], data: list[Any] | None = None
 ) -> Outcome:
     """What a launch leaves behind, on copies of its arguments or of other arrays in their place."""
-    given = [_copy(each) for each in (originals if data is None else data)]
-    args, kwargs = _with(args, kwargs, originals, given)
+    inputs = [_copy(original) for original in (originals if data is None else data)]
+    args, kwargs = _with(args, kwargs, originals, inputs)
     try:
         with using(replay=False), np.errstate(all="ignore"):
             returned = kernel(*args, **kwargs)
     except Exception as error:
         if data is None:
             raise
-        return Outcome([], [as_numpy(each, "") for each in given], f"{type(error).__name__}: {error}")
-    return _outcome(returned, given, given)
+        return Outcome([], [as_numpy(argument, "") for argument in inputs], f"{type(error).__name__}: {error}")
+    return _outcome(returned, inputs, inputs)
 
 
-def _outcome(returned: Any, given: list[Any], arguments: list[Any]) -> Outcome:
-    numbers = {id(each): number for number, each in enumerate(given)}
-    found = [numbers.get(id(each), each) for each in arrays_in(returned)]
+def _outcome(returned: Any, inputs: list[Any], arguments: list[Any]) -> Outcome:
+    numbers = {id(argument): number for number, argument in enumerate(inputs)}
+    results = [numbers.get(id(item), item) for item in arrays_in(returned)]
     return Outcome(
-        [each if isinstance(each, int) else as_numpy(each, "") for each in found],
-        [as_numpy(each, "") for each in arguments],
+        [result if isinstance(result, int) else as_numpy(result, "") for result in results],
+        [as_numpy(argument, "") for argument in arguments],
     )
 
 
-def _differences(name: str, expected: Outcome, found: Outcome) -> list[str]:
-    if len(expected.returned) != len(found.returned):
-        return [f"{name}: {len(found.returned)} results instead of {len(expected.returned)}"]
+def _differences(name: str, expected: Outcome, outcome: Outcome) -> list[str]:
+    if len(expected.returned) != len(outcome.returned):
+        return [f"{name}: {len(outcome.returned)} results instead of {len(expected.returned)}"]
     lines = []
     for kind, wanted, got in (
-        ("result", expected.returned, found.returned),
-        ("argument", expected.arguments, found.arguments),
+        ("result", expected.returned, outcome.returned),
+        ("argument", expected.arguments, outcome.arguments),
     ):
         for number, (one, other) in enumerate(zip(wanted, got, strict=True)):
             difference = _difference(one, other)
@@ -187,25 +187,25 @@ def _differences(name: str, expected: Outcome, found: Outcome) -> list[str]:
     return lines
 
 
-def _difference(expected: Array | int, found: Array | int) -> str:
-    if isinstance(expected, int) or isinstance(found, int):
-        is_same = isinstance(expected, int) and isinstance(found, int) and expected == found
+def _difference(expected: Array | int, result: Array | int) -> str:
+    if isinstance(expected, int) or isinstance(result, int):
+        is_same = isinstance(expected, int) and isinstance(result, int) and expected == result
         return "" if is_same else "is an argument in one way only, or another one"
-    if expected.shape != found.shape or expected.dtype != found.dtype:
-        return f"is {found.shape} {found.dtype} instead of {expected.shape} {expected.dtype}"
-    unequal = np.flatnonzero(_bits(expected) != _bits(found)) // max(1, expected.dtype.itemsize)
+    if expected.shape != result.shape or expected.dtype != result.dtype:
+        return f"is {result.shape} {result.dtype} instead of {expected.shape} {expected.dtype}"
+    unequal = np.flatnonzero(_bits(expected) != _bits(result)) // max(1, expected.dtype.itemsize)
     if not unequal.size:
         return ""
-    unequal = _but_nans(np.unique(unequal), expected, found)
+    unequal = _but_nans(np.unique(unequal), expected, result)
     if not unequal.size:
         return ""
     at = np.unravel_index(int(unequal[0]), expected.shape) if expected.shape else ()
     count = len(unequal)
     where = tuple(map(int, at))
-    return f"differs at {count} of {expected.size} elements, first at {where}: {found[at]} instead of {expected[at]}"
+    return f"differs at {count} of {expected.size} elements, first at {where}: {result[at]} instead of {expected[at]}"
 
 
-def _but_nans(places: npt.NDArray[np.int64], expected: Array, found: Array) -> npt.NDArray[np.int64]:
+def _but_nans(places: npt.NDArray[np.int64], expected: Array, result: Array) -> npt.NDArray[np.int64]:
     """The places without those where both are NaN.
 
     Which sign the product or the sum of two NaN has is not numpy's to say: it changes with the strides of the result,
@@ -213,7 +213,7 @@ def _but_nans(places: npt.NDArray[np.int64], expected: Array, found: Array) -> n
     """
     if not is_floating(expected):
         return places
-    flat = [np.ascontiguousarray(each).reshape(-1)[places] for each in (expected, found)]
+    flat = [np.ascontiguousarray(array).reshape(-1)[places] for array in (expected, result)]
     return places[~(np.isnan(flat[0]) & np.isnan(flat[1]))]
 
 
@@ -223,8 +223,8 @@ def _bits(array: Array) -> npt.NDArray[np.uint8]:
 
 def arrays_in(value: Any) -> list[Any]:
     """The arrays and tensors in arguments or results, each once."""
-    found = [leaf for leaf in leaves_of(value) if isinstance(leaf, np.ndarray) or is_torch(leaf)]
-    return list({id(each): each for each in found}.values())
+    results = [leaf for leaf in leaves_of(value) if isinstance(leaf, np.ndarray) or is_torch(leaf)]
+    return list({id(result): result for result in results}.values())
 
 
 def _copy(array: Any) -> Any:
@@ -249,10 +249,10 @@ def _like(array: Any, values: Array) -> Any:
 
 
 def _with(
-    args: tuple[Any, ...], kwargs: dict[str, Any], originals: list[Any], given: list[Any]
+    args: tuple[Any, ...], kwargs: dict[str, Any], originals: list[Any], inputs: list[Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments with other arrays in the place of their own."""
-    by_original = {id(each): other for each, other in zip(originals, given, strict=True)}
+    by_original = {id(original): other for original, other in zip(originals, inputs, strict=True)}
     replaced: Callable[[Any, str], Any] = lambda leaf, _: by_original.get(id(leaf), leaf)  # noqa: E731
     return map_leaves(args, "", replaced), map_leaves(kwargs, "", replaced)
 

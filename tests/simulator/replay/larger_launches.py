@@ -76,16 +76,18 @@ def _softmax(shape: tuple[int, ...], axis: int, dtype: str, cores: int) -> list[
 
 
 def _linear(rows: int, features: int, classes: int, dtype: str, cores: int) -> list[Captured]:
-    given = {
+    arguments = {
         "input_hbm": normal(4, rows, features, dtype=dtype),
         "weight_hbm": normal(5, classes, features, dtype=dtype),
         "targets_hbm": np.random.default_rng(6).integers(0, classes, rows).astype(np.int32),
     }
     lse = np.abs(normal(7, rows)) + 5
     return [
-        Captured(linear_cross_entropy_forward[cores], (), given),
-        Captured(linear_cross_entropy_backward[cores], (), {**given, "lse_hbm": lse, "grad_loss_hbm": normal(8, rows)}),
-        Captured(linear_cross_entropy_forward_backward[cores], (), {**given, "grad_scale": 0.2}),
+        Captured(linear_cross_entropy_forward[cores], (), arguments),
+        Captured(
+            linear_cross_entropy_backward[cores], (), {**arguments, "lse_hbm": lse, "grad_loss_hbm": normal(8, rows)}
+        ),
+        Captured(linear_cross_entropy_forward_backward[cores], (), {**arguments, "grad_scale": 0.2}),
     ]
 
 
@@ -124,11 +126,13 @@ def large() -> Iterator[Larger]:
                 yield Larger(name, lambda shape=shape: _cross_entropy(*shape, inplace=shape[3] == 1))
             for dims, axis in (((256, 32128), -1), ((4, 1024, 1000), 1), ((8, 64, 128), 1)):
                 name = f"softmax {list(dims)}, axis {axis}, {dtype}, {cores} core(s)"
-                yield Larger(name, lambda given=(dims, axis, dtype, cores): _softmax(*given))
+                yield Larger(name, lambda argument=(dims, axis, dtype, cores): _softmax(*argument))
             for sizes in ((128, 256, 1000), (512, 512, 8000)):
                 name = f"linear {sizes} {dtype}, {cores} core(s)"
-                yield Larger(name, lambda given=(*sizes, dtype, cores): _linear(*given))
+                yield Larger(name, lambda argument=(*sizes, dtype, cores): _linear(*argument))
         for name, loss in LOSSES.items():
             if dtype == "fp32" or loss.in_bfloat16:
                 for shape in ((64, 8, 32), (160, 16, 64)) if name == "ctc_loss" else ((128, 1000), (1024, 2050)):
-                    yield Larger(f"{name} {list(shape)} {dtype}", lambda given=(name, shape, dtype): _loss(*given))
+                    yield Larger(
+                        f"{name} {list(shape)} {dtype}", lambda argument=(name, shape, dtype): _loss(*argument)
+                    )

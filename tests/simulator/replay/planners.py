@@ -45,11 +45,11 @@ class Plan:
     nbytes: int
     runs: int = 0
 
-    def run(self, given: Candidate) -> Any:
-        if self.decides(given) != self.wanted:
+    def run(self, candidate: Candidate) -> Any:
+        if self.decides(candidate) != self.wanted:
             raise ReplayFailed("another value")
         self.runs += 1
-        return ["replayed", given.arrays[0] * 2]
+        return ["replayed", candidate.arrays[0] * 2]
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Planner:
         recorded, built: how often.
     """
 
-    decides: Callable[[Candidate], Any] = lambda given: 0
+    decides: Callable[[Candidate], Any] = lambda argument: 0
     nbytes: int = 1000
     refusal: str = ""
     recording_error: Exception | None = None
@@ -78,17 +78,17 @@ class Planner:
         kernel: Kernel,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        given: Candidate,
+        candidate: Candidate,
         watch: CodeWatch,
         written: frozenset[int],
     ) -> Recorded:
         self.recorded += 1
         with watch.here():
             result = kernel.func(*args, **kwargs)
-        stream = None if self.refusal else Stream(self.decides(given))
+        stream = None if self.refusal else Stream(self.decides(candidate))
         return Recorded(result, stream, self.refusal, self.recording_error)
 
-    def build(self, recorded: Recorded, given: Candidate) -> Plan:
+    def build(self, recorded: Recorded, candidate: Candidate) -> Plan:
         stream = recorded.stream
         assert stream is not None
         if self.error is not None:

@@ -255,7 +255,7 @@ def test_each_thread_is_watched_that_enters() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    ran = {each.code.co_name for each in watch._ran.values()}
+    ran = {item.code.co_name for item in watch._ran.values()}
     assert {"wrapper", "inner", "helper"} <= ran
     assert "prints" not in ran
     assert sys.gettrace() is None

@@ -44,9 +44,9 @@ def test_the_total_is_that_of_all_kernels() -> None:
     tallies.of("a").add("as_today", "one reason")
     tallies.of("a").add("as_today", "another")
     tallies.of("b").add("as_today", "one reason")
-    found = tallies.so_far()
-    assert [*found.kernels] == ["a", "b"]
-    assert found.total == LaunchCounts(as_today=3, replayed=1, reasons={"one reason": 2, "another": 1})
+    result = tallies.so_far()
+    assert [*result.kernels] == ["a", "b"]
+    assert result.total == LaunchCounts(as_today=3, replayed=1, reasons={"one reason": 2, "another": 1})
     assert Tallies().so_far() == ReplayCounts(LaunchCounts(), {})
 
 
@@ -56,9 +56,9 @@ def test_names_and_reasons_are_bounded() -> None:
         tallies.of(f"kernel {number}").add("as_today")
     for number in range(MOST_REASONS + 5):
         tallies.of("kernel 0").add("as_today", f"reason {number}")
-    found = tallies.so_far()
-    assert len(found.kernels) == MOST_KERNELS + 1
-    assert found.kernels[OTHERS].as_today == 10
-    assert len(found.kernels["kernel 0"].reasons) == MOST_REASONS + 1
-    assert found.kernels["kernel 0"].reasons[OTHERS] == 5
-    assert found.total.as_today == MOST_KERNELS + 10 + MOST_REASONS + 5
+    result = tallies.so_far()
+    assert len(result.kernels) == MOST_KERNELS + 1
+    assert result.kernels[OTHERS].as_today == 10
+    assert len(result.kernels["kernel 0"].reasons) == MOST_REASONS + 1
+    assert result.kernels["kernel 0"].reasons[OTHERS] == 5
+    assert result.total.as_today == MOST_KERNELS + 10 + MOST_REASONS + 5

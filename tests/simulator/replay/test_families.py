@@ -52,7 +52,7 @@ def _check(report: Report, name: str) -> None:
 
 def test_the_sample_has_every_kernel_on_both_numbers_of_cores_in_both_types() -> None:
     sampled = _sample()
-    assert {_all()[name].kernel.__name__ for name in sampled} == {each.kernel.__name__ for each in _all().values()}
+    assert {_all()[name].kernel.__name__ for name in sampled} == {item.kernel.__name__ for item in _all().values()}
     for part in (", bfloat16", ", float32", "1 core", "2 core"):
         assert sum(part in name for name in sampled) > len(sampled) // 4
 

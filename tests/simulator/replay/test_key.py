@@ -85,15 +85,15 @@ KERNEL: Kernel = nki.jit(function)
 
 
 def given(*args: Any, kernel: Kernel = KERNEL, **kwargs: Any) -> Candidate:
-    found = candidate_of(kernel, current_options(), args, kwargs)
-    assert isinstance(found, Candidate), found
-    return found
+    result = candidate_of(kernel, current_options(), args, kwargs)
+    assert isinstance(result, Candidate), result
+    return result
 
 
 def reason(*args: Any, kernel: Kernel = KERNEL, **kwargs: Any) -> str:
-    found = candidate_of(kernel, current_options(), args, kwargs)
-    assert isinstance(found, Refusal)
-    return found.reason
+    result = candidate_of(kernel, current_options(), args, kwargs)
+    assert isinstance(result, Refusal)
+    return result.reason
 
 
 def array(*shape: int, dtype: Any = np.float32) -> Any:
@@ -249,12 +249,12 @@ def test_what_a_closure_holds_is_in_the_key() -> None:
     assert before.key == given(kernel=kernel).key
     cell = kernel.func.__closure__[0]  # type: ignore[attr-defined]
     keys = [before.key]
-    held = [array(), [1], [1], 2.0, 1.0, True]
-    for value in held:
+    kept = [array(), [1], [1], 2.0, 1.0, True]
+    for value in kept:
         cell.cell_contents = value
-        found = given(kernel=kernel)
-        keys.append(found.key)
-        assert [*map(id, found.kept)] == [id(kernel.func), *([] if value is True else [id(value)])]
+        result = given(kernel=kernel)
+        keys.append(result.key)
+        assert [*map(id, result.kept)] == [id(kernel.func), *([] if value is True else [id(value)])]
     del cell.cell_contents
     keys.append(given(kernel=kernel).key)
     assert len({*keys}) == len(keys)
@@ -263,13 +263,13 @@ def test_what_a_closure_holds_is_in_the_key() -> None:
 def test_arrays_come_once_each_in_their_order_and_share_memory() -> None:
     one, two = array(), array(4)
     tensor, parameter = torch.zeros(3), torch.nn.Parameter(torch.zeros(5))
-    found = given(two, [one, {"a": two}], tensor=tensor, config=Config(1, parameter))
-    assert [*map(id, found.originals)] == [*map(id, (two, one, tensor, parameter))]
-    assert [each.shape for each in found.arrays] == [(4,), (2, 3), (3,), (5,)]
-    assert [each.flags.writeable for each in found.arrays] == [True, True, True, False]
-    assert all(type(each) is np.ndarray for each in found.arrays)
-    for each in found.arrays[:3]:
-        each[...] = 7
+    result = given(two, [one, {"a": two}], tensor=tensor, config=Config(1, parameter))
+    assert [*map(id, result.originals)] == [*map(id, (two, one, tensor, parameter))]
+    assert [array.shape for array in result.arrays] == [(4,), (2, 3), (3,), (5,)]
+    assert [array.flags.writeable for array in result.arrays] == [True, True, True, False]
+    assert all(type(array) is np.ndarray for array in result.arrays)
+    for item in result.arrays[:3]:
+        item[...] = 7
     assert (two == 7).all() and (one == 7).all() and bool((tensor == 7).all())
 
 

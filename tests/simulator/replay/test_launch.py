@@ -49,10 +49,10 @@ class Bench:
     def __call__(self, *args: Any, **kwargs: Any) -> str:
         """How a launch ran: ``today``, ``recorded`` or ``replayed``. Its result is right."""
         before = self.planner.recorded
-        said, result = self.launches.run(self.kernel, args, kwargs, Place.here(), as_today)
+        message, result = self.launches.run(self.kernel, args, kwargs, Place.here(), as_today)
         assert np.array_equal(result, args[0] * 2)
-        if said == "replayed":
-            return said
+        if message == "replayed":
+            return message
         return "recorded" if self.planner.recorded > before else "today"
 
     @property
@@ -69,8 +69,8 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     yield Bench(request.node.name, Planner())
 
 
-def first_value(given: Candidate) -> float:
-    return float(given.arrays[0].flat[0])
+def first_value(candidate: Candidate) -> float:
+    return float(candidate.arrays[0].flat[0])
 
 
 def test_the_first_two_run_as_today_two_are_recorded_and_then_they_are_replayed(bench: Bench) -> None:
@@ -137,7 +137,7 @@ def test_a_refusal_of_the_recorder_is_the_reason(bench: Bench) -> None:
 
 
 def test_launches_that_cannot_be_planned_are_reported(bench: Bench) -> None:
-    bench.planner.decides = lambda given: "unplannable"
+    bench.planner.decides = lambda argument: "unplannable"
     assert [bench(X) for _ in range(5)] == ["today", "today", "recorded", "recorded", "today"]
     assert bench.counts.reasons == {"it is not to be planned": 2}
 
@@ -177,7 +177,7 @@ def test_an_error_of_a_plan_is_raised_and_the_plan_is_not_used_again(bench: Benc
     for _ in range(5):
         bench(X)
 
-    def decides(given: Candidate) -> Any:
+    def decides(candidate: Candidate) -> Any:
         raise ZeroDivisionError
 
     bench.planner.built[0].decides = decides
@@ -253,7 +253,7 @@ def test_a_launch_of_another_thread_that_runs_the_same_plan_runs_as_today(bench:
         bench(X)
     is_in, may_go = Event(), Event()
 
-    def decides(given: Candidate) -> int:
+    def decides(candidate: Candidate) -> int:
         is_in.set()
         may_go.wait(10)
         return 0

@@ -43,11 +43,11 @@ def check(path: str, least: int, lines: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.replayed_both_ways", path]
     environment = with_checkout(**{VARIABLE: str(lines)})
     subprocess.run(command, cwd=CHECKOUT, env=environment, check=False, stdout=subprocess.DEVNULL)
-    found = [json.loads(line) for line in lines.read_text().splitlines()]
-    differing = [line for line in found if "differences" in line]
+    results = [json.loads(line) for line in lines.read_text().splitlines()]
+    differing = [line for line in results if "differences" in line]
     assert [line for line in differing if not any(part in line["test"] for part in MAY_DIFFER)] == []
     counts: Counter[str] = Counter()
-    for line in found:
+    for line in results:
         counts.update(line.get("counts", {}))
     assert counts["planned"] >= least, counts
 

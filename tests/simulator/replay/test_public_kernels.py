@@ -37,15 +37,20 @@ QUIET: Final = {"NKILIB_LOG_LEVEL": "ERROR"}
 
 def _smallest() -> Iterator[Measurement]:
     """One row of each kernel with its keywords: that with the smallest arguments."""
-    found: dict[str, Measurement] = {}
+    results: dict[str, Measurement] = {}
     for row in sorted(measurements(), key=_elements):
         if row.kernel is not None and _elements(row) <= MOST_ELEMENTS and LONG not in row.name:
-            found.setdefault(f"{row.kernel} {json.dumps(row.keywords, sort_keys=True)}", row)
-    return iter(found.values())
+            results.setdefault(f"{row.kernel} {json.dumps(row.keywords, sort_keys=True)}", row)
+    return iter(results.values())
 
 
 def _elements(row: Measurement) -> int:
-    return sum(prod(each["spec"]) for call in row.calls for each in call if isinstance(each, dict) and "spec" in each)
+    return sum(
+        prod(results["spec"])
+        for call in row.calls
+        for results in call
+        if isinstance(results, dict) and "spec" in results
+    )
 
 
 def _argument(value: Any, rng: np.random.Generator) -> Any:
@@ -61,7 +66,7 @@ def _check(row: Measurement, kernel: Any) -> None:
     rng = np.random.default_rng(0)
     with using(target=row.hardware, psum_groups="ignore", uninitialized="ignore"):
         for call in row.calls:
-            report = both_ways(kernel[row.cores], *[_argument(each, rng) for each in call], **row.keywords)
+            report = both_ways(kernel[row.cores], *[_argument(item, rng) for item in call], **row.keywords)
             assert "the recorded data" in report.replayed, report.refusal
 
 

@@ -50,7 +50,7 @@ def test_every_size_is_tested() -> None:
 def test_a_kernel_repeats() -> None:
     one, other = random_kernel(17), random_kernel(17)
     assert str(one) == str(other)
-    assert [each.tobytes() for each in one.arrays()] == [each.tobytes() for each in other.arrays()]
+    assert [array.tobytes() for array in one.arrays()] == [array.tobytes() for array in other.arrays()]
     assert random_kernel(18).source != one.source
 
 

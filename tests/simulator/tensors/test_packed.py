@@ -74,26 +74,26 @@ def test_through_psum(dtype: Any) -> None:
 )
 @pytest.mark.parametrize("dtype", PACKED)
 def test_nc_transpose_moves_the_bits(dtype: Any, engine: Any, buffer: Any) -> None:
-    given = bits(dtype, 4, 6)
+    array = bits(dtype, 4, 6)
 
     def kernel(words: Any) -> Any:
         transposed = nl.ndarray((6, 4), dtype, buffer)
         nisa.nc_transpose(transposed, load(words.view(dtype)), engine=engine)
         return store(transposed)
 
-    assert run(kernel, given, target="trn3").tolist() == given.T.tolist()
+    assert run(kernel, array, target="trn3").tolist() == array.T.tolist()
 
 
 def test_gather_of_packed_rows() -> None:
-    given = bits(E4M3, 8, 3)
+    array = bits(E4M3, 8, 3)
 
     def kernel(words: Any, index: Any) -> Any:
         rows = nl.ndarray((4, 3), E4M3)
         nisa.dma_copy(rows, words.view(E4M3).vector_select(0, load(index)))
         return store(rows)
 
-    result = run(kernel, given, np.array([[6], [0], [7], [6]], np.int32))
-    assert result.tolist() == given[[6, 0, 7, 6]].tolist()
+    result = run(kernel, array, np.array([[6], [0], [7], [6]], np.int32))
+    assert result.tolist() == array[[6, 0, 7, 6]].tolist()
 
 
 @pytest.mark.parametrize("value", [0, 0.0, -0.0, False])
@@ -113,47 +113,47 @@ def test_memset_and_zeros_fill_with_zero_bits(dtype: Any, value: Any) -> None:
 @pytest.mark.parametrize(("dtype", "element"), [(E4M3, ml_dtypes.float8_e4m3fn), (E5M2, ml_dtypes.float8_e5m2)])
 def test_the_elements_of_a_word_lie_in_order(dtype: Any, element: Any) -> None:
     """A float8 tensor of 4 N elements is a packed one of N words, and the other way round; both cover one memory."""
-    given = np.arange(2 * 8).reshape(2, 8).astype(element)
+    array = np.arange(2 * 8).reshape(2, 8).astype(element)
 
     def kernel(elements: Any) -> Any:
         words = load(elements).view(dtype)
         assert (words.shape, words.dtype) == ((2, 2), dtype)
         return store(copied(words[:, 1:]).view(elements.dtype))
 
-    assert run(kernel, given).tolist() == given[:, 4:].tolist()
+    assert run(kernel, array).tolist() == array[:, 4:].tolist()
 
 
 def test_bytes_of_fp4_words() -> None:
     """The documentation's tutorial: FP4 comes in as uint8, two elements a byte, and is viewed by an access pattern."""
-    given = np.array([[0x21, 0x43, 0x65, 0x87], [0xA9, 0xCB, 0xED, 0x0F]], np.uint8)
+    array = np.array([[0x21, 0x43, 0x65, 0x87], [0xA9, 0xCB, 0xED, 0x0F]], np.uint8)
 
     def kernel(data: Any) -> Any:
         return store(load(data.ap([[2, 2], [1, 2]], offset=0, dtype=E2M1)))
 
     expected = [[0x4321, 0x8765], [0xCBA9, 0x0FED]]
-    assert run(kernel, given).tolist() == expected
-    from_torch = run(kernel, torch.from_numpy(given))
+    assert run(kernel, array).tolist() == expected
+    from_torch = run(kernel, torch.from_numpy(array))
     assert from_torch.dtype == torch.uint16
     assert from_torch.tolist() == expected
 
 
 def test_an_access_pattern_of_words_on_a_tile_of_elements() -> None:
     """Strides, counts and offset in words, as public kernels view float8 tiles."""
-    given = bits(nl.uint8, 4, 24)
+    array = bits(nl.uint8, 4, 24)
 
     def kernel(data: Any) -> Any:
         elements = load(data.view(nl.float8_e4m3fn))
         return store(copied(elements.ap([[6, 4], [2, 2]], offset=1, dtype=E4M3)))
 
-    assert run(kernel, given).tolist() == given.view(np.uint32)[:, [1, 3]].tolist()
+    assert run(kernel, array).tolist() == array.view(np.uint32)[:, [1, 3]].tolist()
 
 
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
 @pytest.mark.parametrize("dtype", PACKED)
 def test_words_come_in_and_go_out_as_unsigned_integers(dtype: Any, make: Any) -> None:
     """An input that the kernel writes through a packed view is updated in place."""
-    given = make(bits(dtype, 2, 3))
-    before = given.tolist()
+    inputs = make(bits(dtype, 2, 3))
+    before = inputs.tolist()
 
     def kernel(words: Any) -> Any:
         packed = words.view(dtype)
@@ -161,18 +161,18 @@ def test_words_come_in_and_go_out_as_unsigned_integers(dtype: Any, make: Any) ->
         nisa.dma_copy(packed[0:1], packed[1:2])
         return result
 
-    result = run(kernel, given)
-    assert type(result) is type(given) and result.dtype == given.dtype
+    result = run(kernel, inputs)
+    assert type(result) is type(inputs) and result.dtype == inputs.dtype
     assert result.tolist() == before
-    assert given.tolist() == [before[1], before[1]]
+    assert inputs.tolist() == [before[1], before[1]]
 
 
 @pytest.mark.parametrize("dtype", PACKED)
 def test_signed_words(dtype: Any) -> None:
     """Torch users have had int32 and int16 for longer."""
-    given = bits(dtype, 2, 3)
-    signed = given.view(f"i{dtype.itemsize}")
-    assert run(lambda words: store(load(words.view(dtype))), signed).tolist() == given.tolist()
+    array = bits(dtype, 2, 3)
+    signed = array.view(f"i{dtype.itemsize}")
+    assert run(lambda words: store(load(words.view(dtype))), signed).tolist() == array.tolist()
 
 
 def test_a_size_in_bytes_counts_words() -> None:
@@ -304,14 +304,14 @@ def test_only_mx_instructions_name_packed_types() -> None:
 
 
 def test_the_view_that_the_refusal_proposes() -> None:
-    given = bits(E2M1, 2, 3)
+    array = bits(E2M1, 2, 3)
 
     def kernel(words: Any) -> Any:
         packed = load(words.view(E2M1))
         nisa.tensor_scalar(packed.view(nl.uint16), packed.view(nl.uint16), nl.bitwise_and, 0x00FF)
         return store(packed)
 
-    assert run(kernel, given).tolist() == (given & 0x00FF).tolist()
+    assert run(kernel, array).tolist() == (array & 0x00FF).tolist()
 
 
 def test_an_index_is_no_packed_tensor() -> None:
@@ -330,5 +330,5 @@ def test_a_barrier_waits_for_packed_data(dtype: Any) -> None:
         nisa.core_barrier(result, (0, 1))
         return result
 
-    given = bits(dtype, 2, 3)
-    assert nki.jit(kernel)[2](given).tolist() == given.tolist()
+    array = bits(dtype, 2, 3)
+    assert nki.jit(kernel)[2](array).tolist() == array.tolist()

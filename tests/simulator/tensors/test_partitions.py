@@ -94,9 +94,9 @@ def test_tensor_indirection_scatters_where_its_base_is() -> None:
         nisa.tensor_copy(view, source)
         return store(target)
 
-    found = execute(kernel, "trn3")
-    assert (found[:32] == 7).all() and (found[48:] == 7).all()
-    assert (found[32:48] == np.arange(15, -1, -1)).all()
+    result = execute(kernel, "trn3")
+    assert (result[:32] == 7).all() and (result[48:] == 7).all()
+    assert (result[32:48] == np.arange(15, -1, -1)).all()
 
 
 def test_tensor_indirection_uses_the_registers_of_the_partitions_that_it_reads() -> None:

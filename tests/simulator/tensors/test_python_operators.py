@@ -69,8 +69,8 @@ def test_operators_of_one_operand(compute: Any, symbol: str, function: str) -> N
 @pytest.mark.parametrize("compute", [lambda x: x * 2.0, lambda x: np.exp(x), lambda x: range(x)])
 def test_in_a_kernel_the_error_names_the_line_and_is_a_type_error(compute: Any) -> None:
     assert issubclass(TensorTypeError, TypeError) and issubclass(TensorTypeError, NkiValidationError)
-    told = refused(TensorTypeError, lambda: run(compute, np.zeros((2, 3), np.float32)))
-    assert told.startswith(f"{__file__}:{compute.__code__.co_firstlineno}: tensor 'x' [2, 3] float32 in private_hbm: ")
+    text = refused(TensorTypeError, lambda: run(compute, np.zeros((2, 3), np.float32)))
+    assert text.startswith(f"{__file__}:{compute.__code__.co_firstlineno}: tensor 'x' [2, 3] float32 in private_hbm: ")
 
 
 def test_assignment_with_an_operator() -> None:

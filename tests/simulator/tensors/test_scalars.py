@@ -38,8 +38,8 @@ def scalar(value: int, dtype: Any = nl.int32) -> NkiScalar:
     return NkiScalar.holding(value, dtype)
 
 
-def value(given: NkiScalar) -> int:
-    return given.value("it")
+def value(nki_scalar: NkiScalar) -> int:
+    return nki_scalar.value("it")
 
 
 # -- arithmetic ------------------------------------------------------------------------------------------------
@@ -176,9 +176,9 @@ def test_int64_is_not_compared(symbol: str) -> None:
 
 
 def test_a_scalar_can_be_told_from_none_and_from_names_and_put_into_a_dict() -> None:
-    given = scalar(3)
-    assert given != None and not given == None  # noqa: E711, SIM201 - how NKI kernels write it
-    assert given != "dynamic" and {given: "kept"}[given] == "kept"
+    inputs = scalar(3)
+    assert inputs != None and not inputs == None  # noqa: E711, SIM201 - how NKI kernels write it
+    assert inputs != "dynamic" and {inputs: "kept"}[inputs] == "kept"
 
 
 # -- Python ----------------------------------------------------------------------------------------------------

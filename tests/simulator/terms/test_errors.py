@@ -42,7 +42,7 @@ def test_a_traceback_names_an_error_as_users_import_it_and_it_can_be_pickled(err
 
 def test_every_error_that_a_kernel_can_meet_is_public() -> None:
     def below(kind: type) -> set[type]:
-        return {kind}.union(*(below(each) for each in kind.__subclasses__()))
+        return {kind}.union(*(below(item) for item in kind.__subclasses__()))
 
     own = {kind for kind in below(NkiValidationError) if kind.__module__.startswith("nkilib.")}
     assert own <= set(PUBLIC)
@@ -109,8 +109,8 @@ def test_an_error_of_a_view_or_of_the_language_names_the_line(
     action: Any, error: Any, message: str, cores: Any
 ) -> None:
     line = action.__code__.co_firstlineno
-    told = message.format("tensor 'x' [2, 3] float32 in private_hbm")
-    assert refused(error, lambda: run(action, X, cores=cores)) == f"{__file__}:{line}: {told}"
+    text = message.format("tensor 'x' [2, 3] float32 in private_hbm")
+    assert refused(error, lambda: run(action, X, cores=cores)) == f"{__file__}:{line}: {text}"
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -121,8 +121,8 @@ def test_on_two_cores_it_names_the_core_too(action: Any, error: Any, message: st
             action(x)
 
     line = action.__code__.co_firstlineno
-    told = message.format("tensor 'x' [2, 3] float32 in shared_hbm")
-    assert refused(error, lambda: run(kernel, X, cores=2)) == f"{__file__}:{line}: core {failing}: {told}"
+    text = message.format("tensor 'x' [2, 3] float32 in shared_hbm")
+    assert refused(error, lambda: run(kernel, X, cores=2)) == f"{__file__}:{line}: core {failing}: {text}"
 
 
 def test_the_line_is_the_innermost_one_outside_the_simulator() -> None:
@@ -130,8 +130,8 @@ def test_the_line_is_the_innermost_one_outside_the_simulator() -> None:
     inner = nki.jit(WITHOUT_INSTRUCTION[0][0])
     line = WITHOUT_INSTRUCTION[0][0].__code__.co_firstlineno
     message = refused(OutOfRangeError, lambda: run(lambda x: inner(x), X))
-    told = "index 7 is out of range for dimension 1 of tensor 'x' [2, 3] float32 in private_hbm"
-    assert message == f"{__file__}:{line}: {told}"
+    text = "index 7 is out of range for dimension 1 of tensor 'x' [2, 3] float32 in private_hbm"
+    assert message == f"{__file__}:{line}: {text}"
 
 
 def test_an_error_of_the_kernels_own_gets_its_line_and_stays_the_same_object() -> None:

@@ -62,10 +62,10 @@ def test_reshape_strides_is_numpys_reshape_and_none_where_numpy_copies(case: tup
     shape, strides, new_shape = case
     array = elements(shape, strides)
     reshaped = array.reshape(new_shape)
-    found = reshape_strides(shape, strides, new_shape)
-    assert (found is None) == (not np.may_share_memory(array, reshaped))
-    if found is not None:
-        np.testing.assert_array_equal(elements(new_shape, found), reshaped)
+    result = reshape_strides(shape, strides, new_shape)
+    assert (result is None) == (not np.may_share_memory(array, reshaped))
+    if result is not None:
+        np.testing.assert_array_equal(elements(new_shape, result), reshaped)
 
 
 def test_reshape_strides_by_hand() -> None:

@@ -238,8 +238,8 @@ def test_a_tile_is_indexed_at_run_time() -> None:
             nisa.tensor_copy(nl.ndarray((128, 16), FP32), tile[:, nl.ds(at, 16)])
         nisa.tensor_copy(nl.ndarray((128, 1), FP32), tile.select(1, index))
 
-    found = modelled(body)
-    assert [event.cycles for event in found.instructions if event.name == "tensor_copy"] == [64.0] * 3
+    result = modelled(body)
+    assert [event.cycles for event in result.instructions if event.name == "tensor_copy"] == [64.0] * 3
 
 
 def test_vector_offsets() -> None:
@@ -256,8 +256,8 @@ def test_tensor_indirection_of_trn3() -> None:
         nisa.tensor_copy(nl.ndarray((128, 16), FP32), tile.indirect(index, num_elem=16))
 
     with using(target="trn3"):
-        found = modelled(body)
-    assert found.instructions[0].operands["dst"] == ((128, 16), "float32")
+        result = modelled(body)
+    assert result.instructions[0].operands["dst"] == ((128, 16), "float32")
 
 
 def test_tensors_print_without_values(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,8 +34,8 @@ def products(count: int, columns: int = 512, reuses: bool = True) -> list[Event]
 
 
 def test_the_ninth_tile_of_a_bank_waits_for_the_reader_of_the_first() -> None:
-    found = products(12)
-    matmuls, readers = found[::2], found[1::2]
+    result = products(12)
+    matmuls, readers = result[::2], result[1::2]
     for number in range(8):
         assert matmuls[number].start_us == pytest.approx(number * 512 / 2.4 / 1000)
     for number in range(8, 12):

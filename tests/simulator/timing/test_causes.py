@@ -21,10 +21,11 @@ def waits(body: Any, cores: int = 1, **assumptions: Any) -> list[list[tuple[str,
     def kernel(x: Any) -> None:
         body(x)
 
-    given = spec((128, ELEMENTS), nl.float32)
-    found = profile(nki.jit(kernel)[cores], given, parameters=ModelParameters(**assumptions)).instructions
+    inputs = spec((128, ELEMENTS), nl.float32)
+    results = profile(nki.jit(kernel)[cores], inputs, parameters=ModelParameters(**assumptions)).instructions
     return [
-        [(event.name, event.waited, event.waited_for) for event in found if event.core == core] for core in range(cores)
+        [(event.name, event.waited, event.waited_for) for event in results if event.core == core]
+        for core in range(cores)
     ]
 
 
@@ -67,7 +68,7 @@ def test_the_trigger_of_a_queue() -> None:
         for _ in range(3):
             nisa.dma_copy(tile(1), x[:, 0:1])
 
-    assert [found[1:] for found in waits(body)[0]] == [("nothing", 0), ("trigger", 1), ("trigger", 2)]
+    assert [wait[1:] for wait in waits(body)[0]] == [("nothing", 0), ("trigger", 1), ("trigger", 2)]
 
 
 def test_the_last_of_several_tiles_that_are_read() -> None:
@@ -100,7 +101,7 @@ def test_registers_are_moved_one_after_the_other() -> None:
         for value in range(2):
             nisa.register_move(nisa.register_alloc(), value)
 
-    assert [found[1:] for found in waits(body, register_us=0.5)[0]] == [("nothing", 0), ("engine", 1)]
+    assert [wait[1:] for wait in waits(body, register_us=0.5)[0]] == [("nothing", 0), ("engine", 1)]
 
 
 def test_a_transfer_says_what_it_moves() -> None:
@@ -110,8 +111,8 @@ def test_a_transfer_says_what_it_moves() -> None:
         nisa.dma_copy(whole, x)
         nisa.dma_copy(x, whole)
 
-    found = profile(nki.jit(kernel), np.zeros((128, ELEMENTS), np.float32)).instructions
-    moved = [(event.queue, event.nbytes, event.row_bytes) for event in found]
+    results = profile(nki.jit(kernel), np.zeros((128, ELEMENTS), np.float32)).instructions
+    moved = [(event.queue, event.nbytes, event.row_bytes) for event in results]
     assert moved == [
         ("load", 128 * 16 * 4, 16 * 4),
         ("load", 128 * ELEMENTS * 4, ELEMENTS * 4),

@@ -29,8 +29,8 @@ def tile(dtype: Any = FP32, *, columns: int = N, partitions: int = 128, buffer: 
 def cycles(body: Callable[[], Any], target: str = "trn2", **assumptions: Any) -> float:
     """The modelled cycles of the last instruction of a kernel."""
     with using(target=target):
-        found = profile(nki.jit(lambda: body() and None), parameters=replace(AS_ISSUED, **assumptions))
-    return found.instructions[-1].cycles
+        profiled = profile(nki.jit(lambda: body() and None), parameters=replace(AS_ISSUED, **assumptions))
+    return profiled.instructions[-1].cycles
 
 
 def copy(dst: Any, src: Any, **more: Any) -> Any:
@@ -113,8 +113,8 @@ def test_an_activation_on_gpsimd_takes_its_time_there() -> None:
                 nisa.activation(data, nl.exp, data, engine=where)
 
         with using(target="trn3"):
-            found = profile(nki.jit(kernel)).instructions
-        first, second = sorted((item for item in found if item.name == "activation"), key=lambda item: item.number)
+            results = profile(nki.jit(kernel)).instructions
+        first, second = sorted((entry for entry in results if entry.name == "activation"), key=lambda item: item.number)
         return second.engine, second.start_us < first.end_us
 
     assert second_of(gpsimd) == ("gpsimd", True)

@@ -88,13 +88,13 @@ def test_a_loop_waits_for_its_bound_and_takes_its_entry(trips: int) -> None:
         nl.fori_loop(0, loaded(flag), copies())
         nisa.memset(nl.ndarray((128, N), FP32), 1.0)
 
-    found = run(body, trips=trips)
-    *inside, last = found.instructions[2:]
+    result = run(body, trips=trips)
+    *inside, last = result.instructions[2:]
     start = FLAG + LOAD + SYNC + ENTRY
     iteration = 1.0 + 0.15  # until the result can be used; all engines meet behind it
     assert [event.start_us for event in inside] == pytest.approx([start + turn * iteration for turn in range(trips)])
     assert last.start_us == pytest.approx(start + trips * iteration)
-    assert found.time_us == pytest.approx(last.start_us + 1.0 + 0.15)
+    assert result.time_us == pytest.approx(last.start_us + 1.0 + 0.15)
     assert {event.waited for event in (*inside, last)} == {"loop"}
 
 
@@ -124,8 +124,8 @@ def test_iterations_share_the_tiles_of_the_body() -> None:
         nl.fori_loop(0, 3, turn)
 
     def loads(**assumptions: Any) -> list[float]:
-        found = run(body, loops_drain=False, iterations_drain=False, loop_entry_us=0.0, **assumptions)
-        return [event.start_us for event in found.instructions if event.name == "dma_copy"]
+        result = run(body, loops_drain=False, iterations_drain=False, loop_entry_us=0.0, **assumptions)
+        return [event.start_us for event in result.instructions if event.name == "dma_copy"]
 
     assert loads(body_reuses_tiles=False) == pytest.approx([0.0, 0.6, 1.2])
     first, second, third = loads()
@@ -136,10 +136,10 @@ def test_iterations_can_take_time_for_themselves() -> None:
     def body(_: Any, x: Any) -> None:
         nl.fori_loop(0, 3, copies())
 
-    plain, taking = (run(body, loop_iteration_us=each).time_us for each in (0.0, 2.0))
+    plain, taking = (run(body, loop_iteration_us=number).time_us for number in (0.0, 2.0))
     assert taking == pytest.approx(plain + 3 * 2.0)
     overlapping = {"loops_drain": False, "iterations_drain": False}
-    plain, taking = (run(body, loop_iteration_us=each, **overlapping).time_us for each in (0.0, 2.0))
+    plain, taking = (run(body, loop_iteration_us=number, **overlapping).time_us for number in (0.0, 2.0))
     assert plain + 2 * 2.0 < taking < plain + 3 * 2.0 + 0.01
 
 
@@ -167,8 +167,8 @@ def test_the_model_of_before_knows_no_time_of_loops_and_registers() -> None:
     def kernel(flag: Any) -> None:
         body(flag, None)
 
-    found = profile(nki.jit(kernel), spec((1, 1), INT32), trips=2, parameters=AS_ISSUED).instructions
-    assert [event.start_us for event in found] == pytest.approx([0.0, 0.0, 0.0, 1.0 + 100 / VECTOR / 1000])
+    results = profile(nki.jit(kernel), spec((1, 1), INT32), trips=2, parameters=AS_ISSUED).instructions
+    assert [event.start_us for event in results] == pytest.approx([0.0, 0.0, 0.0, 1.0 + 100 / VECTOR / 1000])
 
 
 def test_loops_within_loops_share_the_tiles_of_their_bodies() -> None:

@@ -24,8 +24,8 @@ def modelled(body: Any, *args: Any, **assumptions: Any) -> Profile:
     return profile(nki.jit(body)[2], *args, parameters=replace(AS_ISSUED, **assumptions))
 
 
-def of_core(found: Profile, core: int) -> list[Event]:
-    return [event for event in found.instructions if event.core == core]
+def of_core(result: Profile, core: int) -> list[Event]:
+    return [event for event in result.instructions if event.core == core]
 
 
 def busy(times: int) -> Any:
@@ -47,8 +47,8 @@ def late_and_early(x: Any) -> None:
 
 @pytest.mark.parametrize("barrier_us", [2.0, 7.0])
 def test_cores_leave_a_barrier_together(barrier_us: float) -> None:
-    found = modelled(late_and_early, spec((2, 128, N), FP32), barrier_us=barrier_us)
-    first, second = of_core(found, 0), of_core(found, 1)
+    result = modelled(late_and_early, spec((2, 128, N), FP32), barrier_us=barrier_us)
+    first, second = of_core(result, 0), of_core(result, 1)
     barriers = [next(event for event in events if event.name == "core_barrier") for events in (first, second)]
     stores = [next(event for event in events if event.name == "dma_copy") for events in (first, second)]
     assert stores[0].end_us < stores[1].end_us
@@ -93,14 +93,14 @@ def swap(_: Any) -> None:
 
 
 def test_an_exchange_starts_when_both_cores_are_ready() -> None:
-    found = modelled(swap, spec((1,), FP32))
-    ends = [[event.end_us for event in of_core(found, core) if event.name == "tensor_copy"][-1] for core in (0, 1)]
-    exchanges = [of_core(found, core)[-1] for core in (0, 1)]
+    results = modelled(swap, spec((1,), FP32))
+    ends = [[event.end_us for event in of_core(results, core) if event.name == "tensor_copy"][-1] for core in (0, 1)]
+    exchanges = [of_core(results, core)[-1] for core in (0, 1)]
     ready = ends[1] + 0.15 + 0.06
     assert [event.start_us for event in exchanges] == pytest.approx([ready + 2.0] * 2)
     assert [event.end_us for event in exchanges] == pytest.approx([ready + 2.0 + 1.0 + 8 * N * 4 / 23 / 1000] * 2)
     assert {event.engine for event in exchanges} == {"dma"}
-    assert found.hbm_read_bytes == found.hbm_written_bytes == 0
+    assert results.hbm_read_bytes == results.hbm_written_bytes == 0
 
 
 @pytest.mark.parametrize(("place", "traffic"), [(nl.sbuf, 0), (nl.private_hbm, 2 * 128 * N * 4)])
@@ -112,12 +112,12 @@ def test_an_exchange_with_a_reduction_reads_two_sources(place: Any, traffic: int
         src, dst = (nl.ndarray((128, N), FP32, place) for _ in range(2))
         nisa.sendrecv_compute(src, dst, other, other, nl.add)
 
-    found = modelled(body, spec((1,), FP32))
+    result = modelled(body, spec((1,), FP32))
     for core in (0, 1):
-        (event,) = of_core(found, core)
+        (event,) = of_core(result, core)
         assert event.start_us == pytest.approx(2.0)
         assert event.end_us == pytest.approx(2.0 + 1.0 + 2 * 8 * N * 4 / 23 / 1000)
-    assert found.hbm_read_bytes == found.hbm_written_bytes == traffic
+    assert result.hbm_read_bytes == result.hbm_written_bytes == traffic
 
 
 def test_an_exchange_by_gpsimd_has_its_queue() -> None:
@@ -147,14 +147,14 @@ def test_making_a_filled_tensor_takes_a_memset_or_a_transfer() -> None:
         nl.full((128, N), 1.0, FP32, nl.hbm, name="ones")
         nisa.activation(nl.ndarray((128, N), FP32), nl.exp, tile)
 
-    found = profile(nki.jit(body), spec((1,), FP32), parameters=AS_ISSUED)
-    memset, copy, activation = found.instructions
+    profiled = profile(nki.jit(body), spec((1,), FP32), parameters=AS_ISSUED)
+    memset, copy, activation = profiled.instructions
     assert (memset.name, memset.engine, memset.cycles) == ("memset", "vector", N / 2)
     assert memset.end_us == pytest.approx(0.5)
     assert (copy.name, copy.engine) == ("dma_copy", "dma")
     assert copy.end_us == pytest.approx(1.0 + 128 * N * 4 / 16 / 23 / 1000)
     assert activation.start_us == pytest.approx(0.5 + 0.15 + 0.06 + 1.28)
-    assert found.hbm_written_bytes_by_tensor == {"ones": 128 * N * 4}
+    assert profiled.hbm_written_bytes_by_tensor == {"ones": 128 * N * 4}
 
 
 def test_every_instruction_is_on_the_timeline() -> None:
@@ -166,8 +166,8 @@ def test_every_instruction_is_on_the_timeline() -> None:
         nl.ones((4, 4), FP32)
         nisa.core_barrier(x, (0, 1))
 
-    found = modelled(body, spec((128, 64), FP32))
-    assert Counter(event.name for event in found.instructions) == found.instruction_counts
+    results = modelled(body, spec((128, 64), FP32))
+    assert Counter(event.name for event in results.instructions) == results.instruction_counts
     for core in (0, 1):
-        numbers = [event.number for event in of_core(found, core)]
+        numbers = [event.number for event in of_core(results, core)]
         assert numbers == sorted(set(numbers))

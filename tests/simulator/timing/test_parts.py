@@ -16,17 +16,17 @@ from nkilib.simulator.timing.parts import Part, Reach, _part, part_of
 
 
 def bytes_of(layout: Layout, width: int) -> set[int]:
-    found: set[int] = set()
+    result: set[int] = set()
     for index in itertools.product(*map(range, layout.shape)):
         element = layout.offset + sum(i * stride for i, stride in zip(index, layout.strides, strict=True))
-        found.update(range(element * width, (element + 1) * width))
-    return found
+        result.update(range(element * width, (element + 1) * width))
+    return result
 
 
 def part(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, width: int = 1) -> Part:
-    found = _part(Layout(shape, strides, offset), width)
-    assert found is not None
-    return found
+    result = _part(Layout(shape, strides, offset), width)
+    assert result is not None
+    return result
 
 
 @st.composite

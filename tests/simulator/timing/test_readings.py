@@ -31,7 +31,7 @@ def tile(dtype: Any = FP32, buffer: Any = nl.sbuf, columns: int = N) -> Any:
 
 def two_tiles(first: Any, second: Any, target: Any, op: Any = nl.add, step: int = 1) -> Any:
     def body(_: Any) -> None:
-        tiles = [tile(*given, columns=N * step)[:, ::step] for given in (target, first, second)]
+        tiles = [tile(*item, columns=N * step)[:, ::step] for item in (target, first, second)]
         nisa.tensor_tensor(*tiles, op)
 
     return body
@@ -131,10 +131,10 @@ def test_from_trigger_to_trigger(given: dict[str, Any], assumptions: dict[str, A
     assert last(body, **assumptions).start_us == pytest.approx(2 * between_us)
 
 
-def _loads(**given: Any) -> Any:
+def _loads(**arguments: Any) -> Any:
     def body(x: Any) -> None:
         for _ in range(3):
-            nisa.dma_copy(tile(columns=64), x[0:128, 0:64], **given)
+            nisa.dma_copy(tile(columns=64), x[0:128, 0:64], **arguments)
 
     return body
 
@@ -175,8 +175,8 @@ SOFTWARE, KEPT = {"dge_mode": nisa.dge_mode.swdge}, {"dge_mode": nisa.dge_mode.n
 def test_who_writes_descriptors(target: str, body: Any, assumptions: dict[str, Any], between_us: float) -> None:
     with using(target=target):
         parameters = ModelParameters(**assumptions)
-        found = profile(nki.jit(lambda x: body(x)), spec((N, N), FP32), parameters=parameters)
-    first, *_, last = [event for event in found.instructions if event.engine == "dma"]
+        profiled = profile(nki.jit(lambda x: body(x)), spec((N, N), FP32), parameters=parameters)
+    first, *_, last = [event for event in profiled.instructions if event.engine == "dma"]
     assert last.start_us - first.start_us == pytest.approx(2 * between_us)
 
 

@@ -40,17 +40,17 @@ def both(
 
     launched = nki.jit(kernel)[cores]
     arguments = spec((ROWS * max(1, count), 512), FP32), spec((1, 1), INT32)
-    found = profile(launched, *arguments, parameters=parameters, **options)
+    profiled = profile(launched, *arguments, parameters=parameters, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device_loop, "FEWEST_ITERATIONS", 1 << 40)
         unrolled = profile(launched, *arguments, parameters=parameters, **options)
-    return found, unrolled, sum(notes.run for _, notes, _ in found.recorded._cores)
+    return profiled, unrolled, sum(notes.run for _, notes, _ in profiled.recorded._cores)
 
 
-def assert_same(found: Profile, unrolled: Profile) -> None:
+def assert_same(result: Profile, unrolled: Profile) -> None:
     """Everything that a profile tells is the same; times to a millionth."""
-    assert found.time_us == pytest.approx(unrolled.time_us, rel=1e-6)
-    assert found.engine_busy_us == pytest.approx(unrolled.engine_busy_us, rel=1e-6)
+    assert result.time_us == pytest.approx(unrolled.time_us, rel=1e-6)
+    assert result.engine_busy_us == pytest.approx(unrolled.engine_busy_us, rel=1e-6)
     for name in (
         "hbm_read_bytes_by_tensor",
         "hbm_written_bytes_by_tensor",
@@ -60,17 +60,17 @@ def assert_same(found: Profile, unrolled: Profile) -> None:
         "untimed",
         "trips",
     ):
-        assert getattr(found, name) == getattr(unrolled, name), name
-    assert len(found.instructions) == len(unrolled.instructions)
-    for mine, others in zip(found.instructions, unrolled.instructions, strict=True):
+        assert getattr(result, name) == getattr(unrolled, name), name
+    assert len(result.instructions) == len(unrolled.instructions)
+    for mine, others in zip(result.instructions, unrolled.instructions, strict=True):
         assert mine._replace(start_us=0.0, end_us=0.0) == others._replace(start_us=0.0, end_us=0.0)
         assert (mine.start_us, mine.end_us) == pytest.approx((others.start_us, others.end_us), rel=1e-6, abs=1e-6)
-    assert [_counted(notes) for _, notes, _ in found.recorded._cores] == [
+    assert [_counted(notes) for _, notes, _ in result.recorded._cores] == [
         _counted(notes) for _, notes, _ in unrolled.recorded._cores
     ]
     lives = [
-        sorted((life.core, life.start_us, life.end_us, life.nbytes, life.what) for life in each.tensors)
-        for each in (found, unrolled)
+        sorted((life.core, life.start_us, life.end_us, life.nbytes, life.what) for life in item.tensors)
+        for item in (result, unrolled)
     ]
     assert len(lives[0]) == len(lives[1])
     for one, other in zip(*lives, strict=True):
@@ -108,8 +108,8 @@ def blocks(x: Any, flag: Any, count: int) -> Any:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("count", [0, 1, 2, 23, 24, 25, 60, 301])
 def test_any_number_of_iterations(count: int, model: str) -> None:
-    found, unrolled, run = both(blocks, count, parameters=MODELS[model])
-    assert_same(found, unrolled)
+    result, unrolled, run = both(blocks, count, parameters=MODELS[model])
+    assert_same(result, unrolled)
     if count >= 60 and model != "as issued":
         assert run < 20 * 4
 
@@ -141,8 +141,8 @@ def test_what_is_before_and_behind_the_loop(cores: int) -> None:
         nisa.dma_copy(out[0:ROWS], again)
 
     for parameters in (DRAINING, OVERLAPPING):
-        found, unrolled, run = both(body, 100, cores, parameters)
-        assert_same(found, unrolled)
+        result, unrolled, run = both(body, 100, cores, parameters)
+        assert_same(result, unrolled)
         assert run < cores * 20 * 5
 
 
@@ -167,10 +167,10 @@ def test_loops_in_loops() -> None:
 
         nl.fori_loop(0, count, outer)
 
-    found, unrolled, run = both(body, 50, trips={"inner": 30})
-    assert_same(found, unrolled)
+    result, unrolled, run = both(body, 50, trips={"inner": 30})
+    assert_same(result, unrolled)
     assert unrolled.instruction_counts["tensor_tensor"] == 50 * 70
-    assert list(found.trips.values()) == [50 * 30]
+    assert list(result.trips.values()) == [50 * 30]
     assert run < 20 * 2 * 30 * 2
 
 
@@ -196,8 +196,8 @@ def test_columns_that_move_with_the_loop() -> None:
         def kernel(x: Any, flag: Any, count: int, reads: bool = reads) -> None:
             body(x, flag, count, reads=reads)
 
-        found, unrolled, run = both(kernel, 100)
-        assert_same(found, unrolled)
+        result, unrolled, run = both(kernel, 100)
+        assert_same(result, unrolled)
         assert (run < 100) is not reads
         assert_same(*both(kernel, 100, parameters=OVERLAPPING)[:2])
 
@@ -217,8 +217,8 @@ def test_first_iterations_that_differ() -> None:
         nl.fori_loop(0, count, turn)
 
     for model, parameters in MODELS.items():
-        found, unrolled, run = both(body, 200, parameters=parameters)
-        assert_same(found, unrolled)
+        result, unrolled, run = both(body, 200, parameters=parameters)
+        assert_same(result, unrolled)
         assert run < 200, model
 
 
@@ -236,8 +236,8 @@ def test_streams_that_drift_apart_run_whole() -> None:
 
         nl.fori_loop(0, count, turn)
 
-    found, unrolled, run = both(body, 60, parameters=AS_ISSUED)
-    assert_same(found, unrolled)
+    result, unrolled, run = both(body, 60, parameters=AS_ISSUED)
+    assert_same(result, unrolled)
     assert run == 60 * 3
 
 
@@ -258,8 +258,8 @@ def test_buffers_used_round_robin(buffers: int, model: str) -> None:
 
         nl.fori_loop(0, count, turn)
 
-    found, unrolled, run = both(body, 121, parameters=MODELS[model])
-    assert_same(found, unrolled)
+    result, unrolled, run = both(body, 121, parameters=MODELS[model])
+    assert_same(result, unrolled)
     assert run < 2 * (16 + 4 * buffers)
 
 
@@ -275,8 +275,8 @@ def test_meetings_are_not_left_out() -> None:
 
         nl.fori_loop(0, count, turn)
 
-    found, unrolled, run = both(body, 40, cores=2)
-    assert_same(found, unrolled)
+    result, unrolled, run = both(body, 40, cores=2)
+    assert_same(result, unrolled)
     assert run == 2 * 2 * 40
 
 
@@ -288,8 +288,8 @@ def test_cores_with_unlike_loops_synchronise_behind_them() -> None:
         nisa.core_barrier(x, (0, 1))
         nisa.tensor_copy(tile, tile)
 
-    found, unrolled, run = both(body, 500, cores=2)
-    assert_same(found, unrolled)
+    result, unrolled, run = both(body, 500, cores=2)
+    assert_same(result, unrolled)
     assert run < 30
 
 
@@ -306,15 +306,15 @@ def test_while_loops_with_stated_trips() -> None:
 
         nl.while_loop(register, again)
 
-    found, unrolled, run = both(body, 1, trips=200)
-    assert_same(found, unrolled)
+    result, unrolled, run = both(body, 1, trips=200)
+    assert_same(result, unrolled)
     assert run < 50
 
 
 def test_the_numbers_of_notes_are_found_at_random() -> None:
     """Notes of repeated iterations are a sequence like any other."""
-    found, unrolled, _ = both(blocks, 300)
-    ((_, mine, _),), ((_, others, _),) = found.recorded._cores, unrolled.recorded._cores
+    result, unrolled, _ = both(blocks, 300)
+    ((_, mine, _),), ((_, others, _),) = result.recorded._cores, unrolled.recorded._cores
     assert len(mine) == len(others) == 1200
     listed = list(mine)
     for at in (0, 3, 47, 48, 700, 1199, -1, -1200):

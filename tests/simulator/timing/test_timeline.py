@@ -29,12 +29,12 @@ N = 960
 def events(body: Any, *arrays: Any, cores: int = 1, **assumptions: Any) -> list[Event]:
     """The instructions of a kernel that runs without data, in which tiles hold something from the start."""
 
-    def kernel(_: Any, *given: Any) -> None:
-        body(*given)
+    def kernel(_: Any, *inputs: Any) -> None:
+        body(*inputs)
 
-    given = [spec(array.shape, array.dtype) for array in arrays]
+    arguments = [spec(array.shape, array.dtype) for array in arrays]
     parameters = replace(AS_ISSUED, **assumptions)
-    return list(profile(nki.jit(kernel)[cores], spec((1,), nl.int32), *given, parameters=parameters).instructions)
+    return list(profile(nki.jit(kernel)[cores], spec((1,), nl.int32), *arguments, parameters=parameters).instructions)
 
 
 def tiles(count: int, columns: int = N, partitions: int = 128, dtype: Any = nl.float32) -> list[Any]:
@@ -104,8 +104,8 @@ def test_the_activation_table_is_loaded_where_the_function_changes() -> None:
         for function in (nl.exp, nl.exp, nl.log, nl.exp):
             nisa.activation(b, function, a)
 
-    found = events(body)
-    gaps = [found[0].start_us, *(after.start_us - before.end_us for before, after in itertools.pairwise(found))]
+    results = events(body)
+    gaps = [results[0].start_us, *(after.start_us - before.end_us for before, after in itertools.pairwise(results))]
     issue = 100 / SCALAR / 1000
     assert gaps == pytest.approx([1.28, issue, issue + 1.28, issue + 1.28])
 
@@ -168,9 +168,9 @@ def test_each_core_has_its_own_engines() -> None:
         a, b = tiles(2)
         nisa.tensor_copy(b, a)
 
-    found = events(body, cores=2)
-    assert [event.core for event in found] == [0, 1]
-    assert [nanoseconds(event) for event in found] == [pytest.approx((0.0, 1000.0))] * 2
+    results = events(body, cores=2)
+    assert [event.core for event in results] == [0, 1]
+    assert [nanoseconds(event) for event in results] == [pytest.approx((0.0, 1000.0))] * 2
 
 
 def test_functions_that_share_a_table_load_it_once() -> None:
@@ -186,7 +186,7 @@ def test_functions_that_share_a_table_load_it_once() -> None:
     assert _table_loads(events(body, functions_without_table=frozenset())) == 4
 
 
-def _table_loads(found: list[Event]) -> int:
+def _table_loads(results: list[Event]) -> int:
     """How many table loads of 1.28 us fit what lies between the instructions beyond the 100 cycles of each."""
-    between = found[-1].end_us - sum(event.end_us - event.start_us for event in found)
-    return round((between - (len(found) - 1) * 100 / SCALAR / 1000) / 1.28)
+    between = results[-1].end_us - sum(event.end_us - event.start_us for event in results)
+    return round((between - (len(results) - 1) * 100 / SCALAR / 1000) / 1.28)

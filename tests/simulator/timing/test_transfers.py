@@ -116,12 +116,12 @@ def gather(x: Any) -> None:
 
 def test_a_gather_takes_software_descriptors() -> None:
     """2 us and 60 ns a row on each engine, after 1 us on GpSimd."""
-    found = modelled(gather, spec((4096,), FP32))
-    (event,) = found.instructions
+    result = modelled(gather, spec((4096,), FP32))
+    (event,) = result.instructions
     assert event.start_us == pytest.approx(1.0)
     assert event.end_us == pytest.approx(1.0 + 2.0 + 8 * 0.06)
-    assert found.engine_busy_us["gpsimd"] == 1.0
-    assert found.hbm_read_bytes == 128 * 4
+    assert result.engine_busy_us["gpsimd"] == 1.0
+    assert result.hbm_read_bytes == 128 * 4
     assumed = dict(indirect_gpsimd_us=3.0, indirect_base_us=5.0, indirect_row_ns=1000.0)
     (event,) = modelled(gather, spec((4096,), FP32), **assumed).instructions
     assert (event.start_us, event.end_us) == pytest.approx((3.0, 3.0 + 5.0 + 8.0))

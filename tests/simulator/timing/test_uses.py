@@ -21,9 +21,9 @@ SYNC_NS = 0.5
 
 
 def part(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> Part:
-    found = _part(Layout(shape, strides, offset), 1)
-    assert found is not None
-    return found
+    result = _part(Layout(shape, strides, offset), 1)
+    assert result is not None
+    return result
 
 
 def done(by: Engine, until_ns: float) -> Done:

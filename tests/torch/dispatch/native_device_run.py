@@ -31,11 +31,11 @@ cores_of_launches: list[int] = []
 def on_device(kernel: Any, cores: int, keywords: dict[str, Any]) -> Any:
     """Launch a simulated kernel on tensors of the device."""
     cores_of_launches.append(cores)
-    given = {name: to_cpu(value) if isinstance(value, torch.Tensor) else value for name, value in keywords.items()}
-    results = kernel[cores](**given)
+    inputs = {name: to_cpu(value) if isinstance(value, torch.Tensor) else value for name, value in keywords.items()}
+    results = kernel[cores](**inputs)
     if isinstance(results, tuple):
         return tuple(to_device(result) for result in results)
-    same = [name for name, value in given.items() if value is results]
+    same = [name for name, value in inputs.items() if value is results]
     return keywords[same[0]] if same else to_device(results)
 
 

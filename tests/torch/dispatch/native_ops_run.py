@@ -90,8 +90,8 @@ def of_a_layer(loss_function: Callable[..., Tensor], **arguments: Any) -> dict[s
 def logged(loss_function: Callable[..., Tensor], target_dtype: torch.dtype) -> dict[str, Any]:
     """As ``results``, with the names of the operators that ran."""
     with OperatorLog() as log:
-        found = results(loss_function, target_dtype)
-    return {**found, "operators": log.names}
+        result = results(loss_function, target_dtype)
+    return {**result, "operators": log.names}
 
 
 def in_a_graph(
@@ -100,10 +100,10 @@ def in_a_graph(
     """As ``results``, from one graph of each direction: the nodes of both, and the types of all that is in them."""
     graphs = AotEagerAndRecordGraphs()
     compiled = torch.compile(loss_function, fullgraph=True, dynamic=False, backend=graphs)
-    found = results(compiled, target_dtype, ignored)
+    result = results(compiled, target_dtype, ignored)
     nodes = [node for graph in (*graphs.fw_graphs, *graphs.bw_graphs) for node in graph.graph.nodes]
     return {
-        **found,
+        **result,
         "graphs": [len(graphs.fw_graphs), len(graphs.bw_graphs)],
         "nodes": [str(node.target) for node in nodes if node.op == "call_function"],
         "types": sorted({str(node.meta["val"].dtype) for node in nodes if isinstance(node.meta.get("val"), Tensor)}),
@@ -115,7 +115,7 @@ def overwriting_in_a_graph() -> dict[str, Any]:
     logits, target = make_logits(POSITIONS, CLASSES), make_targets(POSITIONS).to(torch.int32)
     maximum = logits.max(1).values
     log_sum = (logits - maximum[:, None]).logsumexp(1)
-    given = [to_device(each) for each in (logits, target, maximum, log_sum, torch.ones(POSITIONS))]
+    inputs = [to_device(item) for item in (logits, target, maximum, log_sum, torch.ones(POSITIONS))]
     ops = torch.ops.nkilib_neuron
 
     def overwritten(logits: Tensor, *others: Tensor) -> Tensor:
@@ -124,10 +124,10 @@ def overwriting_in_a_graph() -> dict[str, Any]:
         return logits
 
     graphs = AotEagerAndRecordGraphs()
-    found = torch.compile(overwritten, fullgraph=True, dynamic=False, backend=graphs)(*given)
+    result = torch.compile(overwritten, fullgraph=True, dynamic=False, backend=graphs)(*inputs)
     nodes = [str(node.target) for node in graphs.fw_graphs[0].graph.nodes if node.op == "call_function"]
-    expected = to_cpu(ops.cross_entropy_backward(*given))
-    return {"equal": torch.equal(to_cpu(found), expected), "nodes": nodes}
+    expected = to_cpu(ops.cross_entropy_backward(*inputs))
+    return {"equal": torch.equal(to_cpu(result), expected), "nodes": nodes}
 
 
 def compilations(loss_function: Callable[..., Tensor]) -> dict[str, int]:
@@ -153,8 +153,8 @@ def beyond_32_bits(loss_function: Callable[..., Tensor], forward: neuronx.Kernel
     target[:2] = torch.tensor([2**32 + 3, 2**32 - 100])
     with pytest.raises(IndexError, match=r"out of (range|bounds)"):
         loss_function(to_device(make_logits(POSITIONS, CLASSES)), to_device(target))
-    given: list[int] = to_cpu(forward.keywords_of_launches[-1]["targets_hbm"]).tolist()
-    return given[:2]
+    inputs: list[int] = to_cpu(forward.keywords_of_launches[-1]["targets_hbm"]).tolist()
+    return inputs[:2]
 
 
 def fake_shapes() -> list[Any]:
@@ -162,8 +162,8 @@ def fake_shapes() -> list[Any]:
     with FakeTensorMode():
         logits = torch.empty(POSITIONS, CLASSES, dtype=torch.bfloat16, device="neuron")
         target = torch.empty(POSITIONS, dtype=torch.int32, device="neuron")
-        found = torch.ops.nkilib_neuron.cross_entropy_forward(logits, target, with_argmax=True)
-        return [[list(each.shape), str(each.dtype), each.device.type] for each in found]
+        actual = torch.ops.nkilib_neuron.cross_entropy_forward(logits, target, with_argmax=True)
+        return [[list(result.shape), str(result.dtype), result.device.type] for result in actual]
 
 
 def main() -> None:

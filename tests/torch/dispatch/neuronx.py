@@ -64,10 +64,12 @@ class _Launch:
     def shapes(self, tensors: Iterable[Tensor | None]) -> list[Tensor]:
         """Uninitialized results: of a run on zeros, as a kernel is specialized by running it."""
         with unset_fake_temporarily():
-            zeros = [None if each is None else torch.zeros(tuple(each.shape), dtype=each.dtype) for each in tensors]
+            zeros = [
+                None if tensor is None else torch.zeros(tuple(tensor.shape), dtype=tensor.dtype) for tensor in tensors
+            ]
             results = self.run(zeros)
-        first = next(each for each in tensors if each is not None)
-        return [first.new_empty(each.shape, dtype=each.dtype) for each in results]
+        first = next(tensor for tensor in tensors if tensor is not None)
+        return [first.new_empty(result.shape, dtype=result.dtype) for result in results]
 
 
 _launches: list[_Launch] = []
@@ -95,13 +97,13 @@ class Kernel:
 
     def _call(self, cores: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         names = list(inspect.signature(self.kernel).parameters)
-        given = {**dict(zip(names, args, strict=False)), **keywords}
+        arguments = {**dict(zip(names, args, strict=False)), **keywords}
         self.cores_of_launches.append(cores)
-        self.keywords_of_launches.append(given)
-        tensors = {name: value for name, value in given.items() if value is None or isinstance(value, Tensor)}
-        written = "logits_hbm" if given.get("inplace") else "grad_weight_sum_hbm"
+        self.keywords_of_launches.append(arguments)
+        tensors = {name: value for name, value in arguments.items() if value is None or isinstance(value, Tensor)}
+        written = "logits_hbm" if arguments.get("inplace") else "grad_weight_sum_hbm"
         tensors = dict(sorted(tensors.items(), key=lambda item: item[0] != written))
-        constants = tuple((name, value) for name, value in given.items() if name not in tensors)
+        constants = tuple((name, value) for name, value in arguments.items() if name not in tensors)
         launch = _Launch(self.kernel, cores, tuple(tensors), constants, tensors.get(written) is not None)
         if launch not in _launches:
             _launches.append(launch)

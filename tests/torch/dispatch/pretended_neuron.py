@@ -41,7 +41,7 @@ def to_cpu(tensor: Tensor) -> Tensor:
 def _run(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on what is behind the tensors."""
     assert operator.name() not in _VALUE_READERS, f"{operator.name()} waits for the device"
-    given: dict[int, Tensor] = {}
+    arguments: dict[int, Tensor] = {}
     is_view = any(returned.alias_info for returned in operator._schema.returns)
 
     def enter(value: Any) -> Any:
@@ -49,14 +49,14 @@ def _run(operator: Any, *args: Any, **kwargs: Any) -> Any:
             behind = to_cpu(value)
             if behind.dtype == torch.int64 and not is_view:
                 return behind.to(torch.int32).to(torch.int64)
-            given[id(behind)] = value
+            arguments[id(behind)] = value
             return behind
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     def leave(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return given[id(value)] if id(value) in given else to_device(value)
+        return arguments[id(value)] if id(value) in arguments else to_device(value)
 
     with torch._C._AutoDispatchBelowAutograd():
         results = operator(*pytree.tree_map(enter, args), **pytree.tree_map(enter, kwargs))

@@ -19,7 +19,7 @@ CALLER = Caller("loss", "input", "input", "torch")
 
 @given(shapes=st.lists(st.lists(st.sampled_from([0, 1, 2, 3]), max_size=3), min_size=1, max_size=3))
 def test_the_shapes_of_torch(shapes: list[list[int]]) -> None:
-    named = {str(number): torch.Size(each) for number, each in enumerate(shapes)}
+    named = {str(number): torch.Size(shape) for number, shape in enumerate(shapes)}
     try:
         expected = torch.broadcast_shapes(*shapes)
     except RuntimeError:

@@ -28,25 +28,27 @@ OWN = r"use the formula of log_cosh in operations of PyTorch, which has no funct
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> list[Operator]:
     """The operators that a loss describes, which are not registered with PyTorch."""
-    found: list[Operator] = []
+    results: list[Operator] = []
 
     def keep(operator: Operator) -> Operator:
-        found.append(operator)
+        results.append(operator)
         return operator
 
     for module in (elementwise, rowwise):
         monkeypatch.setattr(module, "register", keep)
         monkeypatch.setattr(module, "differentiate", lambda forward, backward: None)
-    return found
+    return results
 
 
-@pytest.mark.parametrize("name", sorted(name for name, each in OPERATORS.items() if each.instead.startswith("torch.")))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, operator in OPERATORS.items() if operator.instead.startswith("torch."))
+)
 def test_operators_recommend_a_function_that_pytorch_has(name: str) -> None:
     instead = OPERATORS[name].instead
-    found: Any = torch
+    result: Any = torch
     for part in instead.removeprefix("torch.").split("."):
-        assert hasattr(found, part), f"{name} recommends {instead}, which PyTorch does not have; see counterpart"
-        found = getattr(found, part)
+        assert hasattr(result, part), f"{name} recommends {instead}, which PyTorch does not have; see counterpart"
+        result = getattr(result, part)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("l1_loss", r"use torch\.nn\.functional\.l1_loss$"), ("log_cosh", OWN)])

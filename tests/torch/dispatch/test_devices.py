@@ -157,12 +157,12 @@ def test_the_device_implementations_look_at_no_value(
         logits = torch.empty(POSITIONS, CLASSES, dtype=torch.bfloat16)
         target = torch.empty((POSITIONS, CLASSES) if soft else (POSITIONS,), dtype=target_dtype)
         wanted = {"with_logprob": True, "with_entropy": True}
-        found = ForwardResults(*run("cross_entropy_forward", False, logits, target, lse_square_scale=0.1, **wanted))
+        result = ForwardResults(*run("cross_entropy_forward", False, logits, target, lse_square_scale=0.1, **wanted))
         version = logits._version
-        given = (logits, target, found.maximum, found.log_sum, found.loss, found.lse)
+        inputs = (logits, target, result.maximum, result.log_sum, result.loss, result.lse)
         for overwrites in (False, True):
-            run("cross_entropy_backward", overwrites, *given, logit_softcap=3.0)
-    lengths = [len(found.argmax), len(found.entropy), len(found.logprob)]
+            run("cross_entropy_backward", overwrites, *inputs, logit_softcap=3.0)
+    lengths = [len(result.argmax), len(result.entropy), len(result.logprob)]
     assert lengths == [0, POSITIONS, 0 if soft else POSITIONS]
     assert (logits._version > version) == (not kernel_writes_in_place)  # copied into the logits
     assert [cores for cores, *_ in (*forward.launches, *backward.launches)] == [1, 1, 1]

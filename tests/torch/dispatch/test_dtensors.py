@@ -115,8 +115,8 @@ def test_a_full_graph_gives_equal_results(mesh: DeviceMesh) -> None:
         return cross_entropy(2.0 * logits, T)
 
     losses = loss_of(leaf), torch.compile(loss_of, backend="aot_eager", fullgraph=True)(leaf)
-    found: list[Any] = [torch.autograd.grad(loss, leaf)[0] for loss in losses]
-    gradients = [each.to_local() for each in found]
+    results: list[Any] = [torch.autograd.grad(loss, leaf)[0] for loss in losses]
+    gradients = [result.to_local() for result in results]
     assert torch.equal(*losses) and gradients[0].any() and torch.equal(*gradients)
 
 

@@ -45,18 +45,18 @@ X, ROW = Input("x", dimensions=2), Input("row")
 
 
 def _products(cores: int, keywords: dict[str, Any]) -> Tensor:
-    found: Tensor = (keywords["x_hbm"] * keywords["row_hbm"]).sum(1)
-    return found
+    result: Tensor = (keywords["x_hbm"] * keywords["row_hbm"]).sum(1)
+    return result
 
 
 def _gradients(cores: int, keywords: dict[str, Any]) -> tuple[Tensor, ...]:
-    upstream, found = keywords["grad_product_hbm"], []
+    upstream, results = keywords["grad_product_hbm"], []
     if keywords["x_wanted"]:
-        found.append(upstream[:, None] * keywords["row_hbm"])
+        results.append(upstream[:, None] * keywords["row_hbm"])
     if keywords.get("row_wanted", True):
         gradient, known = upstream @ keywords["x_hbm"], keywords.get("known_hbm")
-        found.append(gradient if known is None else known.add_(gradient))
-    return tuple(found)
+        results.append(gradient if known is None else known.add_(gradient))
+    return tuple(results)
 
 
 def _product_with_gradients(cores: int, keywords: dict[str, Any]) -> tuple[Tensor, ...]:
@@ -95,7 +95,7 @@ KNOWN = Operator(
     inputs=(X, ROW),
     options=(Asked,),
     outputs=(
-        Output("total", shape=lambda call: (), computed=lambda call, found: found["product"].sum()),
+        Output("total", shape=lambda call: (), computed=lambda call, result: result["product"].sum()),
         GRAD_X,
         GRAD_ROW,
     ),
@@ -121,15 +121,15 @@ def kernels() -> Iterator[Kernels]:
     functions = (_products, _gradients, _gradients, _product_with_gradients)
     stand_ins = Kernels(*map(StandIn, functions))
     described = (FORWARD, BACKWARD, ADDING, KNOWN)
-    made = [register(replace(each, kernel=kernel)) for each, kernel in zip(described, stand_ins, strict=True)]
+    made = [register(replace(item, kernel=kernel)) for item, kernel in zip(described, stand_ins, strict=True)]
     differentiate(made[0], made[1], adding=made[2])
     differentiate_by_results(made[3])
     try:
         yield stand_ins
     finally:
-        for each in described:
-            del OPERATORS[each.name]
-            DEFINITIONS.pop(each.qualified())._lib._destroy()
+        for element in described:
+            del OPERATORS[element.name]
+            DEFINITIONS.pop(element.qualified())._lib._destroy()
 
 
 def operands(x_needs: bool = True, row_needs: bool = True) -> tuple[Tensor, Tensor]:
@@ -165,14 +165,14 @@ def test_a_backward_adds_to_a_tensor_that_others_write_to_meanwhile(
     known = torch.ones(4)
 
     def product(values: Tensor) -> Tensor:
-        found: Tensor = ops.test_products(values, row, known)
-        return found
+        result: Tensor = ops.test_products(values, row, known)
+        return result
 
-    found = product(x) if use_reentrant is None else checkpoint(product, x, use_reentrant=use_reentrant)
+    result = product(x) if use_reentrant is None else checkpoint(product, x, use_reentrant=use_reentrant)
     assert "known_hbm" not in kernels.forward.launches[0][1]
     known.add_(1.0)  # the backward of another micro-batch
     version = known._version
-    found.backward(UPSTREAM)
+    result.backward(UPSTREAM)
     of_x, of_row = expected(x, row)
     torch.testing.assert_close(known, 2.0 + of_row)
     assert known._version > version and row.grad is None

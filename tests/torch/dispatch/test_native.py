@@ -42,8 +42,8 @@ def report() -> dict[str, Any]:
     """What ran on the stand-in."""
     environment = {"NKILIB_TORCH_OPS": "nki_op", "NEURON_LOGICAL_NC_CONFIG": "2"}
     printed = run_module("tests.torch.dispatch.native_ops_run", **environment)
-    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return result
 
 
 def on_the_cpu(ignored: int | None, **options: Any) -> tuple[float, Tensor]:
@@ -258,18 +258,18 @@ def test_logits_are_not_copied_onto_themselves(
 ) -> None:
     """A framework may return another tensor of the memory that a kernel wrote over, or of other memory."""
     monkeypatch.setattr(devices, "SIMULATED", False)
-    given = torch.ones(3)
+    inputs = torch.ones(3)
 
     def in_place(cores: int, keywords: dict[str, Any]) -> Tensor:
         x: Tensor = keywords["input_hbm"]
         return x.mul_(2.0).view(3) if same_memory else 2.0 * x
 
     operator = doubled(StandIn(in_place))
-    version = given._version
+    version = inputs._version
     for place in (devices.NEURON, devices.NATIVE):
-        launch.run(operator, place, True, given)
-    assert torch.equal(given, torch.full((3,), 4.0))
-    assert given._version == version + 2, "the kernel's own writes, or the copies"
+        launch.run(operator, place, True, inputs)
+    assert torch.equal(inputs, torch.full((3,), 4.0))
+    assert inputs._version == version + 2, "the kernel's own writes, or the copies"
     assert [returned is keywords["input_hbm"] for _, keywords, returned in operator.kernel.launches] == [False] * 2
 
 

@@ -80,7 +80,7 @@ def described(kernel: Any, name: str = "test_described") -> Operator:
             Output("result", dtype=None, shape=as_first),
             Output("total", fill=lambda call: call.options["scale"]),
             Output("maximum", fill=-torch.inf),
-            Output("mean", computed=lambda call, found: found["total"] / call.first.shape[1]),
+            Output("mean", computed=lambda call, result: result["total"] / call.first.shape[1]),
             Output("count", torch.int32, exists=lambda call: call.tensors["bias_row"] is not None),
         ),
         results=("result", "total", "maximum", "count"),
@@ -123,12 +123,12 @@ def test_the_schema_of_a_description(kernel: StandIn) -> None:
         'int power, float scale=1., bool is_signed=False, str mode="plain", bool with_maximum=False, '
         "bool with_mean=False"
     )
-    given = f"Tensor mask, Tensor? bias_row=None, *, {options}"
+    inputs = f"Tensor mask, Tensor? bias_row=None, *, {options}"
     results = ["Tensor"] * 5
     schema = ops.test_described.default._schema
-    assert str(schema) == f"nkilib::test_described(Tensor input, {given}) -> ({', '.join(results)})"
+    assert str(schema) == f"nkilib::test_described(Tensor input, {inputs}) -> ({', '.join(results)})"
     schema = ops.test_described_.default._schema
-    assert str(schema) == f"nkilib::test_described_(Tensor(a!) input, {given}) -> ({', '.join(results[1:])})"
+    assert str(schema) == f"nkilib::test_described_(Tensor(a!) input, {inputs}) -> ({', '.join(results[1:])})"
 
 
 def test_the_kernel_gets_the_inputs_and_options_by_name(kernel: StandIn) -> None:
@@ -158,24 +158,24 @@ def test_the_kernel_gets_the_inputs_and_options_by_name(kernel: StandIn) -> None
 @pytest.mark.parametrize("asked", [{}, {"with_maximum": True}, {"with_mean": True, "with_maximum": True}])
 def test_results_and_their_shapes(asked: dict[str, bool], has_bias: bool, rows: int, kernel: StandIn) -> None:
     x, bias = make_logits(rows, 4, dtype=torch.bfloat16), torch.zeros(1) if has_bias else None
-    found = ops.test_described(x, torch.ones(1), bias, power=1, scale=5.0, **asked)
+    results = ops.test_described(x, torch.ones(1), bias, power=1, scale=5.0, **asked)
     lengths = [rows, *(rows if asked.get(f"with_{name}") else 0 for name in ("maximum", "mean")), rows * has_bias]
-    assert [tuple(each.shape) for each in found] == [(rows, 4), *((length,) for length in lengths)]
-    assert [each.dtype for each in found] == [torch.bfloat16, *[torch.float32] * 3, torch.int32]
+    assert [tuple(result.shape) for result in results] == [(rows, 4), *((length,) for length in lengths)]
+    assert [result.dtype for result in results] == [torch.bfloat16, *[torch.float32] * 3, torch.int32]
     with FakeTensorMode() as mode:
         fake_bias = None if bias is None else mode.from_tensor(bias)
         fake = ops.test_described(mode.from_tensor(x), torch.ones(1), fake_bias, power=1, **asked)
-    assert [(each.shape, each.dtype) for each in fake] == [(each.shape, each.dtype) for each in found]
+    assert [(tensor.shape, tensor.dtype) for tensor in fake] == [(result.shape, result.dtype) for result in results]
     assert len(kernel.launches) == (1 if rows else 0)
     if rows:
-        assert torch.equal(found[0], 2.0 * x) and torch.equal(found[1], x.float().sum(1))
+        assert torch.equal(results[0], 2.0 * x) and torch.equal(results[1], x.float().sum(1))
         if asked.get("with_mean"):
-            assert torch.equal(found[2], x.float().max(1).values) and torch.equal(found[3], found[1] / 4)
+            assert torch.equal(results[2], x.float().max(1).values) and torch.equal(results[3], results[1] / 4)
 
 
 def test_without_elements_results_are_what_the_description_says(kernel: StandIn) -> None:
-    found = ops.test_described(make_logits(2, 0), torch.ones(1), power=1, scale=5.0, with_maximum=True)
-    assert found[1].tolist() == [5.0, 5.0] and found[2].tolist() == [-torch.inf] * 2
+    result = ops.test_described(make_logits(2, 0), torch.ones(1), power=1, scale=5.0, with_maximum=True)
+    assert result[1].tolist() == [5.0, 5.0] and result[2].tolist() == [-torch.inf] * 2
     assert not kernel.launches
 
 
@@ -183,9 +183,9 @@ def test_the_second_operator_overwrites_and_returns_the_rest(kernel: StandIn) ->
     x = make_logits(3, 4)
     expected = ops.test_described(x, torch.ones(1), power=1)
 
-    def overwritten(given: Tensor) -> tuple[Tensor, ...]:
-        given = given.clone()
-        return given, *ops.test_described_(given, torch.ones(1), power=1)
+    def overwritten(tensor: Tensor) -> tuple[Tensor, ...]:
+        tensor = tensor.clone()
+        return tensor, *ops.test_described_(tensor, torch.ones(1), power=1)
 
     version = x._version
     assert all(torch.equal(*pair) for pair in zip(overwritten(x), expected, strict=True))

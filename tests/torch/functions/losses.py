@@ -48,18 +48,18 @@ def poisson_nll_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """PyTorch's, where the derivative of Stirling's estimate is 0 below t = 1, as that of 0 is, and not 0 times NaN."""
-    each = F.poisson_nll_loss(input, target, log_input=log_input, eps=eps, reduction="none")
+    item = F.poisson_nll_loss(input, target, log_input=log_input, eps=eps, reduction="none")
     if full:
         above = target.where(target > 1.0, 2.0)
         estimate = above * above.log() - above + 0.5 * (2.0 * torch.pi * above).log()
-        each = each + estimate.where(target > 1.0, 0.0)
-    return {"none": each, "sum": each.sum(), "mean": each.mean()}[reduction]
+        item = item + estimate.where(target > 1.0, 0.0)
+    return {"none": item, "sum": item.sum(), "mean": item.mean()}[reduction]
 
 
 def _takes_logarithm_of_no_count(sample: Sample) -> bool:
     """Of a target that is not positive, whose gradient is wanted."""
-    target, given = sample.args[1], {**sample.constructor[1], **sample.kwargs}
-    return bool(given.get("full", False)) and target.requires_grad and bool((target <= 0.0).any())
+    target, inputs = sample.args[1], {**sample.constructor[1], **sample.kwargs}
+    return bool(inputs.get("full", False)) and target.requires_grad and bool((target <= 0.0).any())
 
 
 STIRLING: Final = Difference(
@@ -215,8 +215,8 @@ class Loss:
     def inputs(self, *shape: int) -> list[Tensor]:
         """The tensors of a call, which require grad where there is a gradient."""
         generator = torch.Generator().manual_seed(sum(shape))
-        found = [make(generator, shape) for make in self.tensors]
-        return [each.requires_grad_(at < self.differentiated) for at, each in enumerate(found)]
+        results = [make(generator, shape) for make in self.tensors]
+        return [result.requires_grad_(at < self.differentiated) for at, result in enumerate(results)]
 
     def keywords(self, form: Mapping[str, Any], *shape: int) -> dict[str, Any]:
         """Those of a form, with its tensors."""

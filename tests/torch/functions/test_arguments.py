@@ -85,10 +85,10 @@ WHOLE, OTHERS = torch.tensor([1, 5]), torch.tensor([2, 3])
     ],
 )
 def test_integers_are_computed_in_float32(name: str, arguments: tuple[Tensor, ...]) -> None:
-    found = getattr(ours, name)(*arguments, reduction="sum")
+    result = getattr(ours, name)(*arguments, reduction="sum")
     known = getattr(F, name)(*arguments, reduction="sum")
-    torch.testing.assert_close(found, known, check_dtype=False)
-    assert found.dtype == torch.float32
+    torch.testing.assert_close(result, known, check_dtype=False)
+    assert result.dtype == torch.float32
 
 
 def test_variances_are_no_integers() -> None:
@@ -108,8 +108,8 @@ def test_integers_alone_are_refused_as_in_pytorch(name: str) -> None:
 @pytest.mark.parametrize("option", ["weight", "pos_weight"])
 def test_counts_are_weights(option: str) -> None:
     counts = {option: torch.tensor([1, 2, 3, 4, 5])}
-    found = ours.binary_cross_entropy_with_logits(X, T, **counts)
-    torch.testing.assert_close(found, F.binary_cross_entropy_with_logits(X, T, **counts))
+    result = ours.binary_cross_entropy_with_logits(X, T, **counts)
+    torch.testing.assert_close(result, F.binary_cross_entropy_with_logits(X, T, **counts))
 
 
 @pytest.mark.parametrize("name", ["triplet_margin_loss", "cosine_embedding_loss", "mse_loss"])
@@ -140,7 +140,7 @@ def test_rows_of_one_element_that_pytorch_does_not_repeat(is_swapped: bool) -> N
         with pytest.raises(NotImplementedError, match=r"rows of positive and negative must have 4 elements"):
             ours.triplet_margin_loss(rows, one, one + 0.5, **options)
     else:
-        given = rows, one, one + 0.5
+        inputs = rows, one, one + 0.5
         torch.testing.assert_close(
-            ours.triplet_margin_loss(*given, **options), F.triplet_margin_loss(*given, **options)
+            ours.triplet_margin_loss(*inputs, **options), F.triplet_margin_loss(*inputs, **options)
         )

@@ -49,7 +49,7 @@ class Seen(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         self.tokens.append(hidden.shape[0])
-        assert all(each.expired() for each in self.logits)
+        assert all(item.expired() for item in self.logits)
         logits: Tensor = self.layer(hidden)
         self.logits.append(StorageWeakRef(logits.untyped_storage()))
         return logits
@@ -92,7 +92,7 @@ def test_what_needs_no_gradient_has_none(frozen: str) -> None:
     hidden.requires_grad_(frozen == "head")
     head.requires_grad_(frozen == "hidden")
     chunked_loss(hidden, TARGET, head, sum_of_losses, 3).backward()
-    assert [each.grad is None for each in (hidden, head.weight)] == [frozen == "hidden", frozen == "head"]
+    assert [tensor.grad is None for tensor in (hidden, head.weight)] == [frozen == "hidden", frozen == "head"]
 
 
 def test_without_gradients_there_is_the_loss_alone() -> None:

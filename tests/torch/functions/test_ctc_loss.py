@@ -78,7 +78,7 @@ def test_what_pytorch_takes_and_we_refuse() -> None:
 
 
 def test_lengths_on_a_device_are_not_looked_at() -> None:
-    x, targets, *lengths = (each.detach().to("meta") for each in inputs())
+    x, targets, *lengths = (tensor.detach().to("meta") for tensor in inputs())
     assert ctc_loss(x, targets, *lengths).shape == ()
     assert ctc_loss(x, targets.flatten(), *lengths, reduction="none").shape == (3,)
 
@@ -86,11 +86,11 @@ def test_lengths_on_a_device_are_not_looked_at() -> None:
 @pytest.mark.filterwarnings("ignore:Input #. requires gradient")
 def test_gradcheck() -> None:
     """By the logits, behind whose log_softmax the gradient is right; a step of 2^-7 keeps 2^-15 of a float32 loss."""
-    _, *given = inputs(3, 2, 3)
+    _, *arguments = inputs(3, 2, 3)
     logits = torch.randn(3, 2, 3, generator=torch.Generator().manual_seed(1), requires_grad=True)
 
     def loss(x: Tensor) -> Tensor:
-        return ctc_loss(x.log_softmax(2), *given)
+        return ctc_loss(x.log_softmax(2), *arguments)
 
     assert torch.autograd.gradcheck(loss, (logits,), eps=2.0**-7, atol=5e-4, rtol=1e-3)
 
@@ -99,15 +99,15 @@ def test_gradcheck() -> None:
 @pytest.mark.parametrize("is_flat", [False, True])
 def test_a_full_graph_gives_equal_results(is_flat: bool) -> None:
     x, targets, input_lengths, target_lengths = inputs()
-    given = (torch.cat([targets[0], targets[1, :1]]) if is_flat else targets, input_lengths, target_lengths)
+    arguments = (torch.cat([targets[0], targets[1, :1]]) if is_flat else targets, input_lengths, target_lengths)
     graph = torch.compile(ctc_loss, fullgraph=True, backend="aot_eager")
-    found, expected = graph(x, *given), ctc_loss(x, *given)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(*(torch.autograd.grad(loss, x)[0] for loss in (found, expected)))
+    result, expected = graph(x, *arguments), ctc_loss(x, *arguments)
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, x)[0] for loss in (result, expected)))
 
 
 def test_the_module_with_positional_arguments() -> None:
-    x, *given = inputs()
+    x, *arguments = inputs()
     module, theirs = CTCLoss(1, "sum", True), nn.CTCLoss(1, "sum", True)
     assert vars(module).keys() == vars(theirs).keys()
-    torch.testing.assert_close(module(x, *given), theirs(x, *given))
+    torch.testing.assert_close(module(x, *arguments), theirs(x, *arguments))

@@ -59,10 +59,10 @@ def of_pytorch(student: Tensor, teacher: Tensor, labels: Tensor | None, **form: 
 @pytest.mark.parametrize("has_labels", [True, False])
 def test_values_and_gradients(form: dict[str, Any], has_labels: bool) -> None:
     student, teacher, labels = logits()
-    given = labels if has_labels else None
-    expected = of_pytorch(student, teacher, given, **form)
+    inputs = labels if has_labels else None
+    expected = of_pytorch(student, teacher, inputs, **form)
     (of_expected,) = torch.autograd.grad(expected.sum(), student)
-    loss = distillation_loss(student, teacher, labels=given, **form)
+    loss = distillation_loss(student, teacher, labels=inputs, **form)
     (gradient,) = torch.autograd.grad(loss.sum(), student)
     torch.testing.assert_close(loss, expected.float(), rtol=2e-6, atol=2e-6)
     torch.testing.assert_close(gradient, of_expected, rtol=1e-5, atol=1e-6)
@@ -125,8 +125,8 @@ def test_opcheck() -> None:
     options = {"beta": 0.5, "temperature": 2.0, "ignore_index": -100}
     torch.library.opcheck(ops.distillation_forward.default, rows, options)
     saved = ops.distillation_forward(*rows, **options)[1:]
-    given = (rows[0].detach(), rows[1], *saved, torch.ones(6), rows[2])
-    torch.library.opcheck(ops.distillation_backward.default, given, options)
+    inputs = (rows[0].detach(), rows[1], *saved, torch.ones(6), rows[2])
+    torch.library.opcheck(ops.distillation_backward.default, inputs, options)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_opcheck() -> None:
 )
 def test_refused(error: type[Exception], message: str, changes: dict[str, Any]) -> None:
     student, teacher, _ = logits()
-    given = {"student_logits": student, "teacher_logits": teacher, **changes}
+    arguments = {"student_logits": student, "teacher_logits": teacher, **changes}
     with pytest.raises(error) as caught:
-        distillation_loss(**given)
+        distillation_loss(**arguments)
     assert str(caught.value).startswith("distillation_loss: ")
     assert message in str(caught.value)
 

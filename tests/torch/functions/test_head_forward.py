@@ -46,15 +46,15 @@ def _several(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None
 def test_every_result_keeps_its_type_its_bits_and_its_gradient() -> None:
     head, target = _sharded_head(), make_targets(TOKENS, classes=CLASSES)
     hidden = make_logits(TOKENS, WIDTH, seed=1).requires_grad_()
-    plain = [each.full_tensor().bfloat16().requires_grad_() for each in (head.weight.detach(), head.bias.detach())]  # type: ignore[attr-defined]
+    plain = [item.full_tensor().bfloat16().requires_grad_() for item in (head.weight.detach(), head.bias.detach())]  # type: ignore[attr-defined]
     twin = hidden.detach().clone().requires_grad_()
-    found = results_in_forward(head, hidden, target, _several)
+    results = results_in_forward(head, hidden, target, _several)
     expected = _several(twin.bfloat16(), target, *plain)
-    for actual, exact in zip(found, expected, strict=True):
+    for actual, exact in zip(results, expected, strict=True):
         assert actual.dtype == exact.dtype and torch.equal(actual, exact)
         assert actual.requires_grad == exact.requires_grad and actual._base is None
     assert "forward" not in vars(head)
-    (1e-6 * found[1]).sum().backward()  # of one result alone, with a gradient that float16 does not have
+    (1e-6 * results[1]).sum().backward()  # of one result alone, with a gradient that float16 does not have
     (1e-6 * expected[1]).sum().backward()
     assert twin.grad is not None and twin.grad.abs().max() > 0 and torch.equal(hidden.grad, twin.grad)
     for parameter, exact in zip(head.parameters(), plain, strict=True):
@@ -64,7 +64,7 @@ def test_every_result_keeps_its_type_its_bits_and_its_gradient() -> None:
 def test_an_error_leaves_the_layer_its_forward() -> None:
     head = _sharded_head()
 
-    def fails(*given: Tensor | None) -> tuple[Tensor, ...]:
+    def fails(*inputs: Tensor | None) -> tuple[Tensor, ...]:
         raise IndexError("out of range")
 
     with pytest.raises(IndexError, match="out of range"):
@@ -102,7 +102,7 @@ def test_a_sharded_module_hands_its_gradient_to_no_sum() -> None:
 @pytest.mark.parametrize("autocast", [False, True])
 def test_the_loss_keeps_the_parameters_themselves_under_autocast_too(autocast: bool) -> None:
     """Their memory is given back after the forward, and is there again in the backward."""
-    whole, found = nn.Linear(WIDTH, CLASSES), []
+    whole, result = nn.Linear(WIDTH, CLASSES), []
     sharded = fully_shard(copy.deepcopy(whole), reshard_after_forward=True)
     target, kept = make_targets(TOKENS, classes=CLASSES), []
 
@@ -119,9 +119,11 @@ def test_the_loss_keeps_the_parameters_themselves_under_autocast_too(autocast: b
         saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast), saving:
             (loss,) = results_in_forward(head, hidden, target, losses)
-        of_classes = [each.untyped_storage().size() > 0 for each in kept if each.shape[0] == CLASSES]
+        of_classes = [tensor.untyped_storage().size() > 0 for tensor in kept if tensor.shape[0] == CLASSES]
         assert of_classes == [head is whole] * 2, "weight and bias"
         loss.sum().backward()
-        gradients = (each.grad for each in head.parameters())
-        found.append([loss, hidden.grad, *(getattr(each, "full_tensor", lambda it=each: it)() for each in gradients)])
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+        gradients = (parameter.grad for parameter in head.parameters())
+        result.append(
+            [loss, hidden.grad, *(getattr(gradient, "full_tensor", lambda it=gradient: it)() for gradient in gradients)]
+        )
+    assert all(torch.equal(*pair) for pair in zip(*result, strict=True))

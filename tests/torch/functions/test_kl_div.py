@@ -40,7 +40,7 @@ def test_sizes_shapes_and_layouts(reduction: str, log_target: bool) -> None:
         call_of(x.detach().bfloat16().requires_grad_(), t, **arguments),  # mixed types
         call_of(x[0, 0, 0], t[0, 0, 0], **arguments),  # no dimension
     ]
-    KL_DIV.checked().check([each.fresh() for each in calls])
+    KL_DIV.checked().check([call.fresh() for call in calls])
 
 
 def test_edges() -> None:
@@ -50,8 +50,8 @@ def test_edges() -> None:
     KL_DIV.checked().check([call_of(x, t, reduction="none"), call_of(x[2:], t[2:].detach(), reduction="sum")])
     for reduction in ("none", "sum", "mean", "batchmean"):
         empty = torch.zeros(0, 3)
-        found, expected = (f(empty, empty, reduction=reduction) for f in (kl_div, F.kl_div))
-        torch.testing.assert_close(found, expected, equal_nan=True)
+        result, expected = (f(empty, empty, reduction=reduction) for f in (kl_div, F.kl_div))
+        torch.testing.assert_close(result, expected, equal_nan=True)
 
 
 def test_no_copy_of_a_dense_tensor() -> None:
@@ -94,37 +94,37 @@ def test_a_full_graph_has_the_mean_over_a_batch() -> None:
     def loss(x: Tensor, t: Tensor) -> Tensor:
         return kl_div(x.permute(2, 0, 1), t.permute(2, 0, 1), reduction="batchmean")
 
-    found, expected = torch.compile(loss, fullgraph=True, backend="aot_eager")(x, t), loss(x, t)
-    assert torch.equal(found, expected)
-    for gradient, other in zip(*(torch.autograd.grad(each, (x, t)) for each in (found, expected)), strict=True):
+    result, expected = torch.compile(loss, fullgraph=True, backend="aot_eager")(x, t), loss(x, t)
+    assert torch.equal(result, expected)
+    for gradient, other in zip(*(torch.autograd.grad(tensor, (x, t)) for tensor in (result, expected)), strict=True):
         assert torch.equal(gradient, other)
 
 
 def test_the_module_has_the_mean_over_a_batch() -> None:
-    x, t = (each.detach() for each in inputs(2, 3))
-    found, expected = (module(reduction="batchmean")(x, t) for module in (KLDivLoss, nn.KLDivLoss))
-    torch.testing.assert_close(found, expected)
+    x, t = (tensor.detach() for tensor in inputs(2, 3))
+    result, expected = (module(reduction="batchmean")(x, t) for module in (KLDivLoss, nn.KLDivLoss))
+    torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_in_place_the_gradient_has_the_memory_of_the_input(dtype: torch.dtype, reduction: str) -> None:
-    x, t = (each.detach().to(dtype) for each in inputs(6, 4, 5))
+    x, t = (tensor.detach().to(dtype) for tensor in inputs(6, 4, 5))
     x, t = x.transpose(1, 2).contiguous().transpose(1, 2), t.requires_grad_()
     leaf = x.clone().requires_grad_()
     upstream = torch.full_like(x, 0.5) if reduction == "none" else None
     expected = torch.autograd.grad(kl_div(leaf, t, reduction), (leaf, t), upstream)
     computed = leaf * 1.0
-    found = torch.autograd.grad(KLDivLoss(reduction, inplace=True)(computed, t), (computed, t), upstream)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-    assert found[0].data_ptr() == computed.data_ptr()
+    results = torch.autograd.grad(KLDivLoss(reduction, inplace=True)(computed, t), (computed, t), upstream)
+    assert all(torch.equal(one, other) for one, other in zip(results, expected, strict=True))
+    assert results[0].data_ptr() == computed.data_ptr()
     only = torch.autograd.grad(kl_div(x, t, reduction, inplace=True), t, upstream)
     assert torch.equal(only[0], expected[1])  # and an input that needs no gradient stays as it is
     torch.testing.assert_close(x, leaf.detach(), rtol=0, atol=0)
 
 
 def test_in_place_of_what_the_kernel_would_copy_is_refused() -> None:
-    x, t = (each.detach() for each in inputs(6, 5))
+    x, t = (tensor.detach() for tensor in inputs(6, 5))
     computed = x.clone().requires_grad_() * 1.0
     for wrong, target in ((computed[:, ::2], t[:, ::2]), (computed[:1], t)):
         with pytest.raises(ValueError, match="kl_div: inplace=True needs input dense"):

@@ -41,7 +41,7 @@ def test_samples_of_pytorch(loss: Loss, dtype: torch.dtype) -> None:
     if loss.differs is None:
         loss.checked(dtype).check_each_difference_is_met(samples)
     else:
-        assert any(loss.differs.where(sample) for each in DTYPES for sample in loss.samples(each))
+        assert any(loss.differs.where(sample) for dtype in DTYPES for sample in loss.samples(dtype))
     if loss.has_module_info:
         loss.checked(dtype, is_module=True).check(_some(loss, dtype, loss.module_samples(dtype), 9))
 
@@ -69,12 +69,12 @@ def test_errors_of_pytorch(loss: Loss) -> None:
 
 @every_loss
 def test_bad_input_is_refused_as_pytorch_refuses_it(loss: Loss) -> None:
-    given = loss.inputs(*loss.shape)
+    inputs = loss.inputs(*loss.shape)
     calls = [
-        lambda f: f(*given, reduction="avg"),
-        lambda f: f(given[0], *(torch.ones(9) for _ in given[1:])),
-        lambda f: f(given[0], torch.ones(*loss.shape[:-1], 9), *given[2:]),
-        lambda f: f([1.0], *given[1:]),
+        lambda f: f(*inputs, reduction="avg"),
+        lambda f: f(inputs[0], *(torch.ones(9) for _ in inputs[1:])),
+        lambda f: f(inputs[0], torch.ones(*loss.shape[:-1], 9), *inputs[2:]),
+        lambda f: f([1.0], *inputs[1:]),
     ]
     for call in calls:
         with pytest.raises(Exception, match=r".") as theirs:
@@ -95,20 +95,20 @@ def test_opcheck(loss: Loss, form: Mapping[str, Any], is_reduced: bool) -> None:
     """Tensors by the names that the schemas have for them; what the backward takes besides, the forward returns."""
     shape = (*loss.shape[:-1], 5)
     reduction = ("mean" if loss in INDEXED else "sum") if is_reduced else "none"
-    given, keywords = loss.inputs(*shape), {"reduction": reduction, **loss.keywords(form, *shape)}
+    inputs, keywords = loss.inputs(*shape), {"reduction": reduction, **loss.keywords(form, *shape)}
     forward, *backwards = (
         getattr(torch.ops.nkilib, f"{loss.name}_{way}").default
         for way in ("forward", "backward", *(() if loss is CTC else ("backward_",)))
     )
-    tensors, options = _arguments(forward, given, keywords)
+    tensors, options = _arguments(forward, inputs, keywords)
     torch.library.opcheck(forward, list(tensors.values()), options)
-    detached = {name: None if each is None else each.detach() for name, each in tensors.items()}
+    detached = {name: None if tensor is None else tensor.detach() for name, tensor in tensors.items()}
     results = forward(*detached.values(), **options)
     value, *saved = results if isinstance(results, tuple) else (results,)
     for backward in backwards:
         names, keyword_only = _names(backward)
         rest = iter(saved)
-        known = {name: each.clone() if each is not None else None for name, each in detached.items()}
+        known = {name: value.clone() if value is not None else None for name, value in detached.items()}
         known["grad_loss"] = torch.ones_like(value)
         arguments = [known[name] if name in known else next(rest) for name in names]
         chosen = {name: value for name, value in options.items() if name in keyword_only}
@@ -118,16 +118,16 @@ def test_opcheck(loss: Loss, form: Mapping[str, Any], is_reduced: bool) -> None:
 def _names(operator: Any) -> tuple[list[str], list[str]]:
     """Of its tensors, and of its options."""
     arguments = operator._schema.arguments
-    tensors = [each.name for each in arguments if not each.kwarg_only]
-    return tensors, [each.name for each in arguments if each.kwarg_only]
+    tensors = [argument.name for argument in arguments if not argument.kwarg_only]
+    return tensors, [argument.name for argument in arguments if argument.kwarg_only]
 
 
 def _arguments(
-    operator: Any, given: Sequence[Tensor], keywords: Mapping[str, Any]
+    operator: Any, inputs: Sequence[Tensor], keywords: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
     """The tensors and the options of a forward."""
     tensors: dict[str, Tensor | None] = dict.fromkeys(_names(operator)[0])
-    tensors |= dict(zip(tensors, given, strict=False))
+    tensors |= dict(zip(tensors, inputs, strict=False))
     options = {}
     for name, value in keywords.items():
         if not isinstance(value, Tensor):
@@ -142,10 +142,10 @@ def _arguments(
 @pytest.mark.parametrize(("loss", "form"), forms_of([loss for loss in LOSSES if loss.gradcheck is not None]))
 @pytest.mark.filterwarnings("ignore:Input #. requires gradient")
 def test_gradcheck(loss: Loss, form: Mapping[str, Any]) -> None:
-    given, keywords = loss.inputs(2, 3), {"reduction": "sum", **loss.keywords(form, 2, 3)}
+    inputs, keywords = loss.inputs(2, 3), {"reduction": "sum", **loss.keywords(form, 2, 3)}
     steps = loss.gradcheck
     assert steps is not None
-    wanted, others = given[: loss.differentiated], given[loss.differentiated :]
+    wanted, others = inputs[: loss.differentiated], inputs[loss.differentiated :]
     assert torch.autograd.gradcheck(
         lambda *tensors: loss.ours(*tensors, *others, **keywords), tuple(wanted), **steps._asdict()
     )
@@ -154,17 +154,19 @@ def test_gradcheck(loss: Loss, form: Mapping[str, Any]) -> None:
 @every_loss
 def test_only_gradients_that_are_asked_for(loss: Loss) -> None:
     for at in range(loss.differentiated):
-        given = [each.detach().requires_grad_(number == at) for number, each in enumerate(loss.inputs(*loss.shape))]
-        loss.ours(*given).backward()
-        assert [each.grad is not None for each in given] == [number == at for number in range(len(given))]
+        inputs = [
+            tensor.detach().requires_grad_(number == at) for number, tensor in enumerate(loss.inputs(*loss.shape))
+        ]
+        loss.ours(*inputs).backward()
+        assert [argument.grad is not None for argument in inputs] == [number == at for number in range(len(inputs))]
 
 
 @every_loss
 def test_a_second_derivative_is_refused_by_name(loss: Loss) -> None:
     for at in range(loss.differentiated):
-        given = loss.inputs(*loss.shape)
-        computed = [1.0 * each if each.requires_grad else each for each in given]
-        (gradient,) = torch.autograd.grad(loss.ours(*computed), given[at], create_graph=True)
+        inputs = loss.inputs(*loss.shape)
+        computed = [1.0 * argument if argument.requires_grad else argument for argument in inputs]
+        (gradient,) = torch.autograd.grad(loss.ours(*computed), inputs[at], create_graph=True)
         with pytest.raises(NotImplementedError, match=rf"{loss.name}_backward: .*torch.nn.functional.{loss.name}"):
             gradient.sum().backward()
 
@@ -174,54 +176,54 @@ def test_a_second_derivative_is_refused_by_name(loss: Loss) -> None:
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_a_full_graph_gives_equal_results(loss: Loss, reduction: str) -> None:
     """The tensors of elementwise losses lie in memory in another order."""
-    given = loss.inputs(3, 4, 5) if loss in ELEMENTWISE else loss.inputs(*loss.shape)
-    wanted = given[: loss.differentiated]
+    inputs = loss.inputs(3, 4, 5) if loss in ELEMENTWISE else loss.inputs(*loss.shape)
+    wanted = inputs[: loss.differentiated]
 
     def function(*tensors: Tensor) -> Tensor:
-        turned = [each.permute(2, 0, 1) for each in tensors] if loss in ELEMENTWISE else tensors
+        turned = [tensor.permute(2, 0, 1) for tensor in tensors] if loss in ELEMENTWISE else tensors
         return loss.ours(*turned, reduction=reduction)
 
-    found, expected = torch.compile(function, fullgraph=True, backend="aot_eager")(*given), function(*given)
-    _assert_same(loss, found, expected)
-    for gradient, other in zip(*(torch.autograd.grad(each.sum(), wanted) for each in (found, expected)), strict=True):
+    result, expected = torch.compile(function, fullgraph=True, backend="aot_eager")(*inputs), function(*inputs)
+    _assert_same(loss, result, expected)
+    for gradient, other in zip(*(torch.autograd.grad(item.sum(), wanted) for item in (result, expected)), strict=True):
         _assert_same(loss, gradient, other)
 
 
-def _assert_same(loss: Loss, found: Tensor, expected: Tensor) -> None:
+def _assert_same(loss: Loss, result: Tensor, expected: Tensor) -> None:
     """In every bit, but those of CTC within the tolerance of PyTorch."""
     if loss is CTC:
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(result, expected)
     else:
-        _assert_equal(found, expected)
+        _assert_equal(result, expected)
 
 
-def _assert_equal(found: Tensor, expected: Tensor) -> None:
-    assert torch.equal(found, expected)
+def _assert_equal(result: Tensor, expected: Tensor) -> None:
+    assert torch.equal(result, expected)
 
 
 @every_loss
 def test_autocast(loss: Loss) -> None:
     """Losses that are not reduced have PyTorch's type; in float32 where it has the loss in no other one."""
-    first, *others = (each.detach() for each in loss.inputs(*loss.shape))
-    given = [each.bfloat16() if each.is_floating_point() else each for each in (first, *others)]
+    first, *others = (tensor.detach() for tensor in loss.inputs(*loss.shape))
+    inputs = [tensor.bfloat16() if tensor.is_floating_point() else tensor for tensor in (first, *others)]
     with torch.autocast("cpu", torch.bfloat16):
         for reduction in REDUCTIONS:
-            found, expected = (f(*given, reduction=reduction) for f in (loss.ours, loss.theirs))
+            result, expected = (f(*inputs, reduction=reduction) for f in (loss.ours, loss.theirs))
             is_pytorchs = reduction == "none" and not loss.lacks_half
-            assert found.dtype == (expected.dtype if is_pytorchs else torch.float32)
-            assert found.shape == expected.shape
+            assert result.dtype == (expected.dtype if is_pytorchs else torch.float32)
+            assert result.shape == expected.shape
 
 
 @every_loss
 def test_the_module_has_the_options_of_the_function(loss: Loss) -> None:
-    given = [each.detach() for each in loss.inputs(*loss.shape)]
+    inputs = [tensor.detach() for tensor in loss.inputs(*loss.shape)]
     for form in loss.forms if loss.module_forms is None else loss.module_forms:
         keywords = loss.keywords(form, *loss.shape)
         for reduction in REDUCTIONS:
-            mine, theirs = (each(reduction=reduction, **keywords) for each in (loss.our_module, loss.their_module))
+            mine, theirs = (item(reduction=reduction, **keywords) for item in (loss.our_module, loss.their_module))
             assert mine.state_dict().keys() == theirs.state_dict().keys()
             assert vars(mine).keys() - {"inplace"} >= vars(theirs).keys() - {"size_average", "reduce"}
-            torch.testing.assert_close(mine(*given), theirs(*given))
+            torch.testing.assert_close(mine(*inputs), theirs(*inputs))
 
 
 IN_PLACE = [loss for loss in LOSSES if loss is not CTC]
@@ -232,7 +234,7 @@ IN_PLACE = [loss for loss in LOSSES if loss is not CTC]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_in_place(loss: Loss, form: Mapping[str, Any], reduction: str, dtype: torch.dtype) -> None:
     """The gradient has the memory of the first tensor."""
-    first, *others = (_to(each.detach(), dtype) for each in loss.inputs(*loss.shape))
+    first, *others = (_to(tensor.detach(), dtype) for tensor in loss.inputs(*loss.shape))
     options = {"reduction": reduction, **loss.keywords(form, *loss.shape)}
     leaf = first.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss.ours(leaf, *others, **options).sum(), leaf)
@@ -248,7 +250,7 @@ def _to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("loss", IN_PLACE, ids=lambda loss: loss.name)
 def test_modules_work_in_place(loss: Loss) -> None:
-    first, *others = (each.detach() for each in loss.inputs(*loss.shape))
+    first, *others = (tensor.detach() for tensor in loss.inputs(*loss.shape))
     leaf = first.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss.ours(leaf, *others), leaf)
     computed = leaf * 1.0
@@ -264,7 +266,7 @@ def test_in_place_of_what_the_kernel_would_copy_is_refused(loss: Loss) -> None:
     with pytest.raises(TypeError, match=f"{loss.name}: argument 'inplace' must be bool, not int"):
         loss.ours(first * 1.0, *others, inplace=1)
     with pytest.raises(ValueError, match=f"{loss.name}: inplace=True needs"):
-        loss.ours((first * 1.0)[::2], *(each[::2] for each in others), inplace=True)
+        loss.ours((first * 1.0)[::2], *(item[::2] for item in others), inplace=True)
     if loss not in ROWWISE:
         narrow = loss.inputs(loss.shape[0], -(-loss.shape[1] // 2))[1:]
         with pytest.raises(ValueError, match=f"{loss.name}: inplace=True needs"):
@@ -273,4 +275,4 @@ def test_in_place_of_what_the_kernel_would_copy_is_refused(loss: Loss) -> None:
 
 @pytest.mark.parametrize("loss", INDEXED, ids=lambda loss: loss.name)
 def test_values_on_a_device_are_not_looked_at(loss: Loss) -> None:
-    assert loss.ours(*(each.detach().to("meta") for each in loss.inputs(*loss.shape))).shape == ()
+    assert loss.ours(*(tensor.detach().to("meta") for tensor in loss.inputs(*loss.shape))).shape == ()

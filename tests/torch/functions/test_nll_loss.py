@@ -24,8 +24,8 @@ def test_a_weight_may_have_another_type() -> None:
     assert NLLLoss(**sample.constructor[1])(*sample.args).isnan()
     x, target = inputs(5)
     weight = torch.linspace(0.1, 1.0, 37)
-    found = nll_loss(x.detach().bfloat16(), target, weight)
-    torch.testing.assert_close(found, F.nll_loss(x.detach().bfloat16().float(), target, weight))
+    result = nll_loss(x.detach().bfloat16(), target, weight)
+    torch.testing.assert_close(result, F.nll_loss(x.detach().bfloat16().float(), target, weight))
 
 
 def inputs(*shape: int, classes: int = 37) -> tuple[Tensor, Tensor]:
@@ -57,8 +57,8 @@ def test_nothing_counts_and_nothing_is_there() -> None:
     assert loss.isnan() and x.grad is not None and not x.grad.any()
     empty, none = torch.zeros(0, 5, requires_grad=True), torch.zeros(0, dtype=torch.int64)
     for reduction in ("none", "sum", "mean"):
-        found, expected = nll_loss(empty, none, reduction=reduction), F.nll_loss(empty, none, reduction=reduction)
-        torch.testing.assert_close(found, expected, equal_nan=True)
+        result, expected = nll_loss(empty, none, reduction=reduction), F.nll_loss(empty, none, reduction=reduction)
+        torch.testing.assert_close(result, expected, equal_nan=True)
 
 
 REFUSED: Refused = {
@@ -97,13 +97,13 @@ def test_in_place_the_gradient_has_the_memory_of_the_input(dtype: torch.dtype, s
     generator = torch.Generator().manual_seed(len(shape))
     leaf = torch.randn(shape, generator=generator).to(dtype).requires_grad_()
     target = torch.randint(
-        5, [each for at, each in enumerate(shape) if at != min(1, len(shape) - 1)], generator=generator
+        5, [item for at, item in enumerate(shape) if at != min(1, len(shape) - 1)], generator=generator
     )
     weight = torch.linspace(0.5, 1.5, 5)
     (expected,) = torch.autograd.grad(nll_loss(leaf, target, weight), leaf)
     computed = leaf * 1.0
-    (found,) = torch.autograd.grad(NLLLoss(weight, inplace=True)(computed, target), computed)
-    assert torch.equal(found, expected) and found.data_ptr() == computed.data_ptr()
+    (result,) = torch.autograd.grad(NLLLoss(weight, inplace=True)(computed, target), computed)
+    assert torch.equal(result, expected) and result.data_ptr() == computed.data_ptr()
 
 
 def test_in_place_of_what_the_kernel_would_copy_is_refused() -> None:

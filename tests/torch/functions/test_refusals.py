@@ -223,8 +223,12 @@ def test_numbers_of_numpy_are_numbers(number: Any) -> None:
     assert torch.equal(cross_entropy(X, T, ignore_index=number), cross_entropy(X, T, ignore_index=1))
     expected = cross_entropy(X, T, label_smoothing=0.5, logit_softcap=2.0, lse_square_scale=1.0)
     halves = np.float32(0.5)
-    given: dict[str, Any] = {"label_smoothing": halves, "logit_softcap": np.float16(2.0), "lse_square_scale": number}
-    assert torch.equal(cross_entropy(X, T, **given), expected)
+    arguments: dict[str, Any] = {
+        "label_smoothing": halves,
+        "logit_softcap": np.float16(2.0),
+        "lse_square_scale": number,
+    }
+    assert torch.equal(cross_entropy(X, T, **arguments), expected)
     assert torch.equal(cross_entropy(X, T, label_smoothing=True), cross_entropy(X, T, label_smoothing=1.0))
 
 

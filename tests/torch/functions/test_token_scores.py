@@ -53,7 +53,7 @@ def test_scores_and_gradient_are_those_of_float64(
     assert_loss(scores.entropy.detach(), expected.entropy.detach(), MAGNITUDE)
     upstream = make_logits(2, *SHAPE, seed=9)
     total, exact_total = (
-        (upstream[0] * each.logprob).sum() + (upstream[1] * each.entropy).sum() for each in (scores, expected)
+        (upstream[0] * item.logprob).sum() + (upstream[1] * item.entropy).sum() for item in (scores, expected)
     )
     gradient, exact = gradient_of(total, leaf), gradient_of(exact_total, x)
     assert_gradient(gradient.flatten(0, 1), exact.flatten(0, 1), 10.0 * upstream.abs().max().item())

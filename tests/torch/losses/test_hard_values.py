@@ -21,7 +21,7 @@ SIGNS = (1.0, -1.0)
 
 def grid(*values: tuple[float, ...]) -> list[torch.Tensor]:
     """All combinations, a tensor for each place."""
-    return [torch.tensor(each) for each in zip(*product(*values), strict=True)]
+    return [torch.tensor(tensor) for tensor in zip(*product(*values), strict=True)]
 
 
 CASES = [
@@ -39,15 +39,15 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "tensors", "options", "differentiated"), CASES)
 def test_as_pytorch(name: str, tensors: list[torch.Tensor], options: dict[str, Any], differentiated: int) -> None:
-    found = []
+    results = []
     for function, dtype in ((getattr(ours, name), torch.float32), (getattr(F, name), torch.float64)):
-        given = [
-            each.to(dtype, copy=True).requires_grad_(number < differentiated) for number, each in enumerate(tensors)
+        inputs = [
+            tensor.to(dtype, copy=True).requires_grad_(number < differentiated) for number, tensor in enumerate(tensors)
         ]
-        losses = function(*given, reduction="none", **options)
-        gradients = torch.autograd.grad(losses.sum(), given[:differentiated])
-        found.append([each.detach().double() for each in (losses, *gradients)])
-    for mine, theirs in zip(*found, strict=True):
+        losses = function(*inputs, reduction="none", **options)
+        gradients = torch.autograd.grad(losses.sum(), inputs[:differentiated])
+        results.append([tensor.detach().double() for tensor in (losses, *gradients)])
+    for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, equal_nan=True, rtol=1e-6, atol=2.0**-126)
 
 

@@ -14,7 +14,7 @@ from tests.torch.functions.losses import MULTI_MARGIN, MULTILABEL_MARGIN, Loss
 def test_no_rows(loss: Loss) -> None:
     """A mean is NaN and a sum 0; PyTorch's are not initialized."""
     empty, target = loss.inputs(0, 5)
-    found = [loss.ours(empty, target, reduction=reduction) for reduction in ("none", "sum", "mean")]
-    assert found[0].shape == (0,) and found[1].item() == 0.0 and found[2].isnan()
-    found[1].backward()
+    result = [loss.ours(empty, target, reduction=reduction) for reduction in ("none", "sum", "mean")]
+    assert result[0].shape == (0,) and result[1].item() == 0.0 and result[2].isnan()
+    result[1].backward()
     assert empty.grad is not None and empty.grad.shape == (0, 5)

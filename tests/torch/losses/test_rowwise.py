@@ -42,16 +42,18 @@ def test_long_and_short_rows(loss: Loss, form: Mapping[str, Any]) -> None:
 @every_loss
 @pytest.mark.parametrize("reduction", ["none", "sum"])
 def test_shapes_types_and_layouts(loss: Loss, reduction: str) -> None:
-    given, options = loss.inputs(12, 20), {"reduction": reduction, **loss.keywords(loss.forms[-1], 12, 20)}
-    first, *others = given
+    inputs, options = loss.inputs(12, 20), {"reduction": reduction, **loss.keywords(loss.forms[-1], 12, 20)}
+    first, *others = inputs
     calls = [
-        call_of(*(_of_rows(each, lambda each: each.T.contiguous().T) for each in given), **options),
-        call_of(*(_of_rows(each, lambda each: each[:, ::2]) for each in given), **loss.keywords({}, 12, 10)),  # gaps
+        call_of(*(_of_rows(tensor, lambda rows: rows.T.contiguous().T) for tensor in inputs), **options),
+        call_of(
+            *(_of_rows(tensor, lambda rows: rows[:, ::2]) for tensor in inputs), **loss.keywords({}, 12, 10)
+        ),  # gaps
         call_of(first.detach().bfloat16().requires_grad_(), *others, **options),  # mixed types
         call_of(first, others[0][:1], *others[1:], **options),  # broadcast
-        call_of(*(each[0] for each in given), **options),  # one row
+        call_of(*(argument[0] for argument in inputs), **options),  # one row
     ]
-    loss.checked().check([each.fresh(lambda tensor: tensor.detach()) for each in calls])
+    loss.checked().check([call.fresh(lambda tensor: tensor.detach()) for call in calls])
 
 
 def _of_rows(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
@@ -63,10 +65,10 @@ def _of_rows(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0)])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_no_elements(loss: Loss, shape: tuple[int, ...], reduction: str) -> None:
-    given = [each.requires_grad_() if at == 0 else each for at, each in enumerate(loss.inputs(*shape))]
-    found, expected = (f(*given, reduction=reduction) for f in (loss.ours, loss.theirs))
-    torch.testing.assert_close(found, expected, equal_nan=True)
-    (gradient,) = torch.autograd.grad(found.sum(), given[0])
+    inputs = [tensor.requires_grad_() if at == 0 else tensor for at, tensor in enumerate(loss.inputs(*shape))]
+    result, expected = (f(*inputs, reduction=reduction) for f in (loss.ours, loss.theirs))
+    torch.testing.assert_close(result, expected, equal_nan=True)
+    (gradient,) = torch.autograd.grad(result.sum(), inputs[0])
     assert gradient.shape == shape
 
 
@@ -130,7 +132,7 @@ def test_classes_along_a_dimension_that_is_not_the_last() -> None:
     x, t = torch.randn(4, requires_grad=True), torch.rand(3, 4)
     calls = [call_of(x, t, reduction=reduction) for reduction in REDUCTIONS]
     calls += [call_of(torch.randn(3, 1), t), call_of(torch.randn(3, 4), t, torch.rand(3, 4))]
-    MULTILABEL_SOFT_MARGIN.checked().check([each.fresh() for each in calls])
+    MULTILABEL_SOFT_MARGIN.checked().check([call.fresh() for call in calls])
 
 
 @pytest.mark.parametrize("shape", [(4,), (1, 4), (3, 1), (3, 4), (1,), (), (2, 1, 4), (2, 3, 4)])
@@ -149,7 +151,7 @@ def test_gradients_of_the_weight(shape: tuple[int, ...]) -> None:
 def test_the_gradient_of_weights_of_many_rows() -> None:
     loss, shapes = MULTILABEL_SOFT_MARGIN, [(300, 700), (2000, 5), (2, 3, 40)]
     calls = [
-        call_of(*(each.detach() for each in loss.inputs(*shape)), torch.rand(shape[-1]).requires_grad_())
+        call_of(*(tensor.detach() for tensor in loss.inputs(*shape)), torch.rand(shape[-1]).requires_grad_())
         for shape in shapes
     ]
     loss.checked().check(calls)

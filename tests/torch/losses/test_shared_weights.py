@@ -44,7 +44,7 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "nkilib":
-            self.shapes.append([tuple(each.shape) for each in args if isinstance(each, Tensor)])
+            self.shapes.append([tuple(arg.shape) for arg in args if isinstance(arg, Tensor)])
         return func(*args, **(kwargs or {}))
 
 
@@ -64,8 +64,8 @@ def test_losses_and_gradients_are_those_of_pytorch(
     if is_channels_last:
         x = x.to(memory_format=torch.channels_last)
     for weight, pos_weight in product(weights(SHAPES[shape]), repeat=2):
-        given, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-        found = binary_cross_entropy_with_logits(given, target, weight, reduction, pos_weight)
+        inputs, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+        result = binary_cross_entropy_with_logits(inputs, target, weight, reduction, pos_weight)
         known = F.binary_cross_entropy_with_logits(
             exact,
             target.double(),
@@ -74,10 +74,10 @@ def test_losses_and_gradients_are_those_of_pytorch(
             pos_weight=None if pos_weight is None else pos_weight.double(),
         )
         upstream = torch.randn(known.shape)
-        found.backward(upstream)
+        result.backward(upstream)
         known.backward(upstream.double())
-        torch.testing.assert_close(found, known, rtol=1e-5, atol=1e-6, equal_nan=True, check_dtype=False)
-        torch.testing.assert_close(given.grad, exact.grad, rtol=1e-5, atol=1e-6, check_dtype=False)
+        torch.testing.assert_close(result, known, rtol=1e-5, atol=1e-6, equal_nan=True, check_dtype=False)
+        torch.testing.assert_close(inputs.grad, exact.grad, rtol=1e-5, atol=1e-6, check_dtype=False)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_a_graph_has_them_too(is_dynamic: bool) -> None:
     compiled = torch.compile(binary_cross_entropy_with_logits, **options)
     for rows in (600, 700):
         x, target, mask = torch.randn(rows, 20), torch.rand(rows, 20), torch.rand(rows, 1)
-        found = compiled(x, target, mask, "mean", torch.rand(20) + 0.5)
-        assert found.shape == () and found > 0.0
+        result = compiled(x, target, mask, "mean", torch.rand(20) + 0.5)
+        assert result.shape == () and result > 0.0
         alone = compiled(x, target, mask)
         known = F.binary_cross_entropy_with_logits(x.double(), target.double(), mask.double())
         torch.testing.assert_close(alone, known, rtol=1e-5, atol=0.0, check_dtype=False)

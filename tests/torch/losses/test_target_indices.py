@@ -32,10 +32,10 @@ def held_by(dtype: torch.dtype) -> list[int]:
 def test_a_kernel_gets_classes_ignored_positions_and_what_is_neither(dtype: torch.dtype, ignore_index: int) -> None:
     values = held_by(dtype)
     target = torch.tensor(values, dtype=dtype)
-    given, marker = kernel_target(target, ignore_index, CLASSES)
-    assert given.dtype == torch.int32
+    inputs, marker = kernel_target(target, ignore_index, CLASSES)
+    assert inputs.dtype == torch.int32
     assert is_ignored(target, ignore_index).tolist() == [value == ignore_index for value in values]
-    for value, index in zip(values, given.tolist(), strict=True):
+    for value, index in zip(values, inputs.tolist(), strict=True):
         if value == ignore_index:
             assert index == marker
         elif 0 <= value < CLASSES:
@@ -50,10 +50,10 @@ def test_without_memory_to_read_64_bits_are_computed_with(ignore_index: int, mon
     values = [value for value in held_by(torch.int64) if value != ignore_index]
     expected = kernel_target(torch.tensor([*values, ignore_index]), ignore_index, CLASSES)[0]
     monkeypatch.setattr(target_indices, "is_traced", lambda target: True)
-    given = kernel_target(torch.tensor([*values, ignore_index]), ignore_index, CLASSES)[0]
+    inputs = kernel_target(torch.tensor([*values, ignore_index]), ignore_index, CLASSES)[0]
     valid = (expected >= 0) & (expected < CLASSES) | (expected == -100)
-    assert torch.equal(given[valid], expected[valid])
-    assert not ((given[~valid] >= 0) & (given[~valid] < CLASSES)).any()
+    assert torch.equal(inputs[valid], expected[valid])
+    assert not ((inputs[~valid] >= 0) & (inputs[~valid] < CLASSES)).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint64, torch.uint32])
@@ -79,7 +79,7 @@ def test_targets_are_checked_and_narrowed_on_the_host(dtype: torch.dtype) -> Non
     target = make_targets(2, 3).to(dtype)
     narrowed = int32_targets(target, CLASSES)
     assert narrowed.dtype == torch.int32 and torch.equal(narrowed, target)
-    losses = [cross_entropy(logits, each, class_dim=-1) for each in (target, narrowed)]
+    losses = [cross_entropy(logits, item, class_dim=-1) for item in (target, narrowed)]
     assert torch.equal(*losses)
 
 

@@ -87,8 +87,8 @@ def _sharded(model: PreTrainedModel, case: Case) -> PreTrainedModel:
     for layer in model.model.layers:
         fully_shard(layer, reshard_after_forward=case.reshard, mp_policy=case.policy)
     for group in case.groups(model):
-        given = group[0] if len(group) == 1 else list(group)
-        fully_shard(given, reshard_after_forward=case.reshard, mp_policy=case.head_policy)
+        inputs = group[0] if len(group) == 1 else list(group)
+        fully_shard(inputs, reshard_after_forward=case.reshard, mp_policy=case.head_policy)
     fully_shard(model, reshard_after_forward=case.reshard, mp_policy=case.policy)  # which changes it where it is
     return model
 
@@ -115,7 +115,7 @@ def _train(model: PreTrainedModel, batches: list[dict[str, Tensor]]) -> list[Ten
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
     """By name, averaged over ranks: those of a sharded model are already, and have to be gathered."""
-    found = {}
+    results = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             assert parameter.grad is None
@@ -123,12 +123,12 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
         assert parameter.grad is not None, f"{name} has no gradient"
         if isinstance(model, FSDPModule):
             assert isinstance(parameter.grad, DTensor)
-            found[name] = parameter.grad.full_tensor()
+            results[name] = parameter.grad.full_tensor()
         else:
-            found[name] = parameter.grad.clone()
-            dist.all_reduce(found[name])
-            found[name] /= dist.get_world_size()
-    return found
+            results[name] = parameter.grad.clone()
+            dist.all_reduce(results[name])
+            results[name] /= dist.get_world_size()
+    return results
 
 
 def _weights_saved(model: PreTrainedModel, batch: dict[str, Tensor]) -> list[int]:
@@ -142,7 +142,7 @@ def _weights_saved(model: PreTrainedModel, batch: dict[str, Tensor]) -> list[int
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = model(**batch).loss
-    sizes = [each.untyped_storage().size() for each in kept]
+    sizes = [tensor.untyped_storage().size() for tensor in kept]
     loss.backward()
     model.zero_grad()
     return sizes
@@ -155,19 +155,19 @@ def run(name: str, rank: int) -> dict[str, Any]:
     for model in (stock, ours):
         model.lm_head.weight.requires_grad_(not case.is_frozen)
     batches = _own_batches(rank, case.micro_batches)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if case.policy.param_dtype is not None:
         exact = copy.deepcopy(stock).to(case.policy.param_dtype).double()
-        found["exact"] = {"losses": _train(exact, batches), "gradients": _gradients(exact)}
+        results["exact"] = {"losses": _train(exact, batches), "gradients": _gradients(exact)}
         _sharded(stock, case)
-    found["stock"] = {"losses": _train(stock, batches), "gradients": _gradients(stock)}
+    results["stock"] = {"losses": _train(stock, batches), "gradients": _gradients(stock)}
     if case.is_fused_first:
         fuse_linear_loss(ours, memory_limit=case.memory_limit)
     _sharded(ours, case)
     if not case.is_fused_first:
         fuse_linear_loss(ours, memory_limit=case.memory_limit)
-    found["saved"] = _weights_saved(ours, batches[0])
+    results["saved"] = _weights_saved(ours, batches[0])
     with torch.no_grad():
-        found["evaluated"] = ours(**batches[0]).loss
-    found["ours"] = {"losses": _train(ours, batches), "gradients": _gradients(ours)}
-    return found
+        results["evaluated"] = ours(**batches[0]).loss
+    results["ours"] = {"losses": _train(ours, batches), "gradients": _gradients(ours)}
+    return results

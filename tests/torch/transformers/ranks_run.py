@@ -27,23 +27,23 @@ def _data_parallel(rank: int) -> list[tuple[Any, ...]]:
     """Loss, type of the logits and gradients of the stock model and of the fused one."""
     stock, ours = pair(llama)
     fuse_linear_loss(ours)
-    found = []
+    results = []
     for model in (stock, ours):
         parallel = DistributedDataParallel(model.train())
         output = parallel(**{name: value[rank : rank + 1] for name, value in padded_batch().items()})
         output.loss.backward()
-        found.append((output.loss.detach(), type(output.logits).__name__, gradients_of(model)))
-    return found
+        results.append((output.loss.detach(), type(output.logits).__name__, gradients_of(model)))
+    return results
 
 
 def main(rank: int, directory: Path, processes: int) -> None:
     """Save what a rank has found as ``DIRECTORY/RANK.pt``; of more than two ranks FSDP2 alone."""
     store = f"file://{directory / 'store'}"
     dist.init_process_group("gloo", store, timedelta(seconds=60), rank=rank, world_size=processes)
-    found: dict[str, Any] = {name: fsdp_cases.run(name, rank) for name in fsdp_cases.CASES}
+    results: dict[str, Any] = {name: fsdp_cases.run(name, rank) for name in fsdp_cases.CASES}
     if processes == 2:
-        found["DistributedDataParallel"] = _data_parallel(rank)
-    torch.save(found, directory / f"{rank}.pt")
+        results["DistributedDataParallel"] = _data_parallel(rank)
+    torch.save(results, directory / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

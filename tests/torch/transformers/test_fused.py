@@ -87,8 +87,8 @@ def test_loss_and_gradients_are_those_of_float64(make: Make, dtype: torch.dtype)
     output.loss.backward()
     assert difference(ours, stock) <= EXACT_BUDGET[dtype]
     exact = gradients_of(stock)
-    wrong = [{name: -gradient for name, gradient in exact.items()}, {name: 0 * each for name, each in exact.items()}]
-    assert all(largest_share(each, exact) > 10 * EXACT_BUDGET[dtype] for each in wrong)
+    wrong = [{name: -gradient for name, gradient in exact.items()}, {name: 0 * value for name, value in exact.items()}]
+    assert all(largest_share(item, exact) > 10 * EXACT_BUDGET[dtype] for item in wrong)
 
 
 @MODELS
@@ -102,9 +102,9 @@ def test_loss_gradients_and_outputs_are_those_of_the_stock_model(make: Make) -> 
     assert list(output.keys()) == list(theirs.keys())
     assert len(output.hidden_states) == 3 and len(output.attentions) == 2
     for name in ("hidden_states", "attentions"):
-        assert all(torch.equal(*each) for each in zip(output[name], theirs[name], strict=True))
-    cached = [[layer.keys for layer in each.past_key_values.layers] for each in (output, theirs)]
-    assert all(torch.equal(*each) for each in zip(*cached, strict=True))
+        assert all(torch.equal(*item) for item in zip(output[name], theirs[name], strict=True))
+    cached = [[layer.keys for layer in item.past_key_values.layers] for item in (output, theirs)]
+    assert all(torch.equal(*item) for item in zip(*cached, strict=True))
     theirs.loss.backward()
     output.loss.backward()
     assert difference(ours, stock) <= GRADIENT_BUDGET[torch.float32]
@@ -159,12 +159,12 @@ def test_logits_to_keep_keeps_hidden_states(kept: Any) -> None:
     labels = batch.pop("labels")
     logits = stock(**batch).logits
     if isinstance(kept, int):
-        chosen = [each[:, -kept:].contiguous() for each in (logits, labels)]
+        chosen = [array[:, -kept:].contiguous() for array in (logits, labels)]
     elif kept.dtype == torch.bool:
-        chosen = [each[kept] for each in (logits, labels)]
+        chosen = [array[kept] for array in (logits, labels)]
     else:
         at = torch.arange(BATCH)[:, None], kept.expand(BATCH, -1)
-        chosen = [each[at] for each in (logits, labels)]
+        chosen = [array[at] for array in (logits, labels)]
     expected = stock.loss_function(*chosen, vocab_size=VOCABULARY)
     loss = ours(**batch, labels=chosen[1], logits_to_keep=kept).loss
     assert abs(expected.item() - loss.item()) <= LOSS_BUDGET
@@ -179,8 +179,8 @@ def test_shift_labels_and_ignore_index_are_the_models() -> None:
     shifted = F.pad(batch["labels"], (0, 1), value=-100)[:, 1:].contiguous()
     of_targets = {**batch, "shift_labels": shifted, "labels": 0 * shifted}
     of_others = {**batch, "labels": batch["labels"].clamp(min=0), "ignore_index": batch["labels"][0, 3].item()}
-    for given, is_plain in ((of_targets, True), (of_others, False)):
-        losses = [model(**given).loss.item() for model in (stock, ours)]
+    for item, is_plain in ((of_targets, True), (of_others, False)):
+        losses = [model(**item).loss.item() for model in (stock, ours)]
         assert abs(losses[0] - losses[1]) <= LOSS_BUDGET
         assert (abs(losses[1] - plain) <= LOSS_BUDGET) == is_plain
 
@@ -189,7 +189,7 @@ def test_a_tuple_keeps_its_places() -> None:
     stock, ours = _pair(llama)
     for further in ({"return_dict": False}, {"return_dict": False, "output_hidden_states": True}):
         theirs, output = stock(**padded_batch(), **further), ours(**padded_batch(), **further)
-        assert isinstance(output, tuple) and [type(each) for each in output[2:]] == [type(each) for each in theirs[2:]]
+        assert isinstance(output, tuple) and [type(item) for item in output[2:]] == [type(item) for item in theirs[2:]]
         assert isinstance(output[1], NoLogits) and abs(output[0].item() - theirs[0].item()) <= LOSS_BUDGET
 
 

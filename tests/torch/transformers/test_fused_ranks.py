@@ -37,15 +37,15 @@ def found_by_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 def test_gradients_of_all_ranks_are_averaged_as_of_the_stock_model(found_by_ranks: Found) -> None:
     if len(found_by_ranks) > PROCESSES:
         return
-    found = [each["DistributedDataParallel"] for each in found_by_ranks]
+    results = [rank["DistributedDataParallel"] for rank in found_by_ranks]
     losses = []
-    for (expected, _, exact), (loss, logits, gradients) in found:
+    for (expected, _, exact), (loss, logits, gradients) in results:
         assert logits == "NoLogits"
         assert abs(loss.item() - expected.item()) <= LOSS_BUDGET
         assert largest_share(gradients, exact) <= GRADIENT_BUDGET[torch.float32]
         losses.append(loss)
     assert losses[0] != losses[1], "the ranks have tokens of their own"
-    first, second = (ours[2] for _, ours in found)
+    first, second = (ours[2] for _, ours in results)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -53,21 +53,21 @@ def test_gradients_of_all_ranks_are_averaged_as_of_the_stock_model(found_by_rank
 def test_losses_and_gradients_under_fsdp_are_those_of_the_unsharded_stock_model(
     name: str, found_by_ranks: Found
 ) -> None:
-    for each in found_by_ranks:
-        stock, ours = each[name]["stock"], each[name]["ours"]
+    for item in found_by_ranks:
+        stock, ours = item[name]["stock"], item[name]["ours"]
         for actual, expected in zip(ours["losses"], stock["losses"], strict=True):
             assert actual.dtype == torch.float32 and abs(actual.item() - expected.item()) <= LOSS_BUDGET
         assert largest_share(ours["gradients"], stock["gradients"]) <= GRADIENT_BUDGET[torch.float32]
         assert largest_share(ours["gradients"], {at: -it for at, it in stock["gradients"].items()}) > 1.0
-    assert len({each[name]["ours"]["losses"][0] for each in found_by_ranks}) > 1, "the ranks have tokens of their own"
+    assert len({rank[name]["ours"]["losses"][0] for rank in found_by_ranks}) > 1, "the ranks have tokens of their own"
 
 
 @pytest.mark.parametrize("name", MIXED)
 def test_gradients_under_mixed_precision_are_as_exact_as_those_of_the_sharded_stock_model(
     name: str, found_by_ranks: Found
 ) -> None:
-    for each in found_by_ranks:
-        stock, ours, exact = (each[name][kind]["gradients"] for kind in ("stock", "ours", "exact"))
+    for rank in found_by_ranks:
+        stock, ours, exact = (rank[name][kind]["gradients"] for kind in ("stock", "ours", "exact"))
         assert all(gradient.dtype == torch.float32 for gradient in ours.values())
         assert largest_share(ours, stock) <= 2.0 * largest_share(stock, exact)
 
@@ -77,8 +77,8 @@ def test_losses_and_gradients_do_not_depend_on_the_group_or_the_output_dtype_of_
     name: str, found_by_ranks: Found
 ) -> None:
     """A loss of a head whose policy casts outputs to bfloat16 would be rounded to 8 bits, and its gradients differ."""
-    for each in found_by_ranks:
-        rooted, ours = each[IN_ROOT]["ours"], each[name]["ours"]
+    for rank in found_by_ranks:
+        rooted, ours = rank[IN_ROOT]["ours"], rank[name]["ours"]
         for actual, expected in zip(ours["losses"], rooted["losses"], strict=True):
             assert actual.dtype == torch.float32 and torch.equal(actual, expected)
             assert actual != actual.bfloat16().float(), "it would show"
@@ -88,14 +88,14 @@ def test_losses_and_gradients_do_not_depend_on_the_group_or_the_output_dtype_of_
 @pytest.mark.parametrize("name", CASES)
 def test_autograd_keeps_the_weight_that_is_freed_after_the_forward(name: str, found_by_ranks: Found) -> None:
     case = CASES[name]
-    for each in found_by_ranks:
-        (size,) = each[name]["saved"]
+    for rank in found_by_ranks:
+        (size,) = rank[name]["saved"]
         if case.memory_limit is None:  # otherwise the forward leaves the gradient of the weight
             assert (size == 0) == case.reshard
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.micro_batches == 1])
 def test_an_evaluation_between_two_steps_has_the_loss_of_training(name: str, found_by_ranks: Found) -> None:
-    for each in found_by_ranks:
-        (loss,) = each[name]["ours"]["losses"]
-        assert abs(loss.item() - each[name]["evaluated"].item()) <= LOSS_BUDGET
+    for rank in found_by_ranks:
+        (loss,) = rank[name]["ours"]["losses"]
+        assert abs(loss.item() - rank[name]["evaluated"].item()) <= LOSS_BUDGET

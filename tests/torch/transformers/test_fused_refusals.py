@@ -114,6 +114,6 @@ def test_no_logits_refuses_every_use_and_says_what_to_do() -> None:
             use()
     output = llama().train()
     fuse_linear_loss(output)
-    found = output(**padded_batch()).logits
-    assert copy.deepcopy(found) is found and pickle.loads(pickle.dumps(found)) is found
-    assert not hasattr(found, "shape") and "without logits" in repr(found)
+    result = output(**padded_batch()).logits
+    assert copy.deepcopy(result) is result and pickle.loads(pickle.dumps(result)) is result
+    assert not hasattr(result, "shape") and "without logits" in repr(result)

@@ -65,6 +65,6 @@ def test_a_wrapped_model_with_frozen_parameters(is_wrapped_first: bool) -> None:
     assert isinstance(output.logits, NoLogits)
     output.loss.backward()
     stock(**padded_batch()).loss.backward()
-    actual, exact = (each.model.layers[0].self_attn.q_proj.weight.grad for each in (ours, stock))
+    actual, exact = (item.model.layers[0].self_attn.q_proj.weight.grad for item in (ours, stock))
     assert exact.norm() > 0 and ours.lm_head.weight.grad is None
     assert (actual - exact).norm() <= GRADIENT_BUDGET[exact.dtype] * exact.norm()

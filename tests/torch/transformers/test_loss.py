@@ -159,8 +159,8 @@ def test_shift_labels_replace_labels(flat: bool) -> None:
     batch = padded_batch()
     shifted = torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:].contiguous()
     batch["labels"] = torch.zeros_like(batch["labels"])  # the models look whether there are labels, and hand them on
-    given = shifted.flatten() if flat else shifted
-    losses = [model(**batch, shift_labels=given).loss.item() for model in (stock, ours)]
+    inputs = shifted.flatten() if flat else shifted
+    losses = [model(**batch, shift_labels=inputs).loss.item() for model in (stock, ours)]
     assert abs(losses[0] - losses[1]) <= LOSS_BUDGET
     assert abs(losses[1] - stock(**padded_batch()).loss.item()) <= LOSS_BUDGET
 
@@ -209,9 +209,9 @@ def test_options_are_those_of_cross_entropy(option: dict[str, float]) -> None:
 
 def test_labels_and_counts_go_to_the_device_of_the_logits() -> None:
     logits = torch.empty(2, 5, 11, device="meta", requires_grad=True)
-    for given in ({"labels": make_targets(2, 5)}, {"labels": None, "shift_labels": make_targets(2, 5)}):
+    for item in ({"labels": make_targets(2, 5)}, {"labels": None, "shift_labels": make_targets(2, 5)}):
         for items in (None, 7, torch.tensor(7)):
-            loss = causal_lm_loss(logits, vocab_size=11, num_items_in_batch=items, **given)
+            loss = causal_lm_loss(logits, vocab_size=11, num_items_in_batch=items, **item)
             assert loss.device.type == gradient_of(loss, logits).device.type == "meta"
 
 

@@ -50,7 +50,7 @@ def errors(run: Run, exact: Run, names: tuple[str, ...], products: torch.dtype, 
     """
     assert len(run.losses) == len(exact.losses) and len(run.results) == len(exact.results)
     assert len(run.gradients) == len(exact.gradients)
-    found = [
+    result = [
         Error(f"loss {step}", abs(ours - reference), VALUE)
         for step, (ours, reference) in enumerate(zip(run.losses, exact.losses, strict=True))
     ]
@@ -59,16 +59,16 @@ def errors(run: Run, exact: Run, names: tuple[str, ...], products: torch.dtype, 
             assert (value is None) == (expected is None)
             if value is not None and expected is not None:
                 assert value.dtype == torch.float32 and value.shape == expected.shape
-                found.append(Error(f"{name} {call}", float((value - expected).abs().max()), VALUE))
+                result.append(Error(f"{name} {call}", float((value - expected).abs().max()), VALUE))
     for step, (gradients, expected) in enumerate(zip(run.gradients, exact.gradients, strict=True)):
         assert gradients.keys() == expected.keys()
         for name, reference in expected.items():
             assert gradients[name].dtype == reference.dtype
             norm, row = shares(gradients[name], reference)
             further = later if step else 0.0
-            found.append(Error(f"norm of {name} {step}", norm, NORM[products] + further))
-            found.append(Error(f"row of {name} {step}", row, ROW[products] + further))
-    return found
+            result.append(Error(f"norm of {name} {step}", norm, NORM[products] + further))
+            result.append(Error(f"row of {name} {step}", row, ROW[products] + further))
+    return result
 
 
 def shares(gradient: Tensor, exact: Tensor) -> tuple[float, float]:

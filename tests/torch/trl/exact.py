@@ -24,9 +24,9 @@ class _Rounded(torch.autograd.Function):
     """Float64 of a tensor in the type of the products; the gradient is rounded to the type of the tensor alone."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.dtype = given.dtype
-        return given.to(dtype).double()
+    def forward(ctx: Any, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = tensor.dtype
+        return tensor.to(dtype).double()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -69,14 +69,14 @@ class ExactScores:
             every = z.log_softmax(-1)
             p = every.exp()
             entropy = torch.special.entr(p).sum(-1)
-            given = {
+            arguments = {
                 "entropy": entropy.float(),
                 "log_sum_sq_probs": p.square().sum(-1).log().float().detach(),
                 "mean_logits": z.mean(-1).float().detach(),
                 "is_top1": z.argmax(-1) == targets,
             }
             logprob = every.gather(-1, targets[:, None])[:, 0].float()
-        return logprob, *(given[name] if name in outputs else None for name in OUTPUTS)
+        return logprob, *(arguments[name] if name in outputs else None for name in OUTPUTS)
 
 
 class ExactDivergences:
@@ -102,7 +102,7 @@ class ExactDivergences:
             student = logits((student_hidden, student_weight, student_bias), dtypes[0], student_scale, student_cap)
             with torch.no_grad():
                 teacher = logits((teacher_hidden, teacher_weight, teacher_bias), dtypes[1], teacher_scale, teacher_cap)
-            log_q, log_p = ((each / temperature).log_softmax(-1) for each in (student, teacher))
+            log_q, log_p = ((array / temperature).log_softmax(-1) for array in (student, teacher))
             p, q = log_p.exp(), log_q.exp()
             if beta == 0.0:
                 divergence = (p * (log_p - log_q)).sum(-1)

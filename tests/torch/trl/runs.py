@@ -44,9 +44,11 @@ class _Watch(TrainerCallback):
         self.run = run
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-        assert all(each.grad is None or each.grad.dtype == each.dtype for each in model.parameters())
-        self.run.gradients.append({name: grad.detach().clone() for name, grad in found.items()})
+        results = {name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None}
+        assert all(
+            parameter.grad is None or parameter.grad.dtype == parameter.dtype for parameter in model.parameters()
+        )
+        self.run.gradients.append({name: grad.detach().clone() for name, grad in results.items()})
 
 
 @contextmanager
@@ -76,7 +78,7 @@ def _watched_results(replaced: Replaced, run: Run) -> Iterator[None]:
         def apply(*args: Any) -> tuple[Tensor | None, ...]:
             results = function.apply(*args)
             if len(run.gradients) == 0:
-                run.results.append(tuple(None if each is None else each.detach().clone() for each in results))
+                run.results.append(tuple(None if result is None else result.detach().clone() for result in results))
             return results
 
     with pytest.MonkeyPatch.context() as patch:
@@ -93,7 +95,7 @@ def _exact(replaced: Replaced) -> Iterator[None]:
 
 def run(case: Case, directory: Path, function: str) -> Run:
     """Train once with ``function``, ``"exact"``, ``"trl"`` or ``"ours"``."""
-    found, replaced = Run(), KINDS[case.kind].replaced
+    result, replaced = Run(), KINDS[case.kind].replaced
     contexts = {
         "exact": lambda: _exact(replaced),
         "trl": nullcontext,
@@ -104,11 +106,11 @@ def run(case: Case, directory: Path, function: str) -> Run:
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         loss = compute_loss(*args, **kwargs)
-        found.losses.append(loss.item())
+        result.losses.append(loss.item())
         return loss
 
     trainer.compute_loss = watched
-    trainer.add_callback(_Watch(found))
-    with contexts[function](), _watched_results(replaced, found), _counted_tiles(replaced, found):
+    trainer.add_callback(_Watch(result))
+    with contexts[function](), _watched_results(replaced, result), _counted_tiles(replaced, result):
         trainer.train()
-    return found
+    return result

@@ -54,18 +54,20 @@ def operands(*dtypes: torch.dtype) -> list[Any]:
     """
     dtypes = dtypes * (6 // len(dtypes))
     generator = torch.Generator().manual_seed(0)
-    found = []
+    results = []
     for number, (dtype, features) in enumerate(zip(dtypes, (STUDENT,) * 3 + (TEACHER,) * 3, strict=True)):
         shape = ((POSITIONS, features), (CLASSES, features), (CLASSES,))[number % 3]
         scale = (1.0, 2.5 / features**0.5, 1.0)[number % 3]
-        found.append((scale * torch.randn(shape, generator=generator)).to(dtype).requires_grad_())
-    return found
+        results.append((scale * torch.randn(shape, generator=generator)).to(dtype).requires_grad_())
+    return results
 
 
-def exact_copy(given: list[Any], student: torch.dtype, teacher: torch.dtype) -> list[Any]:
+def exact_copy(inputs: list[Any], student: torch.dtype, teacher: torch.dtype) -> list[Any]:
     """Float64 of what is multiplied in these types; biases are not rounded."""
     rounded = [student, student, FLOAT32, teacher, teacher, FLOAT32]
-    return [each.detach().to(dtype).double().requires_grad_() for each, dtype in zip(given, rounded, strict=True)]
+    return [
+        argument.detach().to(dtype).double().requires_grad_() for argument, dtype in zip(inputs, rounded, strict=True)
+    ]
 
 
 def total(divergence: Tensor) -> Tensor:
@@ -110,22 +112,22 @@ def test_results_are_float32_and_gradients_of_their_operand(
         ours[2] = ours[5] = exact[2] = exact[5] = None
     expected = ExactDivergences.apply(*exact, beta, *FULL)
     with nullcontext() if autocast is None else torch.autocast("cpu", autocast):
-        found = DIVERGENCES.current.apply(*ours, beta, *FULL)
-    for value, reference in zip(found, expected, strict=True):
+        results = DIVERGENCES.current.apply(*ours, beta, *FULL)
+    for value, reference in zip(results, expected, strict=True):
         assert value.dtype == FLOAT32 and value.shape == (POSITIONS,)
         assert float((value - reference).detach().abs().max()) <= VALUE and float(reference.detach().std()) > 0.01
-    assert [each.requires_grad for each in found] == [True, False]
-    total(found[0]).backward()
+    assert [result.requires_grad for result in results] == [True, False]
+    total(results[0]).backward()
     total(expected[0]).backward()
-    for each, other in zip(ours[:3], exact[:3], strict=True):
-        if each is None:
+    for element, other in zip(ours[:3], exact[:3], strict=True):
+        if element is None:
             continue
-        assert each.grad is not None and each.grad.dtype == each.dtype
-        norm, row = shares(each.grad, other.grad)
+        assert element.grad is not None and element.grad.dtype == element.dtype
+        norm, row = shares(element.grad, other.grad)
         # Logits' gradients are rounded to the type of the products, and a gradient to that of its operand.
-        roundings = (products[0], each.dtype).count(BFLOAT16)
+        roundings = (products[0], element.dtype).count(BFLOAT16)
         assert norm <= (roundings * UNIT / 2 or NORM[FLOAT32]) and row <= (roundings * UNIT or ROW[FLOAT32])
-    assert all(each is None or each.grad is None for each in ours[3:]), "a teacher has no gradient"
+    assert all(tensor is None or tensor.grad is None for tensor in ours[3:]), "a teacher has no gradient"
 
 
 @BETAS
@@ -134,26 +136,28 @@ def test_results_and_gradients_are_as_near_as_those_of_trl(beta: float) -> None:
     ours, theirs = operands(*dtypes), operands(*dtypes)
     exact = exact_copy(ours, BFLOAT16, FLOAT32)
     expected = ExactDivergences.apply(*exact, beta, *FULL)
-    found = DIVERGENCES.current.apply(*ours, beta, *FULL)
+    result = DIVERGENCES.current.apply(*ours, beta, *FULL)
     other = own.ChunkedDivergenceFunction.apply(*theirs, beta, *FULL)
-    for results in (found, other, expected):
+    for results in (result, other, expected):
         total(results[0]).backward()
     for number in range(2):
-        errors = [float((each[number] - expected[number]).detach().abs().max()) for each in (found, other)]
+        errors = [float((item[number] - expected[number]).detach().abs().max()) for item in (result, other)]
         assert errors[0] <= max(TIMES_TRL * errors[1], VALUE)
     for number in range(3):
-        norms = [shares(each[number].grad, exact[number].grad)[0] for each in (ours, theirs)]
+        norms = [shares(item[number].grad, exact[number].grad)[0] for item in (ours, theirs)]
         assert norms[0] <= TIMES_TRL * norms[1]  # TRL adds up a bias's gradient before it is rounded
 
 
 @pytest.mark.usefixtures("_no_tiles")
-@pytest.mark.parametrize("wanted", [each for number in (1, 2) for each in combinations(range(3), number)], ids=str)
+@pytest.mark.parametrize(
+    "wanted", [combination for number in (1, 2) for combination in combinations(range(3), number)], ids=str
+)
 def test_a_gradient_that_nobody_wants_is_not_there(wanted: tuple[int, ...]) -> None:
     ours, every = operands(FLOAT32), operands(FLOAT32)
     for number in set(range(3)).difference(wanted):
         ours[number].requires_grad_(False)
-    for given in (ours, every):
-        total(DIVERGENCES.current.apply(*given, 1.0, *FULL)[0]).backward()
+    for item in (ours, every):
+        total(DIVERGENCES.current.apply(*item, 1.0, *FULL)[0]).backward()
     for number in range(3):
         if number in wanted:
             norm, row = shares(ours[number].grad, every[number].grad)
@@ -165,34 +169,34 @@ def test_a_gradient_that_nobody_wants_is_not_there(wanted: tuple[int, ...]) -> N
 @pytest.mark.usefixtures("_no_tiles")
 @pytest.mark.parametrize("missing", [(2,), (5,), (2, 5)], ids=str)
 def test_either_model_may_lack_a_bias(missing: tuple[int, ...]) -> None:
-    given = [None if number in missing else each for number, each in enumerate(operands(FLOAT32))]
-    found = DIVERGENCES.current.apply(*given, 0.5, *FULL)
-    expected = ExactDivergences.apply(*given, 0.5, *FULL)
-    for value, reference in zip(found, expected, strict=True):
+    inputs = [None if number in missing else operand for number, operand in enumerate(operands(FLOAT32))]
+    results = DIVERGENCES.current.apply(*inputs, 0.5, *FULL)
+    expected = ExactDivergences.apply(*inputs, 0.5, *FULL)
+    for value, reference in zip(results, expected, strict=True):
         assert float((value - reference).detach().abs().max()) <= VALUE
 
 
 @pytest.mark.parametrize("cap", [0.0, -3.0])
 def test_a_cap_is_read_as_trl_reads_it(cap: float) -> None:
-    given = operands(FLOAT32)
+    inputs = operands(FLOAT32)
     options = (1.0, 0.8, 1.0, cap, 1.0, cap)
-    found = DIVERGENCES.current.apply(*given, *options)
-    expected = own.ChunkedDivergenceFunction.apply(*given, *options)
-    for value, other in zip(found, expected, strict=True):
+    results = DIVERGENCES.current.apply(*inputs, *options)
+    expected = own.ChunkedDivergenceFunction.apply(*inputs, *options)
+    for value, other in zip(results, expected, strict=True):
         assert torch.allclose(value, other, rtol=0.0, atol=VALUE)
 
 
 @BETAS
 def test_a_class_that_both_models_mask_is_left_out_where_trl_has_no_number(beta: float) -> None:
-    given = [each.detach() for each in operands(FLOAT32)]
-    masked = list(given)
+    inputs = [operand.detach() for operand in operands(FLOAT32)]
+    masked = list(inputs)
     for number in (2, 5):
-        masked[number] = given[number].clone()
+        masked[number] = inputs[number].clone()
         masked[number][-50:] = -torch.inf
-    kept = [given[0], given[1][:-50], given[2][:-50], given[3], given[4][:-50], given[5][:-50]]
-    found = DIVERGENCES.current.apply(*masked, beta, 0.8)
+    kept = [inputs[0], inputs[1][:-50], inputs[2][:-50], inputs[3], inputs[4][:-50], inputs[5][:-50]]
+    results = DIVERGENCES.current.apply(*masked, beta, 0.8)
     expected = ExactDivergences.apply(*kept, beta, 0.8)
-    for value, other in zip(found, expected, strict=True):
+    for value, other in zip(results, expected, strict=True):
         assert torch.allclose(value, other, rtol=0.0, atol=VALUE)
     theirs, entropy = own.ChunkedDivergenceFunction.apply(*masked, beta, 0.8)
     assert bool(theirs.isnan().all()) and bool(entropy.isnan().all())
@@ -200,34 +204,34 @@ def test_a_class_that_both_models_mask_is_left_out_where_trl_has_no_number(beta:
 
 @pytest.mark.usefixtures("_no_tiles")
 def test_numbers_of_a_configuration_may_be_integers() -> None:
-    given = operands(FLOAT32)
-    found = DIVERGENCES.current.apply(*given, 1, 2, 3, 5, 2, 7)
-    expected = DIVERGENCES.current.apply(*given, 1.0, 2.0, 3.0, 5.0, 2.0, 7.0)
-    assert all(torch.equal(value, other) for value, other in zip(found, expected, strict=True))
+    inputs = operands(FLOAT32)
+    results = DIVERGENCES.current.apply(*inputs, 1, 2, 3, 5, 2, 7)
+    expected = DIVERGENCES.current.apply(*inputs, 1.0, 2.0, 3.0, 5.0, 2.0, 7.0)
+    assert all(torch.equal(value, other) for value, other in zip(results, expected, strict=True))
 
 
 @pytest.mark.usefixtures("_no_tiles")
 @BETAS
 def test_no_position_is_nothing(beta: float) -> None:
-    given = operands(FLOAT32)
-    found = DIVERGENCES.current.apply(given[0][:0], *given[1:3], given[3][:0], *given[4:], beta)
-    assert [each.shape for each in found] == [(0,)] * 2
-    found[0].sum().backward()
-    assert torch.equal(given[1].grad, torch.zeros_like(given[1]))
+    inputs = operands(FLOAT32)
+    results = DIVERGENCES.current.apply(inputs[0][:0], *inputs[1:3], inputs[3][:0], *inputs[4:], beta)
+    assert [result.shape for result in results] == [(0,)] * 2
+    results[0].sum().backward()
+    assert torch.equal(inputs[1].grad, torch.zeros_like(inputs[1]))
 
 
 @pytest.mark.usefixtures("_no_tiles", "compile_afresh")
 def test_a_call_fits_into_a_whole_graph() -> None:
-    def compare(*given: Tensor) -> tuple[Tensor, ...]:
-        return DIVERGENCES.current.apply(*given, 0.5, *FULL)
+    def compare(*tensor: Tensor) -> tuple[Tensor, ...]:
+        return DIVERGENCES.current.apply(*tensor, 0.5, *FULL)
 
     compiled, eager = operands(FLOAT32), operands(FLOAT32)
-    found = torch.compile(compare, fullgraph=True, backend="aot_eager")(*compiled)
+    results = torch.compile(compare, fullgraph=True, backend="aot_eager")(*compiled)
     expected = compare(*eager)
-    assert all(torch.equal(value, other) for value, other in zip(found, expected, strict=True))
-    total(found[0]).backward()
+    assert all(torch.equal(value, other) for value, other in zip(results, expected, strict=True))
+    total(results[0]).backward()
     total(expected[0]).backward()
-    assert all(torch.equal(each.grad, other.grad) for each, other in zip(compiled[:3], eager[:3], strict=True))
+    assert all(torch.equal(tensor.grad, other.grad) for tensor, other in zip(compiled[:3], eager[:3], strict=True))
 
 
 @pytest.mark.usefixtures("_no_tiles")
@@ -242,19 +246,19 @@ def test_heads_in_shards_of_fsdp2_give_their_gradient() -> None:
     mask = torch.arange(POSITIONS).reshape(1, -1) % 3 != 0
 
     def loss() -> Tensor:
-        states = (each.detach()[None] for each in (hidden, teacher_hidden))
-        return trainer._chunked_divergence_loss(*states, *(each.weight for each in heads), mask, 1.0)[0]
+        states = (tensor.detach()[None] for tensor in (hidden, teacher_hidden))
+        return trainer._chunked_divergence_loss(*states, *(head.weight for head in heads), mask, 1.0)[0]
 
     expected = loss()
     (gradient,) = torch.autograd.grad(expected, heads[0].weight)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
-        for each in heads:
-            fully_shard(each, mesh=mesh)
-        found = loss()
-        found.backward()
-        assert found.item() == expected.item()
+        for element in heads:
+            fully_shard(element, mesh=mesh)
+        result = loss()
+        result.backward()
+        assert result.item() == expected.item()
         assert isinstance(heads[0].weight.grad, DTensor) and heads[1].weight.grad is None
         assert gradient.norm() > 0 and torch.equal(heads[0].weight.grad.full_tensor(), gradient)
     finally:

@@ -34,9 +34,9 @@ STOCK = {SCORES.name: SCORES.current, DIVERGENCES.name: DIVERGENCES.current}
 @pytest.fixture(autouse=True)
 def _stock() -> Iterator[None]:
     """Every test finds TRL's own functions, and leaves them."""
-    assert all(each.current is STOCK[each.name] for each in (SCORES, DIVERGENCES))
+    assert all(case.current is STOCK[case.name] for case in (SCORES, DIVERGENCES))
     yield
-    assert all(each.current is STOCK[each.name] for each in (SCORES, DIVERGENCES))
+    assert all(case.current is STOCK[case.name] for case in (SCORES, DIVERGENCES))
 
 
 @pytest.fixture
@@ -78,14 +78,14 @@ def operands(
     return [*head(dtype, features), *head(teacher_dtype or dtype, teacher_features)]
 
 
-def call(replaced: Replaced, given: list[Tensor], **options: Any) -> tuple[Tensor | None, ...]:
+def call(replaced: Replaced, inputs: list[Tensor], **options: Any) -> tuple[Tensor | None, ...]:
     """As a trainer calls it."""
     temperature, scale = options.get("temperature", 1.0), options.get("scale", 1.0)
     if replaced is SCORES:
         outputs = options.get("outputs", OUTPUTS)
-        return SCORES.current.apply(*given, temperature, 64, None, scale, outputs)
+        return SCORES.current.apply(*inputs, temperature, 64, None, scale, outputs)
     scales = (scale, None, options.get("teacher_scale", 1.0), None)
-    return DIVERGENCES.current.apply(*given, options.get("beta", 1.0), temperature, *scales)
+    return DIVERGENCES.current.apply(*inputs, options.get("beta", 1.0), temperature, *scales)
 
 
 def forward_tile(replaced: Replaced) -> str:
@@ -95,13 +95,13 @@ def forward_tile(replaced: Replaced) -> str:
 
 @FUNCTIONS
 def test_an_installation_lasts_until_it_is_undone(replaced: Replaced, tiles: list[str]) -> None:
-    given = operands(replaced)
+    inputs = operands(replaced)
     undo = install(devices=("cpu",))
-    call(replaced, given)
+    call(replaced, inputs)
     assert tiles == []
     undo()
     assert replaced.current is STOCK[replaced.name]
-    call(replaced, given)
+    call(replaced, inputs)
     assert tiles == [forward_tile(replaced)]
     undo()
     assert replaced.current is STOCK[replaced.name]
@@ -110,7 +110,7 @@ def test_an_installation_lasts_until_it_is_undone(replaced: Replaced, tiles: lis
 def test_it_is_undone_where_its_block_ends_and_where_that_fails() -> None:
     with pytest.raises(KeyError), install(devices=("cpu",)) as undo:
         assert undo.devices == {"cpu"}
-        assert all(each.current is not STOCK[each.name] for each in (SCORES, DIVERGENCES))
+        assert all(case.current is not STOCK[case.name] for case in (SCORES, DIVERGENCES))
         raise KeyError
 
 
@@ -119,12 +119,12 @@ def test_it_is_undone_where_its_block_ends_and_where_that_fails() -> None:
 def test_installations_may_be_nested_and_undone_in_any_order(
     first_out: str, replaced: Replaced, tiles: list[str]
 ) -> None:
-    given, outer = operands(replaced), install(devices=("cpu",))
+    inputs, outer = operands(replaced), install(devices=("cpu",))
     inner = install()
-    call(replaced, given)
+    call(replaced, inputs)
     assert tiles == []
     (inner if first_out == "inner" else outer)()
-    call(replaced, given)
+    call(replaced, inputs)
     assert len(tiles) == (0 if first_out == "inner" else 1), "the CPU is the outer one's"
     (outer if first_out == "inner" else inner)()
     assert replaced.current is STOCK[replaced.name]
@@ -157,11 +157,11 @@ def test_what_was_put_there_later_stays_and_computes_as_trl(
 
 @FUNCTIONS
 def test_a_backward_works_after_the_undo(replaced: Replaced, tiles: list[str]) -> None:
-    given = operands(replaced)
+    inputs = operands(replaced)
     with install(devices=("cpu",)):
-        first, *_ = call(replaced, given)
+        first, *_ = call(replaced, inputs)
     first.sum().backward()  # type: ignore[union-attr]
-    assert tiles == [] and all(each.grad is not None for each in given[:3])
+    assert tiles == [] and all(argument.grad is not None for argument in inputs[:3])
 
 
 @FUNCTIONS
@@ -183,7 +183,7 @@ def test_an_installation_without_effect_on_the_simulator_warns(
     )
     with pytest.warns(UserWarning, match=expected) as warned:
         install(devices)()
-    assert [Path(each.filename) for each in warned] == [Path(__file__)], "the warning names the line that installs"
+    assert [Path(item.filename) for item in warned] == [Path(__file__)], "the warning names the line that installs"
     monkeypatch.setattr(replacement, "SIMULATED", False)  # as with the Neuron SDK
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -220,11 +220,11 @@ def test_what_no_kernel_computes_is_left_to_trl(
     replaced: Replaced, given: dict[str, Any], options: dict[str, Any], tiles: list[str]
 ) -> None:
     with install(devices=("cpu",)):
-        found = call(replaced, operands(replaced, **given), **options)
-        sum(each.sum() for each in found if each is not None and each.requires_grad).backward()  # type: ignore[union-attr]
+        results = call(replaced, operands(replaced, **given), **options)
+        sum(result.sum() for result in results if result is not None and result.requires_grad).backward()  # type: ignore[union-attr]
     assert tiles == [forward_tile(replaced), "_backward_tile"]
     expected = call(replaced, operands(replaced, **given), **options)
-    for value, other in zip(found, expected, strict=True):
+    for value, other in zip(results, expected, strict=True):
         assert (value is None and other is None) or torch.equal(value, other)  # type: ignore[arg-type]
 
 
@@ -236,10 +236,10 @@ def test_features_that_fit_on_chip_are_computed_by_the_kernels(tiles: list[str])
 
 def test_a_teacher_of_another_vocabulary_is_left_to_trl(tiles: list[str]) -> None:
     """TRL passes over the classes that the teacher has beside."""
-    given = operands(DIVERGENCES)
-    given[1], given[2] = given[1][:-8], given[2][:-8]
+    inputs = operands(DIVERGENCES)
+    inputs[1], inputs[2] = inputs[1][:-8], inputs[2][:-8]
     with install(devices=("cpu",)):
-        call(DIVERGENCES, given)
+        call(DIVERGENCES, inputs)
     assert tiles == ["_stats_tile"]
 
 

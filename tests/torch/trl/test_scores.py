@@ -57,10 +57,10 @@ def operands(*dtypes: torch.dtype) -> list[Tensor]:
     return [*floating, torch.randint(CLASSES, (POSITIONS,), generator=generator)]
 
 
-def total(found: Results) -> Tensor:
+def total(results: Results) -> Tensor:
     """Of results with a gradient, another factor for each position."""
     factors = torch.linspace(-1.0, 2.0, POSITIONS)
-    return (factors * found[0]).sum() + (0.0 if found[1] is None else (0.1 * factors.square() * found[1]).sum())
+    return (factors * results[0]).sum() + (0.0 if results[1] is None else (0.1 * factors.square() * results[1]).sum())
 
 
 @pytest.mark.usefixtures("_no_tiles")
@@ -79,43 +79,49 @@ def test_results_are_float32_and_gradients_of_their_operand(
     dtypes: tuple[torch.dtype, ...], autocast: torch.dtype | None
 ) -> None:
     ours, products = operands(*dtypes), autocast or dtypes[0]
-    exact = [each.detach().to(products).double().requires_grad_() for each in ours[:3]] + ours[3:]
+    exact = [tensor.detach().to(products).double().requires_grad_() for tensor in ours[:3]] + ours[3:]
     options = (0.8, 64, 4.0, 1.3)
     expected = ExactScores.apply(*exact, *options)
     with nullcontext() if autocast is None else torch.autocast("cpu", autocast):
-        found = SCORES.current.apply(*ours, *options)
-    for value, reference in zip(found[:4], expected[:4], strict=True):
+        result = SCORES.current.apply(*ours, *options)
+    for value, reference in zip(result[:4], expected[:4], strict=True):
         assert value.dtype == FLOAT32 and value.shape == (POSITIONS,)
         assert float((value - reference).abs().max()) <= VALUE and float(reference.std()) > 0.01
-    assert found[4].dtype == torch.bool and torch.equal(found[4], expected[4])
-    total(found).backward()
+    assert result[4].dtype == torch.bool and torch.equal(result[4], expected[4])
+    total(result).backward()
     total(expected).backward()
-    for each, other in zip(ours[:3], exact[:3], strict=True):
-        assert each.grad is not None and each.grad.dtype == each.dtype
-        norm, row = shares(each.grad, other.grad)
+    for element, other in zip(ours[:3], exact[:3], strict=True):
+        assert element.grad is not None and element.grad.dtype == element.dtype
+        norm, row = shares(element.grad, other.grad)
         # Logits' gradients are rounded to the type of the products, and a gradient to that of its operand.
-        roundings = (products, each.dtype).count(BFLOAT16)
+        roundings = (products, element.dtype).count(BFLOAT16)
         assert norm <= (roundings * UNIT / 2 or NORM[FLOAT32]) and row <= (roundings * UNIT or ROW[FLOAT32])
 
 
 @pytest.mark.usefixtures("_no_tiles")
 @pytest.mark.parametrize("outputs", [names for number in range(5) for names in combinations(OUTPUTS, number)], ids=str)
 def test_what_is_not_asked_for_is_none(outputs: tuple[str, ...]) -> None:
-    given = operands(FLOAT32, FLOAT32, FLOAT32)
-    found = SCORES.current.apply(*given, 1.0, 64, None, 1.0, ("log_probs", *outputs))
-    assert len(found) == 5
-    assert [each is not None for each in found] == [True, *(name in outputs for name in OUTPUTS)]
-    assert [each is not None and each.requires_grad for each in found] == [True, "entropy" in outputs, *[False] * 3]
+    inputs = operands(FLOAT32, FLOAT32, FLOAT32)
+    results = SCORES.current.apply(*inputs, 1.0, 64, None, 1.0, ("log_probs", *outputs))
+    assert len(results) == 5
+    assert [result is not None for result in results] == [True, *(name in outputs for name in OUTPUTS)]
+    assert [result is not None and result.requires_grad for result in results] == [
+        True,
+        "entropy" in outputs,
+        *[False] * 3,
+    ]
 
 
 @pytest.mark.usefixtures("_no_tiles")
-@pytest.mark.parametrize("wanted", [each for number in (1, 2) for each in combinations(range(3), number)], ids=str)
+@pytest.mark.parametrize(
+    "wanted", [combination for number in (1, 2) for combination in combinations(range(3), number)], ids=str
+)
 def test_a_gradient_that_nobody_wants_is_not_there(wanted: tuple[int, ...]) -> None:
     ours, every = operands(FLOAT32, FLOAT32, FLOAT32), operands(FLOAT32, FLOAT32, FLOAT32)
     for number in set(range(3)).difference(wanted):
         ours[number].requires_grad_(False)
-    for given in (ours, every):
-        total(SCORES.current.apply(*given, 0.8, 64)).backward()
+    for item in (ours, every):
+        total(SCORES.current.apply(*item, 0.8, 64)).backward()
     for number in range(3):
         if number in wanted:
             norm, row = shares(ours[number].grad, every[number].grad)
@@ -138,17 +144,17 @@ def test_an_upstream_gradient_that_is_missing_is_left_out(only: int, times: floa
     factors = torch.linspace(-1.0, 2.0, POSITIONS)
     (factors * SCORES.current.apply(*ours, 0.8, 64)[only]).sum().backward()
     (factors * ExactScores.apply(*exact, 0.8, 64)[only]).sum().backward()
-    for each, other in zip(ours[:3], exact[:3], strict=True):
-        norm, row = shares(each.grad, other.grad)
+    for tensor, other in zip(ours[:3], exact[:3], strict=True):
+        norm, row = shares(tensor.grad, other.grad)
         assert norm <= times * NORM[FLOAT32] and row <= times * ROW[FLOAT32]
 
 
 @pytest.mark.parametrize("cap", [0.0, -3.0])
 def test_a_cap_is_read_as_trl_reads_it(cap: float) -> None:
-    given = operands(FLOAT32, FLOAT32, FLOAT32)
-    found = SCORES.current.apply(*given, 0.8, 64, cap)
-    expected = own.ChunkedLogProbFunction.apply(*given, 0.8, 64, cap)
-    for value, other in zip(found, expected, strict=True):
+    inputs = operands(FLOAT32, FLOAT32, FLOAT32)
+    results = SCORES.current.apply(*inputs, 0.8, 64, cap)
+    expected = own.ChunkedLogProbFunction.apply(*inputs, 0.8, 64, cap)
+    for value, other in zip(results, expected, strict=True):
         assert torch.allclose(value.float(), other.float(), rtol=0.0, atol=VALUE)
 
 
@@ -156,9 +162,9 @@ def test_a_masked_class_is_left_out_where_trl_has_no_number() -> None:
     hidden, weight, bias, _ = operands(FLOAT32, FLOAT32, FLOAT32)
     masked, targets = bias.detach().clone(), torch.zeros(POSITIONS, dtype=torch.int64)
     masked[-50:] = -torch.inf
-    found = SCORES.current.apply(hidden, weight, masked, targets, 0.8, 64)
+    results = SCORES.current.apply(hidden, weight, masked, targets, 0.8, 64)
     expected = ExactScores.apply(hidden, weight[:-50], masked[:-50], targets, 0.8, 64)
-    for value, other in zip(found, expected, strict=True):
+    for value, other in zip(results, expected, strict=True):
         assert torch.allclose(value.float(), other.float(), rtol=0.0, atol=VALUE)
     _, entropy, _, mean, _ = own.ChunkedLogProbFunction.apply(hidden, weight, masked, targets, 0.8, 64)
     assert bool(entropy.isnan().all()) and bool((mean == -torch.inf).all())
@@ -166,34 +172,34 @@ def test_a_masked_class_is_left_out_where_trl_has_no_number() -> None:
 
 @pytest.mark.usefixtures("_no_tiles")
 def test_numbers_of_a_configuration_may_be_integers() -> None:
-    given = operands(FLOAT32, FLOAT32, FLOAT32)
-    found = SCORES.current.apply(*given, 2, 64, 5, 3)
-    expected = SCORES.current.apply(*given, 2.0, 64, 5.0, 3.0)
-    assert all(torch.equal(value, other) for value, other in zip(found, expected, strict=True))
+    inputs = operands(FLOAT32, FLOAT32, FLOAT32)
+    results = SCORES.current.apply(*inputs, 2, 64, 5, 3)
+    expected = SCORES.current.apply(*inputs, 2.0, 64, 5.0, 3.0)
+    assert all(torch.equal(value, other) for value, other in zip(results, expected, strict=True))
 
 
 @pytest.mark.usefixtures("_no_tiles")
 def test_no_position_is_nothing() -> None:
     hidden, weight, bias, targets = operands(FLOAT32, FLOAT32, FLOAT32)
-    found = SCORES.current.apply(hidden[:0], weight, bias, targets[:0], 1.0, 64)
-    assert [each.shape for each in found] == [(0,)] * 5
-    found[0].sum().backward()
+    results = SCORES.current.apply(hidden[:0], weight, bias, targets[:0], 1.0, 64)
+    assert [result.shape for result in results] == [(0,)] * 5
+    results[0].sum().backward()
     assert torch.equal(weight.grad, torch.zeros_like(weight))
 
 
 @pytest.mark.usefixtures("_no_tiles", "compile_afresh")
 def test_a_call_fits_into_a_whole_graph() -> None:
-    def score(*given: Tensor) -> Results:
-        return SCORES.current.apply(*given, 0.8, 64, None, 1.0, ("log_probs", "entropy", "is_top1"))
+    def score(*tensor: Tensor) -> Results:
+        return SCORES.current.apply(*tensor, 0.8, 64, None, 1.0, ("log_probs", "entropy", "is_top1"))
 
     compiled, eager = operands(FLOAT32, FLOAT32, FLOAT32), operands(FLOAT32, FLOAT32, FLOAT32)
-    found = torch.compile(score, fullgraph=True, backend="aot_eager")(*compiled)
+    results = torch.compile(score, fullgraph=True, backend="aot_eager")(*compiled)
     expected = score(*eager)
-    for value, other in zip(found, expected, strict=True):
+    for value, other in zip(results, expected, strict=True):
         assert (value is None and other is None) or torch.equal(value, other)
-    total(found).backward()
+    total(results).backward()
     total(expected).backward()
-    assert all(torch.equal(each.grad, other.grad) for each, other in zip(compiled[:3], eager[:3], strict=True))
+    assert all(torch.equal(tensor.grad, other.grad) for tensor, other in zip(compiled[:3], eager[:3], strict=True))
 
 
 @pytest.mark.usefixtures("_no_tiles")
@@ -201,16 +207,16 @@ def test_a_head_in_shards_of_fsdp2_gets_its_gradient() -> None:
     """TRL gathers a DTensor before its call."""
     ids = torch.randint(3, 263, (2, 8), generator=torch.Generator().manual_seed(0))
     stock, sharded = model(0, tied=False), model(0, tied=False)
-    for each in (stock, sharded):
-        place.add_fused_lm_head(each, temperature=0.8, outputs=("log_probs", "entropy"))
+    for item in (stock, sharded):
+        place.add_fused_lm_head(item, temperature=0.8, outputs=("log_probs", "entropy"))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
         fully_shard(sharded.lm_head, mesh=mesh)
         fully_shard(sharded, mesh=mesh)
         losses: list[Any] = []
-        for each in (stock, sharded):
-            outputs = each(input_ids=ids, labels=ids, fused_lm_head=True)
+        for item in (stock, sharded):
+            outputs = item(input_ids=ids, labels=ids, fused_lm_head=True)
             losses.append(outputs.loss - 0.1 * outputs.entropy.mean())
             losses[-1].backward()
         assert losses[0].item() == losses[1].item()

@@ -88,7 +88,7 @@ def assert_as_good(case: Case, directory: Path) -> None:
     """Ours errs at most twice as TRL does, or hardly at all."""
     exact, theirs, ours = three_runs(case, directory)
     names = KINDS[case.kind].replaced.results
-    ours_off, theirs_off = (errors(each, exact, names, products(case), later_budget(case)) for each in (ours, theirs))
+    ours_off, theirs_off = (errors(item, exact, names, products(case), later_budget(case)) for item in (ours, theirs))
     bad = list(too_large(ours_off, theirs_off))
     assert not bad, "\n".join(bad)
     for results, reference in zip(ours.results, exact.results, strict=True):
@@ -140,11 +140,11 @@ def stock_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def test_the_comparison_notices(fault: str, stock_runs: StockRuns) -> None:
     exact, theirs, names = stock_runs
     wrong = FAULTS[fault]
-    gradients = [{name: wrong(grad) for name, grad in each.items()} for each in exact.gradients]
-    results = [tuple(None if each is None else wrong(each) for each in call) for call in exact.results]
+    gradients = [{name: wrong(grad) for name, grad in gradient.items()} for gradient in exact.gradients]
+    results = [tuple(None if item is None else wrong(item) for item in call) for call in exact.results]
     expected = errors(theirs, exact, names, torch.float32)
     assert not list(too_large(errors(exact, exact, names, torch.float32), expected))
     of_gradients = list(too_large(errors(replace(exact, gradients=gradients), exact, names, torch.float32), expected))
     of_results = list(too_large(errors(replace(exact, results=results), exact, names, torch.float32), expected))
-    assert any("lm_head.weight" in each for each in of_gradients)
-    assert all(any(name in each for each in of_results) for name in (names[0], "entropy"))
+    assert any("lm_head.weight" in gradient for gradient in of_gradients)
+    assert all(any(name in result for result in of_results) for name in (names[0], "entropy"))

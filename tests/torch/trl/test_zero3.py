@@ -55,15 +55,15 @@ class FakeZero3:
     def GatheredParameters(self, parameters: list[nn.Parameter]) -> Iterator[None]:
         """As DeepSpeed names it."""
         self.gathered.append(len(parameters))
-        for each in parameters:
-            assert each.ds_status == NOT_AVAILABLE and each.numel() == 0  # type: ignore[attr-defined]
-            each.data = self._whole[id(each)].clone()
-            each.ds_status = AVAILABLE  # type: ignore[attr-defined]
-            self.memory.append(StorageWeakRef(each.untyped_storage()))
+        for parameter in parameters:
+            assert parameter.ds_status == NOT_AVAILABLE and parameter.numel() == 0  # type: ignore[attr-defined]
+            parameter.data = self._whole[id(parameter)].clone()
+            parameter.ds_status = AVAILABLE  # type: ignore[attr-defined]
+            self.memory.append(StorageWeakRef(parameter.untyped_storage()))
         yield
-        for each in parameters:
-            each.data.fill_(torch.nan)  # whoever kept it sees something else
-            self._release(each)
+        for parameter in parameters:
+            parameter.data.fill_(torch.nan)  # whoever kept it sees something else
+            self._release(parameter)
 
 
 @pytest.fixture
@@ -88,18 +88,20 @@ def operands() -> tuple[Tensor, nn.Parameter, nn.Parameter, Tensor]:
     return torch.randn(POSITIONS, FEATURES).requires_grad_(), weight, bias, torch.randint(CLASSES, (POSITIONS,))
 
 
-def call(given: tuple[Any, ...], outputs: tuple[str, ...] = OUTPUTS) -> tuple[Tensor | None, ...]:
+def call(inputs: tuple[Any, ...], outputs: tuple[str, ...] = OUTPUTS) -> tuple[Tensor | None, ...]:
     """As TRL calls it: within its context."""
-    hidden, weight, bias, targets = given
+    hidden, weight, bias, targets = inputs
     with place.maybe_gather_lm_head_ctx(weight, bias):
         return SCORES.current.apply(hidden, weight, bias, targets, 0.8, 64, None, 1.0, outputs)
 
 
-def total(found: tuple[Tensor | None, ...]) -> Any:
+def total(results: tuple[Tensor | None, ...]) -> Any:
     """Another factor for each position, of each result that has a gradient."""
     weights = torch.arange(1.0, POSITIONS + 1)
     return sum(
-        (weights * factor * each).sum() for factor, each in zip((1.0, 0.1), found[:2], strict=False) if each is not None
+        (weights * factor * result).sum()
+        for factor, result in zip((1.0, 0.1), results[:2], strict=False)
+        if result is not None
     )
 
 
@@ -113,21 +115,21 @@ def _no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
 def test_the_backward_gathers_again_and_nothing_is_kept_until_then(has_bias: bool, zero3: FakeZero3) -> None:
-    sharded, plain = (given if has_bias else (*given[:2], None, given[3]) for given in (operands(), operands()))
+    sharded, plain = (item if has_bias else (*item[:2], None, item[3]) for item in (operands(), operands()))
     with install(devices=("cpu",)):
         expected = SCORES.current.apply(*plain, 0.8, 64)
-        for each in sharded[1:3]:
-            if each is not None:
-                zero3.shard(each)
-        found = call(sharded)
-    for value, other in zip(found, expected, strict=True):
+        for element in sharded[1:3]:
+            if element is not None:
+                zero3.shard(element)
+        results = call(sharded)
+    for value, other in zip(results, expected, strict=True):
         assert torch.equal(value, other)
-    assert [each.requires_grad for each in found] == [True, True, False, False, False]
+    assert [result.requires_grad for result in results] == [True, True, False, False, False]
     number = 1 + has_bias
-    assert zero3.gathered == [number] and all(each.expired() for each in zero3.memory)
-    ours = torch.autograd.grad(total(found), [each for each in sharded[:3] if each is not None])
-    theirs = torch.autograd.grad(total(expected), [each for each in plain[:3] if each is not None])
-    assert zero3.gathered == [number, number] and all(each.expired() for each in zero3.memory)
+    assert zero3.gathered == [number] and all(entry.expired() for entry in zero3.memory)
+    ours = torch.autograd.grad(total(results), [item for item in sharded[:3] if item is not None])
+    theirs = torch.autograd.grad(total(expected), [item for item in plain[:3] if item is not None])
+    assert zero3.gathered == [number, number] and all(entry.expired() for entry in zero3.memory)
     for gradient, other in zip(ours, theirs, strict=True):
         assert gradient.norm() > 0 and torch.equal(gradient, other)
 
@@ -142,7 +144,7 @@ def test_a_backward_may_run_again_and_hooks_of_a_parameter_run_once_each_time(ze
     first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
     second = torch.autograd.grad(loss, (hidden, weight))
     assert len(seen) == 2 and zero3.gathered == [2, 2, 2]
-    assert all(torch.equal(each, other) for each, other in zip(first, second, strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(first, second, strict=True))
     with pytest.raises(RuntimeError, match="second time"):
         torch.autograd.grad(loss, hidden)
 
@@ -157,12 +159,12 @@ def test_a_frozen_layer_gets_no_gradient(zero3: FakeZero3) -> None:
 
 
 def test_without_a_gradient_nothing_is_gathered_again(zero3: FakeZero3) -> None:
-    given = operands()
-    zero3.shard(given[1]), zero3.shard(given[2])
+    inputs = operands()
+    zero3.shard(inputs[1]), zero3.shard(inputs[2])
     with install(devices=("cpu",)), torch.no_grad():
-        logprob, *_ = call(given, ())
+        logprob, *_ = call(inputs, ())
     assert logprob is not None and not logprob.requires_grad and bool(logprob.isfinite().all())
-    assert zero3.gathered == [2] and all(each.expired() for each in zero3.memory)
+    assert zero3.gathered == [2] and all(entry.expired() for entry in zero3.memory)
 
 
 def test_a_parameter_that_is_whole_anyway_is_not_gathered(zero3: FakeZero3) -> None:
@@ -180,21 +182,21 @@ Models = tuple[Tensor, nn.Parameter, nn.Parameter | None, Tensor, nn.Parameter, 
 def models(has_bias: bool = True) -> Models:
     """Hidden states, weight and bias of a student, and of a teacher; all require grad, as TRL leaves them."""
     torch.manual_seed(0)
-    found: list[Any] = []
+    results: list[Any] = []
     for features in (FEATURES, TEACHER_FEATURES):
         bias = nn.Parameter(torch.randn(CLASSES)) if has_bias else None
         hidden = torch.randn(POSITIONS, features).requires_grad_()
-        found += [hidden, nn.Parameter(torch.randn(CLASSES, features)), bias]
-    return tuple(found)
+        results += [hidden, nn.Parameter(torch.randn(CLASSES, features)), bias]
+    return tuple(results)
 
 
-def parameters(given: Models, first: int = 0) -> list[nn.Parameter]:
-    return [each for each in given[first:] if isinstance(each, nn.Parameter)]
+def parameters(inputs: Models, first: int = 0) -> list[nn.Parameter]:
+    return [argument for argument in inputs[first:] if isinstance(argument, nn.Parameter)]
 
 
-def compare(given: Models, beta: float) -> tuple[Tensor, Tensor]:
+def compare(inputs: Models, beta: float) -> tuple[Tensor, Tensor]:
     """As TRL calls it, whose function gathers by itself."""
-    return DIVERGENCES.current.apply(*given, beta, 0.8, 1.3, 4.0)
+    return DIVERGENCES.current.apply(*inputs, beta, 0.8, 1.3, 4.0)
 
 
 @BETAS
@@ -205,22 +207,24 @@ def test_a_divergence_gathers_both_models_and_again_in_the_backward(
     sharded, plain = models(has_bias), models(has_bias)
     with install(devices=("cpu",)):
         expected = compare(plain, beta)
-        for each in parameters(sharded):
-            zero3.shard(each)
-        found = compare(sharded, beta)
-    assert all(torch.equal(value, other) for value, other in zip(found, expected, strict=True))
-    assert [each.requires_grad for each in found] == [True, False]
+        for parameter in parameters(sharded):
+            zero3.shard(parameter)
+        actual = compare(sharded, beta)
+    assert all(torch.equal(value, other) for value, other in zip(actual, expected, strict=True))
+    assert [result.requires_grad for result in actual] == [True, False]
     number = 1 + has_bias
-    assert zero3.gathered == [number] * 2 and all(each.expired() for each in zero3.memory)
+    assert zero3.gathered == [number] * 2 and all(entry.expired() for entry in zero3.memory)
     ours, theirs = (
-        torch.autograd.grad(total(results[:1]), [each for each in given if each is not None], allow_unused=True)
-        for results, given in ((found, sharded), (expected, plain))
+        torch.autograd.grad(
+            total(results[:1]), [argument for argument in item if argument is not None], allow_unused=True
+        )
+        for results, item in ((actual, sharded), (expected, plain))
     )
-    assert zero3.gathered == [number] * 4 and all(each.expired() for each in zero3.memory)
+    assert zero3.gathered == [number] * 4 and all(entry.expired() for entry in zero3.memory)
     students = 2 + has_bias
     for gradient, other in zip(ours[:students], theirs[:students], strict=True):
         assert gradient.norm() > 0 and torch.equal(gradient, other)
-    assert all(each is None for each in (*ours[students:], *theirs[students:])), "a teacher has no gradient"
+    assert all(item is None for item in (*ours[students:], *theirs[students:])), "a teacher has no gradient"
 
 
 @pytest.mark.parametrize("first", [0, 3], ids=["student", "teacher"])
@@ -228,12 +232,12 @@ def test_either_model_may_be_whole(first: int, zero3: FakeZero3) -> None:
     sharded, plain = models(), models()
     with install(devices=("cpu",)):
         expected, _ = compare(plain, 1.0)
-        for each in sharded[first + 1 : first + 3]:
-            zero3.shard(each)  # type: ignore[arg-type]
-        for each in sharded[4 - first : 6 - first]:
-            each.ds_status = AVAILABLE  # type: ignore[union-attr]
-        found, _ = compare(sharded, 1.0)
-    assert torch.equal(found, expected) and zero3.gathered == [2]
-    (gradient,) = torch.autograd.grad(total((found,)), sharded[0])
+        for item in sharded[first + 1 : first + 3]:
+            zero3.shard(item)  # type: ignore[arg-type]
+        for item in sharded[4 - first : 6 - first]:
+            item.ds_status = AVAILABLE  # type: ignore[union-attr]
+        result, _ = compare(sharded, 1.0)
+    assert torch.equal(result, expected) and zero3.gathered == [2]
+    (gradient,) = torch.autograd.grad(total((result,)), sharded[0])
     (other,) = torch.autograd.grad(total((expected,)), plain[0])
     assert gradient.norm() > 0 and torch.equal(gradient, other) and zero3.gathered == [2, 2]

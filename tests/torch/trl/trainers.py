@@ -195,9 +195,9 @@ class Case:
                 **further,
             )
         torch.manual_seed(2)
-        for name, each in trainer.model.named_parameters():
+        for name, tensor in trainer.model.named_parameters():
             if "lora_B" in name:  # zero at first, and so would be the gradient of lora_A
-                torch.nn.init.normal_(each, std=0.1)
+                torch.nn.init.normal_(tensor, std=0.1)
         return trainer
 
     def _teacher(self, student: PreTrainedModel) -> PreTrainedModel:

@@ -38,8 +38,8 @@ def test_every_public_kernel_has_cases_that_set_every_argument(kernel: Any) -> N
     own = [case for case in CASES.values() if inspect.unwrap(case.kernel.func) is function and case.name not in LARGE]
     launches = [case.arguments() for case in own]
     for parameter in inspect.signature(function).parameters.values():
-        given = [launch.get(parameter.name, parameter.default) for launch in launches]
-        assert any(isinstance(value, np.ndarray) or value != parameter.default for value in given), parameter.name
+        inputs = [launch.get(parameter.name, parameter.default) for launch in launches]
+        assert any(isinstance(value, np.ndarray) or value != parameter.default for value in inputs), parameter.name
     types = {matrix_of(launch).dtype.name for launch in launches}
     assert types >= {"float32", "bfloat16"}
 
@@ -153,23 +153,23 @@ def test_in_place_the_argument_may_change_or_not() -> None:
         assert case.judge(observation, is_device=True).status is Status.AS_EXPECTED
 
 
-def linear_sizes(given: dict[str, Any]) -> tuple[int, int]:
+def linear_sizes(arguments: dict[str, Any]) -> tuple[int, int]:
     """Positions, and classes of all shards."""
-    of_model = "student_" if "student_weight_hbm" in given else ""
-    held = given[f"{of_model}weight_hbm"].shape[1 if given.get(f"{of_model}weight_layout") == "dv" else 0]
-    return len(given[f"{of_model}input_hbm"]), given.get("num_classes", held)
+    of_model = "student_" if "student_weight_hbm" in arguments else ""
+    kept = arguments[f"{of_model}weight_hbm"].shape[1 if arguments.get(f"{of_model}weight_layout") == "dv" else 0]
+    return len(arguments[f"{of_model}input_hbm"]), arguments.get("num_classes", kept)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in LARGE])
 def test_a_case_states_the_sizes_of_its_logits(name: str) -> None:
-    given = CASES[name].arguments()
-    is_linear = "weight_hbm" in given or "student_weight_hbm" in given
-    if is_linear and "target_hbm" not in given:  # of an output layer, not of losses
-        found = linear_sizes(given)
+    arguments = CASES[name].arguments()
+    is_linear = "weight_hbm" in arguments or "student_weight_hbm" in arguments
+    if is_linear and "target_hbm" not in arguments:  # of an output layer, not of losses
+        result = linear_sizes(arguments)
     else:
-        *rows, columns = matrix_of(given).shape
-        found = prod(rows), columns
-    assert found == CASES[name].sizes
+        *rows, columns = matrix_of(arguments).shape
+        result = prod(rows), columns
+    assert result == CASES[name].sizes
 
 
 def test_a_case_says_what_it_is() -> None:

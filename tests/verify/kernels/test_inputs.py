@@ -11,18 +11,18 @@ from nkilib.verify.kernels import inputs
 
 
 def test_numbers_are_normal_and_stay_the_same() -> None:
-    found = inputs.numbers(1, 400, 50)
-    assert found.dtype == np.float32
-    assert abs(found.mean()) < 0.03 and abs(found.std() - 1) < 0.03
-    np.testing.assert_allclose(found[0, :3], [1.40881, -0.7287203, -1.7992525], rtol=1e-5)
-    assert (inputs.numbers(1, 50) == found.ravel()[:50]).all()
-    assert (inputs.numbers(2, 50) != found.ravel()[:50]).any()
+    result = inputs.numbers(1, 400, 50)
+    assert result.dtype == np.float32
+    assert abs(result.mean()) < 0.03 and abs(result.std() - 1) < 0.03
+    np.testing.assert_allclose(result[0, :3], [1.40881, -0.7287203, -1.7992525], rtol=1e-5)
+    assert (inputs.numbers(1, 50) == result.ravel()[:50]).all()
+    assert (inputs.numbers(2, 50) != result.ravel()[:50]).any()
 
 
 def test_classes_are_in_range_and_spread() -> None:
-    found = inputs.targets(1000, 10)
-    assert found.dtype == np.int32
-    assert sorted(set(found.tolist())) == list(range(10))
+    result = inputs.targets(1000, 10)
+    assert result.dtype == np.int32
+    assert sorted(set(result.tolist())) == list(range(10))
 
 
 def test_probabilities_add_up() -> None:

@@ -46,7 +46,7 @@ def test_a_planted_result_of_each_reading_is_recognised(probe: Probe) -> None:
 @pytest.mark.parametrize("probe", PROBES, ids=BY_NAME)
 def test_no_reading_explains_the_result_of_another(probe: Probe) -> None:
     for reading in probe.readings:
-        explaining = [each for each in probe.readings if each.explains(reading.planted(), probe.tolerance)]
+        explaining = [item for item in probe.readings if item.explains(reading.planted(), probe.tolerance)]
         assert explaining == [reading]
     assert len({reading.name for reading in probe.readings}) == len(probe.readings)
 
@@ -63,7 +63,7 @@ def test_what_no_reading_explains_is_shown(probe: Probe) -> None:
     real = Observation(error="")
     if probe.name not in OF_FRAMEWORKS:
         real = probe.observe(is_device=False)
-    planted = next(each for each in probe.readings if each.expected and each.refused is None)
+    planted = next(reading for reading in probe.readings if reading.expected and reading.refused is None)
     arrays = planted.expected if real.error is not None else real.arrays
     odd = {name: np.full_like(array, 77 if array.dtype.kind in "iu" else 0.123) for name, array in arrays.items()}
     verdict = probe.judge(Observation(odd), is_device=True)
@@ -95,9 +95,9 @@ def test_names_are_unique() -> None:
 def test_a_probe_stands_on_the_page_that_asks_its_question(probe: Probe) -> None:
     page, beginning = probe.row
     text = (DOCS / page).read_text(encoding="utf-8")
-    (found,) = (line for line in text.splitlines() if line.startswith((beginning, f"| {beginning}")))
+    (result,) = (line for line in text.splitlines() if line.startswith((beginning, f"| {beginning}")))
     if page == arithmetic.READINGS:
-        assert LINK.search(found), f"the row of {probe.name} must link to the probes"
+        assert LINK.search(result), f"the row of {probe.name} must link to the probes"
 
 
 def test_rows_that_link_to_the_probes_have_one_and_there_are_few() -> None:
@@ -114,13 +114,13 @@ def test_rows_that_link_to_the_probes_have_one_and_there_are_few() -> None:
 )
 def test_every_item_that_was_never_run_on_hardware_has_a_probe(page: str, heading: str) -> None:
     _, _, items = (DOCS / page).read_text(encoding="utf-8").partition(f"{heading}\n")
-    found = re.findall(r"^- .*$", items.partition("\n##")[0], re.MULTILINE)
+    results = re.findall(r"^- .*$", items.partition("\n##")[0], re.MULTILINE)
     rows = {probe.row[1] for probe in PROBES if probe.row[0] == page}
-    assert len(found) >= 5
-    for item in found:
-        if item.startswith("- times."):  # a kind of steps of their own
+    assert len(results) >= 5
+    for text in results:
+        if text.startswith("- times."):  # a kind of steps of their own
             continue
-        assert any(item.startswith(row) for row in rows), f"no probe for: {item}"
+        assert any(text.startswith(row) for row in rows), f"no probe for: {text}"
 
 
 def test_the_page_lists_every_probe() -> None:

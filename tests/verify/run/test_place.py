@@ -41,16 +41,18 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_device_with_nki(backend: Any) -> None:
     backend(REAL)
     for requested in ("auto", "device"):
-        found = chosen_place(requested, DEVICES)
-        assert found.is_device and found.first_line.startswith("nkilib verify on a Neuron device: /dev/neuron0, /dev/")
+        result = chosen_place(requested, DEVICES)
+        assert result.is_device and result.first_line.startswith(
+            "nkilib verify on a Neuron device: /dev/neuron0, /dev/"
+        )
     assert not chosen_place("simulator", DEVICES).is_device
 
 
 def test_nki_without_a_device_is_a_self_check_unless_a_device_is_asked_for(backend: Any) -> None:
     backend(REAL)
-    found = chosen_place("auto", [])
-    assert not found.is_device
-    assert found.first_line == (
+    result = chosen_place("auto", [])
+    assert not result.is_device
+    assert result.first_line == (
         "nkilib verify ON THE SIMULATOR (no Neuron device is visible (/dev/neuron*), though nki 0.7.0 is installed: "
         "nki/__init__.py): a self-check. It says nothing of hardware; times are modelled, not measured"
     )

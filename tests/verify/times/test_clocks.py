@@ -55,27 +55,27 @@ def program(directory: Path, text: str, **arrays: Any) -> Program:
 
 
 def test_a_profiler_says_what_the_later_core_takes(profiler: Profiler, tmp_path: Path) -> None:
-    found = measured([program(tmp_path, "2e-4")], tmp_path, [profiler])
-    assert (found.clock, found.refusals) == ("neuron-explorer", {})
-    np.testing.assert_allclose(found.seconds["forward"], 3 * [2.01e-4])
+    result = measured([program(tmp_path, "2e-4")], tmp_path, [profiler])
+    assert (result.clock, result.refusals) == ("neuron-explorer", {})
+    np.testing.assert_allclose(result.seconds["forward"], 3 * [2.01e-4])
 
 
 def test_a_profiler_that_fails_gives_way_and_says_why(profiler: Profiler, tmp_path: Path) -> None:
-    found = measured([program(tmp_path, "broken")], tmp_path, [profiler])
-    assert (found.clock, found.seconds) == (None, {})
-    assert found.refusals == {"neuron-explorer": "ClockError: capture ended with 1: no such program"}
+    result = measured([program(tmp_path, "broken")], tmp_path, [profiler])
+    assert (result.clock, result.seconds) == (None, {})
+    assert result.refusals == {"neuron-explorer": "ClockError: capture ended with 1: no such program"}
 
 
 def test_what_is_not_there_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = measured([program(tmp_path, "1")], tmp_path)
-    assert found.clock is None
-    assert found.refusals == {
+    result = measured([program(tmp_path, "1")], tmp_path)
+    assert result.clock is None
+    assert result.refusals == {
         "nrtpy": "ModuleNotFoundError: No module named 'nrtpy'",
         "neuron-explorer": "ClockError: no command neuron-explorer on the path",
         "neuron-profile": "ClockError: no command neuron-profile on the path",
     }
-    assert [clock.name for clock in CLOCKS] == list(found.refusals)
+    assert [clock.name for clock in CLOCKS] == list(result.refusals)
 
 
 class FakeModel:
@@ -113,9 +113,9 @@ def arrays() -> dict[str, Any]:
 
 
 def test_nrtpy_gets_the_arguments_by_their_names(nrtpy: type[FakeModel], tmp_path: Path) -> None:
-    found = measured([program(tmp_path, "", **arrays())], tmp_path, [Nrtpy()])
-    assert (found.clock, len(found.seconds["forward"])) == ("nrtpy", 50)
-    assert (found.seconds["forward"] == 2e-3).all()
+    result = measured([program(tmp_path, "", **arrays())], tmp_path, [Nrtpy()])
+    assert (result.clock, len(result.seconds["forward"])) == ("nrtpy", 50)
+    assert (result.seconds["forward"] == 2e-3).all()
     name, logits = nrtpy.given["logits_hbm"]
     assert name == "logits_hbm" and logits.dtype == np.uint16 and logits[0, 0] == 0x3F80
 
@@ -127,7 +127,7 @@ def test_other_names_take_them_in_order_and_another_number_is_refused(
     measured([program(tmp_path, "", **arrays())], tmp_path, [Nrtpy()])
     assert list(nrtpy.given) == ["input0", "input1"] and nrtpy.given["input1"][1].dtype == np.int32
     monkeypatch.setattr(nrtpy, "inputs", ("input0",))
-    found = measured([program(tmp_path, "", **arrays())], tmp_path, [Nrtpy()])
-    assert found.refusals == {
+    result = measured([program(tmp_path, "", **arrays())], tmp_path, [Nrtpy()])
+    assert result.refusals == {
         "nrtpy": "ClockError: the program has the inputs input0, the kernel logits_hbm, targets_hbm"
     }

@@ -122,9 +122,9 @@ def test_what_is_compiled_for_each_launch_is_put_aside(tmp_path: Path, monkeypat
 
 
 def test_without_programs_the_wall_clock_stays(tmp_path: Path) -> None:
-    found = CHAIN.measure(Observation({"many": np.ones(3), "few": np.ones(3)}), tmp_path)
-    assert "clock" not in found.notes
-    assert "holds 0 programs of the launch 'many'" in found.notes["refusals"]["clocks of the SDK"]
+    result = CHAIN.measure(Observation({"many": np.ones(3), "few": np.ones(3)}), tmp_path)
+    assert "clock" not in result.notes
+    assert "holds 0 programs of the launch 'many'" in result.notes["refusals"]["clocks of the SDK"]
 
 
 def test_a_kernel_that_does_nothing_takes_arrays() -> None:
@@ -142,5 +142,5 @@ def test_chains_and_loads_compute() -> None:
 
 
 def test_the_wall_clock_is_read_a_few_times() -> None:
-    found = wall_times(Timed("few", kernels.chain_of_exp, {"x": Shape((2, 4), "bfloat16")}, {"links": 1}))
-    assert 3 <= len(found) <= 15 and (found > 0).all()
+    results = wall_times(Timed("few", kernels.chain_of_exp, {"x": Shape((2, 4), "bfloat16")}, {"links": 1}))
+    assert 3 <= len(results) <= 15 and (results > 0).all()

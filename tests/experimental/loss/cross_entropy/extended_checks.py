@@ -127,15 +127,15 @@ def check_backward(
     **more: Any,
 ) -> Array:
     """Run the backward on a copy of ``logits``, hold it against the oracle, and return the gradient."""
-    given = logits.copy()
-    gradient = backward(given, targets, lse, upstream, options, launch, inplace=inplace, **more)
+    array = logits.copy()
+    gradient = backward(array, targets, lse, upstream, options, launch, inplace=inplace, **more)
     assert gradient.shape == logits.shape
-    assert (gradient is given) == inplace
+    assert (gradient is array) == inplace
     if inplace:
         assert gradient.dtype == logits.dtype
     else:
         assert gradient.dtype == launch.dtype
-        assert given.tobytes() == logits.tobytes(), "not in place, the logits keep every byte"
+        assert array.tobytes() == logits.tobytes(), "not in place, the logits keep every byte"
     assert_gradient(gradient, logits, targets, lse, upstream, options, launch.dtype, more.get("entropy_hbm"))
     return gradient
 
@@ -151,9 +151,9 @@ def assert_gradient(
     entropy: Array | None = None,
 ) -> None:
     """Errors of a gradient are within ``extended_gradient_bound``."""
-    given = BackwardInputs(lse, upstream.loss, upstream.lse, upstream.logprob, entropy, upstream.entropy)
-    expected = extended_backward_reference(logits, targets, dtype, options, given)
-    bounds = extended_gradient_bound(logits, targets, dtype, options, given)
+    inputs = BackwardInputs(lse, upstream.loss, upstream.lse, upstream.logprob, entropy, upstream.entropy)
+    expected = extended_backward_reference(logits, targets, dtype, options, inputs)
+    bounds = extended_gradient_bound(logits, targets, dtype, options, inputs)
     if BF16 in (dtype, gradient.dtype):
         bounds = bounds + bfloat16_allowance(expected)
     if FP16 in (dtype, gradient.dtype):

@@ -88,13 +88,13 @@ def check_backward(
     **options: Any,
 ) -> Array:
     """Run the backward on a copy of ``logits``, hold it against the oracle, and return the gradient."""
-    given = logits.copy()
-    gradient = backward(given, targets, lse_state, reduction=reduction, dtype=as_nl(dtype), inplace=inplace, **options)
+    array = logits.copy()
+    gradient = backward(array, targets, lse_state, reduction=reduction, dtype=as_nl(dtype), inplace=inplace, **options)
     if inplace:
-        assert gradient is given, "in place, the gradient is the very array of the logits"
+        assert gradient is array, "in place, the gradient is the very array of the logits"
     else:
-        assert given.tobytes() == logits.tobytes(), "not in place, the logits keep every byte"
-        assert not np.shares_memory(given, gradient)
+        assert array.tobytes() == logits.tobytes(), "not in place, the logits keep every byte"
+        assert not np.shares_memory(array, gradient)
     assert_gradient(
         gradient,
         logits,

@@ -29,16 +29,16 @@ def class_weights(vocabulary: int) -> Array:
 
 def with_ignored(targets: Array, ignore_index: int = -100) -> Array:
     """Every fourth target ignored, the first one not."""
-    found = targets.copy()
-    found[3::4] = ignore_index
-    return found
+    result = targets.copy()
+    result[3::4] = ignore_index
+    return result
 
 
 def probabilities(positions: int, vocabulary: int, dtype: Any = FP32) -> Array:
     """Class probabilities [N, V] of which a fifth is 0."""
     rng = np.random.default_rng(6)
-    found = rng.random((positions, vocabulary)) * (rng.random((positions, vocabulary)) > 0.2) + 1e-3
-    return (found / found.sum(axis=1, keepdims=True)).astype(dtype)
+    result = rng.random((positions, vocabulary)) * (rng.random((positions, vocabulary)) > 0.2) + 1e-3
+    return (result / result.sum(axis=1, keepdims=True)).astype(dtype)
 
 
 def upstream_of(positions: int, which: str) -> Upstream:
@@ -46,8 +46,8 @@ def upstream_of(positions: int, which: str) -> Upstream:
     rng = np.random.default_rng(7)
     loss, lse, logprob, entropy = rng.standard_normal((4, positions)).astype(np.float32)
     loss[1::5] = 0.0
-    given = {"lse": lse, "logprob": logprob, "entropy": entropy}
-    return Upstream(loss, **{name: values for name, values in given.items() if name in which})
+    arguments = {"lse": lse, "logprob": logprob, "entropy": entropy}
+    return Upstream(loss, **{name: values for name, values in arguments.items() if name in which})
 
 
 OPTIONS = {
@@ -80,10 +80,10 @@ def options_of(name: str, vocabulary: int) -> ExtendedLoss:
 
 def _check(logits: Array, targets: Array, options: ExtendedLoss, launch: Launch, which: str = "lse, logprob") -> None:
     """Forward and backward, in place and not, from lse alone and from its two summands, of the entropy and without."""
-    found = check_forward(logits, targets, options, launch, **ALL)
-    lse, summands = found["lse"], {"maximum_hbm": found["maximum"], "log_sum_hbm": found["log_sum"]}
+    results = check_forward(logits, targets, options, launch, **ALL)
+    lse, summands = results["lse"], {"maximum_hbm": results["maximum"], "log_sum_hbm": results["log_sum"]}
     which = "lse" if targets.ndim == 2 else which
-    upstream, entropy = upstream_of(len(logits), f"{which}, entropy"), {"entropy_hbm": found["entropy"]}
+    upstream, entropy = upstream_of(len(logits), f"{which}, entropy"), {"entropy_hbm": results["entropy"]}
     check_backward(logits, targets, lse, upstream, options, launch, **summands, **entropy)
     check_backward(logits, targets, lse, upstream, options, launch, inplace=True, **entropy)
     upstream = upstream_of(len(logits), which)
@@ -130,8 +130,8 @@ def test_chunks_longer_than_a_search(chunk_size: int) -> None:
     logits, targets = normal_batch(5, 32780)
     logits[1, 16385], logits[2, 16388], logits[3, [16383, 16384, 20001]] = 50.0, 50.0, 50.0
     options = ExtendedLoss()
-    found = check_forward(logits, targets, options, Launch(FP32, 1, 5, chunk_size), with_argmax=True)["argmax"]
-    np.testing.assert_array_equal(found[1:4], [16385, 16388, 16383])
+    result = check_forward(logits, targets, options, Launch(FP32, 1, 5, chunk_size), with_argmax=True)["argmax"]
+    np.testing.assert_array_equal(result[1:4], [16385, 16388, 16383])
 
 
 @pytest.mark.parametrize("probability", [0.9, 0.999, 0.99999])
@@ -179,11 +179,11 @@ def test_an_entropy_has_a_gradient_where_almost_nothing_is_left_to_choose() -> N
     logits[::2] += 1e4
     launch, options = Launch(FP32, 2, 16, 600), ExtendedLoss()
     logits = logits.astype(BF16).astype(np.float32)
-    found = check_forward(logits, targets, options, launch, with_entropy=True, with_log_sum=True)
-    summands = {"maximum_hbm": found["maximum"], "log_sum_hbm": found["log_sum"], "entropy_hbm": found["entropy"]}
+    results = check_forward(logits, targets, options, launch, with_entropy=True, with_log_sum=True)
+    summands = {"maximum_hbm": results["maximum"], "log_sum_hbm": results["log_sum"], "entropy_hbm": results["entropy"]}
     zeros = np.zeros(20, np.float32)
     upstream = Upstream(zeros, entropy=np.ones(20, np.float32))
-    gradient = check_backward(logits, targets, found["lse"], upstream, options, launch, **summands)
+    gradient = check_backward(logits, targets, results["lse"], upstream, options, launch, **summands)
     z = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
     entropy = -(p * np.log(p)).sum(axis=1, keepdims=True)
@@ -217,8 +217,8 @@ def test_more_chunks_than_columns_of_statistics(chunk_size: int, is_probable: bo
     logits, targets = normal_batch(3, vocabulary)
     logits[1, 10], logits[2, -1] = 40.0, 40.0
     options = options_of("everything", vocabulary)
-    given = probabilities(3, vocabulary) if is_probable else targets
-    _check(logits, given, options, Launch(FP32, 2, 2, chunk_size))
+    inputs = probabilities(3, vocabulary) if is_probable else targets
+    _check(logits, inputs, options, Launch(FP32, 2, 2, chunk_size))
 
 
 @st.composite
@@ -240,22 +240,22 @@ def test_any_shape(
 ) -> None:
     positions, vocabulary, positions_per_batch, chunk_size = shape
     logits, targets = normal_batch(positions, vocabulary, seed=sum(shape))
-    given = probabilities(positions, vocabulary) if is_probable else with_ignored(targets)
+    inputs = probabilities(positions, vocabulary) if is_probable else with_ignored(targets)
     launch = Launch(dtypes[1], cores, positions_per_batch, chunk_size)
-    _check(logits.astype(dtypes[0]), given, options_of(name, vocabulary), launch, which)
+    _check(logits.astype(dtypes[0]), inputs, options_of(name, vocabulary), launch, which)
 
 
 @pytest.mark.parametrize(("name", "is_probable"), list(product(["off", "everything"], [False, True])))
 def test_cores_and_batches_change_no_bit(name: str, is_probable: bool) -> None:
     logits, targets = normal_batch(37, 301)
-    given = probabilities(37, 301) if is_probable else with_ignored(targets)
+    inputs = probabilities(37, 301) if is_probable else with_ignored(targets)
     options, upstream = options_of(name, 301), upstream_of(37, "lse")
     results = list()
     for cores, positions_per_batch in ((1, 37), (2, 8), (2, 1)):
         launch = Launch(BF16, cores, positions_per_batch, 90)
-        found = check_forward(logits, given, options, launch, **ALL)
-        gradient = check_backward(logits, given, found["lse"], upstream, options, launch)
-        results.append([*found.values(), gradient])
+        result = check_forward(logits, inputs, options, launch, **ALL)
+        gradient = check_backward(logits, inputs, result["lse"], upstream, options, launch)
+        results.append([*result.values(), gradient])
     for other in results[1:]:
         assert all(same_bits(first, second) for first, second in zip(results[0], other, strict=True))
 
@@ -268,8 +268,8 @@ def test_with_all_off_the_results_are_those_of_the_plain_kernels() -> None:
     tiling: dict[str, Any] = {"positions_per_batch": 5, "chunk_size": 100, "dtype": nl.float32}
     loss, lse = cross_entropy_forward[2](logits, targets, **tiling)
     launch = Launch(FP32, 2, 5, 100)
-    found = check_forward(logits, targets, ExtendedLoss(), launch)
-    assert same_bits(found["loss"], loss) and same_bits(found["lse"], lse)
+    results = check_forward(logits, targets, ExtendedLoss(), launch)
+    assert same_bits(results["loss"], loss) and same_bits(results["lse"], lse)
     gradient = check_backward(logits, targets, lse, Upstream(np.ones(18, np.float32)), ExtendedLoss(), launch)
     plain = cross_entropy_backward[2](logits, targets, lse, reduction="sum", inplace=False, **tiling)
     np.testing.assert_array_equal(gradient, plain)

@@ -97,7 +97,7 @@ def _error_over_bound(gradient: Array, logits: Array, targets: Array, upstream: 
     )
     factors = options.factors(targets, VOCABULARY)
     size = np.abs(upstream.loss) * (factors.sum(axis=1) + 2.0 * options.lse_square_scale * np.abs(lse))
-    size = (size + sum(np.abs(given) for given in more if given is not None))[:, np.newaxis]
+    size = (size + sum(np.abs(array) for array in more if array is not None))[:, np.newaxis]
     distance = np.abs(z - lse[:, np.newaxis])
     bound = UNIT * (size * (np.exp(-distance) * (24.0 + distance) + 8.0 * factors) + 8.0 * np.abs(exact))
     bound = bound + SMALLEST_NORMAL + (bfloat16_allowance(exact) if logits.dtype == BF16 else 0.0)
@@ -105,21 +105,21 @@ def _error_over_bound(gradient: Array, logits: Array, targets: Array, upstream: 
 
 
 @pytest.mark.parametrize("is_probable", [False, True])
-@pytest.mark.parametrize("name", [name for name, given in OPTIONS.items() if "logit_softcap" not in given])
+@pytest.mark.parametrize("name", [name for name, option in OPTIONS.items() if "logit_softcap" not in option])
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 def test_gradients_keep_the_digits_of_large_logits(dtype: Any, name: str, is_probable: bool) -> None:
     logits, targets = _inputs(dtype)
     targets = probabilities(POSITIONS, VOCABULARY) if is_probable else with_ignored(targets)
     options, upstream = options_of(name, VOCABULARY), upstream_of(POSITIONS, "lse" if is_probable else "lse, logprob")
     launch = Launch(dtype, 2, 4, 20)
-    found = forward(logits, targets, options, launch, with_log_sum=True)
-    apart = {"maximum_hbm": found["maximum"], "log_sum_hbm": found["log_sum"]}
-    gradient = backward(logits.copy(), targets, found["lse"], upstream, options, launch, **apart)
+    results = forward(logits, targets, options, launch, with_log_sum=True)
+    apart = {"maximum_hbm": results["maximum"], "log_sum_hbm": results["log_sum"]}
+    gradient = backward(logits.copy(), targets, results["lse"], upstream, options, launch, **apart)
     assert _error_over_bound(gradient, logits, targets, upstream, options) <= 1.0
     for wrong in (np.zeros_like(gradient), -gradient, gradient[::-1]):
         assert _error_over_bound(wrong, logits, targets, upstream, options) > 1.0
     if dtype == FP32:
-        of_lse = backward(logits.copy(), targets, found["lse"], upstream, options, launch)
+        of_lse = backward(logits.copy(), targets, results["lse"], upstream, options, launch)
         assert _error_over_bound(of_lse, logits, targets, upstream, options) > 10.0, "what the rounded lse loses"
 
 
@@ -127,8 +127,8 @@ def test_an_infinite_logit_makes_the_row_of_the_gradient_nan() -> None:
     logits, targets = _inputs(FP32)
     logits[1, 4], logits[2], logits[3, 5] = np.inf, -np.inf, np.nan
     launch, options, upstream = Launch(FP32, 2, 4, 20), ExtendedLoss(), Upstream(np.ones(POSITIONS, np.float32))
-    found = forward(logits, targets, options, launch, with_log_sum=True)
-    apart = {"maximum_hbm": found["maximum"], "log_sum_hbm": found["log_sum"]}
-    gradient = backward(logits, targets, found["lse"], upstream, options, launch, **apart)
+    results = forward(logits, targets, options, launch, with_log_sum=True)
+    apart = {"maximum_hbm": results["maximum"], "log_sum_hbm": results["log_sum"]}
+    gradient = backward(logits, targets, results["lse"], upstream, options, launch, **apart)
     assert np.isnan(gradient).all(axis=1).tolist() == [False, True, True, True] + [False] * 5
     assert np.isfinite(gradient[4:]).all()

@@ -58,10 +58,10 @@ def test_losses_have_the_class_of_torch(smoothing: float, chunk_size: int) -> No
     logits, targets = _batch()
     options = ExtendedLoss(label_smoothing=smoothing)
     expected, _ = _torch_results(logits, targets, options)
-    found = forward(logits, targets, options, Launch(FP32, 2, 16, chunk_size))
+    results = forward(logits, targets, options, Launch(FP32, 2, 16, chunk_size))
     # PyTorch's float32 log-probabilities of the range's ends are finite, and so are ours; their sums may not be.
     within = np.abs(np.where(np.isfinite(logits), logits, 0.0)).max(axis=1) < 1e38
-    np.testing.assert_array_equal(_classes(found["loss"])[within], _classes(expected)[within])
+    np.testing.assert_array_equal(_classes(results["loss"])[within], _classes(expected)[within])
 
 
 def test_gradients_have_the_class_of_torch() -> None:
@@ -86,11 +86,11 @@ def test_values_and_gradients_are_those_of_torch(is_probable: bool, name: str) -
     """A second opinion on the mathematics, as exact as float32 on both sides."""
     logits, targets = normal_batch(12, 8)
     options = OPTIONS[name]
-    given: Any = torch.softmax(torch.from_numpy(logits[::-1].copy()), 1).numpy() if is_probable else targets
-    expected_loss, expected_gradient = _torch_results(logits, given, options)
-    found = forward(logits, given, options, LAUNCH)
-    np.testing.assert_allclose(found["loss"], expected_loss, rtol=1e-5, atol=1e-6)
-    gradient = backward(logits.copy(), given, found["lse"], Upstream(np.ones(12, np.float32)), options, LAUNCH)
+    inputs: Any = torch.softmax(torch.from_numpy(logits[::-1].copy()), 1).numpy() if is_probable else targets
+    expected_loss, expected_gradient = _torch_results(logits, inputs, options)
+    results = forward(logits, inputs, options, LAUNCH)
+    np.testing.assert_allclose(results["loss"], expected_loss, rtol=1e-5, atol=1e-6)
+    gradient = backward(logits.copy(), inputs, results["lse"], Upstream(np.ones(12, np.float32)), options, LAUNCH)
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-6)
 
 
@@ -103,9 +103,9 @@ def test_probabilities_at_minus_infinity_count_as_in_torch(special: str, smoothi
     y[1, 5] = 0.0 if special.startswith("zero") else 0.125
     options = ExtendedLoss(label_smoothing=smoothing)
     expected, _ = _torch_results(logits, y, options)
-    found = forward(logits, y, options, LAUNCH)["loss"]
-    np.testing.assert_array_equal(_classes(found), _classes(expected))
-    assert not np.isfinite(found[1]) and np.isfinite(found[[0, 2]]).all()
+    result = forward(logits, y, options, LAUNCH)["loss"]
+    np.testing.assert_array_equal(_classes(result), _classes(expected))
+    assert not np.isfinite(result[1]) and np.isfinite(result[[0, 2]]).all()
 
 
 @pytest.mark.parametrize("ignore_index", [-100, 0, 5, -(2**31), 2**31 - 1])
@@ -122,12 +122,12 @@ def test_ignored_positions_are_exact_zeros(dtype: Any, name: str, ignore_index: 
         values.class_weight, ignore_index, values.label_smoothing, values.logit_softcap, values.lse_square_scale
     )
     launch = Launch(dtype, 2, 4, 3)
-    found = check_forward(logits, targets, options, launch)
+    results = check_forward(logits, targets, options, launch)
     for result in ("loss", "target_logit", "position_weight"):
-        assert (found[result][ignored] == 0.0).all() and (found[result][~ignored] != 0.0).all(), result
+        assert (results[result][ignored] == 0.0).all() and (results[result][~ignored] != 0.0).all(), result
     upstream = Upstream(np.full(21, NAN, np.float32), None, np.full(21, INF, np.float32))
     upstream.loss[~ignored], upstream.logprob[~ignored] = 2.0, 0.5  # type: ignore[index]
-    gradient = check_backward(logits, targets, found["lse"], upstream, options, launch)
+    gradient = check_backward(logits, targets, results["lse"], upstream, options, launch)
     assert (gradient[ignored] == 0.0).all() and (gradient[~ignored] != 0.0).any(axis=1).all()
 
 
@@ -150,11 +150,11 @@ def test_ignored_positions_do_not_look_at_their_logits(name: str, value: float) 
     )
     ordinary = forward(logits, targets, options, LAUNCH)
     logits[4], targets[4] = value, -100
-    found = forward(logits, targets, options, LAUNCH)
+    actual = forward(logits, targets, options, LAUNCH)
     others = np.delete(np.arange(9), 4)
     for result in ("loss", "target_logit", "position_weight"):
-        assert found[result][4] == 0.0
-        np.testing.assert_array_equal(found[result][others], ordinary[result][others])
+        assert actual[result][4] == 0.0
+        np.testing.assert_array_equal(actual[result][others], ordinary[result][others])
 
 
 def test_masked_logits_stay_masked_under_a_cap() -> None:
@@ -163,9 +163,9 @@ def test_masked_logits_stay_masked_under_a_cap() -> None:
     logits[:, 6], targets[targets == 6] = -INF, 0
     logits[2, 1], logits[3, 1], logits[4, 1] = 3e38, -3e38, INF
     options = ExtendedLoss(logit_softcap=5.0)
-    found = check_forward(logits, targets, options, LAUNCH, with_argmax=True, with_entropy=True)
-    assert np.isfinite(found["loss"]).all() and np.isfinite(found["entropy"]).all()
-    gradient = check_backward(logits, targets, found["lse"], Upstream(np.ones(9, np.float32)), options, LAUNCH)
+    results = check_forward(logits, targets, options, LAUNCH, with_argmax=True, with_entropy=True)
+    assert np.isfinite(results["loss"]).all() and np.isfinite(results["entropy"]).all()
+    gradient = check_backward(logits, targets, results["lse"], Upstream(np.ones(9, np.float32)), options, LAUNCH)
     assert (gradient[:, 6] == 0.0).all()
 
 
@@ -183,16 +183,16 @@ def test_the_first_of_equal_maxima_is_the_argmax(softcap: float | None, chunk_si
     targets = np.zeros(6, np.int32)
     options = ExtendedLoss(logit_softcap=softcap)
     launch = Launch(FP32, 1, 6, chunk_size)
-    found = forward(logits, targets, options, launch, with_argmax=True)["argmax"]
-    np.testing.assert_array_equal(found, [0, 7, 0, 4, 13, 18])
+    result = forward(logits, targets, options, launch, with_argmax=True)["argmax"]
+    np.testing.assert_array_equal(result, [0, 7, 0, 4, 13, 18])
 
 
 def test_a_row_with_a_nan_has_no_argmax() -> None:
     logits, targets = normal_batch(4, 20)
     logits[1, 2], logits[3, 19] = NAN, NAN
-    found = forward(logits, targets, OFF, Launch(FP32, 1, 4, 3), with_argmax=True)["argmax"]
-    np.testing.assert_array_equal(found[[1, 3]], [20, 20])
-    np.testing.assert_array_equal(found[[0, 2]], logits[[0, 2]].argmax(axis=1))
+    result = forward(logits, targets, OFF, Launch(FP32, 1, 4, 3), with_argmax=True)["argmax"]
+    np.testing.assert_array_equal(result[[1, 3]], [20, 20])
+    np.testing.assert_array_equal(result[[0, 2]], logits[[0, 2]].argmax(axis=1))
 
 
 def test_log_probabilities_are_never_positive() -> None:
@@ -201,6 +201,6 @@ def test_log_probabilities_are_never_positive() -> None:
     for softcap in (None, 3.0, 50.0):
         for dtype in (BF16, FP32):
             options = ExtendedLoss(logit_softcap=softcap)
-            found = forward(logits, targets, options, Launch(dtype, 2, 32, 20), with_entropy=True)
-            assert (found["target_logit"] <= found["lse"]).all() and (found["loss"] >= 0.0).all()
-            assert (found["entropy"] >= 0.0).all()
+            results = forward(logits, targets, options, Launch(dtype, 2, 32, 20), with_entropy=True)
+            assert (results["target_logit"] <= results["lse"]).all() and (results["loss"] >= 0.0).all()
+            assert (results["entropy"] >= 0.0).all()

@@ -61,7 +61,7 @@ def test_shards_combine_to_the_whole(dtype: Any, name: str) -> None:
     logits, targets = _inputs_for(options)
     exact = extended_forward_reference(logits, targets, dtype, options)
     launch = Launch(dtype, 2, 8, 1)
-    found = [
+    results = [
         forward(
             logits[:, start:end].copy(),
             targets,
@@ -76,37 +76,37 @@ def test_shards_combine_to_the_whole(dtype: Any, name: str) -> None:
         )
         for start, end in SHARDS
     ]
-    lse = np.logaddexp.reduce([each["lse"].astype(np.float64) for each in found])
+    lse = np.logaddexp.reduce([result["lse"].astype(np.float64) for result in results])
     np.testing.assert_allclose(lse, exact.lse, rtol=1e-5)
     for result in ("target_logit", "position_weight"):
-        total = sum(each[result].astype(np.float64) for each in found)
+        total = sum(item[result].astype(np.float64) for item in results)
         np.testing.assert_allclose(total, getattr(exact, result), rtol=1e-5, atol=1e-4, err_msg=result)
     weights = options.weights(VOCABULARY)
-    maximum, log_sum, distance_sum, entropy = _combined(found, [weights[start:end].sum() for start, end in SHARDS])
+    maximum, log_sum, distance_sum, entropy = _combined(results, [weights[start:end].sum() for start, end in SHARDS])
     np.testing.assert_allclose(maximum + log_sum, exact.lse, rtol=1e-5)
     np.testing.assert_allclose(distance_sum, exact.distance_sum, rtol=1e-5)
     np.testing.assert_allclose(entropy, exact.entropy, rtol=1e-5)
-    for each, (start, end) in zip(found, SHARDS, strict=True):
-        held = (targets >= start) & (targets < end) & (targets != options.ignore_index)
-        assert (each["position_weight"][~held] == 0.0).all() and (each["target_logit"][~held] == 0.0).all()
+    for element, (start, end) in zip(results, SHARDS, strict=True):
+        kept = (targets >= start) & (targets < end) & (targets != options.ignore_index)
+        assert (element["position_weight"][~kept] == 0.0).all() and (element["target_logit"][~kept] == 0.0).all()
         rounded = logits.astype(dtype)[:, start:end]
-        np.testing.assert_array_equal(each["argmax"], start + rounded.argmax(axis=1))
+        np.testing.assert_array_equal(element["argmax"], start + rounded.argmax(axis=1))
     _check_gradients(logits, targets, exact.lse.astype(np.float32), options, launch)
 
 
-def _combined(found: list[dict[str, Array]], factors: list[Any]) -> tuple[Array, Array, Array, Array]:
+def _combined(results: list[dict[str, Array]], factors: list[Any]) -> tuple[Array, Array, Array, Array]:
     """Combine maximum, log-sum, sum of distances and entropy of shards as docs/explanation/cross_entropy.md does."""
-    parts = [{name: values.astype(np.float64) for name, values in each.items()} for each in found]
-    maximum = np.max([each["maximum"] for each in parts], axis=0)
-    shares = [np.exp(each["maximum"] - maximum + each["log_sum"]) for each in parts]
+    parts = [{name: values.astype(np.float64) for name, values in result.items()} for result in results]
+    maximum = np.max([part["maximum"] for part in parts], axis=0)
+    shares = [np.exp(part["maximum"] - maximum + part["log_sum"]) for part in parts]
     total = sum(shares)
     distance_sum = sum(
-        each["distance_sum"] + of_shard * (maximum - each["maximum"])
-        for each, of_shard in zip(parts, factors, strict=True)
+        part["distance_sum"] + of_shard * (maximum - part["maximum"])
+        for part, of_shard in zip(parts, factors, strict=True)
     )
     terms = [
-        share * (each["entropy"] + (maximum - each["maximum"]) - each["log_sum"])
-        for each, share in zip(parts, shares, strict=True)
+        share * (part["entropy"] + (maximum - part["maximum"]) - part["log_sum"])
+        for part, share in zip(parts, shares, strict=True)
     ]
     return maximum, np.log(total), distance_sum, np.log(total) + sum(terms) / total
 
@@ -119,7 +119,7 @@ def _check_gradients(logits: Array, targets: Array, lse: Array, options: Extende
     )
     weights = options.weights(VOCABULARY)
     valid = options.is_valid(targets)
-    given = np.where(valid, weights[np.where(valid, targets, 0)], np.nan).astype(np.float32)
+    array = np.where(valid, weights[np.where(valid, targets, 0)], np.nan).astype(np.float32)
     parts = [
         backward(
             logits[:, start:end].copy(),
@@ -130,14 +130,14 @@ def _check_gradients(logits: Array, targets: Array, lse: Array, options: Extende
             Launch(launch.dtype, 2, 8, min(20, end - start)),
             first_class=start,
             num_classes=VOCABULARY,
-            target_weight_hbm=None if options.class_weight is None else given,
+            target_weight_hbm=None if options.class_weight is None else array,
             weight_sum=float(weights.sum()),
         )
         for start, end in SHARDS
     ]
     tolerance = 2.0**-8 if launch.dtype == BF16 else 1e-5
-    found = np.concatenate([part.astype(np.float64) for part in parts], axis=1)
-    np.testing.assert_allclose(found, exact, rtol=tolerance, atol=1e-6)
+    result = np.concatenate([part.astype(np.float64) for part in parts], axis=1)
+    np.testing.assert_allclose(result, exact, rtol=tolerance, atol=1e-6)
 
 
 def test_shards_of_probabilities() -> None:
@@ -148,22 +148,22 @@ def test_shards_of_probabilities() -> None:
     loss = np.random.default_rng(1).standard_normal(POSITIONS).astype(np.float32)
     lse = exact.lse.astype(np.float32)
     expected = extended_backward_reference(logits, y, FP32, options, BackwardInputs(lse, loss))
-    found = []
+    results = []
     for start, end in SHARDS:
         part = _part(options, start, end)
         launch = Launch(FP32, 2, 8, min(20, end - start))
         shard: dict[str, Any] = {"first_class": start, "num_classes": VOCABULARY}
         own, own_y = logits[:, start:end].copy(), y[:, start:end].copy()
-        found.append(
+        results.append(
             forward(own, own_y, part, launch, with_distance_sum=True, with_entropy=True, with_log_sum=True, **shard)
         )
         sums = options.factors(y, VOCABULARY).sum(axis=1).astype(np.float32)
         gradient = backward(own, own_y, lse, Upstream(loss), part, launch, target_weight_hbm=sums, **shard)
         np.testing.assert_allclose(gradient, expected[:, start:end], rtol=1e-4, atol=1e-5)
     for result in ("target_logit", "position_weight"):
-        total = sum(each[result].astype(np.float64) for each in found)
+        total = sum(item[result].astype(np.float64) for item in results)
         np.testing.assert_allclose(total, getattr(exact, result), rtol=1e-5, atol=1e-3, err_msg=result)
-    maximum, log_sum, distance_sum, _ = _combined(found, [each["position_weight"] for each in found])
+    maximum, log_sum, distance_sum, _ = _combined(results, [result["position_weight"] for result in results])
     of_targets = distance_sum + exact.position_weight * log_sum
     np.testing.assert_allclose(of_targets + options.lse_square_scale * (maximum + log_sum) ** 2, exact.loss, rtol=1e-5)
 

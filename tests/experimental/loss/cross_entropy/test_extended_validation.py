@@ -229,5 +229,5 @@ def test_numbers_may_be_integers() -> None:
     """A label smoothing of 0 or 1, a cap of 30."""
     forward = KERNELS[FORWARD[0]]
     plain = forward.launch({**forward.accepted(), "label_smoothing": 1.0, "logit_softcap": 30.0})
-    found = forward.launch({**forward.accepted(), "label_smoothing": 1, "logit_softcap": 30})
-    np.testing.assert_array_equal(found[0], plain[0])
+    result = forward.launch({**forward.accepted(), "label_smoothing": 1, "logit_softcap": 30})
+    np.testing.assert_array_equal(result[0], plain[0])

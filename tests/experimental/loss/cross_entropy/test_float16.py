@@ -136,11 +136,11 @@ def test_the_extended_kernels(name: str) -> None:
     options = OPTIONS[name]
     finite = np.isfinite(edge_rows()[0]).all(1) if options.label_smoothing else slice(None)
     for logits, targets in ((edge_rows()[0][finite], edge_rows()[1][finite]), confident_batch(9, VOCABULARY, 0.999)):
-        given = logits.astype(FP16)
-        extended_checks.check_forward(given, targets, options, Launch(FP16, 2, 7, 64), with_argmax=True)
+        array = logits.astype(FP16)
+        extended_checks.check_forward(array, targets, options, Launch(FP16, 2, 7, 64), with_argmax=True)
         rng = np.random.default_rng(2)
-        loss, further, *_ = rng.standard_normal((3, len(given)), np.float32)
-        check_gradient(given, targets, options, Upstream(loss, further), further)
+        loss, further, *_ = rng.standard_normal((3, len(array)), np.float32)
+        check_gradient(array, targets, options, Upstream(loss, further), further)
 
 
 @pytest.mark.parametrize("exact_maximum", SHARES.values(), ids=SHARES)
@@ -149,10 +149,10 @@ def test_an_entropy_beside_masked_logits(temperature: float, exact_maximum: bool
     """-inf adds nothing, though no float16 is far below 6e4 * 1e-4, nor below a maximum of -65504."""
     logits, targets = edge_rows()
     options, launch = ExtendedLoss(temperature=temperature), Launch(FP16, 2, 7, 64)
-    found = check_scores(logits, targets, options, launch, exact_maximum)
-    assert np.isfinite(found["entropy"]).all()
+    results = check_scores(logits, targets, options, launch, exact_maximum)
+    assert np.isfinite(results["entropy"]).all()
     upstream = Upstream(*(np.random.default_rng(3).standard_normal((4, len(logits)), np.float32)))
-    check_gradient(logits, targets, options, upstream, found["entropy"])
+    check_gradient(logits, targets, options, upstream, results["entropy"])
 
 
 def test_class_probabilities_of_float16() -> None:
@@ -160,9 +160,9 @@ def test_class_probabilities_of_float16() -> None:
     probabilities = np.random.default_rng(4).random((9, VOCABULARY), np.float32)
     probabilities = (probabilities / probabilities.sum(1, keepdims=True)).astype(FP16)
     options, launch = ExtendedLoss(label_smoothing=0.1), Launch(FP16, 2, 7, 64)
-    found = extended_checks.check_forward(logits.astype(FP16), probabilities, options, launch)
+    results = extended_checks.check_forward(logits.astype(FP16), probabilities, options, launch)
     upstream = Upstream(np.linspace(-1, 1, 9, dtype=np.float32))
-    extended_checks.check_backward(logits.astype(FP16), probabilities, found["lse"], upstream, options, launch)
+    extended_checks.check_backward(logits.astype(FP16), probabilities, results["lse"], upstream, options, launch)
 
 
 def test_a_scaled_loss_keeps_what_a_mean_would_lose() -> None:

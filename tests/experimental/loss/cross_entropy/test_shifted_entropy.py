@@ -58,7 +58,7 @@ def hard_rows() -> tuple[Array, Array]:
 
 def check_scores(logits: Array, targets: Array, options: ExtendedLoss, launch: Launch, exact: bool) -> dict[str, Array]:
     """Loss, lse and entropy of one form against float64."""
-    found = forward(logits, targets, options, launch, **SCORES, exact_maximum=exact)
+    result = forward(logits, targets, options, launch, **SCORES, exact_maximum=exact)
     with np.errstate(all="ignore"):
         expected = extended_forward_reference(logits, targets, launch.dtype, options)
         z = options.scores(logits, launch.dtype)
@@ -71,9 +71,9 @@ def check_scores(logits: Array, targets: Array, options: ExtendedLoss, launch: L
             "entropy": allowed + 2.0 * (1.0 + expected.entropy) * of_z,
         }
         for name, bound in bounds.items():
-            ratio = error_over_bound(found[name], getattr(expected, name), bound)
+            ratio = error_over_bound(result[name], getattr(expected, name), bound)
             assert ratio.max() <= 1.0, f"{name}: {ratio} times the bound"
-    return found
+    return result
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "shifted"])
@@ -91,12 +91,16 @@ def test_the_gradient_takes_a_shift_and_its_sum(dtype: Any) -> None:
     logits, targets = hard_rows()
     logits, targets = logits[:10].astype(dtype), with_ignored(targets[:10])
     options, launch = ExtendedLoss(temperature=1.3), Launch(dtype, 2, 4, 50)
-    found = check_scores(logits, targets, options, launch, exact=False)
+    results = check_scores(logits, targets, options, launch, exact=False)
     rng = np.random.default_rng(8)
     loss, logprob, entropy = rng.standard_normal((3, len(logits))).astype(np.float32)
-    given = {"maximum_hbm": found["maximum"], "log_sum_hbm": found["log_sum"], "entropy_hbm": found["entropy"]}
+    arguments = {
+        "maximum_hbm": results["maximum"],
+        "log_sum_hbm": results["log_sum"],
+        "entropy_hbm": results["entropy"],
+    }
     upstream = Upstream(loss, logprob=logprob, entropy=entropy)
-    check_backward(logits, targets, found["lse"], upstream, options, launch, **given)
+    check_backward(logits, targets, results["lse"], upstream, options, launch, **arguments)
 
 
 @pytest.mark.parametrize("probability", [0.9, 0.999])
@@ -104,8 +108,8 @@ def test_the_gradient_takes_a_shift_and_its_sum(dtype: Any) -> None:
 def test_confident_tokens(exact: bool, probability: float) -> None:
     """The target is the largest logit, so that the shift is the maximum, wherever the target stands."""
     logits, targets = confident_batch(20, 2000, probability)
-    found = check_scores(logits, targets, ExtendedLoss(), Launch(FP32, 2, 16, 300), exact)
-    np.testing.assert_array_equal(found["maximum"], logits.max(axis=1))
+    results = check_scores(logits, targets, ExtendedLoss(), Launch(FP32, 2, 16, 300), exact)
+    np.testing.assert_array_equal(results["maximum"], logits.max(axis=1))
 
 
 def test_more_chunks_than_columns() -> None:
@@ -132,12 +136,12 @@ def test_by_default_long_rows_of_bfloat16_take_the_shift(
     """A launch with only recomputed rows takes at most 2.3 times that of the exact form."""
     launch = positions, vocabulary, dtype.name, "forward"
     tiling = choose_tiling(*launch, extended=True)
-    found = profile_launch(*launch, tiling, extended=True, **SCORES)
-    assert bool(found.trips) == is_shifted
+    profiled = profile_launch(*launch, tiling, extended=True, **SCORES)
+    assert bool(profiled.trips) == is_shifted
     if is_shifted:
         exact = profile_launch(*launch, tiling, extended=True, **SCORES, exact_maximum=True)
-        assert found.with_all_trips is not None
-        assert found.with_all_trips.time_us <= 2.3 * exact.time_us
+        assert profiled.with_all_trips is not None
+        assert profiled.with_all_trips.time_us <= 2.3 * exact.time_us
 
 
 def test_scores_of_a_long_vocabulary_are_within_their_goals() -> None:
@@ -161,8 +165,8 @@ def test_the_check_refuses_wrong_scores(wrong: str, monkeypatch: pytest.MonkeyPa
     launched = forward
 
     def spoilt(*arguments: Any, **more: Any) -> dict[str, Array]:
-        found = launched(*arguments, **more)
-        return {**found, "entropy": spoil(found["entropy"])}
+        results = launched(*arguments, **more)
+        return {**results, "entropy": spoil(results["entropy"])}
 
     monkeypatch.setitem(check_scores.__globals__, "forward", spoilt)
     with pytest.raises(AssertionError, match="entropy"):

@@ -50,8 +50,8 @@ SHAPES = [
 
 def trips_of(logits: Array, targets: Array, cores: int = 2, **options: Any) -> int:
     """Return the iterations of the loop over recomputed positions."""
-    found = profile(cross_entropy_forward[cores], logits, targets, **SHIFT, **options)
-    (trips,) = found.trips.values()
+    profiled = profile(cross_entropy_forward[cores], logits, targets, **SHIFT, **options)
+    (trips,) = profiled.trips.values()
     return trips
 
 
@@ -242,13 +242,13 @@ def test_the_extended_forward(options: ExtendedLoss, with_log_sum: bool, cores: 
     targets[[5, 11]] = options.ignore_index
     logits = logits.astype(ml_dtypes.bfloat16)
     launch = Launch(positions_per_batch=8, chunk_size=64, dtype=BF16, cores=cores)
-    found = check_extended(logits, targets, options, launch, **SHIFT)
+    actual = check_extended(logits, targets, options, launch, **SHIFT)
     if with_log_sum:
         results = extended_cross_entropy_forward[cores](
             logits, targets, **launch.arguments(options), with_log_sum=True, **SHIFT
         )
         maximum, log_sum = (result.astype(np.float64) for result in results[-2:])
-        lse = found["lse"].astype(np.float64)
+        lse = actual["lse"].astype(np.float64)
         np.testing.assert_allclose(maximum + log_sum, lse, atol=2e-5)
         assert (log_sum >= 0).all() and (log_sum <= 16).all()
 
@@ -315,8 +315,8 @@ def test_options_that_need_the_maximum_have_it_unless_asked_otherwise(options: d
     arguments = {"targets_hbm": nkilib.simulator.spec((4096,), nl.int32), **options}
     if "targets_hbm" in options:
         arguments["targets_hbm"] = nkilib.simulator.spec((4096, 32128), nl.float32)
-    found = profile(extended_cross_entropy_forward[2], logits, positions_per_batch=128, trips="none", **arguments)
-    assert found.trips == {}
+    profiled = profile(extended_cross_entropy_forward[2], logits, positions_per_batch=128, trips="none", **arguments)
+    assert profiled.trips == {}
 
 
 @pytest.mark.parametrize(
@@ -337,8 +337,8 @@ def test_by_default_large_launches_of_16_bits_take_the_shift(
     logits = nkilib.simulator.spec((positions, vocabulary), as_nl(dtype))
     targets = nkilib.simulator.spec((positions,), nl.int32)
     tiling = {"positions_per_batch": 128, "chunk_size": min(vocabulary, 8032), "dtype": as_nl(dtype)}
-    found = profile(cross_entropy_forward[2], logits, targets, trips="none", **tiling)
-    assert bool(found.trips) == is_shifted
+    profiled = profile(cross_entropy_forward[2], logits, targets, trips="none", **tiling)
+    assert bool(profiled.trips) == is_shifted
 
 
 @pytest.mark.sweep

@@ -37,17 +37,17 @@ def test_torch_tensors_come_back_as_torch_tensors(logits_dtype: Any, dtype: Any,
     logits, targets = normal_batch(11, 100)
     logits = logits.astype(logits_dtype)
     expected_loss, expected_lse = forward(logits, targets, dtype=as_nl(dtype), lse_dtype=as_nl(FP32), **OPTIONS)
-    given, given_targets = _as_torch(logits), _as_torch(targets)
-    loss, lse = forward(given, given_targets, dtype=as_nl(dtype), lse_dtype=as_nl(FP32), **OPTIONS)
+    inputs, given_targets = _as_torch(logits), _as_torch(targets)
+    loss, lse = forward(inputs, given_targets, dtype=as_nl(dtype), lse_dtype=as_nl(FP32), **OPTIONS)
     assert isinstance(loss, torch.Tensor) and isinstance(lse, torch.Tensor)
     assert same_bits(_as_numpy(loss), expected_loss) and same_bits(_as_numpy(lse), expected_lse)
 
     expected = backward(logits.copy(), targets, expected_lse, dtype=as_nl(dtype), inplace=inplace, **OPTIONS)
-    gradient = backward(given, given_targets, lse, dtype=as_nl(dtype), inplace=inplace, **OPTIONS)
+    gradient = backward(inputs, given_targets, lse, dtype=as_nl(dtype), inplace=inplace, **OPTIONS)
     assert isinstance(gradient, torch.Tensor)
     assert same_bits(_as_numpy(gradient), expected)
-    assert (gradient is given) == inplace
-    assert inplace or same_bits(_as_numpy(given), logits)
+    assert (gradient is inputs) == inplace
+    assert inplace or same_bits(_as_numpy(inputs), logits)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

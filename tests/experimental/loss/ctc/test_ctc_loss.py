@@ -73,13 +73,13 @@ def check(batch: Batch, reduction: str = "none", zero_infinity: bool = False) ->
     sequences = batch.log_probs.shape[1]
     upstream = np.linspace(-1.5, 2.0, sequences if reduction == "none" else 1).astype(np.float32)
     loss, _, _, gradient = launched(batch, upstream, reduction=reduction, zero_infinity=zero_infinity)
-    found, lengths = batch.reference, (batch.input_lengths, batch.target_lengths)
-    exact = reduced(found.losses, batch.target_lengths, reduction, zero_infinity)
-    bound = ctc_loss_bound(found, *lengths, reduction, batch.log_probs.dtype)
+    result, lengths = batch.reference, (batch.input_lengths, batch.target_lengths)
+    exact = reduced(result.losses, batch.target_lengths, reduction, zero_infinity)
+    bound = ctc_loss_bound(result, *lengths, reduction, batch.log_probs.dtype)
     assert error_over_bound(loss, exact, bound).max() <= 1.0
     factors = reduction_factors(batch.target_lengths, reduction) * upstream.astype(np.float64)
-    reference = ctc_loss_gradient_reference(batch.log_probs, found, batch.input_lengths, factors, zero_infinity)
-    allowed = ctc_loss_gradient_bound(batch.log_probs, found, batch.input_lengths, factors, reference)
+    reference = ctc_loss_gradient_reference(batch.log_probs, result, batch.input_lengths, factors, zero_infinity)
+    allowed = ctc_loss_gradient_bound(batch.log_probs, result, batch.input_lengths, factors, reference)
     assert gradient.dtype == batch.log_probs.dtype
     assert error_over_bound(gradient, reference, allowed).max() <= 1.0
     if np.isfinite(reference).all() and np.abs(reference).max() > 0.01:  # a wrong result is none
@@ -144,9 +144,9 @@ def test_impossible_classes_and_times_behind_the_end() -> None:
         padded[length:, sequence] = np.nan
     ones = np.ones(3, np.float32)
     expected = launched(clean, ones, reduction="none", zero_infinity=True)
-    found = launched(clean._replace(log_probs=padded), ones, reduction="none", zero_infinity=True)
+    result = launched(clean._replace(log_probs=padded), ones, reduction="none", zero_infinity=True)
     for which in (0, 1, 3):
-        np.testing.assert_array_equal(found[which], expected[which])
+        np.testing.assert_array_equal(result[which], expected[which])
 
 
 def test_a_label_that_is_no_class_has_no_alignment() -> None:
@@ -170,15 +170,15 @@ def test_sixteen_bits(dtype: Any) -> None:
 def test_alphas_are_those_of_pytorch() -> None:
     torch = pytest.importorskip("torch")
     batch = batch_of(20, 3, 6, 4)
-    tensors = [torch.from_numpy(each) for each in batch]
-    lengths = [each.tolist() for each in tensors[2:]]
+    tensors = [torch.from_numpy(array) for array in batch]
+    lengths = [tensor.tolist() for tensor in tensors[2:]]
     _, expected = torch._ctc_loss(tensors[0].double(), tensors[1], *lengths)
     _, _, alpha = ctc_loss_forward(*batch)
     for n, (steps, labels) in enumerate(zip(*lengths, strict=True)):
         exact = expected[n, :steps, : 2 * labels + 1].numpy()
-        found = alpha[:steps, n, : 2 * labels + 1]
-        np.testing.assert_array_equal(found < -1e29, exact == -INF)
-        np.testing.assert_allclose(found[exact > -INF], exact[exact > -INF], rtol=1e-5, atol=1e-5)
+        result = alpha[:steps, n, : 2 * labels + 1]
+        np.testing.assert_array_equal(result < -1e29, exact == -INF)
+        np.testing.assert_allclose(result[exact > -INF], exact[exact > -INF], rtol=1e-5, atol=1e-5)
 
 
 def test_results_are_bitwise_identical_on_one_core_and_two_and_on_every_run() -> None:
@@ -205,10 +205,10 @@ def test_a_longer_input_has_no_longer_program() -> None:
 def test_modelled_time_of_a_step() -> None:
     """At most 5 us forward for 64 sequences of 200 labels on two cores of trn2."""
     steps, sequences, classes, labels = 1500, 64, 128, 200
-    given = _specs(steps, sequences, classes, labels)
-    assert profile(ctc_loss_forward[2], *given).time_us / steps <= 3.2
+    inputs = _specs(steps, sequences, classes, labels)
+    assert profile(ctc_loss_forward[2], *inputs).time_us / steps <= 3.2
     saved = [spec((sequences,), nl.float32), spec((steps, sequences, 2 * labels + 1), nl.float32)]
-    assert profile(ctc_loss_backward[2], *given, *saved, spec((1,), nl.float32)).time_us / steps <= 6.5
+    assert profile(ctc_loss_backward[2], *inputs, *saved, spec((1,), nl.float32)).time_us / steps <= 6.5
 
 
 @pytest.mark.sweep

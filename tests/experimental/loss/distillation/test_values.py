@@ -109,10 +109,10 @@ def test_a_row_that_is_no_number_leaves_the_others_as_they_are() -> None:
     student, teacher = pair(6, (5, 800))
     expected, _ = _launch(student, teacher)
     student[1, 700], teacher[3, 2] = np.nan, np.inf
-    found, _ = _launch(student, teacher)
+    result, _ = _launch(student, teacher)
     kept = [0, 2, 4]
-    assert np.all(np.isnan(found[0][[1, 3]]))
-    assert np.array_equal(found[0][kept], expected[0][kept])
+    assert np.all(np.isnan(result[0][[1, 3]]))
+    assert np.array_equal(result[0][kept], expected[0][kept])
 
 
 def test_ignored_positions_have_no_loss_and_no_gradient() -> None:

@@ -37,13 +37,13 @@ def with_ids(problem: LinearProblem, ids: int, seed: int = 5, ignored: float = 0
     allowed = np.arange(classes)
     if problem.bias is not None:
         allowed = np.flatnonzero(np.isfinite(problem.bias))
-    found = rng.choice(allowed, (positions, ids)).astype(np.int32)
-    found[rng.random(found.shape) < ignored] = problem.options.ignore_index
+    result = rng.choice(allowed, (positions, ids)).astype(np.int32)
+    result[rng.random(result.shape) < ignored] = problem.options.ignore_index
     if ids > 4:
-        found[:, 1], found[:, 2], found[:, 3] = allowed[0], allowed[-1], allowed[len(allowed) // 2]
-        found[1::2, 4] = allowed[len(allowed) // 2 - 1]
-    found[:, 0] = found[:, -1] = problem.targets
-    return replace(problem, targets=found)
+        result[:, 1], result[:, 2], result[:, 3] = allowed[0], allowed[-1], allowed[len(allowed) // 2]
+        result[1::2, 4] = allowed[len(allowed) // 2 - 1]
+    result[:, 0] = result[:, -1] = problem.targets
+    return replace(problem, targets=result)
 
 
 def upstream_of(
@@ -93,7 +93,7 @@ class Launch:
 
     def results(self, problem: LinearProblem, **shard: int) -> dict[str, Array]:
         """What the forward returns, by name."""
-        found = linear_token_scores_forward[self.cores](
+        result = linear_token_scores_forward[self.cores](
             problem.input,
             problem.weight,
             problem.targets,
@@ -105,19 +105,19 @@ class Launch:
         for name in WANTED:
             if name in self.wanted:
                 names += _NAMES.get(name, (name,))
-        return dict(zip(names, found, strict=True))
+        return dict(zip(names, result, strict=True))
 
     def gradients(self, problem: LinearProblem, upstream: ScoreInputs, **further: Any) -> dict[str, Array]:
         """What the backward returns, by name; NaN comes as the gradient of ignored ids."""
-        given = upstream.grad_logprob
-        if given is not None:
-            given = np.where(problem.targets == problem.options.ignore_index, np.float32(np.nan), given)
-        found = linear_token_scores_backward[self.cores](
+        array = upstream.grad_logprob
+        if array is not None:
+            array = np.where(problem.targets == problem.options.ignore_index, np.float32(np.nan), array)
+        results = linear_token_scores_backward[self.cores](
             problem.input,
             problem.weight,
             problem.targets,
             upstream.lse,
-            given,
+            array,
             grad_lse_hbm=upstream.grad_lse,
             entropy_hbm=upstream.entropy,
             grad_entropy_hbm=upstream.grad_entropy,
@@ -126,31 +126,31 @@ class Launch:
         )
         names = ["input", "weight"] if problem.bias is None else ["input", "weight", "bias"]
         names = [name for name in names if further.get(f"grad_{name}_wanted", True)]
-        return dict(zip(names, found, strict=True))
+        return dict(zip(names, results, strict=True))
 
 
 def check_forward(problem: LinearProblem, launch: Launch) -> dict[str, Array]:
     """Compare all results with float64; the results."""
-    found = launch.results(problem)
+    results = launch.results(problem)
     expected, bounds = scores_forward_reference(problem), scores_forward_bounds(problem)
-    for name, values in found.items():
+    for name, values in results.items():
         if name not in ("maximum", "log_sum", "argmax"):
             assert values.shape == expected[name].shape
             worst = error_over_bound(values, expected[name], bounds[name]).max()
             assert worst <= 1.0, f"{name}: {worst} of its bound"
-    return found
+    return results
 
 
 def check_backward(problem: LinearProblem, launch: Launch, upstream: ScoreInputs, **further: Any) -> dict[str, Array]:
     """Compare all gradients with float64; the gradients."""
-    found = launch.gradients(problem, upstream, **further)
-    check_gradients(found, scores_backward_reference(problem, upstream), scores_gradient_bounds(problem, upstream))
-    return found
+    result = launch.gradients(problem, upstream, **further)
+    check_gradients(result, scores_backward_reference(problem, upstream), scores_gradient_bounds(problem, upstream))
+    return result
 
 
-def check_gradients(found: dict[str, Array], references: LinearGradients, bounds: LinearGradients) -> None:
+def check_gradients(results: dict[str, Array], references: LinearGradients, bounds: LinearGradients) -> None:
     """Each is within its bound."""
-    for name, values in found.items():
+    for name, values in results.items():
         off = np.abs(values.astype(np.float64) - getattr(references, name))
         bound = getattr(bounds, name)
         assert (off <= bound).all(), f"{name}: {np.nanmax(off / bound)} of its bound, {np.isnan(off).sum()} NaN"

@@ -70,8 +70,8 @@ class Errors:
     worst_row: float
 
 
-def _relative(found: Array, expected: Array) -> float:
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+def _relative(result: Array, expected: Array) -> float:
+    return float(np.linalg.norm(result - expected) / np.linalg.norm(expected))
 
 
 @cache
@@ -83,33 +83,33 @@ def problem(kind: str) -> LinearProblem:
 @cache
 def expected(kind: str) -> Computed:
     """In float64."""
-    given, scale = problem(kind), 1.0 / SIZES.positions
-    forward = linear_forward_reference(given)
-    found = linear_backward_reference(given, BackwardInputs(forward.lse, np.full(SIZES.positions, scale)))
-    return Computed(float(forward.loss.mean()), found.input, found.weight)
+    inputs, scale = problem(kind), 1.0 / SIZES.positions
+    forward = linear_forward_reference(inputs)
+    result = linear_backward_reference(inputs, BackwardInputs(forward.lse, np.full(SIZES.positions, scale)))
+    return Computed(float(forward.loss.mean()), result.input, result.weight)
 
 
 @cache
 def computed(kind: str, form: str) -> Computed:
     """By the kernels, with the default tiling on two cores."""
-    given, scale = problem(kind), 1.0 / SIZES.positions
-    operands = given.input, given.weight, given.targets
+    inputs, scale = problem(kind), 1.0 / SIZES.positions
+    operands = inputs.input, inputs.weight, inputs.targets
     if form == "one launch":
         loss, _, *gradients = linear_cross_entropy_forward_backward[2](*operands, grad_scale=scale)
     else:
         loss, lse = linear_cross_entropy_forward[2](*operands)
         upstream = np.full(SIZES.positions, scale, np.float32)
         gradients = linear_cross_entropy_backward[2](*operands, lse, upstream)
-    found = LinearGradients(*(np.asarray(each, np.float64) for each in gradients), np.zeros(0))
-    return Computed(float(np.asarray(loss, np.float64).mean()), found.input, found.weight)
+    result = LinearGradients(*(np.asarray(gradient, np.float64) for gradient in gradients), np.zeros(0))
+    return Computed(float(np.asarray(loss, np.float64).mean()), result.input, result.weight)
 
 
 @cache
 def of_torch(kind: str) -> Computed:
     """With bfloat16 products whose logits become float32 for the loss."""
-    given = problem(kind)
-    x, w = (_leaf(values) for values in (given.input, given.weight))
-    loss = F.cross_entropy(F.linear(x, w).float(), torch.from_numpy(given.targets).long())
+    inputs = problem(kind)
+    x, w = (_leaf(values) for values in (inputs.input, inputs.weight))
+    loss = F.cross_entropy(F.linear(x, w).float(), torch.from_numpy(inputs.targets).long())
     loss.backward()  # type: ignore[no-untyped-call]
     return Computed(loss.item(), x.grad.double().numpy(), w.grad.double().numpy())
 
@@ -137,13 +137,13 @@ def test_both_forms_have_the_same_accuracy(kind: str) -> None:
 def test_float32_with_steep_logits() -> None:
     """Standard normal operands: logits of spread 22, up to 90. The page says what their float32 errors come from."""
     sizes = Sizes(64, 512, 1024, FP32)
-    given = normal_problem(sizes, np.random.default_rng(0), spread=float(np.sqrt(sizes.features)))
+    inputs = normal_problem(sizes, np.random.default_rng(0), spread=float(np.sqrt(sizes.features)))
     upstream = np.full(sizes.positions, 1.0 / sizes.positions, np.float32)
-    _, lse = linear_cross_entropy_forward[2](given.input, given.weight, given.targets)
-    found = linear_cross_entropy_backward[2](given.input, given.weight, given.targets, lse, upstream)
-    of_exact_lse = BackwardInputs(linear_forward_reference(given).lse, upstream)
-    exact, bounds = linear_backward_reference(given, of_exact_lse), linear_gradient_bounds(given, of_exact_lse)
-    for name, values in zip(("input", "weight"), found, strict=False):
+    _, lse = linear_cross_entropy_forward[2](inputs.input, inputs.weight, inputs.targets)
+    results = linear_cross_entropy_backward[2](inputs.input, inputs.weight, inputs.targets, lse, upstream)
+    of_exact_lse = BackwardInputs(linear_forward_reference(inputs).lse, upstream)
+    exact, bounds = linear_backward_reference(inputs, of_exact_lse), linear_gradient_bounds(inputs, of_exact_lse)
+    for name, values in zip(("input", "weight"), results, strict=False):
         right = np.asarray(values, np.float64)
         reference_of_it, allowed = getattr(exact, name), getattr(bounds, name)
         assert (np.abs(right - reference_of_it) <= allowed).all(), name

@@ -46,8 +46,8 @@ def problem_of(types: tuple[Any, Any], layout: str = "vd", sizes: Sizes | None =
     sizes = sizes or Sizes(200, 300, 500, FP32)
     problem = normal_problem(sizes, rng)
     bias = rng.standard_normal(sizes.classes).astype(np.float32)
-    found = replace(problem, input=problem.input.astype(types[0]), weight=problem.weight.astype(types[1]), bias=bias)
-    return in_layout(found, layout)
+    result = replace(problem, input=problem.input.astype(types[0]), weight=problem.weight.astype(types[1]), bias=bias)
+    return in_layout(result, layout)
 
 
 def rounded(problem: LinearProblem, compute: Any) -> LinearProblem:
@@ -82,13 +82,13 @@ def test_results_are_those_of_rounded_operands(types: tuple[Any, Any], compute: 
     plain = rounded(problem, compute)
     exact, bounds = vars(linear_forward_reference(plain)), linear_forward_bounds(plain)
     loss, lse = forward(problem, compute_dtype=compute)
-    for name, found in (("loss", loss), ("lse", lse)):
-        assert (np.abs(found - exact[name]) <= bounds[name]).all(), name
+    for name, result in (("loss", loss), ("lse", lse)):
+        assert (np.abs(result - exact[name]) <= bounds[name]).all(), name
     upstream = upstream_of(plain, lse)
-    found = backward(problem, upstream, compute_dtype=compute)
+    results = backward(problem, upstream, compute_dtype=compute)
     expected = linear_backward_reference(plain, upstream)
     limits = linear_gradient_bounds(plain, upstream, input_dtype=types[0], weight_dtype=types[1])
-    for name, gradient, dtype in zip(("input", "weight", "bias"), found, (*types, FP32), strict=True):
+    for name, gradient, dtype in zip(("input", "weight", "bias"), results, (*types, FP32), strict=True):
         assert gradient.dtype == dtype
         off = np.abs(gradient.astype(np.float64) - getattr(expected, name))
         assert (off <= getattr(limits, name)).all(), name
@@ -101,15 +101,15 @@ def test_float32_operands_give_what_rounded_ones_give_to_the_bit(compute: Any, l
     problem = problem_of((FP32, FP32), layout)
     plain = rounded(problem, compute)
     for kernel in (forward, one_launch):
-        for found, expected in zip(kernel(problem, compute_dtype=compute), kernel(plain), strict=True):
-            np.testing.assert_array_equal(found.astype(expected.dtype), expected)
+        for array, expected in zip(kernel(problem, compute_dtype=compute), kernel(plain), strict=True):
+            np.testing.assert_array_equal(array.astype(expected.dtype), expected)
     upstream = upstream_of(plain, forward(plain)[1])
-    for found, expected in zip(
+    for array, expected in zip(
         backward(problem, upstream, compute_dtype=compute), backward(plain, upstream), strict=True
     ):
-        assert found.dtype == FP32
-        np.testing.assert_array_equal(found.astype(expected.dtype), expected)
-        assert expected.dtype == FP32 or (found != expected.astype(FP32)).mean() > 0.9
+        assert array.dtype == FP32
+        np.testing.assert_array_equal(array.astype(expected.dtype), expected)
+        assert expected.dtype == FP32 or (array != expected.astype(FP32)).mean() > 0.9
 
 
 @pytest.mark.parametrize("layout", ["vd", "dv"])
@@ -119,8 +119,8 @@ def test_the_weight_gradient_is_added_to_a_sum(layout: str) -> None:
     upstream = upstream_of(plain, forward(plain)[1])
     added = np.random.default_rng(5).standard_normal(problem.weight.shape).astype(np.float32)
     expected = backward(plain, upstream, grad_weight_sum_hbm=added.copy())[1]
-    found = backward(problem, upstream, grad_weight_sum_hbm=added.copy(), compute_dtype=BF16)[1]
-    np.testing.assert_array_equal(found, expected)
+    result = backward(problem, upstream, grad_weight_sum_hbm=added.copy(), compute_dtype=BF16)[1]
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_float32_gradients_of_bfloat16_products_lack_the_rounding_of_results() -> None:
@@ -129,7 +129,7 @@ def test_float32_gradients_of_bfloat16_products_lack_the_rounding_of_results() -
     plain = replace(problem, input=problem.input.astype(BF16), weight=problem.weight.astype(BF16))
     upstream = upstream_of(plain, linear_forward_reference(plain).lse.astype(np.float32))
     expected = linear_backward_reference(plain, upstream)
-    for found, exact in zip(backward(problem, upstream, compute_dtype=BF16), expected, strict=False):
+    for array, exact in zip(backward(problem, upstream, compute_dtype=BF16), expected, strict=False):
         norm = np.linalg.norm(exact)
-        assert 1.2e-3 < np.linalg.norm(found - exact) / norm <= 1.8e-3
-        assert np.linalg.norm(found.astype(BF16).astype(np.float64) - exact) / norm > 2.1e-3
+        assert 1.2e-3 < np.linalg.norm(array - exact) / norm <= 1.8e-3
+        assert np.linalg.norm(array.astype(BF16).astype(np.float64) - exact) / norm > 2.1e-3

@@ -50,9 +50,9 @@ def test_the_size_of_the_upstream_gradient_does_not_matter(power: int, cores: in
     problem = problem_of("half at 0.999", SIZES)
     upstream = upstream_of(problem, lse_of(problem))
     scaled = replace(upstream, grad_loss=upstream.grad_loss * np.float32(2.0**power))
-    found, usual = (launched(problem, each, cores, grad_input_float32=True) for each in (scaled, upstream))
-    found.check()
-    np.testing.assert_array_equal(found.found["input"], usual.found["input"] * np.float32(2.0**power))
+    result, usual = (launched(problem, item, cores, grad_input_float32=True) for item in (scaled, upstream))
+    result.check()
+    np.testing.assert_array_equal(result.found["input"], usual.found["input"] * np.float32(2.0**power))
 
 
 def small_gradients(largest: float, layout: str = "vd", cores: int = 2) -> tuple[Launched, Any, Any]:
@@ -71,10 +71,10 @@ def small_gradients(largest: float, layout: str = "vd", cores: int = 2) -> tuple
 @pytest.mark.parametrize("largest", [1e-6, 1e-5, 1e-4])
 def test_small_gradients_are_rounded_once_and_lose_no_more_than_that(largest: float, layout: str, cores: int) -> None:
     """Of the float32 sums nothing is lost, whatever their size; float16 takes the digits that it has no numbers for."""
-    found, *unrounded = small_gradients(largest, layout, cores)
-    found.check()
+    result, *unrounded = small_gradients(largest, layout, cores)
+    result.check()
     for name, sums in zip(("input", "weight"), unrounded, strict=True):
-        exact, rounded = getattr(found.expected, name), np.asarray(found.found[name])
+        exact, rounded = getattr(result.expected, name), np.asarray(result.found[name])
         assert np.median(np.abs(exact)) < 2.0**-14  # below the normal numbers
         np.testing.assert_array_equal(rounded, sums.astype(FP16))
         size = np.linalg.norm(exact)
@@ -87,25 +87,25 @@ def test_small_gradients_are_rounded_once_and_lose_no_more_than_that(largest: fl
 @pytest.mark.parametrize("largest", [1e-6, 1e-4])
 @pytest.mark.parametrize("changed", [np.zeros_like, np.negative, lambda array: array.T.reshape(array.shape)])
 def test_the_bounds_of_small_gradients_refuse_others(changed: Any, largest: float) -> None:
-    found, *_ = small_gradients(largest)
-    for name, array in found.found.items():
+    result, *_ = small_gradients(largest)
+    for name, array in result.found.items():
         with pytest.raises(AssertionError):
-            replace(found, found={name: changed(np.asarray(array))}).check()
+            replace(result, found={name: changed(np.asarray(array))}).check()
 
 
 def test_gradients_beyond_the_range_are_infinite_and_no_nan() -> None:
     problem = problem_of("normal", SIZES)
     upstream = upstream_of(problem, lse_of(problem))
-    found = launched(
+    result = launched(
         problem, replace(upstream, grad_loss=upstream.grad_loss * np.float32(1e7)), grad_input_float32=True
     )
-    weight, exact = np.float32(found.found["weight"]), found.expected.weight
+    weight, exact = np.float32(result.found["weight"]), result.expected.weight
     np.testing.assert_array_equal(np.isinf(weight), np.abs(weight) > 65504)
     assert np.isinf(weight).any() and not np.isnan(weight).any()
     clearly = np.abs(exact) > 1.1 * END
     np.testing.assert_array_equal(weight[clearly], np.copysign(np.inf, exact[clearly]))
     assert np.isfinite(weight[np.abs(exact) < 0.9 * END]).all()
-    assert np.isfinite(found.found["input"]).all() and np.abs(found.found["input"]).max() > END
+    assert np.isfinite(result.found["input"]).all() and np.abs(result.found["input"]).max() > END
 
 
 def test_operands_of_float64_are_refused_with_the_remedy() -> None:

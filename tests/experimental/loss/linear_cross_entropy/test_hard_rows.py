@@ -41,21 +41,21 @@ def _launch(problem: LinearProblem, form: str) -> list[Array]:
     if problem.bias is None:
         options["bias_hbm"] = np.zeros(CLASSES, np.float32)
     if form == "one launch":
-        found = linear_cross_entropy_forward_backward[2](*operands, grad_scale=scale, **options)
+        results = linear_cross_entropy_forward_backward[2](*operands, grad_scale=scale, **options)
     else:
         loss, lse = linear_cross_entropy_forward[2](*operands, **options)
         upstream = np.full(POSITIONS, scale, np.float32)
-        found = (loss, lse, *linear_cross_entropy_backward[2](*operands, lse, upstream, **options))
-    return [np.asarray(each) for each in found]
+        results = (loss, lse, *linear_cross_entropy_backward[2](*operands, lse, upstream, **options))
+    return [np.asarray(result) for result in results]
 
 
-def _ratios(problem: LinearProblem, found: list[Array]) -> list[float]:
+def _ratios(problem: LinearProblem, results: list[Array]) -> list[float]:
     """The worst error of each result over its bound; lse of the gradients is the exact one."""
     forward, bounds = linear_forward_reference(problem), linear_forward_bounds(problem)
     upstream = BackwardInputs(forward.lse, np.full(POSITIONS, np.float32(1.0 / POSITIONS)))
     exact: list[Any] = [forward.loss, forward.lse, *linear_backward_reference(problem, upstream)]
     allowed: list[Any] = [bounds["loss"], bounds["lse"], *linear_gradient_bounds(problem, upstream)]
-    return [float(error_over_bound(*each).max()) for each in zip(found, exact, allowed, strict=True)]
+    return [float(error_over_bound(*item).max()) for item in zip(results, exact, allowed, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def _ratios(problem: LinearProblem, found: list[Array]) -> list[float]:
 def test_errors_are_within_their_bounds(kind: str, form: str, dtype: np.dtype[Any]) -> None:
     layout = "dv" if dtype == FP32 else "vd"
     problem = problem_of(kind, Sizes(POSITIONS, FEATURES, CLASSES, dtype), layout=layout)
-    found = _launch(problem, form)
-    assert max(_ratios(problem, found)) <= 1.0
+    results = _launch(problem, form)
+    assert max(_ratios(problem, results)) <= 1.0
     if kind != "all ignored":
-        assert min(_ratios(problem, [-each for each in found])) > 1.0
-        assert min(_ratios(problem, [0 * each for each in found])) > 1.0
+        assert min(_ratios(problem, [-result for result in results])) > 1.0
+        assert min(_ratios(problem, [0 * result for result in results])) > 1.0
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -92,9 +92,9 @@ def test_a_masked_class_has_no_gradient_and_takes_no_part(form: str) -> None:
     weight = problem.weight.copy()
     weight[masked] = 7.0
     other = LinearProblem(problem.input, weight, problem.targets, problem.bias)
-    found, of_other = _launch(problem, form), _launch(other, form)
-    np.testing.assert_allclose(of_other[0], found[0], rtol=1e-5, atol=1e-6)
-    assert not found[3][masked].any() and not found[4][masked].any()
+    result, of_other = _launch(problem, form), _launch(other, form)
+    np.testing.assert_allclose(of_other[0], result[0], rtol=1e-5, atol=1e-6)
+    assert not result[3][masked].any() and not result[4][masked].any()
 
 
 @pytest.mark.parametrize("name", ["softcap", "all"])
@@ -105,7 +105,7 @@ def test_masked_classes_have_no_gradient_under_a_cap(form: str, name: str) -> No
     # A smoothed loss is infinite where a class is masked.
     problem = replace(problem, options=replace(problem.options, label_smoothing=0.0))
     assert problem.bias is not None
-    found = _launch(problem, form)
-    assert max(_ratios(problem, found)) <= 1.0
+    result = _launch(problem, form)
+    assert max(_ratios(problem, result)) <= 1.0
     masked = np.isneginf(problem.bias)
-    assert not found[3][masked].any() and not found[4][masked].any()
+    assert not result[3][masked].any() and not result[4][masked].any()

@@ -35,20 +35,20 @@ SCALARS = 64
 @pytest.fixture
 def beyond(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Profiles a launch and returns the bytes of HBM that its kernel allocated for itself, on both cores."""
-    allocate, found = nl.ndarray, {}
+    allocate, results = nl.ndarray, {}
 
     def counting(shape: tuple[int, ...], dtype: Any, buffer: Any = None, name: str = "", **further: Any) -> Any:
         tensor = allocate(shape, dtype=dtype, buffer=buffer, name=name, **further)
         if buffer in (nl.shared_hbm, nl.private_hbm) and name not in OUTPUTS:
             core = 0 if buffer is nl.shared_hbm else nl.program_id(0)
-            place = (core, name or len(found))
-            found[place] = prod(shape) * tensor.dtype.itemsize
+            place = (core, name or len(results))
+            results[place] = prod(shape) * tensor.dtype.itemsize
         return tensor
 
     def count(*sizes: Any, **options: Any) -> int:
-        found.clear()
+        results.clear()
         profile_linear_launch(*sizes, **options)
-        return sum(found.values())
+        return sum(results.values())
 
     monkeypatch.setattr(nl, "ndarray", counting)
     return count
@@ -63,15 +63,15 @@ def test_the_forward_takes_none(beyond: Callable[..., int]) -> None:
 @pytest.mark.parametrize("layout", ["vd", "dv"])
 def test_the_backward_takes_the_sums_of_dx(beyond: Callable[..., int], layout: str) -> None:
     sizes = 300, 256, 3000, "bfloat16", "backward"
-    found = beyond(*sizes, weight_layout=layout)
-    assert 0 < found <= backward_bytes(300, 256, *choose_linear_tiling(*sizes, weight_layout=layout))
+    result = beyond(*sizes, weight_layout=layout)
+    assert 0 < result <= backward_bytes(300, 256, *choose_linear_tiling(*sizes, weight_layout=layout))
 
 
 @pytest.mark.parametrize("layout", ["vd", "dv"])
 def test_and_of_dw_of_a_block_where_positions_are_several(beyond: Callable[..., int], layout: str) -> None:
     blocks = {"position_block": 128, "class_block": 256}
-    found = beyond(300, 256, 3000, "bfloat16", "backward", weight_layout=layout, **blocks)
-    assert backward_bytes(300, 256, 300, 256) < found <= backward_bytes(300, 256, **blocks)
+    result = beyond(300, 256, 3000, "bfloat16", "backward", weight_layout=layout, **blocks)
+    assert backward_bytes(300, 256, 300, 256) < result <= backward_bytes(300, 256, **blocks)
 
 
 def test_no_choice_exceeds_what_a_core_may_take_for_dw() -> None:
@@ -85,9 +85,9 @@ def test_no_choice_exceeds_what_a_core_may_take_for_dw() -> None:
 @pytest.mark.parametrize(("positions", "scratch"), [(300, 2**29), (300, 128 * 4 * 3000), (700, 256 * 4 * 3000)])
 def test_one_launch_takes_logits_of_a_block_and_sums(beyond: Callable[..., int], positions: int, scratch: int) -> None:
     features = 32  # so that the float32 sum of dW is smaller than the logits of all positions
-    found = beyond(positions, features, 3000, "bfloat16", "forward_backward", scratch_bytes=scratch)
-    said = one_launch_bytes(positions, features, 3000, scratch)
-    assert np.isclose(found, said, rtol=0.2) and found <= said + SCALARS
+    result = beyond(positions, features, 3000, "bfloat16", "forward_backward", scratch_bytes=scratch)
+    message = one_launch_bytes(positions, features, 3000, scratch)
+    assert np.isclose(result, message, rtol=0.2) and result <= message + SCALARS
 
 
 def test_one_launch_of_few_logits_takes_no_sum_of_dw(beyond: Callable[..., int]) -> None:
@@ -109,13 +109,13 @@ def test_a_copy_of_x_for_gradients_and_of_the_bias_and_none_of_w(
 ) -> None:
     operand = "float32" if compute == "bfloat16" else "float16"
     options = {"bias_hbm": spec((3000,), "float16"), "compute_dtype": getattr(nl, compute)}
-    found = beyond(300, 256, 3000, operand, direction, **options)
+    result = beyond(300, 256, 3000, operand, direction, **options)
     operands = {"input_hbm": spec((300, 256), operand), "weight_hbm": spec((3000, 256), operand), "cores": 2}
-    assert found <= STATED[direction](**operands, **options)
+    assert result <= STATED[direction](**operands, **options)
     itemsize = 2 if compute == "bfloat16" else 4
     copies = itemsize * ((300 * 256 if direction != "forward" else 0) + 2 * 3000)
     rounded = {"input_hbm": spec((300, 256), compute), "weight_hbm": spec((3000, 256), compute), "cores": 2}
-    assert found - beyond(300, 256, 3000, compute, direction, bias_hbm=spec((3000,), "float32")) == copies
+    assert result - beyond(300, 256, 3000, compute, direction, bias_hbm=spec((3000,), "float32")) == copies
     assert STATED[direction](**operands, **options) - STATED[direction](**rounded) == copies
 
 
@@ -123,9 +123,9 @@ def test_a_copy_of_x_for_gradients_and_of_the_bias_and_none_of_w(
 def test_of_parts_sums_of_dx_of_a_part_and_a_sum_of_dw(beyond: Callable[..., int], dtype: str) -> None:
     operands = {"input_hbm": spec((768, 256), dtype), "weight_hbm": spec((3000, 256), dtype), "cores": 2}
     with shrunk(PlanLimits(positions=256)):
-        found = beyond(768, 256, 3000, dtype, "backward", bias_hbm=spec((3000,), "float32"))
-        said = backward_workspace_bytes(**operands)
+        result = beyond(768, 256, 3000, dtype, "backward", bias_hbm=spec((3000,), "float32"))
+        message = backward_workspace_bytes(**operands)
     # Sums of dX and dX of a part, dW, and db.
     least = 256 * 256 * (8 + (2 if dtype == "bfloat16" else 4)) + 4 * 3000
     least += 4 * 3000 * 256 if dtype == "bfloat16" else 0
-    assert least <= found <= said <= 2 * found
+    assert least <= result <= message <= 2 * result

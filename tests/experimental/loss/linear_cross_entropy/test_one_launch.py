@@ -49,8 +49,8 @@ class Launched:
 
     def check(self) -> None:
         """All that was returned is within its bounds."""
-        for name, found in self.found.items():
-            off = np.abs(np.asarray(found, dtype=np.float64) - self.expected[name])
+        for name, result in self.found.items():
+            off = np.abs(np.asarray(result, dtype=np.float64) - self.expected[name])
             assert (off <= self.bounds[name]).all(), (name, np.nanmax(off / self.bounds[name]))
 
 
@@ -58,7 +58,7 @@ def launched(problem: LinearProblem, cores: int = 2, **kwargs: Any) -> Launched:
     """A launch with everything wanted, for the mean unless a scale is given, of small blocks unless others are."""
     scale = np.float32(kwargs.pop("grad_scale", 1.0 / len(problem.targets)))
     given_scale = {} if "grad_scale_hbm" in kwargs else {"grad_scale": float(scale)}
-    found = linear_cross_entropy_forward_backward[cores](
+    results = linear_cross_entropy_forward_backward[cores](
         problem.input, problem.weight, problem.targets, **arguments_of(problem), **given_scale, **{**BLOCKS, **kwargs}
     )
     scale = kwargs["grad_scale_hbm"][0] if "grad_scale_hbm" in kwargs else scale
@@ -66,7 +66,7 @@ def launched(problem: LinearProblem, cores: int = 2, **kwargs: Any) -> Launched:
     upstream = BackwardInputs(forward.lse.astype(np.float32), np.full(len(problem.targets), scale, np.float32))
     references = {"loss": forward.loss, "lse": forward.lse} | linear_backward_reference(problem, upstream)._asdict()
     bounds = linear_forward_bounds(problem) | linear_gradient_bounds(problem, upstream)._asdict()
-    return Launched(dict(zip(NAMES, found, strict=False)), references, bounds)
+    return Launched(dict(zip(NAMES, results, strict=False)), references, bounds)
 
 
 # Every option in the dtype that models are trained in, and all together in the others; hard inputs: test_hard_rows.
@@ -124,9 +124,9 @@ def test_the_scale_may_come_from_the_device() -> None:
 
 @pytest.mark.parametrize("transformed", [np.zeros_like, np.negative, lambda array: array[::-1]])
 def test_the_bounds_refuse_other_results(transformed: Any) -> None:
-    found = launched(problem_of("normal", Sizes(150, 96, 330, BF16)))
-    for name, array in found.found.items():
-        wrong = replace(found, found={name: transformed(np.asarray(array))})
+    result = launched(problem_of("normal", Sizes(150, 96, 330, BF16)))
+    for name, array in result.found.items():
+        wrong = replace(result, found={name: transformed(np.asarray(array))})
         with pytest.raises(AssertionError):
             wrong.check()
 
@@ -154,12 +154,12 @@ def test_what_is_not_wanted_is_not_there(wanted: str) -> None:
     problem = with_options(problem_of("normal", Sizes(140, 48, 260, BF16)), "bias")
     flags = {f"grad_{name}_wanted": name == wanted for name in ("input", "weight", "bias")}
     every = launched(problem, scratch_bytes=128 * 4 * 260).found
-    found = list(launched(problem, scratch_bytes=128 * 4 * 260, **flags).found.values())
-    assert len(found) == 3
-    for array, name in zip(found, ("loss", "lse", wanted), strict=True):
+    results = list(launched(problem, scratch_bytes=128 * 4 * 260, **flags).found.values())
+    assert len(results) == 3
+    for array, name in zip(results, ("loss", "lse", wanted), strict=True):
         np.testing.assert_array_equal(array, every[name])
 
 
 def test_all_ignored_gives_zeros() -> None:
-    found = launched(problem_of("all ignored", Sizes(140, 48, 260, BF16))).found
-    assert not any(np.asarray(found[name]).any() for name in ("loss", "input", "weight"))
+    result = launched(problem_of("all ignored", Sizes(140, 48, 260, BF16))).found
+    assert not any(np.asarray(result[name]).any() for name in ("loss", "input", "weight"))

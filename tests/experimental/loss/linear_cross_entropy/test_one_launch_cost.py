@@ -69,12 +69,12 @@ def test_bytes_of_hbm_beyond_inputs_and_outputs(monkeypatch: pytest.MonkeyPatch,
     scratch_bytes = SCRATCH_BYTES if blocks == 1 else 4 * 128 * classes
     assert logits_blocks(*sizes, scratch_bytes).number == blocks
     results = 4 * 2 * positions + 2 * features * (positions + classes)
-    found = hbm_bytes_made(monkeypatch, *sizes, scratch_bytes=scratch_bytes) - results
+    result = hbm_bytes_made(monkeypatch, *sizes, scratch_bytes=scratch_bytes) - results
     logits = 4 * classes * positions // blocks
     expected = 4 * 2 * features * positions + logits + (4 * classes * features if blocks > 1 else 0)
     assert one_launch_bytes(*sizes, scratch_bytes) == expected
     # A number a core, the scale, which the host gave.
-    assert found <= expected + 2 * 4
+    assert result <= expected + 2 * 4
 
 
 def test_one_block_where_the_logits_take_less_than_several() -> None:
@@ -100,11 +100,11 @@ def test_three_products_take_less_than_four(sizes: tuple[int, int, int], most_us
     vector = spec((sizes[0],), nl.float32)
     forward = profile(linear_cross_entropy_forward[2], x, weight, targets)
     backward = profile(linear_cross_entropy_backward[2], x, weight, targets, vector, vector)
-    found = one_launch(*sizes)
-    assert found.time_us <= min(most_us, 0.82 * (forward.time_us + backward.time_us))
+    result = one_launch(*sizes)
+    assert result.time_us <= min(most_us, 0.82 * (forward.time_us + backward.time_us))
 
 
 def test_three_products_take_less_than_four_of_a_small_launch() -> None:
     """Modelled, not measured; the bound is the time of the three products on Tensor."""
-    found = one_launch(512, 1024, 16_384)
-    assert found.time_us <= 1.3 * found.bound_us
+    result = one_launch(512, 1024, 16_384)
+    assert result.time_us <= 1.3 * result.bound_us

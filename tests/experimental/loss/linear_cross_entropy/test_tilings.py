@@ -53,15 +53,15 @@ Launch = Callable[[LinearProblem, int, dict[str, int | None]], Results]
 
 
 def _forward(problem: LinearProblem, cores: int, tiling: dict[str, int | None]) -> Results:
-    found = linear_cross_entropy_forward[cores](
+    results = linear_cross_entropy_forward[cores](
         problem.input, problem.weight, problem.targets, **arguments_of(problem), **tiling
     )
-    return dict(zip(("loss", "lse"), found, strict=True))
+    return dict(zip(("loss", "lse"), results, strict=True))
 
 
 def _backward(problem: LinearProblem, cores: int, tiling: dict[str, int | None]) -> Results:
     upstream = _upstream(problem)
-    found = linear_cross_entropy_backward[cores](
+    results = linear_cross_entropy_backward[cores](
         problem.input,
         problem.weight,
         problem.targets,
@@ -70,14 +70,14 @@ def _backward(problem: LinearProblem, cores: int, tiling: dict[str, int | None])
         **arguments_of(problem),
         **tiling,
     )
-    return dict(zip(("input", "weight", "bias"), found, strict=True))
+    return dict(zip(("input", "weight", "bias"), results, strict=True))
 
 
 def _both(problem: LinearProblem, cores: int, tiling: dict[str, int | None]) -> Results:
-    found = linear_cross_entropy_forward_backward[cores](
+    results = linear_cross_entropy_forward_backward[cores](
         problem.input, problem.weight, problem.targets, grad_scale=float(SCALE), **arguments_of(problem), **tiling
     )
-    return dict(zip(("loss", "lse", "input", "weight", "bias"), found, strict=True))
+    return dict(zip(("loss", "lse", "input", "weight", "bias"), results, strict=True))
 
 
 def _upstream(problem: LinearProblem) -> BackwardInputs:
@@ -113,14 +113,16 @@ def test_results_do_not_depend_on_the_tiling(
 ) -> None:
     """Every result is within its bound of the reference, and so are any two within the sum of theirs of each other."""
     references, bounds = references_and_bounds
-    found = []
+    collected = []
     for number, blocks in enumerate(tilings):
         results = launch(problem, 2 - number % 2, dict(zip(("position_block", "class_block"), blocks, strict=True)))
-        found.append({name: np.asarray(result, dtype=np.float64) for name, result in results.items()})
-        for name, result in found[-1].items():
+        collected.append({name: np.asarray(result, dtype=np.float64) for name, result in results.items()})
+        for name, result in collected[-1].items():
             off = np.abs(result - references[name])
             assert (off <= bounds[name]).all(), f"{blocks}: {name}: {np.nanmax(off / bounds[name])} of its bound"
-    for one, other in combinations(found, 2):
+    for one, other in combinations(collected, 2):
         for name, result in one.items():
             assert (np.abs(result - other[name]) <= 2.0 * bounds[name]).all(), name
-    assert any((found[0][name] != other[name]).any() for other in found[1:] for name in other), "all tilings are one"
+    assert any((collected[0][name] != other[name]).any() for other in collected[1:] for name in other), (
+        "all tilings are one"
+    )

@@ -39,8 +39,8 @@ def of_ids(kind: str, ids: int, sizes: Sizes, layout: str = "vd", **options: flo
 def check_both(problem: LinearProblem, launch: Launch, of_lse: bool = False, of_entropy: bool = False) -> None:
     """The forward, and with what it gives the backward."""
     wanted = ("entropy",) if of_entropy else ()
-    found = check_forward(problem, replace(launch, wanted=launch.wanted or wanted))
-    upstream = upstream_of(problem, found["lse"], found.get("entropy") if of_entropy else None, of_lse=of_lse)
+    results = check_forward(problem, replace(launch, wanted=launch.wanted or wanted))
+    upstream = upstream_of(problem, results["lse"], results.get("entropy") if of_entropy else None, of_lse=of_lse)
     check_backward(problem, launch, upstream)
 
 
@@ -92,12 +92,12 @@ def test_shards_of_the_vocabulary() -> None:
     upstream = upstream_of(problem, expected["lse"].astype(np.float32), expected["entropy"].astype(np.float32))
     logits = np.zeros(problem.targets.shape)
     for first, last in ((0, 200), (200, 500)):
-        held = {"weight": problem.weight[first:last], "bias": problem.bias[first:last]}
-        part, shard = replace(problem, **held), {"first_class": first, "num_classes": 500}
-        found = Launch(wanted=("target",), class_block=128).results(part, **shard)
+        kept = {"weight": problem.weight[first:last], "bias": problem.bias[first:last]}
+        part, shard = replace(problem, **kept), {"first_class": first, "num_classes": 500}
+        results = Launch(wanted=("target",), class_block=128).results(part, **shard)
         is_here = (problem.targets >= first) & (problem.targets < last)
-        np.testing.assert_array_equal(found["target_logit"][~is_here], 0.0)
-        logits += found["target_logit"]
+        np.testing.assert_array_equal(results["target_logit"][~is_here], 0.0)
+        logits += results["target_logit"]
         gradients = Launch().gradients(part, upstream, grad_input_float32=True, **shard)
         classes = slice(first, last)
         references = scores_backward_reference(problem, upstream, classes)
@@ -110,9 +110,9 @@ def test_one_id_is_linear_cross_entropy() -> None:
     problem = problem_of("half at 0.999", Sizes(200, 48, 300, BF16))
     loss, lse = linear_cross_entropy_forward[2](problem.input, problem.weight, problem.targets)[:2]
     one = replace(problem, targets=problem.targets[:, np.newaxis])
-    found = Launch().results(one)
-    np.testing.assert_array_equal(found["logprob"], 0.0 - loss[:, np.newaxis])
-    np.testing.assert_array_equal(found["lse"], lse)
+    results = Launch().results(one)
+    np.testing.assert_array_equal(results["logprob"], 0.0 - loss[:, np.newaxis])
+    np.testing.assert_array_equal(results["lse"], lse)
     upstream = upstream_of(one, lse)
     assert upstream.grad_logprob is not None
     expected = linear_cross_entropy_backward[2](
@@ -135,19 +135,19 @@ def test_equal_ids_are_one_with_the_sum_of_their_gradients() -> None:
     gradients[:, 59] += 1.0
     lse = scores_forward_reference(replace(problem, targets=pairs))["lse"].astype(np.float32)
     one = replace(problem, targets=problem.targets[:, np.newaxis])
-    found = Launch().gradients(replace(problem, targets=pairs), ScoreInputs(lse, gradients))
+    result = Launch().gradients(replace(problem, targets=pairs), ScoreInputs(lse, gradients))
     expected = check_backward(one, Launch(), ScoreInputs(lse, np.ones((60, 1), np.float32)))
     for name in ("input", "weight"):
-        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=2e-6 * np.abs(expected[name]).max())
+        np.testing.assert_allclose(result[name], expected[name], rtol=0, atol=2e-6 * np.abs(expected[name]).max())
 
 
 def test_ids_of_a_confident_position_lose_nothing() -> None:
     """p is 0.999 at an id among others: dX has the bound of float32 operands, far below what bf16 of g alone leaves."""
     problem = of_ids("half at 0.999", 64, Sizes(130, 48, 300, FP32), ignore_index=-100)
     lse = scores_forward_reference(problem)["lse"].astype(np.float32)
-    given = np.zeros(problem.targets.shape, np.float32)
-    given[:, 0] = 1.0
-    check_backward(problem, Launch(), ScoreInputs(lse, given))
+    tile = np.zeros(problem.targets.shape, np.float32)
+    tile[:, 0] = 1.0
+    check_backward(problem, Launch(), ScoreInputs(lse, tile))
 
 
 def test_classes_at_ends_of_tiles_and_an_ignore_index_that_is_a_class() -> None:
@@ -164,9 +164,9 @@ def test_without_a_gradient_of_the_log_probabilities() -> None:
     problem = of_ids("normal", 3, Sizes(60, 32, 300, FP32))
     expected = scores_forward_reference(problem)
     lse, entropy = (expected[name].astype(np.float32) for name in ("lse", "entropy"))
-    given = upstream_of(problem, lse, entropy, of_lse=True)
-    check_backward(problem, Launch(), replace(given, grad_logprob=None))
-    check_backward(problem, Launch(), replace(given, grad_logprob=None, entropy=None, grad_entropy=None))
+    inputs = upstream_of(problem, lse, entropy, of_lse=True)
+    check_backward(problem, Launch(), replace(inputs, grad_logprob=None))
+    check_backward(problem, Launch(), replace(inputs, grad_logprob=None, entropy=None, grad_entropy=None))
 
 
 def test_a_sum_of_dw_and_single_gradients() -> None:

@@ -98,15 +98,15 @@ def refusal_of(kernel: Any, arguments: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(("wrong", "message"), _OF_TARGETS)
 def test_the_forward_refuses(wrong: dict[str, Any], message: str) -> None:
-    found = refusal_of(linear_token_scores_forward[2], {**accepted(), **wrong})
-    assert found == f"linear_token_scores_forward: {message}"
+    error = refusal_of(linear_token_scores_forward[2], {**accepted(), **wrong})
+    assert error == f"linear_token_scores_forward: {message}"
 
 
 @pytest.mark.parametrize(("wrong", "message"), [*_OF_TARGETS, *_OF_UPSTREAM])
 def test_the_backward_refuses(wrong: dict[str, Any], message: str) -> None:
     upstream = {"lse_hbm": VECTOR, "grad_logprob_hbm": np.zeros((ROWS, IDS), np.float32)}
-    found = refusal_of(linear_token_scores_backward[2], {**accepted(), **upstream, **wrong})
-    assert found == f"linear_token_scores_backward: {message}"
+    error = refusal_of(linear_token_scores_backward[2], {**accepted(), **upstream, **wrong})
+    assert error == f"linear_token_scores_backward: {message}"
 
 
 def test_the_chooser_of_tilings_takes_1_to_64_ids() -> None:

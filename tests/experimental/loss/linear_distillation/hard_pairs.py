@@ -42,8 +42,8 @@ def _confident(model: ModelProblem, sizes: Sizes, seed: int) -> ModelProblem:
     """Every other position gives a class 0.999 at temperature 1."""
     positions, classes = sizes.positions, sizes.classes
     linear = linear_inputs.Sizes(positions, model.input.shape[1], classes, model.input.dtype)
-    found = linear_inputs.half_confident(linear, np.random.default_rng(seed))
-    return replace(model, input=found.input, weight=found.weight, bias=None)
+    result = linear_inputs.half_confident(linear, np.random.default_rng(seed))
+    return replace(model, input=result.input, weight=result.weight, bias=None)
 
 
 def _confident_teacher(sizes: Sizes, seed: int, options: dict[str, Any]) -> PairProblem:
@@ -78,8 +78,8 @@ def _masked(sizes: Sizes, seed: int, options: dict[str, Any]) -> PairProblem:
 
     student, teacher = masked(problem.student, problem.beta != 0.0), masked(problem.teacher, problem.beta != 1.0)
     # No label is a class that the student masks.
-    held = np.flatnonzero(np.isfinite(student.bias))
-    labels = np.where(problem.labels == problem.ignore_index, problem.labels, rng.choice(held, sizes.positions))
+    kept = np.flatnonzero(np.isfinite(student.bias))
+    labels = np.where(problem.labels == problem.ignore_index, problem.labels, rng.choice(kept, sizes.positions))
     return replace(problem, student=student, teacher=teacher, labels=labels.astype(np.int32))
 
 

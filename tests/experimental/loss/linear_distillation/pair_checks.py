@@ -63,24 +63,24 @@ class Launch(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """As keyword arguments of a kernel."""
-        given = {"position_block": self.position_block, "class_block": self.class_block}
-        found: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return found if self.compute_dtype is None else {**found, "compute_dtype": np.dtype(self.compute_dtype).name}
+        arguments = {"position_block": self.position_block, "class_block": self.class_block}
+        result: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
+        return result if self.compute_dtype is None else {**result, "compute_dtype": np.dtype(self.compute_dtype).name}
 
 
 def arguments_of(problem: PairProblem) -> dict[str, Any]:
     """Operands and options of a launch that both directions take, by name."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, model in (("student", problem.student), ("teacher", problem.teacher)):
-        found |= {f"{name}_input_hbm": model.input, f"{name}_weight_hbm": model.weight}
+        results |= {f"{name}_input_hbm": model.input, f"{name}_weight_hbm": model.weight}
         if model.bias is not None:
-            found[f"{name}_bias_hbm"] = model.bias
-        found |= {f"{name}_weight_layout": model.weight_layout, f"{name}_logit_scale": model.logit_scale}
-        found[f"{name}_logit_softcap"] = model.logit_softcap
+            results[f"{name}_bias_hbm"] = model.bias
+        results |= {f"{name}_weight_layout": model.weight_layout, f"{name}_logit_scale": model.logit_scale}
+        results[f"{name}_logit_softcap"] = model.logit_softcap
     for name, vector in (("labels_hbm", problem.labels), ("row_weight_hbm", problem.row_weight)):
         if vector is not None:
-            found[name] = vector
-    return found | {
+            results[name] = vector
+    return results | {
         "beta": problem.beta,
         "temperature": problem.student.temperature,
         "ignore_index": problem.ignore_index,
@@ -118,30 +118,30 @@ def launched_forward(problem: PairProblem, launch: Launch = USUAL, **options: An
     if problem.labels is not None:
         options = {"with_logprob": True, "with_target": True, **options}
     names = [*RESULTS, *(name for name in ("logprob", "target_logit") if options.get(f"with_{name.split('_')[0]}"))]
-    found = linear_distillation_forward[launch.cores](**arguments_of(problem), **launch.options, **options)
-    return dict(zip(names, map(np.asarray, found), strict=True))
+    result = linear_distillation_forward[launch.cores](**arguments_of(problem), **launch.options, **options)
+    return dict(zip(names, map(np.asarray, result), strict=True))
 
 
-def worst_errors(found: dict[str, Array], problem: PairProblem) -> dict[str, float]:
+def worst_errors(results: dict[str, Array], problem: PairProblem) -> dict[str, float]:
     """The largest error of each result as a share of its bound; infinite where one of both is not finite."""
     exact, bounds = pair_forward_reference(problem), pair_forward_bounds(problem)
-    return {name: worst_error(value, getattr(exact, name), bounds[name]) for name, value in found.items()}
+    return {name: worst_error(value, getattr(exact, name), bounds[name]) for name, value in results.items()}
 
 
-def worst_error(found: Array, exact: Array, bound: Array) -> float:
+def worst_error(result: Array, exact: Array, bound: Array) -> float:
     """The largest error as a share of its bound; where the reference is infinite, 0 for the same and else infinite."""
     with np.errstate(invalid="ignore"):
-        same = np.isinf(exact) & (found.astype(np.float64) == exact)
-        errors = np.where(same, 0.0, np.abs(found.astype(np.float64) - exact) / bound)
+        same = np.isinf(exact) & (result.astype(np.float64) == exact)
+        errors = np.where(same, 0.0, np.abs(result.astype(np.float64) - exact) / bound)
     return float(np.where(np.isnan(errors), np.inf, errors).max(initial=0.0))
 
 
 def check_forward(problem: PairProblem, launch: Launch = USUAL, **options: Any) -> dict[str, Array]:
     """Launch a forward and hold every result to its bound, which those that are wrong throughout exceed."""
-    found, expected = launched_forward(problem, launch, **options), rounded(problem, launch.compute_dtype)
-    for name, worst in worst_errors(found, expected).items():
+    result, expected = launched_forward(problem, launch, **options), rounded(problem, launch.compute_dtype)
+    for name, worst in worst_errors(result, expected).items():
         assert worst <= 1.0, (name, worst)
-    return found
+    return result
 
 
 def float32_statistics(problem: PairProblem) -> tuple[Statistics, Array]:
@@ -178,23 +178,23 @@ def launched_backward(
     problem: PairProblem, upstream: PairUpstream, launch: Launch = USUAL, **options: Any
 ) -> dict[str, Array]:
     """Gradients by the field of ``LinearGradients``."""
-    given = {**arguments_of(problem), **vectors_of(upstream.statistics), "moment_hbm": upstream.moment}
-    given["grad_divergence_hbm"] = upstream.grad_divergence
+    arguments = {**arguments_of(problem), **vectors_of(upstream.statistics), "moment_hbm": upstream.moment}
+    arguments["grad_divergence_hbm"] = upstream.grad_divergence
     if upstream.grad_logprob is not None:
-        given["grad_logprob_hbm"] = upstream.grad_logprob
-    found = linear_distillation_backward[launch.cores](**given, **launch.options, **options)
+        arguments["grad_logprob_hbm"] = upstream.grad_logprob
+    result = linear_distillation_backward[launch.cores](**arguments, **launch.options, **options)
     wanted = {
         "input": options.get("grad_input_wanted", True),
         "weight": options.get("grad_weight_wanted", True),
         "bias": problem.student.bias is not None and options.get("grad_bias_wanted") in (None, True),
     }
     names = [name for name, is_wanted in wanted.items() if is_wanted]
-    results = found if isinstance(found, tuple | list) else (found,)
+    results = result if isinstance(result, tuple | list) else (result,)
     return dict(zip(names, map(np.asarray, results), strict=True))
 
 
 def gradient_errors(
-    found: dict[str, Array],
+    results: dict[str, Array],
     problem: PairProblem,
     upstream: PairUpstream,
     classes: slice = EVERY_CLASS,
@@ -202,12 +202,12 @@ def gradient_errors(
 ) -> dict[str, float]:
     """The largest error of each gradient as a share of its bound, for a problem with operands of the products' type."""
     exact = pair_backward_reference(problem, upstream, classes)
-    types = {f"{name}_dtype": found[name].dtype for name in ("input", "weight") if name in found}
+    types = {f"{name}_dtype": results[name].dtype for name in ("input", "weight") if name in results}
     bounds = pair_gradient_bounds(problem, upstream, classes, **types)
     if added_to is not None:
         total = exact.weight + added_to
         exact, bounds = exact._replace(weight=total), bounds._replace(weight=bounds.weight + ROUNDOFF * np.abs(total))
-    return {name: worst_error(value, getattr(exact, name), getattr(bounds, name)) for name, value in found.items()}
+    return {name: worst_error(value, getattr(exact, name), getattr(bounds, name)) for name, value in results.items()}
 
 
 def check_backward(
@@ -219,30 +219,30 @@ def check_backward(
     if adds:
         start = np.random.default_rng(6).standard_normal(problem.student.weight.shape).astype(np.float32)
         options = {**options, "grad_weight_sum_hbm": start.copy()}
-    found = launched_backward(problem, upstream, launch, **options)
-    for name, worst in gradient_errors(found, expected, upstream, added_to=start).items():
+    result = launched_backward(problem, upstream, launch, **options)
+    for name, worst in gradient_errors(result, expected, upstream, added_to=start).items():
         assert worst <= 1.0, (name, worst)
-    return found
+    return result
 
 
 def check_mixture(problem: PairProblem, launch: Launch = USUAL) -> MixtureSums:
     """Launch the sums of a mixture, with log-sum-exps of all classes of the problem, and hold them to their bounds."""
     expected = rounded(problem, launch.compute_dtype)
     statistics, _ = float32_statistics(expected)
-    given = arguments_of(problem)
+    arguments = arguments_of(problem)
     for name in ("labels_hbm", "row_weight_hbm", "ignore_index"):
-        given.pop(name, None)
-    returned = linear_distillation_mixture[launch.cores](**given, **vectors_of(statistics), **launch.options)
-    found = MixtureSums(*map(np.asarray, returned))
+        arguments.pop(name, None)
+    returned = linear_distillation_mixture[launch.cores](**arguments, **vectors_of(statistics), **launch.options)
+    results = MixtureSums(*map(np.asarray, returned))
     exact, bounds = mixture_reference(expected, statistics), mixture_bounds(expected, statistics)
-    for name, value, other, bound in zip(MixtureSums._fields, found, exact, bounds, strict=True):
+    for name, value, other, bound in zip(MixtureSums._fields, results, exact, bounds, strict=True):
         worst = worst_error(value, other, bound)
         assert worst <= 1.0, (name, worst)
-    return found
+    return results
 
 
-def check_wrong_results_are_told(found: dict[str, Array], problem: PairProblem, names: tuple[str, ...]) -> None:
+def check_wrong_results_are_told(results: dict[str, Array], problem: PairProblem, names: tuple[str, ...]) -> None:
     """All-zero, sign-flipped and reversed results exceed the bounds."""
-    for change in (np.zeros_like, np.negative, lambda each: each[::-1]):
-        wrong = worst_errors({name: change(found[name]) for name in names}, problem)
+    for change in (np.zeros_like, np.negative, lambda item: item[::-1]):
+        wrong = worst_errors({name: change(results[name]) for name in names}, problem)
         assert all(worst > 1.0 for worst in wrong.values()), wrong

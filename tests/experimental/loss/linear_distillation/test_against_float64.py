@@ -40,13 +40,13 @@ ALL_BETAS = (0.0, *MIXED, 1.0)
 @st.composite
 def options_of(draw: st.DrawFn) -> dict[str, Any]:
     """Types and options of a problem."""
-    found: dict[str, Any] = {"dtype": draw(TYPES), "teacher_dtype": draw(TYPES), "with_bias": draw(st.booleans())}
-    found["temperature"] = draw(st.sampled_from((1.0, 0.1, 0.7, 3.0, 20.0)))
+    results: dict[str, Any] = {"dtype": draw(TYPES), "teacher_dtype": draw(TYPES), "with_bias": draw(st.booleans())}
+    results["temperature"] = draw(st.sampled_from((1.0, 0.1, 0.7, 3.0, 20.0)))
     if draw(st.booleans()):
-        found["logit_scale"] = draw(st.sampled_from((0.25, 1.5)))
+        results["logit_scale"] = draw(st.sampled_from((0.25, 1.5)))
     if draw(st.booleans()):
-        found["logit_softcap"] = draw(st.sampled_from((3.0, 30.0)))
-    return found
+        results["logit_softcap"] = draw(st.sampled_from((3.0, 30.0)))
+    return results
 
 
 @st.composite
@@ -115,11 +115,11 @@ def test_wrong_results_are_reported(beta: float, dtype: np.dtype[Any]) -> None:
 def test_wrong_gradients_are_reported(beta: float, dtype: np.dtype[Any]) -> None:
     problem = pair_of(Sizes(40, 40, 56, 40), dtype=dtype, beta=beta, temperature=0.7, with_bias=True)
     upstream = upstream_of(problem, with_logprob=False)
-    found = launched_backward(problem, upstream)
-    assert max(gradient_errors(found, problem, upstream).values()) <= 1.0
+    results = launched_backward(problem, upstream)
+    assert max(gradient_errors(results, problem, upstream).values()) <= 1.0
     # N, Ds and V are alike, so that a transposed result has the shape of the right one.
-    for change in (np.zeros_like, np.negative, lambda each: each.T if each.ndim == 2 else each[::-1]):
-        wrong = gradient_errors({name: change(value) for name, value in found.items()}, problem, upstream)
+    for change in (np.zeros_like, np.negative, lambda item: item.T if item.ndim == 2 else item[::-1]):
+        wrong = gradient_errors({name: change(value) for name, value in results.items()}, problem, upstream)
         assert min(wrong.values()) > 2.0, wrong
 
 
@@ -143,9 +143,9 @@ def test_forward_of_hard_inputs(kind: str, beta: float) -> None:
 def test_the_divergence_from_an_equal_teacher_is_nothing(beta: float) -> None:
     for dtype in (BF16, FP32):
         problem = PROBLEMS["equal teacher"](Sizes(40, 64, 64, 500), 0, {"beta": beta, "dtype": dtype})
-        found = check_forward(replace(problem, row_weight=None))
-        assert float(found["divergence"].max()) <= 1e-6 and float(found["divergence"].min()) >= 0.0
-        assert float(np.abs(found["moment"]).max()) <= 1e-6
+        results = check_forward(replace(problem, row_weight=None))
+        assert float(results["divergence"].max()) <= 1e-6 and float(results["divergence"].min()) >= 0.0
+        assert float(np.abs(results["moment"]).max()) <= 1e-6
 
 
 def test_a_class_that_is_masked_in_one_model_alone_makes_a_divergence_infinite() -> None:
@@ -155,10 +155,10 @@ def test_a_class_that_is_masked_in_one_model_alone_makes_a_divergence_infinite()
         bias[7] = -np.inf
         model = replace(getattr(problem, name), bias=bias)
         problem = replace(problem, **{name: model}, labels=np.arange(10, 30, dtype=np.int32))
-        found = check_forward(problem)
-        assert np.isposinf(found["divergence"]).all()
-        for other in set(found) - {"divergence", "moment"}:
-            assert np.isfinite(found[other]).all(), other
+        results = check_forward(problem)
+        assert np.isposinf(results["divergence"]).all()
+        for other in set(results) - {"divergence", "moment"}:
+            assert np.isfinite(results[other]).all(), other
 
 
 @pytest.mark.parametrize("cap", (None, 5.0))
@@ -169,6 +169,6 @@ def test_the_gradient_of_a_class_that_only_the_student_masks_is_that_of_its_form
     bias[7] = -np.inf
     problem = replace(problem, student=replace(problem.student, bias=bias), labels=None, row_weight=None)
     upstream = upstream_of(problem)
-    found = launched_backward(problem, upstream)
-    assert max(gradient_errors(found, problem, upstream).values()) <= 1.0
-    assert (found["bias"][7] < 0.0) if cap is None else found["bias"][7] == 0.0
+    results = launched_backward(problem, upstream)
+    assert max(gradient_errors(results, problem, upstream).values()) <= 1.0
+    assert (results["bias"][7] < 0.0) if cap is None else results["bias"][7] == 0.0

@@ -25,9 +25,9 @@ def arguments(**changes: Any) -> dict[str, Any]:
     """A launch that is accepted, but for the changes."""
     problem = pair_of(Sizes(N, 24, 32, V), dtype=BF16, beta=1.0)
     upstream = upstream_of(problem)
-    given = {**arguments_of(problem), **vectors_of(upstream.statistics), "moment_hbm": upstream.moment}
-    given |= {"grad_divergence_hbm": upstream.grad_divergence, "grad_logprob_hbm": upstream.grad_logprob}
-    return {**given, **changes}
+    options = {**arguments_of(problem), **vectors_of(upstream.statistics), "moment_hbm": upstream.moment}
+    options |= {"grad_divergence_hbm": upstream.grad_divergence, "grad_logprob_hbm": upstream.grad_logprob}
+    return {**options, **changes}
 
 
 def vector(length: int = N, dtype: type = np.float32) -> np.ndarray:

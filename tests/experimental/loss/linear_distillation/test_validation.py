@@ -240,10 +240,10 @@ def test_the_twin_of_every_refusal_is_accepted(kernel: Kernel) -> None:
 
 def test_a_tiling_that_does_not_fit_is_refused() -> None:
     kernel = PAIR_KERNELS["linear_distillation_forward"]
-    given = kernel.accepted((300, 4000))
+    inputs = kernel.accepted((300, 4000))
     message = r"must leave the tiles of 4000 and 2000 features at most \d+ bytes of a partition, got \d+ with "
     with pytest.raises(AssertionError, match=f"{message}position_block=1024 and class_block=512; {CHOOSER}$"):
-        kernel.launch({**given, "position_block": 1024, "class_block": 512})
+        kernel.launch({**inputs, "position_block": 1024, "class_block": 512})
 
 
 def test_more_features_than_any_tiling_has_room_for_are_refused() -> None:

@@ -40,9 +40,9 @@ def arguments(shape: tuple[int, int], type_name: str, is_weighted: bool, **optio
     }
 
 
-def reference_of(given: dict[str, Any]) -> MultiMarginReference:
+def reference_of(inputs: dict[str, Any]) -> MultiMarginReference:
     names = ("input_hbm", "targets_hbm", "class_weight_hbm")
-    return MultiMarginReference.of(*(given[name] for name in names), p=given["p"], margin=given["margin"])
+    return MultiMarginReference.of(*(inputs[name] for name in names), p=inputs["p"], margin=inputs["margin"])
 
 
 @settings(deadline=None, max_examples=16)
@@ -58,9 +58,9 @@ def reference_of(given: dict[str, Any]) -> MultiMarginReference:
 def test_losses_and_gradient(
     shape: tuple[int, int], type_name: str, is_weighted: bool, p: int, margin: float, reduction: str, inplace: bool
 ) -> None:
-    given = arguments(shape, type_name, is_weighted, p=p, margin=margin, reduction=reduction, chunk_size=384)
-    reference, x = reference_of(given), given["input_hbm"]
-    one, two = (multi_margin_loss_forward[cores](**given) for cores in (1, 2))
+    options = arguments(shape, type_name, is_weighted, p=p, margin=margin, reduction=reduction, chunk_size=384)
+    reference, x = reference_of(options), options["input_hbm"]
+    one, two = (multi_margin_loss_forward[cores](**options) for cores in (1, 2))
     assert one.tobytes() == two.tobytes()
     losses, factor = reference.losses(), reduction_factor(shape[:1], reduction)
     if reduction == "none":
@@ -72,7 +72,7 @@ def test_losses_and_gradient(
     upstream = np.full(shape[0] if reduction == "none" else 1, -1.75, np.float32)
     gradients = []
     for cores in (1, 2):
-        own = {**given, "input_hbm": x.copy()}
+        own = {**options, "input_hbm": x.copy()}
         gradients.append(multi_margin_loss_backward[cores](**own, grad_loss_hbm=upstream, inplace=inplace))
         assert (gradients[-1].tobytes() == own["input_hbm"].tobytes()) is inplace
     assert gradients[0].tobytes() == gradients[1].tobytes()
@@ -84,10 +84,10 @@ def test_losses_and_gradient(
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("change", [np.zeros_like, np.negative, lambda gradient: gradient.T.copy()])
 def test_the_bound_tells_wrong_results(change: Any, p: int) -> None:
-    given = arguments((20, 20), "float32", True, p=p, margin=1.0, reduction="sum")
-    reference, one = reference_of(given), np.ones(1, np.float32)
-    right = multi_margin_loss_backward[2](**given, grad_loss_hbm=one)
-    bound = gradient_bounds(given["input_hbm"], reference, 1.0, one)
+    options = arguments((20, 20), "float32", True, p=p, margin=1.0, reduction="sum")
+    reference, one = reference_of(options), np.ones(1, np.float32)
+    right = multi_margin_loss_backward[2](**options, grad_loss_hbm=one)
+    bound = gradient_bounds(options["input_hbm"], reference, 1.0, one)
     assert error_over_bound(right, reference.gradient(one), bound).max() <= 1.0
     assert error_over_bound(change(right), reference.gradient(one), bound).max() > 100.0
 
@@ -128,12 +128,12 @@ def test_a_target_out_of_range_touches_nothing(target: int) -> None:
 
 
 def test_the_input_is_read_once_and_the_gradient_written_once() -> None:
-    given = arguments((150, 700), "float32", False, p=1, margin=1.0, reduction="sum")
+    options = arguments((150, 700), "float32", False, p=1, margin=1.0, reduction="sum")
     with recording() as record:
-        multi_margin_loss_forward[2](**given)
+        multi_margin_loss_forward[2](**options)
     assert record.hbm_read_bytes == (150 * 700 + 2 * 150) * 4
     with recording() as record:
-        multi_margin_loss_backward[2](**given, grad_loss_hbm=np.ones(1, np.float32))
+        multi_margin_loss_backward[2](**options, grad_loss_hbm=np.ones(1, np.float32))
     assert record.hbm_written_bytes == (150 * 700 + 150) * 4
 
 
@@ -153,7 +153,7 @@ def test_vector_takes_every_third_chunk(chunks: int, of_vector: int) -> None:
 def test_modelled_times(type_name: str, forward: float, backward: float) -> None:
     """Over the bound that the DMA engines set, on two cores of trn2."""
     x, targets, one = spec((1024, 32128), type_name), spec((1024,), "int32"), spec((1,), "float32")
-    found = profile(multi_margin_loss_forward[2], x, targets).fraction_of_bound
-    assert found is not None and found <= 1.15 * forward  # a short launch has the latencies of a long one
-    found = profile(multi_margin_loss_backward[2], x, targets, one).fraction_of_bound
-    assert found is not None and found <= 1.15 * backward
+    result = profile(multi_margin_loss_forward[2], x, targets).fraction_of_bound
+    assert result is not None and result <= 1.15 * forward  # a short launch has the latencies of a long one
+    result = profile(multi_margin_loss_backward[2], x, targets, one).fraction_of_bound
+    assert result is not None and result <= 1.15 * backward

@@ -52,10 +52,10 @@ def arguments(shape: tuple[int, int], type_name: str, longest: int) -> dict[str,
 def test_losses_and_gradient(
     shape: tuple[int, int], type_name: str, longest: int, reduction: str, inplace: bool
 ) -> None:
-    given = arguments(shape, type_name, longest)
-    x, factor = given["input_hbm"], 1.0 / shape[0] if reduction == "mean" else 1.0
-    reference = MultilabelMarginReference.of(x, given["targets_hbm"])
-    one, two = (multilabel_margin_loss_forward[cores](**given, reduction=reduction) for cores in (1, 2))
+    options = arguments(shape, type_name, longest)
+    x, factor = options["input_hbm"], 1.0 / shape[0] if reduction == "mean" else 1.0
+    reference = MultilabelMarginReference.of(x, options["targets_hbm"])
+    one, two = (multilabel_margin_loss_forward[cores](**options, reduction=reduction) for cores in (1, 2))
     assert one.tobytes() == two.tobytes()
     losses = reference.losses()
     if reduction == "none":
@@ -67,7 +67,7 @@ def test_losses_and_gradient(
     upstream = np.full(shape[0] if reduction == "none" else 1, -1.75, np.float32)
     gradients = []
     for cores in (1, 2):
-        own = {**given, "input_hbm": x.copy(), "grad_loss_hbm": upstream, "reduction": reduction}
+        own = {**options, "input_hbm": x.copy(), "grad_loss_hbm": upstream, "reduction": reduction}
         gradients.append(multilabel_margin_loss_backward[cores](**own, inplace=inplace))
         assert (gradients[-1].tobytes() == own["input_hbm"].tobytes()) is inplace or shape == (1, 1)
     assert gradients[0].tobytes() == gradients[1].tobytes()
@@ -78,10 +78,10 @@ def test_losses_and_gradient(
 
 @pytest.mark.parametrize("change", [np.zeros_like, np.negative, lambda gradient: gradient.T.copy()])
 def test_the_bound_tells_wrong_results(change: Any) -> None:
-    given, one = arguments((20, 20), "float32", 5), np.ones(1, np.float32)
-    reference = MultilabelMarginReference.of(given["input_hbm"], given["targets_hbm"])
-    right = multilabel_margin_loss_backward[2](**given, grad_loss_hbm=one, reduction="sum")
-    bound = gradient_bounds(given["input_hbm"], reference, one) + 2.0**-126
+    options, one = arguments((20, 20), "float32", 5), np.ones(1, np.float32)
+    reference = MultilabelMarginReference.of(options["input_hbm"], options["targets_hbm"])
+    right = multilabel_margin_loss_backward[2](**options, grad_loss_hbm=one, reduction="sum")
+    bound = gradient_bounds(options["input_hbm"], reference, one) + 2.0**-126
     assert error_over_bound(right, reference.gradient(one), bound).max() <= 1.0
     assert error_over_bound(change(right), reference.gradient(one), bound).max() > 100.0
 
@@ -108,26 +108,31 @@ def test_a_target_out_of_range_touches_no_other_row(target: int) -> None:
 def test_the_loops_run_as_often_as_the_longest_list_needs() -> None:
     """Whichever row and core has it."""
     for row in (0, 299):
-        given = arguments((300, 40), "float32", 3)
-        given["targets_hbm"][row, :9], given["targets_hbm"][row, 9] = np.arange(9), -1
-        found = profile(multilabel_margin_loss_forward[2], **given)
-        assert {name.split(" ")[0]: trips for name, trips in found.trips.items()} == {"find_targets": 3, "sum_terms": 3}
+        options = arguments((300, 40), "float32", 3)
+        options["targets_hbm"][row, :9], options["targets_hbm"][row, 9] = np.arange(9), -1
+        profiled = profile(multilabel_margin_loss_forward[2], **options)
+        assert {name.split(" ")[0]: trips for name, trips in profiled.trips.items()} == {
+            "find_targets": 3,
+            "sum_terms": 3,
+        }
 
 
 @pytest.mark.parametrize("classes", [500, 1000, 1333, 2048, 4096])
 def test_groups_of_blocks_fit_on_chip(classes: int) -> None:
     """Of as many blocks as pass a loop together. Starting a loop takes 25 us, modelled."""
-    given = {"input_hbm": spec((4096, classes), nl.float32), "targets_hbm": spec((4096, classes), nl.int32)}
+    options = {"input_hbm": spec((4096, classes), nl.float32), "targets_hbm": spec((4096, classes), nl.int32)}
     most = nl.tile_size.sbuf_fmax_bytes
     for kernel, further in (
         (multilabel_margin_loss_forward, {}),
         (multilabel_margin_loss_backward, {"grad_loss_hbm": spec((1,), nl.float32)}),
     ):
-        found = profile(kernel[2], **given, **further, trips=1)
-        assert 0 < found.sbuf_peak_bytes_per_partition <= most
+        profiled = profile(kernel[2], **options, **further, trips=1)
+        assert 0 < profiled.sbuf_peak_bytes_per_partition <= most
 
 
 def test_modelled_bytes() -> None:
     """The targets are read twice: once for the longest list."""
-    found = profile(multilabel_margin_loss_forward[2], spec((300, 40), nl.float32), spec((300, 40), nl.int32), trips=1)
-    assert found.hbm_read_bytes == 3 * 300 * 40 * 4 and BLOCKS_MAX == 2048
+    profiled = profile(
+        multilabel_margin_loss_forward[2], spec((300, 40), nl.float32), spec((300, 40), nl.int32), trips=1
+    )
+    assert profiled.hbm_read_bytes == 3 * 300 * 40 * 4 and BLOCKS_MAX == 2048

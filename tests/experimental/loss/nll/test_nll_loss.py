@@ -56,37 +56,37 @@ def arguments(shape: tuple[int, ...], type_name: str, is_weighted: bool, ignored
 def test_losses_and_gradient(
     shape: tuple[int, ...], type_name: str, is_weighted: bool, reduction: str, inplace: bool, streamed: bool
 ) -> None:
-    given = arguments(shape, type_name, is_weighted)
+    options = arguments(shape, type_name, is_weighted)
     way = {"reduction": reduction, "streamed": streamed}
-    one, two = (nll_loss_forward[cores](**given, **way) for cores in (1, 2))
-    assert [each.tobytes() for each in one] == [each.tobytes() for each in two]
+    one, two = (nll_loss_forward[cores](**options, **way) for cores in (1, 2))
+    assert [array.tobytes() for array in one] == [array.tobytes() for array in two]
     loss, total_weight = two
-    reference = nll_loss_reference(**{name.removesuffix("_hbm"): value for name, value in given.items()})
+    reference = nll_loss_reference(**{name.removesuffix("_hbm"): value for name, value in options.items()})
     exact, bound = reference.reduced(reduction), nll_loss_bound(reference, shape, reduction, loss.dtype, streamed)
     assert error_over_bound(loss, exact.reshape(loss.shape), bound.reshape(loss.shape)).max() <= 1.0
     np.testing.assert_allclose(total_weight[0], reference.weights.sum(), rtol=1e-5)
-    upstream = np.full(given["targets_hbm"].shape if reduction == "none" else (1,), -1.75, np.float32)
+    upstream = np.full(options["targets_hbm"].shape if reduction == "none" else (1,), -1.75, np.float32)
     scale = upstream.astype(np.float64) / (total_weight[0] if reduction == "mean" and total_weight[0] else 1.0)
-    expected = nll_loss_gradient_reference(given["input_hbm"], given["targets_hbm"], reference.weights, scale)
+    expected = nll_loss_gradient_reference(options["input_hbm"], options["targets_hbm"], reference.weights, scale)
     further = {"grad_loss_hbm": upstream, "total_weight_hbm": total_weight if reduction == "mean" else None}
     gradients = []
     for cores in (1, 2):
-        own = {**given, "input_hbm": given["input_hbm"].copy()}
+        own = {**options, "input_hbm": options["input_hbm"].copy()}
         gradients.append(nll_loss_backward[cores](**own, **further, **way, inplace=inplace))
         assert (gradients[-1].tobytes() == own["input_hbm"].tobytes()) is inplace
     assert gradients[0].tobytes() == gradients[1].tobytes()
-    of_gradient = nll_loss_gradient_bound(expected, given["input_hbm"].dtype)
+    of_gradient = nll_loss_gradient_bound(expected, options["input_hbm"].dtype)
     assert error_over_bound(gradients[0], expected, of_gradient).max() <= 1.0
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("change", [np.zeros_like, np.negative, lambda gradient: gradient.T.copy()])
 def test_the_bound_tells_wrong_results(change: Any, streamed: bool) -> None:
-    given = arguments((20, 20), "float32", True, ignored=0.0)
-    weights = nll_loss_reference(**{name.removesuffix("_hbm"): value for name, value in given.items()}).weights
-    given["streamed"] = streamed
-    right = nll_loss_backward[2](**given, grad_loss_hbm=np.ones(1, np.float32), reduction="sum")
-    exact = nll_loss_gradient_reference(given["input_hbm"], given["targets_hbm"], weights, np.ones(()))
+    options = arguments((20, 20), "float32", True, ignored=0.0)
+    weights = nll_loss_reference(**{name.removesuffix("_hbm"): value for name, value in options.items()}).weights
+    options["streamed"] = streamed
+    right = nll_loss_backward[2](**options, grad_loss_hbm=np.ones(1, np.float32), reduction="sum")
+    exact = nll_loss_gradient_reference(options["input_hbm"], options["targets_hbm"], weights, np.ones(()))
     bound = nll_loss_gradient_bound(exact, np.float32)
     assert error_over_bound(right, exact, bound).max() <= 1.0
     assert error_over_bound(change(right), exact, bound).max() > 100.0
@@ -95,13 +95,13 @@ def test_the_bound_tells_wrong_results(change: Any, streamed: bool) -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 def test_nothing_counts(streamed: bool) -> None:
     """The mean is NaN and its gradient 0, whatever stands in the input."""
-    given = arguments((5, 7), "float32", True, ignored=1.1)
-    given["input_hbm"][:] = np.nan
-    given["streamed"] = streamed
-    loss, total_weight = nll_loss_forward[2](**given)
+    options = arguments((5, 7), "float32", True, ignored=1.1)
+    options["input_hbm"][:] = np.nan
+    options["streamed"] = streamed
+    loss, total_weight = nll_loss_forward[2](**options)
     assert np.isnan(loss[0]) and total_weight[0] == 0.0
-    assert nll_loss_forward[2](**given, reduction="sum")[0][0] == 0.0
-    gradient = nll_loss_backward[2](**given, grad_loss_hbm=np.ones(1, np.float32), total_weight_hbm=total_weight)
+    assert nll_loss_forward[2](**options, reduction="sum")[0][0] == 0.0
+    gradient = nll_loss_backward[2](**options, grad_loss_hbm=np.ones(1, np.float32), total_weight_hbm=total_weight)
     np.testing.assert_array_equal(gradient, np.zeros((5, 7)))
 
 
@@ -139,20 +139,20 @@ def test_a_target_out_of_range_touches_nothing(shape: tuple[int, ...], target: i
 
 
 def test_the_backward_writes_the_gradient_once() -> None:
-    given = arguments((150, 300), "float32", False, ignored=0.0)
+    options = arguments((150, 300), "float32", False, ignored=0.0)
     with recording() as record:
-        nll_loss_backward[2](**given, grad_loss_hbm=np.ones(1, np.float32), reduction="sum")
+        nll_loss_backward[2](**options, grad_loss_hbm=np.ones(1, np.float32), reduction="sum")
     assert record.hbm_written_bytes == (150 * 300 + 150) * 4
 
 
 @pytest.mark.parametrize("ignored", [3, 256, 2**24 + 1, -(2**31)])
 def test_an_ignored_target_of_any_size(ignored: int) -> None:
     targets = np.array([0, ignored, 4, ignored, 2], np.int32)
-    given = {"input_hbm": np.full((5, 5), -2.0, np.float32), "targets_hbm": targets, "ignore_index": ignored}
-    loss, total_weight = nll_loss_forward[2](**given, reduction="none", streamed=True)
+    options = {"input_hbm": np.full((5, 5), -2.0, np.float32), "targets_hbm": targets, "ignore_index": ignored}
+    loss, total_weight = nll_loss_forward[2](**options, reduction="none", streamed=True)
     np.testing.assert_array_equal(loss, [2, 0, 2, 0, 2])
     assert total_weight[0] == 3.0
-    gradient = nll_loss_backward[2](**given, grad_loss_hbm=np.ones(1, np.float32), reduction="sum", streamed=True)
+    gradient = nll_loss_backward[2](**options, grad_loss_hbm=np.ones(1, np.float32), reduction="sum", streamed=True)
     np.testing.assert_array_equal(gradient.sum(1), [-1, 0, -1, 0, -1])
 
 
@@ -160,12 +160,12 @@ def test_an_ignored_target_of_any_size(ignored: int) -> None:
 @pytest.mark.parametrize("shape", [(2, 40, 700), (3, 130, 130), (700, 3, 2)])
 def test_streamed_as_gathered(shape: tuple[int, ...], type_name: str) -> None:
     """Several tiles, and classes in several groups: every loss and gradient is bitwise identical."""
-    given = arguments(shape, type_name, True)
-    grad = np.random.default_rng(3).standard_normal(given["targets_hbm"].shape).astype(np.float32)
+    options = arguments(shape, type_name, True)
+    grad = np.random.default_rng(3).standard_normal(options["targets_hbm"].shape).astype(np.float32)
     streamed, gathered = (
         (
-            nll_loss_forward[2](**given, reduction="none", streamed=way)[0],
-            nll_loss_backward[2](**given, grad_loss_hbm=grad, reduction="none", streamed=way),
+            nll_loss_forward[2](**options, reduction="none", streamed=way)[0],
+            nll_loss_backward[2](**options, grad_loss_hbm=grad, reduction="none", streamed=way),
         )
         for way in (True, False)
     )
@@ -182,12 +182,12 @@ def test_modelled_time_of_few_classes() -> None:
     """Over the bound that the DMA engines set, on two cores of trn2."""
     x, targets, one = spec((8, 21, 512, 512), "float32"), spec((8, 512, 512), "int32"), spec((1,), "float32")
     for kernel, further in ((nll_loss_forward, ()), (nll_loss_backward, (one, None, one))):
-        found = profile(kernel[2], x, targets, *further).fraction_of_bound
-        assert found is not None and found <= 1.30
+        result = profile(kernel[2], x, targets, *further).fraction_of_bound
+        assert result is not None and result <= 1.30
 
 
 def test_modelled_time_of_the_backward() -> None:
     """Over the bound that the DMA engines set, on two cores of trn2."""
     x, targets, one = spec((4096, 32128), "bfloat16"), spec((4096,), "int32"), spec((1,), "float32")
-    found = profile(nll_loss_backward[2], x, targets, one, None, one).fraction_of_bound
-    assert found is not None and found <= 1.10
+    result = profile(nll_loss_backward[2], x, targets, one, None, one).fraction_of_bound
+    assert result is not None and result <= 1.10

@@ -15,9 +15,9 @@ from tests.experimental.softmax.row_checks import KERNELS, Kernel
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 def test_a_kernel_states_its_guarantee(kernel: Kernel) -> None:
-    found = stated_guarantee(kernel.function)
-    assert found is not None and found.deterministic and found.same_bits_on_cores and found.workspace == "0"
-    assert found.in_place == ("grad_hbm" if kernel.is_backward else None)
+    result = stated_guarantee(kernel.function)
+    assert result is not None and result.deterministic and result.same_bits_on_cores and result.workspace == "0"
+    assert result.in_place == ("grad_hbm" if kernel.is_backward else None)
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -25,5 +25,5 @@ def test_a_kernel_states_its_guarantee(kernel: Kernel) -> None:
 def test_every_element_crosses_hbm_once(kind: Kind, columns: int) -> None:
     elements = 128 * 2 * columns
     for direction, read in (("forward", 1), ("backward", 2)):
-        found = profile_softmax_launch((256, columns), -1, "bfloat16", kind, direction)
-        assert found.hbm_read_bytes == 2 * read * elements and found.hbm_written_bytes == 2 * elements
+        profiled = profile_softmax_launch((256, columns), -1, "bfloat16", kind, direction)
+        assert profiled.hbm_read_bytes == 2 * read * elements and profiled.hbm_written_bytes == 2 * elements

@@ -86,7 +86,7 @@ def test_a_class_that_does_not_exist_is_nan_where_targets_are_traced() -> None:
 
     (gradient, outputs), (expected, kept) = step(wrong), step(TARGET)
     others = np.arange(POSITIONS) != 2
-    for found, right in ((outputs.loss, kept.loss), (outputs.logprob, kept.logprob), (gradient, expected)):
-        assert jnp.isnan(found[2]).all()
-        np.testing.assert_array_equal(found[others], right[others])
+    for item, right in ((outputs.loss, kept.loss), (outputs.logprob, kept.logprob), (gradient, expected)):
+        assert jnp.isnan(item[2]).all()
+        np.testing.assert_array_equal(item[others], right[others])
     assert outputs.lse.tolist() == kept.lse.tolist()

@@ -52,22 +52,22 @@ class StandIn:
         is_backward = "grad_loss_hbm" in arrays
         result = Result(logits.shape, logits.dtype) if is_backward else Result(logits.shape[:1], jnp.dtype(jnp.float32))
         simulation = Simulation(self._kernel, tuple(arrays), constants, current_options())
-        found = host_call(simulation, [result] * (1 if is_backward else 6), *arrays.values())
-        return found[0] if is_backward else tuple(found)
+        results = host_call(simulation, [result] * (1 if is_backward else 6), *arrays.values())
+        return results[0] if is_backward else tuple(results)
 
 
 @pytest.fixture
 def neuron(monkeypatch: pytest.MonkeyPatch) -> dict[str, StandIn]:
     """A process with the real NKI and a Neuron device."""
-    found = {}
+    results = {}
     for name in ("_FORWARD", "_BACKWARD"):
         kernel: Kernel = getattr(kernels, name)
-        found[name] = StandIn(kernel)
-        monkeypatch.setattr(kernels, name, Kernel(kernel.name, found[name]))
+        results[name] = StandIn(kernel)
+        monkeypatch.setattr(kernels, name, Kernel(kernel.name, results[name]))
     monkeypatch.setattr(launch, "SIMULATED", False)
     monkeypatch.setattr(platforms, "SIMULATED", False)
     monkeypatch.setattr(jax, "default_backend", lambda: "neuron")
-    return found
+    return results
 
 
 def test_a_step_calls_the_kernels_on_arrays_that_are_traced(neuron: dict[str, StandIn]) -> None:

@@ -27,19 +27,19 @@ VALUES = {
 @pytest.mark.parametrize("dtype", VALUES, ids=lambda dtype: dtype.__name__)
 def test_of_every_type(dtype: Any) -> None:
     values, expected = VALUES[dtype]
-    given = np.array(values, dtype)
-    found = class_indices(given, -100, 300)
-    assert isinstance(found, np.ndarray) and found.dtype == np.int32 and found.tolist() == expected
-    assert first_out_of_range(given, -100, 300) == (
+    array = np.array(values, dtype)
+    result = class_indices(array, -100, 300)
+    assert isinstance(result, np.ndarray) and result.dtype == np.int32 and result.tolist() == expected
+    assert first_out_of_range(array, -100, 300) == (
         (expected.index(OUT_OF_RANGE),) if OUT_OF_RANGE in expected else None
     )
 
 
 def test_of_jax_as_of_numpy() -> None:
-    given = np.array([[0, 299, 300], [-1, 7, -100]], np.int32)
-    found = jax.jit(class_indices, static_argnums=(1, 2))(given, 7, 300)
-    assert found.dtype == jnp.int32 and found.tolist() == class_indices(given, 7, 300).tolist()
-    assert found.tolist() == [[0, 299, OUT_OF_RANGE], [OUT_OF_RANGE, IGNORED, OUT_OF_RANGE]]
+    array = np.array([[0, 299, 300], [-1, 7, -100]], np.int32)
+    result = jax.jit(class_indices, static_argnums=(1, 2))(array, 7, 300)
+    assert result.dtype == jnp.int32 and result.tolist() == class_indices(array, 7, 300).tolist()
+    assert result.tolist() == [[0, 299, OUT_OF_RANGE], [OUT_OF_RANGE, IGNORED, OUT_OF_RANGE]]
 
 
 def test_an_ignore_index_that_the_type_cannot_hold_is_nowhere() -> None:

@@ -45,10 +45,10 @@ def assert_loss_and_gradients(
     loss: jax.Array, gradients: Any, problem: LinearProblem, operands: Operands, divisor: float
 ) -> None:
     """Of a sum of losses over ``divisor``, with the gradients of all operands in their types."""
-    found = linear_forward_reference(problem)
+    result = linear_forward_reference(problem)
     assert loss.dtype == jnp.float32
-    assert_within(loss, found.loss.sum() / divisor, linear_forward_bounds(problem)["loss"].sum() / divisor)
-    upstream = BackwardInputs(found.lse, np.full(POSITIONS, 1.0 / divisor, np.float32))
+    assert_within(loss, result.loss.sum() / divisor, linear_forward_bounds(problem)["loss"].sum() / divisor)
+    upstream = BackwardInputs(result.lse, np.full(POSITIONS, 1.0 / divisor, np.float32))
     types = {"input_dtype": operands.input.dtype, "weight_dtype": operands.weight.dtype}
     exact, bounds = linear_backward_reference(problem, upstream), linear_gradient_bounds(problem, upstream, **types)
     for gradient, operand, values, bound in zip(gradients, operands, exact, bounds, strict=True):
@@ -84,8 +84,8 @@ def test_all_options_of_a_weight_with_features_first() -> None:
             **RECIPE,
         )
 
-    given = (operands.input, operands.weight.T, operands.bias)
-    value, (of_input, of_weight, of_bias) = jax.value_and_grad(loss, (0, 1, 2))(*given)
+    inputs = (operands.input, operands.weight.T, operands.bias)
+    value, (of_input, of_weight, of_bias) = jax.value_and_grad(loss, (0, 1, 2))(*inputs)
     divisor = float(np.asarray(WEIGHT, np.float64)[np.asarray(target)[np.asarray(target) != 7]].sum())
     problem = problem_of(operands, target, class_weight=WEIGHT, ignore_index=7, **RECIPE)
     assert_loss_and_gradients(value, (of_input, of_weight.T, of_bias), problem, operands, divisor)
@@ -109,7 +109,7 @@ def test_outputs_and_their_gradients() -> None:
     """Losses apart; upstream gradients of loss, log-probability, log-sum-exp and entropy in one backward."""
     operands, target = make_operands(), make_targets(ignored=-100)
     problem = problem_of(operands, target)
-    found, bounds = linear_forward_reference(problem), linear_forward_bounds(problem)
+    result, bounds = linear_forward_reference(problem), linear_forward_bounds(problem)
     valid = np.asarray(target) != -100
     upstream = {
         name: np.random.default_rng(seed).standard_normal(POSITIONS).astype(np.float32)
@@ -121,14 +121,14 @@ def test_outputs_and_their_gradients() -> None:
         return sum((getattr(outputs, name) * values).sum() for name, values in upstream.items()), outputs
 
     gradients, outputs = jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(*operands)
-    assert_within(outputs.loss, found.loss, bounds["loss"])
-    assert_within(outputs.lse, found.lse, bounds["lse"])
-    assert_within(outputs.logprob, np.where(valid, -found.loss, 0.0), bounds["loss"])
-    assert_within(outputs.entropy, found.entropy, bounds["entropy"])
-    assert outputs.argmax.dtype == jnp.int32 and outputs.argmax.tolist() == found.argmax.tolist()
+    assert_within(outputs.loss, result.loss, bounds["loss"])
+    assert_within(outputs.lse, result.lse, bounds["lse"])
+    assert_within(outputs.logprob, np.where(valid, -result.loss, 0.0), bounds["loss"])
+    assert_within(outputs.entropy, result.entropy, bounds["entropy"])
+    assert outputs.argmax.dtype == jnp.int32 and outputs.argmax.tolist() == result.argmax.tolist()
     assert not outputs.z_loss.any()
     of_loss, of_logprob, of_lse, of_entropy = upstream.values()
-    inputs = BackwardInputs(found.lse, of_loss, of_lse, of_logprob, found.entropy, of_entropy)
+    inputs = BackwardInputs(result.lse, of_loss, of_lse, of_logprob, result.entropy, of_entropy)
     exact, room = linear_backward_reference(problem, inputs), linear_gradient_bounds(problem, inputs)
     for gradient, values, bound in zip(gradients, exact, room, strict=True):
         assert_within(gradient, values, bound)

@@ -80,6 +80,6 @@ def test_a_class_that_does_not_exist_is_nan_where_targets_are_traced() -> None:
 
         return jax.grad(total, has_aux=True)(X)
 
-    for found, right in zip(step(wrong), step(TARGET), strict=True):
-        assert jnp.isnan(found[2]).all()
-        np.testing.assert_array_equal(found[others], right[others])
+    for item, right in zip(step(wrong), step(TARGET), strict=True):
+        assert jnp.isnan(item[2]).all()
+        np.testing.assert_array_equal(item[others], right[others])

@@ -51,8 +51,8 @@ class StandIn:
         arrays = {name: value for name, value in arguments.items() if isinstance(value, jax.Array)}
         constants = tuple((name, value) for name, value in arguments.items() if name not in arrays)
         simulation = Simulation(self._kernel, tuple(arrays), constants, current_options())
-        found = host_call(simulation, _results(arguments), *arrays.values())
-        return found[0] if len(found) == 1 else tuple(found)
+        results = host_call(simulation, _results(arguments), *arrays.values())
+        return results[0] if len(results) == 1 else tuple(results)
 
 
 def _results(arguments: dict[str, Any]) -> list[Result]:
@@ -71,15 +71,15 @@ def _results(arguments: dict[str, Any]) -> list[Result]:
 
 def neuron(monkeypatch: pytest.MonkeyPatch) -> dict[str, StandIn]:
     """A process with the real NKI and a Neuron device."""
-    found = {}
+    results = {}
     for name in ("_FORWARD", "_BACKWARD", "_FORWARD_OF_IDS", "_BACKWARD_OF_IDS"):
         kernel: Kernel = getattr(kernels, name)
-        found[name] = StandIn(kernel)
-        monkeypatch.setattr(kernels, name, Kernel(kernel.name, found[name]))
+        results[name] = StandIn(kernel)
+        monkeypatch.setattr(kernels, name, Kernel(kernel.name, results[name]))
     monkeypatch.setattr(launch, "SIMULATED", False)
     monkeypatch.setattr(platforms, "SIMULATED", False)
     monkeypatch.setattr(jax, "default_backend", lambda: "neuron")
-    return found
+    return results
 
 
 def test_a_step_calls_the_kernels_on_arrays_that_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +97,8 @@ def test_a_step_calls_the_kernels_on_arrays_that_are_traced(monkeypatch: pytest.
     step = jax.value_and_grad(total, (0, 1, 2))
     expected = jax.jit(step)(*operands, target, ids)
     stand_ins = neuron(monkeypatch)
-    found = jax.jit(lambda *arrays: step(*arrays))(*operands, target, ids)
-    for values, exact in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    result = jax.jit(lambda *arrays: step(*arrays))(*operands, target, ids)
+    for values, exact in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         assert values.dtype == exact.dtype and exact.any()
         np.testing.assert_array_equal(values, exact)
     for kernel in stand_ins.values():
@@ -109,4 +109,4 @@ def test_a_step_calls_the_kernels_on_arrays_that_are_traced(monkeypatch: pytest.
         assert arrays["input_hbm"].shape == (POSITIONS, FEATURES)
         assert arrays["weight_hbm"].shape == (CLASSES, FEATURES) and arrays["targets_hbm"].dtype == jnp.int32
         assert arguments["compute_dtype"] == nl.bfloat16 and arguments["temperature"] == 0.5
-        assert not any(each is None for name, each in arguments.items() if name.endswith("_hbm"))
+        assert not any(argument is None for name, argument in arguments.items() if name.endswith("_hbm"))

@@ -34,9 +34,9 @@ def expected() -> Any:
     return jax.value_and_grad(loss_of, (0, 1, 2))(X, W, B)
 
 
-def assert_same(found: Any, expected: Any) -> None:
+def assert_same(result: Any, expected: Any) -> None:
     """Each array to a few units of float32, in which no row is like another."""
-    for values, exact in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for values, exact in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         assert values.dtype == exact.dtype and values.shape == exact.shape
         np.testing.assert_allclose(values, exact, rtol=0, atol=2.0**-21 * float(jnp.abs(exact).max()))
 
@@ -85,8 +85,8 @@ def test_vmap_is_one_launch_but_for_gradients_of_the_output_layer(launches: Laun
     assert_same(jax.jit(jax.grad(total, (0, 1)))(many, W), flat)
     assert launches.backward[1:] == [(POSITIONS, FEATURES)] * 3
     weights = jnp.stack([W, -W])
-    each = jax.vmap(lambda w: loss_of(X, w, B))(weights)
-    assert_same(each, jnp.stack([loss_of(X, w, B) for w in weights]))
+    item = jax.vmap(lambda w: loss_of(X, w, B))(weights)
+    assert_same(item, jnp.stack([loss_of(X, w, B) for w in weights]))
 
 
 def test_a_derivative_under_vmap_after_one_by_another_argument() -> None:
@@ -137,8 +137,8 @@ def test_a_mesh_whose_types_are_not_checked(expected: Any) -> None:
         out_specs=spread,
         check_vma=False,
     )
-    found = jax.jit(jax.grad(lambda x, w: losses(x, w, TARGET).sum() / COUNTED, (0, 1)))(X, W)
-    assert_same(found, expected[1][:2])
+    result = jax.jit(jax.grad(lambda x, w: losses(x, w, TARGET).sum() / COUNTED, (0, 1)))(X, W)
+    assert_same(result, expected[1][:2])
 
 
 @pytest.mark.parametrize("outer", [jax.grad, jax.jacfwd])

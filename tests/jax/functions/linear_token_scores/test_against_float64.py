@@ -100,9 +100,11 @@ def test_a_score_without_a_gradient_costs_nothing(name: str, launches: LaunchLog
     bound = scores_gradient_bounds(problem, inputs).input
     assert_within(gradient, scores_backward_reference(problem, inputs).input, bound)
     kernel_name = "loss" if name == "logprob" else name
-    given = {each for each in launches.arguments["linear_cross_entropy_backward"] if each.endswith("_hbm")}
-    assert {each for each in given if each.startswith("grad_")} == {f"grad_{kernel_name}_hbm"}
-    assert ("entropy_hbm" in given) == (name == "entropy")
+    arguments = {
+        argument for argument in launches.arguments["linear_cross_entropy_backward"] if argument.endswith("_hbm")
+    }
+    assert {argument for argument in arguments if argument.startswith("grad_")} == {f"grad_{kernel_name}_hbm"}
+    assert ("entropy_hbm" in arguments) == (name == "entropy")
     jax.grad(lambda x: scores_of(x).mean_logit.sum())(X)
     assert len(launches.backward) == 1
 
@@ -113,7 +115,7 @@ def test_what_is_not_asked_for_is_none_and_masked_classes_are_left_out() -> None
     assert alone[1:] == (None,) * 5
     masked = B.at[7].set(-jnp.inf)
     kept = np.arange(len(W)) != 7
-    found = linear_token_scores(X, W, target, linear_bias=masked, outputs=ALL, **RECIPE)
+    result = linear_token_scores(X, W, target, linear_bias=masked, outputs=ALL, **RECIPE)
     expected = linear_token_scores(X, W[kept], target, linear_bias=B[kept], outputs=ALL, **RECIPE)
     for name in ("logprob", "entropy", "lse", "log_sum_squares", "mean_logit"):
-        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=2e-6, atol=2e-6)
+        np.testing.assert_allclose(getattr(result, name), getattr(expected, name), rtol=2e-6, atol=2e-6)

@@ -28,9 +28,9 @@ def total(input: jax.Array, weight: jax.Array, target: jax.Array, upstream: jax.
     return (scores.logprob * upstream).sum() + 0.1 * scores.entropy.sum()
 
 
-def assert_same(found: Any, expected: Any) -> None:
+def assert_same(result: Any, expected: Any) -> None:
     """Each array to a few units of float32."""
-    for values, exact in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for values, exact in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         assert values.dtype == exact.dtype and values.shape == exact.shape
         np.testing.assert_allclose(values, exact, rtol=0, atol=2.0**-20 * float(jnp.abs(exact).max()))
 

@@ -74,12 +74,12 @@ def _function(module: str, name: str, parameters: list[list[str]]) -> Callable[.
     known = set(inspect.signature(simulated).parameters) if simulated is not None else set()
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        given = bind(what, documented, args, kwargs)
+        inputs = bind(what, documented, args, kwargs)
         if simulated is None:
             raise NotImplementedError(_ABSENT.format(what))
-        for parameter in given.keys() - known:
+        for parameter in inputs.keys() - known:
             raise NotImplementedError(_ABSENT.format(f"{what}({parameter}=...)"))
-        return _returned(simulated(**{parameter: to_simulator(value) for parameter, value in given.items()}))
+        return _returned(simulated(**{parameter: to_simulator(value) for parameter, value in inputs.items()}))
 
     function.__name__ = function.__qualname__ = name
     function.__signature__ = documented  # type: ignore[attr-defined]

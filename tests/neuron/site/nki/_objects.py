@@ -116,9 +116,9 @@ def _method(cls: str, name: str, parameters: list[list[str]]) -> Callable[..., A
     what = f"{cls}.{name}"
 
     def method(self: Held, *args: Any, **kwargs: Any) -> Any:
-        given = bind(what, documented, args, kwargs)
-        producers = map(to_simulator, given.pop("producers", ()))
-        keywords = {name: to_simulator(value) for name, value in given.items()}
+        inputs = bind(what, documented, args, kwargs)
+        producers = map(to_simulator, inputs.pop("producers", ()))
+        keywords = {name: to_simulator(value) for name, value in inputs.items()}
         return to_kernel(getattr(_held(self), name)(*producers, **keywords))
 
     method.__name__, method.__qualname__ = name, what

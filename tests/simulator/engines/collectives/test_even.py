@@ -142,8 +142,8 @@ def test_lists_of_a_group_work_by_themselves_in_their_own_order() -> None:
 
 def test_several_tensors_in_one_operation() -> None:
     def kernel(x: Any, y: Any) -> Any:
-        srcs = [nl.ndarray(each.shape, each.dtype, nl.private_hbm) for each in (x, y)]
-        dsts = [nl.ndarray(each.shape, each.dtype, nl.private_hbm) for each in (x, y)]
+        srcs = [nl.ndarray(array.shape, array.dtype, nl.private_hbm) for array in (x, y)]
+        dsts = [nl.ndarray(array.shape, array.dtype, nl.private_hbm) for array in (x, y)]
         nisa.dma_copy(srcs[0], x)
         nisa.dma_copy(srcs[1], y)
         ncc.all_reduce(srcs, dsts, all_of(2), nl.add)

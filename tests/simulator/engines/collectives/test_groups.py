@@ -98,8 +98,8 @@ def test_a_kernel_on_one_core_waits_for_nobody() -> None:
 def test_a_group_that_does_not_fit_the_launch(lists: list[list[int]], message: str) -> None:
     group = ncc.ReplicaGroup(lists)
     kernel = around(lambda src, dst: ncc.all_reduce([src], [dst], group, nl.add), (2, 3), nl.private_hbm)
-    found = refused(NkiValidationError, lambda: ranks(2)(kernel)(per_rank(integers(0, 2, 2, 3))))
-    assert without_place(found, "nki.collectives.all_reduce on rank 0") == message
+    error = refused(NkiValidationError, lambda: ranks(2)(kernel)(per_rank(integers(0, 2, 2, 3))))
+    assert without_place(error, "nki.collectives.all_reduce on rank 0") == message
 
 
 def test_outside_a_kernel() -> None:

@@ -137,9 +137,9 @@ REFUSED: dict[str, tuple[Callable[[], object], str, str]] = {
 
 @pytest.mark.parametrize(("body", "function", "message"), REFUSED.values(), ids=REFUSED)
 def test_refused(body: Callable[[], object], function: str, message: str) -> None:
-    found = refused(NkiValidationError, lambda: ranks(2)(nki.jit(body))())
-    rank = 0 if " on rank 0" in found else 1  # both refuse the same, and either may be first
-    rest = without_place(found, f"nki.collectives.{function} on rank {rank}")
+    error = refused(NkiValidationError, lambda: ranks(2)(nki.jit(body))())
+    rank = 0 if " on rank 0" in error else 1  # both refuse the same, and either may be first
+    rest = without_place(error, f"nki.collectives.{function} on rank {rank}")
     assert rest.startswith(message) and (message.endswith(" ") or rest == message)
 
 
@@ -186,16 +186,16 @@ def test_which_hbm_is_allowed(
     ],
 )
 def test_which_hbm_is_not(src: Any, dst: Any, message: str) -> None:
-    found = refused(NkiValidationError, lambda: ranks(2)(reduce_in(src, dst))(per_rank(integers(0, 2, 3, 4))))
-    assert f": {message}" in found and found.endswith("run with NKI_COMPILER_FRONTEND=custom")
+    error = refused(NkiValidationError, lambda: ranks(2)(reduce_in(src, dst))(per_rank(integers(0, 2, 3, 4))))
+    assert f": {message}" in error and error.endswith("run with NKI_COMPILER_FRONTEND=custom")
 
 
 def test_both_kinds_of_hbm_in_one_list() -> None:
     def kernel() -> None:
         ncc.all_gather([t(2, 3), t(2, 3, memory=S)], [t(4, 3), t(4, 3)], GROUP, 0)
 
-    found = refused(NkiValidationError, lambda: ranks(2)(nki.jit(kernel)[2])())
-    assert "srcs must be all in private_hbm or all in shared_hbm, got " in found
+    message = refused(NkiValidationError, lambda: ranks(2)(nki.jit(kernel)[2])())
+    assert "srcs must be all in private_hbm or all in shared_hbm, got " in message
 
 
 def test_what_was_never_written_is_not_sent() -> None:

@@ -89,14 +89,14 @@ def test_whose_data_a_rank_has(count: int) -> None:
     group = ncc.ReplicaGroup([[*range(1, count), 0]])
 
     def kernel(x: Any) -> Any:
-        held = [nl.ndarray((3, 4), x.dtype, nl.private_hbm) for _ in range(count)]
+        kept = [nl.ndarray((3, 4), x.dtype, nl.private_hbm) for _ in range(count)]
         result = nl.ndarray((count, 3, 4), x.dtype, nl.shared_hbm)
-        nisa.dma_copy(held[0], x)
+        nisa.dma_copy(kept[0], x)
         for step in range(count):
             owner = ncc.collective_permute_implicit_current_processing_rank_id(step, group)
-            nisa.dma_copy(result.ap([[4, 3], [1, 4]], scalar_offset=owner, indirect_dim=0), held[step])
+            nisa.dma_copy(result.ap([[4, 3], [1, 4]], scalar_offset=owner, indirect_dim=0), kept[step])
             if step + 1 < count:
-                ncc.collective_permute_implicit([[held[step]]], [[held[step + 1]]], group)
+                ncc.collective_permute_implicit([[kept[step]]], [[kept[step + 1]]], group)
         return result
 
     x = integers(count, count, 3, 4)

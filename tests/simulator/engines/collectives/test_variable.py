@@ -51,7 +51,7 @@ def exchange(
         numbers = nl.ndarray(shape, nl.uint32, metadata_memory)
         nisa.dma_copy(numbers, metadata)
         operation([src], [dst], all_of(count), numbers, **flags)
-        received, known = (nl.ndarray(each.shape, each.dtype, nl.shared_hbm) for each in (dst, metadata))
+        received, known = (nl.ndarray(tensor.shape, tensor.dtype, nl.shared_hbm) for tensor in (dst, metadata))
         nisa.dma_copy(received, dst)
         nisa.dma_copy(known, numbers)
         return received, known
@@ -143,7 +143,7 @@ def test_all_gather_v(operation: Callable[..., object], lists: list[list[int]], 
     )
     results = ranks(count)(kernel[2])(per_rank(x), per_rank(metadata))
     for rank, (received, known) in enumerate(results):
-        members = next(each for each in lists if rank in each)
+        members = next(item for item in lists if rank in item)
         expected = np.full((4, SLOT), UNWRITTEN)
         for slot, sender in enumerate(members):
             expected[slot, : sizes[sender]] = x[sender, starts[sender] :][: sizes[sender]]
@@ -226,8 +226,8 @@ def triggered_by_another() -> None:
     ],
 )
 def test_refused(body: Callable[[], object], message: str) -> None:
-    found = refused(NkiValidationError, lambda: ranks(2)(nki.jit(lambda: [body(), None][1]))())
-    assert message in found and ("rank 0" in found or "rank 1" in found)
+    error = refused(NkiValidationError, lambda: ranks(2)(nki.jit(lambda: [body(), None][1]))())
+    assert message in error and ("rank 0" in error or "rank 1" in error)
 
 
 @pytest.mark.parametrize(
@@ -239,11 +239,11 @@ def test_refused(body: Callable[[], object], message: str) -> None:
 )
 def test_counts_that_do_not_fit(counts: list[list[int]], message: str) -> None:
     kernel = exchange(ncc.all_to_all_v, nl.private_hbm, nl.private_hbm, 4)
-    found = refused(
+    error = refused(
         NkiValidationError,
         lambda: ranks(2)(kernel)(per_rank(integers(0, 2, 4)), per_rank(metadata_of(np.array(counts)))),
     )
-    assert "nki.collectives.all_to_all_v on rank 0: " + message in found
+    assert "nki.collectives.all_to_all_v on rank 0: " + message in error
 
 
 def test_who_wrote_beside_what_nobody_wrote() -> None:

@@ -339,11 +339,11 @@ def test_scatter(view: str, source: str) -> None:
 
     def body(output: Any, data: Any) -> Any:
         index = indices(4, 0, 2)
-        given = data
+        argument = data
         if source == "sbuf":
-            given = sbuf(3, 3)
-            nisa.dma_copy(given, data)
-        nisa.dma_copy(_gather_views(output, index)[view], given)
+            argument = sbuf(3, 3)
+            nisa.dma_copy(argument, data)
+        nisa.dma_copy(_gather_views(output, index)[view], argument)
         return output
 
     output = np.full((5, 3), -1, np.float32)
@@ -452,10 +452,10 @@ def test_a_scalar_offset_in_sbuf() -> None:
     """Element 2 of the free dimension of every partition, read and written."""
 
     def body(data: Any) -> Any:
-        held, index, result = sbuf(3, 4), tile(1, 1, dtype=nl.int32, value=2), hbm(3, 4)
-        nisa.dma_copy(held, data)
-        nisa.dma_copy(held.select(1, tile(1, 1, dtype=nl.int32)), held.select(1, index))
-        nisa.dma_copy(result, held)
+        kept, index, result = sbuf(3, 4), tile(1, 1, dtype=nl.int32, value=2), hbm(3, 4)
+        nisa.dma_copy(kept, data)
+        nisa.dma_copy(kept.select(1, tile(1, 1, dtype=nl.int32)), kept.select(1, index))
+        nisa.dma_copy(result, kept)
         return result
 
     expected = rows(3, 4)
@@ -1003,24 +1003,24 @@ def test_hbm_bytes(name: str, read: int, written: int) -> None:
     """Each side counts in its own type; what is skipped does not cross."""
 
     def body(data: Any) -> None:
-        held, narrow, made = tile(2, 3), sbuf(2, 3, dtype=nl.bfloat16), hbm(4, 3)
+        kept, narrow, made = tile(2, 3), sbuf(2, 3, dtype=nl.bfloat16), hbm(4, 3)
         two, none, mixed = (sbuf(2, 1, dtype=nl.int32) for _ in range(3))
         nisa.iota(two, [[1, 1]], 0, 1)
         nisa.iota(none, [[1, 1]], 9, 1)
         nisa.iota(mixed, [[1, 1]], 0, 9)
         copies = {
-            "load": (held, data),
+            "load": (kept, data),
             "load with a cast": (narrow, data),
-            "store": (made[0:2], held),
-            "store with a cast": (hbm(2, 3, dtype=nl.float16), held),
+            "store": (made[0:2], kept),
+            "store with a cast": (hbm(2, 3, dtype=nl.float16), kept),
             "hbm to hbm": (hbm(2, 3, dtype=nl.bfloat16), data),
-            "sbuf to sbuf": (sbuf(2, 3), held),
-            "gather": (held, data.vector_select(0, two)),
-            "scatter": (made.vector_select(0, two), held),
-            "gather with one row skipped": (held, data.vector_select(0, mixed)),
-            "scatter with all rows skipped": (made.vector_select(0, none), held),
-            "select": (held[0:1], data.select(0, two[0:1])),
-            "select skipped": (held[0:1], data.select(0, none[0:1])),
+            "sbuf to sbuf": (sbuf(2, 3), kept),
+            "gather": (kept, data.vector_select(0, two)),
+            "scatter": (made.vector_select(0, two), kept),
+            "gather with one row skipped": (kept, data.vector_select(0, mixed)),
+            "scatter with all rows skipped": (made.vector_select(0, none), kept),
+            "select": (kept[0:1], data.select(0, two[0:1])),
+            "select skipped": (kept[0:1], data.select(0, none[0:1])),
         }
         dst, src = copies[name]
         nisa.dma_copy(dst, src, oob_mode=SKIP if "skipped" in name else nisa.oob_mode.error)

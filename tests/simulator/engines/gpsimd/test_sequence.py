@@ -85,10 +85,10 @@ def test_int32_ids_are_compared_exactly() -> None:
 
 
 def test_strided_views_of_another_partition() -> None:
-    def body(result: Any, given: Any) -> None:
+    def body(result: Any, inputs: Any) -> None:
         nisa.memset(result, 99)
         ids = tile(64, 8, value=-1)
-        nisa.dma_copy(ids[32:33, 0:8:2], given)
+        nisa.dma_copy(ids[32:33, 0:8:2], inputs)
         nisa.sequence_bounds(result[32:33, :, 1:8:2], ids[32:33, 0:8:2])
 
     result = run(body, [np.array([[6, 6, 0, 6]], np.float32)], Result((64, 2, 8), INT32))
@@ -97,23 +97,23 @@ def test_strided_views_of_another_partition() -> None:
 
 
 def test_dst_may_overlap_the_ids() -> None:
-    def body(result: Any, given: Any) -> None:
-        ids = given[:, 0, 0:4].reshape((1, 4))
-        nisa.sequence_bounds(given, ids)
-        nisa.tensor_copy(result, given)
+    def body(result: Any, inputs: Any) -> None:
+        ids = inputs[:, 0, 0:4].reshape((1, 4))
+        nisa.sequence_bounds(inputs, ids)
+        nisa.tensor_copy(result, inputs)
 
-    given = np.array([[[1, 1, 2, 0], [0, 0, 0, 0]]], np.float32)
-    assert run(body, [given], Result((1, 2, 4))).tolist() == [bounds([1, 1, 2, 0])]
+    array = np.array([[[1, 1, 2, 0], [0, 0, 0, 0]]], np.float32)
+    assert run(body, [array], Result((1, 2, 4))).tolist() == [bounds([1, 1, 2, 0])]
 
 
 def refused_ids(*ids: float, dtype: Any = nl.float32) -> Any:
     """A kernel with these ids."""
 
     def kernel() -> None:
-        given = tile(1, len(ids), dtype=dtype)
+        argument = tile(1, len(ids), dtype=dtype)
         for position, number in enumerate(ids):
-            nisa.memset(given[:, position : position + 1], number)
-        nisa.sequence_bounds(tile(1, 2, len(ids), dtype=INT32), given)
+            nisa.memset(argument[:, position : position + 1], number)
+        nisa.sequence_bounds(tile(1, 2, len(ids), dtype=INT32), argument)
 
     return kernel
 

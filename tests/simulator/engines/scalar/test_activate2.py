@@ -161,8 +161,8 @@ def test_the_documented_pairs_of_operators(
     """Each immediate a number or one element a partition."""
     vectors = [Tile(imm, buffer=buffer) for imm in (imm0, imm1) if isinstance(imm, np.ndarray)]
 
-    def body(dst: Any, data: Any, *given: Any) -> None:
-        rest = list(given)
+    def body(dst: Any, data: Any, *inputs: Any) -> None:
+        rest = list(inputs)
         used = [rest.pop(0) if isinstance(imm, np.ndarray) else imm for imm in (imm0, imm1)]
         nisa.activate2(
             dst, nl.copy, data, *used, getattr(nl, op0), getattr(nl, op1), reverse0=reverse0, reverse1=reverse1
@@ -245,8 +245,8 @@ def test_free_shapes_may_differ_and_be_strided() -> None:
         nisa.memset(dst, -1)
         copying(dst[:, :, 1], data[:, 0:8:2], op0=nl.add, imm0=100.0)
 
-    given = np.arange(16, dtype=np.float32).reshape(2, 8)
-    result = run3(body, [given], Result((2, 4, 2)))
+    inputs = np.arange(16, dtype=np.float32).reshape(2, 8)
+    result = run3(body, [inputs], Result((2, 4, 2)))
     assert (result[:, :, 0] == -1).all()
     assert result[:, :, 1].tolist() == [[100, 102, 104, 106], [108, 110, 112, 114]]
 

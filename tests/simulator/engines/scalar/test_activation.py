@@ -166,8 +166,8 @@ def test_scale_and_bias(scale: Any, bias: Any, expected: Any, buffer: Any) -> No
     """`copy(data * scale + bias)`, each a constant or one element a partition."""
     vectors = [Tile(value, buffer=buffer) for value in (scale, bias) if isinstance(value, np.ndarray)]
 
-    def body(dst: Any, data: Any, *given: Any) -> None:
-        rest = list(given)
+    def body(dst: Any, data: Any, *inputs: Any) -> None:
+        rest = list(inputs)
         used = [rest.pop(0) if isinstance(value, np.ndarray) else value for value in (scale, bias)]
         nisa.activation(dst, nl.copy, data, scale=used[0], bias=used[1])
 

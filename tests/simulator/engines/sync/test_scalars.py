@@ -62,9 +62,9 @@ def test_what_is_computed_on_the_way() -> None:
 
 
 def test_an_element_of_a_larger_tile() -> None:
-    def kernel(given: Any) -> Any:
-        data, result = nl.ndarray(given.shape, INT32), nl.zeros((4, 2), INT32)
-        nisa.dma_copy(data, given)
+    def kernel(inputs: Any) -> Any:
+        data, result = nl.ndarray(inputs.shape, INT32), nl.zeros((4, 2), INT32)
+        nisa.dma_copy(data, inputs)
         nisa.scalar_store(result[3:4, 1:2], nisa.scalar_load(data[5:6, 2:3]))
         return store(result)
 
@@ -258,9 +258,9 @@ def test_rules(rule: Rule) -> None:
 
 
 def test_int64_comes_in_and_goes_out_bit_by_bit() -> None:
-    def kernel(given: Any) -> Any:
-        staged, result = nl.ndarray(given.shape, given.dtype), nl.ndarray(given.shape, given.dtype, nl.shared_hbm)
-        nisa.dma_copy(staged, given)
+    def kernel(inputs: Any) -> Any:
+        staged, result = nl.ndarray(inputs.shape, inputs.dtype), nl.ndarray(inputs.shape, inputs.dtype, nl.shared_hbm)
+        nisa.dma_copy(staged, inputs)
         nisa.dma_copy(result[:, 1:], staged[:, :2])
         nisa.dma_copy(result[:, :1], staged[:, 2:])
         return result
@@ -270,9 +270,9 @@ def test_int64_comes_in_and_goes_out_bit_by_bit() -> None:
 
 
 def test_the_low_halves_are_int32() -> None:
-    def kernel(given: Any) -> Any:
-        low = nl.ndarray(given.shape, INT32)
-        nisa.dma_copy(low, given.view(INT32)[:, ::2])
+    def kernel(inputs: Any) -> Any:
+        low = nl.ndarray(inputs.shape, INT32)
+        nisa.dma_copy(low, inputs.view(INT32)[:, ::2])
         return store(low)
 
     array = np.array([[7, -8, 2**32 + 9]], np.int64)

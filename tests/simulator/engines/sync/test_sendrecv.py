@@ -36,11 +36,14 @@ def swap(src: Any, dst: Any, pipe_id: Any = 0, **options: Any) -> Any:
 def swapped(arrays: Any, **options: Any) -> Any:
     """What each core receives when core c sends `arrays[c]`."""
 
-    def kernel(given: Any) -> Any:
+    def kernel(inputs: Any) -> Any:
         core = nl.program_id(0)
-        results = [nl.ndarray(array.shape, array.dtype, nl.shared_hbm) for array in given]
-        src, dst = sbuf(*given[core].shape, dtype=given[core].dtype), sbuf(*given[core].shape, dtype=given[core].dtype)
-        nisa.dma_copy(src, given[core])
+        results = [nl.ndarray(array.shape, array.dtype, nl.shared_hbm) for array in inputs]
+        src, dst = (
+            sbuf(*inputs[core].shape, dtype=inputs[core].dtype),
+            sbuf(*inputs[core].shape, dtype=inputs[core].dtype),
+        )
+        nisa.dma_copy(src, inputs[core])
         swap(src, dst, **options)
         nisa.dma_copy(results[core], dst)
         return results

@@ -35,11 +35,11 @@ def meet(src: Any, dst: Any, op: Any = nl.add) -> Any:
 def reduced(arrays: Any, op: Any, make: Callable[..., Any] = sbuf) -> Any:
     """What each core holds afterwards when core c brings `arrays[c]`; `make` says in which memory."""
 
-    def kernel(given: Any) -> Any:
+    def kernel(inputs: Any) -> Any:
         core = nl.program_id(0)
-        results = [nl.ndarray(array.shape, array.dtype, nl.shared_hbm) for array in given]
-        src, dst = (make(*given[core].shape, dtype=given[core].dtype) for _ in range(2))
-        nisa.dma_copy(src, given[core])
+        results = [nl.ndarray(array.shape, array.dtype, nl.shared_hbm) for array in inputs]
+        src, dst = (make(*inputs[core].shape, dtype=inputs[core].dtype) for _ in range(2))
+        nisa.dma_copy(src, inputs[core])
         meet(src, dst, op)
         nisa.dma_copy(results[core], dst)
         return results

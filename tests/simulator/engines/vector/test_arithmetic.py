@@ -257,8 +257,8 @@ def test_loading_and_storing_in_a_kernel_of_ones_own() -> None:
     """The helpers that the tests stand on move data unchanged, through PSUM too."""
     values = normal(4, 6, seed=4)
 
-    def body(dst: Any, given: Any) -> None:
-        nisa.tensor_copy(dst, given)
+    def body(dst: Any, inputs: Any) -> None:
+        nisa.tensor_copy(dst, inputs)
 
     assert run(body, [Tile(values, buffer=PSUM)], Result((4, 6), nl.float32, PSUM)).tolist() == values.tolist()
     doubled = execute(lambda: store(load(nl.full((4, 6), 2.0, nl.float32, nl.private_hbm), (4, 6), nl.bfloat16)))

@@ -85,9 +85,9 @@ def test_data_and_result_may_be_strided_views() -> None:
         nisa.memset(dst, -1)
         nisa.bn_stats(dst[:, 1::2], data[:, 1:10:2])
 
-    given = np.zeros((1, 12), np.float32)
-    given[0, 1:10:2] = [1, 2, 3, 40, 5]
-    result = run(body, [given], Result((1, 12)))
+    argument = np.zeros((1, 12), np.float32)
+    argument[0, 1:10:2] = [1, 2, 3, 40, 5]
+    result = run(body, [argument], Result((1, 12)))
     assert result[0, 1::2].tolist() == [3, 3, 8, 2, 21, 722]
     assert (result[0, 0::2] == -1).all()
 
@@ -195,9 +195,9 @@ def aggregated(dst: Any, data: Any) -> None:
 @pytest.mark.parametrize("dtype", [nl.float32, nl.bfloat16])
 def test_mean_and_variance_of_rows_of_any_length(elements: int, dtype: Any) -> None:
     data = normal(128, elements, seed=elements, scale=2.0) + np.linspace(-3, 3, 128, dtype=np.float32)[:, np.newaxis]
-    given = data if dtype == nl.float32 else data.astype(ml_dtypes.bfloat16)
-    result = run(aggregated, [given], Result((128, 2)))
-    expected = mean_and_variance(given)
+    inputs = data if dtype == nl.float32 else data.astype(ml_dtypes.bfloat16)
+    result = run(aggregated, [inputs], Result((128, 2)))
+    expected = mean_and_variance(inputs)
     assert np.abs(result - expected).max() <= AGGREGATED_ERROR * 9
 
 

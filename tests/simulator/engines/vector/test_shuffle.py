@@ -60,18 +60,18 @@ def test_one_partition_is_broadcast_to_a_quadrant() -> None:
 
 @pytest.mark.parametrize("partitions", [64, 96, 128])
 def test_every_quadrant_is_shuffled_on_its_own_with_the_same_mask(partitions: int) -> None:
-    given = rows(partitions)
-    result = run(lambda dst, src: nisa.nc_stream_shuffle(dst, src, ROTATE), [given], Result((partitions, 2)))
-    assert np.array_equal(result, shuffled(given, given, ROTATE))
+    inputs = rows(partitions)
+    result = run(lambda dst, src: nisa.nc_stream_shuffle(dst, src, ROTATE), [inputs], Result((partitions, 2)))
+    assert np.array_equal(result, shuffled(inputs, inputs, ROTATE))
     assert result[32, 0] == 63
 
 
 @pytest.mark.parametrize("partitions", [1, 5, 31, 33, 100])
 def test_the_result_may_end_inside_a_quadrant(partitions: int) -> None:
     """Mask elements of partitions that `dst` does not have do nothing, and name nothing that `src` must have."""
-    given = rows(128)
-    result = run(lambda dst, src: nisa.nc_stream_shuffle(dst, src, SAME[::-1]), [given], Result((partitions, 2)))
-    assert np.array_equal(result, shuffled(given[:partitions], given, SAME[::-1]))
+    inputs = rows(128)
+    result = run(lambda dst, src: nisa.nc_stream_shuffle(dst, src, SAME[::-1]), [inputs], Result((partitions, 2)))
+    assert np.array_equal(result, shuffled(inputs[:partitions], inputs, SAME[::-1]))
     few = run(lambda dst, src: nisa.nc_stream_shuffle(dst, src, [1, 0, *SAME[2:]]), [rows(2)], Result((2, 2)))
     assert few[:, 0].tolist() == [1, 0]
 
@@ -206,10 +206,10 @@ def test_columns_that_overlap_are_read_before_they_are_written() -> None:
         nisa.tensor_copy(dst, src)
         nisa.nc_stream_shuffle(dst[:, 1:4], dst[:, 0:3], ROTATE)
 
-    given = rows(32, 4)
-    result = run(body, [given], Result((32, 4)))
-    assert np.array_equal(result[:, 0], given[:, 0])
-    assert np.array_equal(result[:, 1:], np.roll(given[:, :3], 1, axis=0))
+    inputs = rows(32, 4)
+    result = run(body, [inputs], Result((32, 4)))
+    assert np.array_equal(result[:, 0], inputs[:, 0])
+    assert np.array_equal(result[:, 1:], np.roll(inputs[:, :3], 1, axis=0))
 
 
 def test_free_shapes_may_differ_and_be_strided() -> None:
@@ -217,12 +217,12 @@ def test_free_shapes_may_differ_and_be_strided() -> None:
         nisa.memset(dst, -1)
         nisa.nc_stream_shuffle(dst[:, :, 1], src[:, 0:8:2], ROTATE)
 
-    given = rows(32, 8)
-    result = run(body, [given], Result((32, 4, 2)))
+    inputs = rows(32, 8)
+    result = run(body, [inputs], Result((32, 4, 2)))
     assert (result[:, :, 0] == -1).all()
-    assert np.array_equal(result[:, :, 1], np.roll(given[:, ::2], 1, axis=0))
-    split = run(lambda dst, src: nisa.nc_stream_shuffle(dst, src, ROTATE), [given], Result((32, 2, 2, 2)))
-    assert np.array_equal(split.reshape(32, 8), np.roll(given, 1, axis=0))
+    assert np.array_equal(result[:, :, 1], np.roll(inputs[:, ::2], 1, axis=0))
+    split = run(lambda dst, src: nisa.nc_stream_shuffle(dst, src, ROTATE), [inputs], Result((32, 2, 2, 2)))
+    assert np.array_equal(split.reshape(32, 8), np.roll(inputs, 1, axis=0))
 
 
 # -- what is read and written ----------------------------------------------------------------------------------------

@@ -66,8 +66,8 @@ DRAINED = {"loops_drain": True, "iterations_drain": True, "loop_entry_us": 3.0, 
 
 
 def of_a_kernel(kernel: Any, cores: int = 1, **assumptions: Any) -> Profile:
-    given = spec((1024, faulty.WIDE), nl.float32)
-    return profile(nki.jit(kernel)[cores], given, parameters=ModelParameters(**assumptions))
+    inputs = spec((1024, faulty.WIDE), nl.float32)
+    return profile(nki.jit(kernel)[cores], inputs, parameters=ModelParameters(**assumptions))
 
 
 def of_the_library(direction: str, cores: int, target: str, tiling: Tiling, **options: Any) -> Profile:
@@ -93,21 +93,21 @@ PROFILES = {
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_the_path_is_the_whole_time_without_a_gap(name: str) -> None:
-    found = PROFILES[name]()
-    links = critical_path(found.recorded.launch)
+    profiled = PROFILES[name]()
+    links = critical_path(profiled.recorded.launch)
     assert links[0].start_ns == 0.0
-    assert links[-1].end_ns / 1000 == pytest.approx(found.time_us, rel=1e-12)
+    assert links[-1].end_ns / 1000 == pytest.approx(profiled.time_us, rel=1e-12)
     for before, after in itertools.pairwise(links):
         assert before.end_ns == after.start_ns
         assert after.duration_ns > 0.0
-    assert sum(found.critical_path_us.values()) == pytest.approx(found.time_us)
-    assert sum(found.critical_path_us_by_line.values()) == pytest.approx(found.time_us)
+    assert sum(profiled.critical_path_us.values()) == pytest.approx(profiled.time_us)
+    assert sum(profiled.critical_path_us_by_line.values()) == pytest.approx(profiled.time_us)
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_the_causes_give_the_same_time_again(name: str) -> None:
-    found = PROFILES[name]()
-    assert replayed_ns(found.recorded.launch) / 1000 == pytest.approx(found.time_us, rel=1e-12)
+    profiled = PROFILES[name]()
+    assert replayed_ns(profiled.recorded.launch) / 1000 == pytest.approx(profiled.time_us, rel=1e-12)
 
 
 def test_the_path_goes_through_the_core_that_comes_last() -> None:
@@ -131,7 +131,7 @@ def test_a_path_by_hand() -> None:
         nisa.tensor_scalar(loaded, loaded, nl.multiply, 2.0)
         nisa.dma_copy(x[0:128], loaded)
 
-    found = profile(nki.jit(kernel), spec((1024, faulty.WIDE), nl.float32), parameters=AS_ISSUED)
+    profiled = profile(nki.jit(kernel), spec((1024, faulty.WIDE), nl.float32), parameters=AS_ISSUED)
     rows = 8 * 4 * faulty.WIDE / 23 / 1000  # eight partitions an engine, 23 bytes a nanosecond
     expected = {
         "moving rows": 2 * rows,
@@ -140,39 +140,39 @@ def test_a_path_by_hand() -> None:
         "until another engine can use a result: dma": 0.6,
         "until another engine can use a result: vector": 0.21,
     }
-    assert found.critical_path_us == pytest.approx(expected)
+    assert profiled.critical_path_us == pytest.approx(expected)
 
 
 def test_the_path_is_that_of_the_target() -> None:
     with using(target="trn3"):
-        found = of_a_kernel(faulty.two_functions)
-    assert found.generation == "trn3"
-    assert replayed_ns(found.recorded.launch) / 1000 == pytest.approx(found.time_us, rel=1e-12)
+        result = of_a_kernel(faulty.two_functions)
+    assert result.generation == "trn3"
+    assert replayed_ns(result.recorded.launch) / 1000 == pytest.approx(result.time_us, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["forward", "exchange", "barriers", "device loop"])
 def test_of_a_long_launch_the_end_is_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = critical_path(PROFILES[name]().recorded.launch)
-    found = PROFILES[name]()
-    most = max(len(core.notes) for core in found.recorded.launch.cores) // 2
+    profiled = PROFILES[name]()
+    most = max(len(core.notes) for core in profiled.recorded.launch.cores) // 2
     monkeypatch.setattr(cores, "MOST_ANALYSED", most)
-    links = critical_path(found.recorded.launch)
+    links = critical_path(profiled.recorded.launch)
     assert 0 < len(links) < len(whole)
     assert links == whole[-len(links) :]
-    assert f"critical path, last {sum(found.critical_path_us.values()):,.1f} us" in str(found)
-    shares = Facts(found.recorded.launch, found.engine_busy_us).busy_shares
-    assert shares == pytest.approx(found.engine_utilisation) and max(shares.values()) <= 1.0
+    assert f"critical path, last {sum(profiled.critical_path_us.values()):,.1f} us" in str(profiled)
+    shares = Facts(profiled.recorded.launch, profiled.engine_busy_us).busy_shares
+    assert shares == pytest.approx(profiled.engine_utilisation) and max(shares.values()) <= 1.0
 
 
 def test_without_meetings_at_loops_a_loop_takes_what_it_takes_unrolled() -> None:
-    found = of_a_kernel(device_loop, **(DRAINED | {"waits_for_registers": False}))
+    result = of_a_kernel(device_loop, **(DRAINED | {"waits_for_registers": False}))
     free = of_a_kernel(device_loop, loops_drain=False, iterations_drain=False, loop_entry_us=0.0)
-    (loops,) = [finding for finding in found.why if finding.about == "loops"]
-    assert loops.time_us == pytest.approx(found.time_us - free.time_us)
+    (loops,) = [finding for finding in result.why if finding.about == "loops"]
+    assert loops.time_us == pytest.approx(result.time_us - free.time_us)
 
 
 def test_repeated_iterations_are_looked_at_like_others() -> None:
-    found = PROFILES["long loop"]()
-    assert found.recorded._cores[0][1].repeats
-    (loops,) = [finding for finding in found.why if finding.about == "loops"]
+    profiled = PROFILES["long loop"]()
+    assert profiled.recorded._cores[0][1].repeats
+    (loops,) = [finding for finding in profiled.why if finding.about == "loops"]
     assert "500 times before test_critical.py:" in loops.text

@@ -25,8 +25,8 @@ def _profile(kernel: Any, target: str = "trn2", parameters: ModelParameters | No
         return profile(nki.jit(kernel)[cores], spec((ROWS, COLUMNS), nl.float32), parameters=parameters)
 
 
-def _said(found: Profile) -> list[Finding]:
-    return [finding for finding in found.why if finding.about == "descriptors"]
+def _said(result: Profile) -> list[Finding]:
+    return [finding for finding in result.why if finding.about == "descriptors"]
 
 
 def _load_line(function: str) -> str:
@@ -47,17 +47,17 @@ def test_both_times_are_those_of_the_two_choices(target: str, kind: str, pauses:
         f"{what} (a trigger every {pause} us in each direction)"
         for what, pause in zip((kind, software), pauses, strict=True)
     ]
-    for found, other, words, share in (
+    for profiled, other, words, share in (
         (few, many, in_words, f"{many.time_us / few.time_us - 1:.0%} more"),
         (many, few, in_words[::-1], f"{1 - few.time_us / many.time_us:.0%} less"),
     ):
-        (finding,) = _said(found)
+        (finding,) = _said(profiled)
         assert f"of 64 transfers to it, most at {_load_line('many_triggers')} dma_copy (64 times)" in finding.text
-        assert f"With {words[0]}, as modelled here, the launch takes {found.time_us:.1f} us" in finding.text
+        assert f"With {words[0]}, as modelled here, the launch takes {profiled.time_us:.1f} us" in finding.text
         expected = rf"with {re.escape(words[1])}, .* take about {other.time_us:.1f} us \({share}, an estimate\)"
         assert re.search(expected, finding.text), finding.text
         assert finding.time_us == pytest.approx(many.time_us - few.time_us)
-        assert finding.saved_us == (finding.time_us if found is many else 0.0)
+        assert finding.saved_us == (finding.time_us if profiled is many else 0.0)
         assert finding.place == _load_line("many_triggers")
 
 
@@ -65,9 +65,9 @@ def test_both_times_are_those_of_the_two_choices(target: str, kind: str, pauses:
 @pytest.mark.parametrize("parameters", [None, ALWAYS], ids=["needed", "always"])
 def test_faults_that_do_not_matter_are_not_reported(target: str, parameters: ModelParameters | None) -> None:
     """Transfers of 4 MiB: the engines move longer than any descriptors take."""
-    found = _profile(faulty.sound, target, parameters)
-    assert not _said(found)
-    assert found.time_us == _profile(faulty.sound, target).time_us
+    profiled = _profile(faulty.sound, target, parameters)
+    assert not _said(profiled)
+    assert profiled.time_us == _profile(faulty.sound, target).time_us
 
 
 def _with(**mode: Any) -> Any:
@@ -89,9 +89,9 @@ def _with(**mode: Any) -> Any:
     ids=["none", "swdge", "hwdge", "sync"],
 )
 def test_a_kernel_that_says_which_descriptors_it_wants_gets_these(mode: dict[str, Any]) -> None:
-    found, always = _profile(_with(**mode)), _profile(_with(**mode), parameters=ALWAYS)
-    assert not _said(found) and not _said(always)
-    assert found.time_us == always.time_us
+    result, always = _profile(_with(**mode)), _profile(_with(**mode), parameters=ALWAYS)
+    assert not _said(result) and not _said(always)
+    assert result.time_us == always.time_us
     assert _said(_profile(_with()))
 
 

@@ -77,13 +77,13 @@ FAULTS = [
 def test_a_fault_is_reported_with_its_line_and_its_figures(
     kernel: str, about: str, where: str, figures: list[str]
 ) -> None:
-    (found,) = [finding for finding in profile_of(kernel).why if finding.about == about]
+    (result,) = [finding for finding in profile_of(kernel).why if finding.about == about]
     place = line(where)
-    assert place in found.text or place == found.place
-    assert re.fullmatch(r"faulty\.py:\d+", found.place)
+    assert place in result.text or place == result.place
+    assert re.fullmatch(r"faulty\.py:\d+", result.place)
     for figure in figures:
-        assert figure in found.text, found.text
-    assert 0.0 < found.time_us <= profile_of(kernel).time_us
+        assert figure in result.text, result.text
+    assert 0.0 < result.time_us <= profile_of(kernel).time_us
 
 
 def test_a_sound_kernel_has_no_findings() -> None:
@@ -115,14 +115,14 @@ def test_cores_that_meet_a_part_at_one_moment_do_the_same_work_too(monkeypatch: 
     """Each core then has an object of its own for the part; here every view has one."""
     monkeypatch.setattr(Views, "footprint", Views._made)
     monkeypatch.setattr(parts, "_part", parts._part.__wrapped__)
-    found = profile(nki.jit(faulty.undivided)[2], spec((1024, faulty.WIDE), nl.float32), parameters=AS_ISSUED)
-    assert "same work" in {finding.about for finding in found.why}
+    profiled = profile(nki.jit(faulty.undivided)[2], spec((1024, faulty.WIDE), nl.float32), parameters=AS_ISSUED)
+    assert "same work" in {finding.about for finding in profiled.why}
 
 
 def test_iterations_that_are_alike_are_the_same_work_too() -> None:
-    (found,) = [finding for finding in profile_of("looped").why if finding.about == "same work"]
+    (result,) = [finding for finding in profile_of("looped").why if finding.about == "same work"]
     assert profile_of("looped").recorded._cores[0][1].repeats
-    assert found.time_us == pytest.approx(profile_of("looped").time_us / 2)
+    assert result.time_us == pytest.approx(profile_of("looped").time_us / 2)
 
 
 SUMS = 36
@@ -134,17 +134,17 @@ def sums(count: int, moved: int = 0) -> Profile:
     @nki.jit
     def kernel(_: Any) -> None:
         values = faulty.tile()
-        for each in range(count + moved):
-            chosen = nisa.engine.vector if each < count else nisa.engine.gpsimd
+        for number in range(count + moved):
+            chosen = nisa.engine.vector if number < count else nisa.engine.gpsimd
             nisa.tensor_tensor(faulty.tile(), values, values, nl.add, engine=chosen)
 
     return profile(kernel, spec((128, 1), nl.float32), parameters=AS_ISSUED)
 
 
 def test_moving_the_stated_time_balances_two_engines_of_which_one_is_faster() -> None:
-    (found,) = [finding for finding in sums(SUMS).why if finding.about == "idle engine"]
-    stated = re.search(r"Moving about ([\d.]+) us of it there, with engine=nisa.gpsimd_engine,", found.text)
-    assert stated is not None, found.text
+    (result,) = [finding for finding in sums(SUMS).why if finding.about == "idle engine"]
+    stated = re.search(r"Moving about ([\d.]+) us of it there, with engine=nisa.gpsimd_engine,", result.text)
+    assert stated is not None, result.text
     one = sums(SUMS).engine_busy_us["vector"] / SUMS
     moved = round(float(stated[1]) / one)
     assert moved == 20  # of 36: GpSimd takes 0.8 of the time
@@ -161,41 +161,43 @@ def test_where_all_that_can_move_does_not_balance_the_engines_the_finding_says_s
         for _ in range(2):
             nisa.tensor_scalar(faulty.tile(), values, nl.multiply, 2.0)
 
-    (found,) = [
+    (result,) = [
         finding
         for finding in profile(kernel, spec((128, 1), nl.float32), parameters=AS_ISSUED).why
         if finding.about == "idle engine"
     ]
-    said = re.search(r"Move all of it there, with engine=nisa.(\w+)_engine: vector would still have more", found.text)
-    assert said is not None, found.text
+    message = re.search(
+        r"Move all of it there, with engine=nisa.(\w+)_engine: vector would still have more", result.text
+    )
+    assert message is not None, result.text
 
 
 def test_half_of_the_work_on_each_core_takes_the_stated_time() -> None:
-    (found,) = [finding for finding in profile_of("undivided").why if finding.about == "same work"]
+    (result,) = [finding for finding in profile_of("undivided").why if finding.about == "same work"]
     saved = profile_of("undivided").time_us - profile_of("divided").time_us
-    assert 0.8 * found.time_us <= saved <= found.time_us
+    assert 0.8 * result.time_us <= saved <= result.time_us
 
 
 def test_a_second_buffer_saves_the_stated_time() -> None:
-    (found,) = [finding for finding in profile_of("one_buffer").why if finding.about == "buffers"]
+    (result,) = [finding for finding in profile_of("one_buffer").why if finding.about == "buffers"]
     taken = profile_of("sound").time_us  # the same kernel with a new tile in each step
-    assert f"about {taken:,.1f} us instead of {profile_of('one_buffer').time_us:,.1f} us" in found.text
-    assert found.time_us == pytest.approx(profile_of("one_buffer").time_us - taken)
+    assert f"about {taken:,.1f} us instead of {profile_of('one_buffer').time_us:,.1f} us" in result.text
+    assert result.time_us == pytest.approx(profile_of("one_buffer").time_us - taken)
 
 
 def test_of_several_tiles_of_a_line_the_one_that_is_waited_for_is_named() -> None:
-    (found,) = [finding for finding in profile_of("second_of_two").why if finding.about == "buffers"]
-    assert "'again' [128, 8192] float32" in found.text and "7 times" in found.text
+    (result,) = [finding for finding in profile_of("second_of_two").why if finding.about == "buffers"]
+    assert "'again' [128, 8192] float32" in result.text and "7 times" in result.text
 
 
 def test_the_table_has_path_waits_and_findings() -> None:
-    found = profile_of("in_turns")
-    table = str(found)
+    profiled = profile_of("in_turns")
+    table = str(profiled)
     assert re.search(r"^critical path +us +share$", table, re.MULTILINE)
     assert re.search(rf"^{line('in_turns|tensor_scalar')} tensor_scalar +[\d.]+ +[\d.]+%$", table, re.MULTILINE)
     assert re.search(r"^vector +59\.5 +0\.0 +0\.0 +0\.0$", table, re.MULTILINE)
     words = " ".join(table.split())
-    assert all(f" - {finding}" in words for finding in found.why)
+    assert all(f" - {finding}" in words for finding in profiled.why)
     assert max(map(len, table[table.index("why:") :].splitlines())) <= 118
 
 
@@ -213,5 +215,5 @@ def test_an_empty_kernel_has_no_findings() -> None:
     def nothing(_: Any) -> None:
         return
 
-    found = profile(nki.jit(nothing), spec((1,), nl.float32))
-    assert (found.why, found.critical_path_us, found.waits_us) == ((), {}, {})
+    profiled = profile(nki.jit(nothing), spec((1,), nl.float32))
+    assert (profiled.why, profiled.critical_path_us, profiled.waits_us) == ((), {}, {})

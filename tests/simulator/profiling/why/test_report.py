@@ -16,8 +16,8 @@ from nkilib.simulator.profiling.why.report import Report
 def test_a_finding_is_wrapped_at_118_columns(first: str) -> None:
     text = f"{first} " + "w " * 200
     link = Link(0, 0, Kind.work, 0.0, 1000.0)
-    found = Report((Finding("waits", text, 1.0, "kernel.py:1"),), {"vector": 1.0}, {"kernel.py:1": 1.0}, {}, (link,))
-    lines = found.lines()
+    result = Report((Finding("waits", text, 1.0, "kernel.py:1"),), {"vector": 1.0}, {"kernel.py:1": 1.0}, {}, (link,))
+    lines = result.lines()
     wrapped = lines[lines.index("why:") + 1 :]
     assert wrapped[0].startswith("- w") and all(line.startswith("  w") for line in wrapped[1:])
     assert " ".join(line[2:] for line in wrapped) == text.strip()

@@ -18,8 +18,8 @@ def events(body: Callable[[Any], None], switch: str, target: str = "trn2", cores
     """The instructions of ``body(x)`` with x of [512, 512] float32 in HBM."""
     with using(target=target):
         kernel = nki.jit(lambda x: body(x))
-        found = profile(kernel[cores], spec((512, 512), nl.float32), parameters=replace(AS_ISSUED, **{switch: True}))
-    return [event for event in found.instructions if event.core == 0]
+        profiled = profile(kernel[cores], spec((512, 512), nl.float32), parameters=replace(AS_ISSUED, **{switch: True}))
+    return [event for event in profiled.instructions if event.core == 0]
 
 
 def dropped(body: Callable[[Any], None], switch: str, target: str = "trn2", cores: int = 1) -> list[str]:

@@ -16,13 +16,13 @@ SWITCH = "chooses_engines"
 FP32 = nl.float32
 
 
-def copies(buffer: Any, target: str, **given: Any) -> Counter[str]:
+def copies(buffer: Any, target: str, **arguments: Any) -> Counter[str]:
     """On which engines eight copies run that share nothing."""
 
     def body(_: Any) -> None:
         for _ in range(8):
             source = nl.ndarray((128, 512), FP32, buffer)
-            nisa.tensor_copy(nl.ndarray((128, 512), FP32), source, **given)
+            nisa.tensor_copy(nl.ndarray((128, 512), FP32), source, **arguments)
 
     return Counter(event.engine for event in events(body, SWITCH, target))
 

@@ -77,7 +77,7 @@ def test_gradients_of_probabilities_and_weights_far_from_zero() -> None:
     x = make_logits(6, 11) + 1e4
     y, weight = make_probabilities(6, 11), make_weight(11)
     leaves = [y.clone().requires_grad_(), weight.clone().requires_grad_()]
-    leaves64 = [each.detach().double().requires_grad_() for each in leaves]
+    leaves64 = [leaf.detach().double().requires_grad_() for leaf in leaves]
     expected = F.cross_entropy(x.double(), leaves64[0], leaves64[1], label_smoothing=0.1, reduction="sum")
     actual = cross_entropy(x, leaves[0], leaves[1], label_smoothing=0.1, reduction="sum")
     spread = float(x.max() - x.min())

@@ -230,8 +230,8 @@ def test_the_module_is_the_function() -> None:
 def test_the_module_takes_every_argument_of_the_function() -> None:
     function = list(inspect.signature(cross_entropy).parameters.values())[2:]
     module = list(inspect.signature(CrossEntropyLoss).parameters.values())
-    assert [(each.name, each.default, each.kind) for each in module] == [
-        (each.name, each.default, each.kind) for each in function
+    assert [(entry.name, entry.default, entry.kind) for entry in module] == [
+        (entry.name, entry.default, entry.kind) for entry in function
     ]
 
 

@@ -193,10 +193,10 @@ SCHEMAS: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
 def test_schemas_are_public(name: str) -> None:
     """Saved graphs name them: further options may follow, with defaults, and nothing else may change."""
     schema = str(getattr(ops, f"cross_entropy_{name}").default._schema)
-    given, returned = schema.removeprefix(f"nkilib::cross_entropy_{name}(").split(") -> ")
+    inputs, returned = schema.removeprefix(f"nkilib::cross_entropy_{name}(").split(") -> ")
     positional, options, results = SCHEMAS[name]
-    before, after = (each.split(", ") for each in given.split(", *, "))
+    before, after = (part.split(", ") for part in inputs.split(", *, "))
     assert tuple(before) == positional
-    assert [each for each in after if each in options] == list(options)
-    assert all("=" in each for each in after)
+    assert [item for item in after if item in options] == list(options)
+    assert all("=" in item for item in after)
     assert returned.count("Tensor") == results

@@ -87,19 +87,19 @@ class Problem:
         x, w = self.input.double().abs(), self.linear_weight.double().abs()
         return (x.shape[-1] / 128 + 128.0) * 2.0**-24 * (1.0 + (x @ w.mT).max().item())
 
-    def check(self, found: Results, expected: Results | None = None) -> None:
+    def check(self, results: Results, expected: Results | None = None) -> None:
         """Loss and gradients are PyTorch's within what rounding costs, and wrong ones would not be."""
         expected = self.exact() if expected is None else expected
         terms = self.target.numel() if self.arguments.get("reduction") == "sum" else 1
         weight = self.arguments.get("weight")
         largest = 1.0 if weight is None else max(1.0, weight.abs().max().item())
         dz = self.logit_error()
-        assert found.loss.dtype == torch.float32
+        assert results.loss.dtype == torch.float32
         magnitude = max(1.0, expected.loss.abs().max().item())
-        assert_telling(found.loss, expected.loss, 0.0, terms * largest * (2.0 * dz + LOSS_UNITS * UNIT * magnitude))
+        assert_telling(results.loss, expected.loss, 0.0, terms * largest * (2.0 * dz + LOSS_UNITS * UNIT * magnitude))
         for name, gradient in expected.gradients.items():
             if gradient is not None:
-                actual = found.gradients[name]
+                actual = results.gradients[name]
                 assert actual is not None and actual.dtype == getattr(self, name).dtype, name
                 self._check_gradient(actual, gradient, largest * self.upstream.abs().max().item(), dz)
 

@@ -61,16 +61,16 @@ def test_random_calls(
 ) -> None:
     ignored = -100 if ignore_index is None else ignore_index
     problem = make_problem(*shape, features=features, classes=classes, ignored=ignored, **arguments)
-    found = problem.ours(ignore_index=ignore_index, memory_limit=memory_limit)
+    result = problem.ours(ignore_index=ignore_index, memory_limit=memory_limit)
     expected = problem.with_arguments(ignore_index=ignored).exact()
     if expected.loss.isnan().any():  # a mean of nothing
-        assert found.loss.isnan().all()
-        assert not any(g is not None and g.any() for g in found.gradients.values())
+        assert result.loss.isnan().all()
+        assert not any(g is not None and g.any() for g in result.gradients.values())
         return
     # Few classes and few positions have results that are their own reverse, or 0.
-    torch.testing.assert_close(found.loss.double(), expected.loss, rtol=1e-5, atol=1e-4 * len(problem.linear_weight))
+    torch.testing.assert_close(result.loss.double(), expected.loss, rtol=1e-5, atol=1e-4 * len(problem.linear_weight))
     if problem.target.numel() > 3 and classes > 3:
-        problem.check(found, expected)
+        problem.check(result, expected)
 
 
 @pytest.mark.parametrize("memory_limit", FORMS)
@@ -84,9 +84,9 @@ def test_leading_dimensions_and_narrow_targets(memory_limit: int | None) -> None
 
 def test_reduction_none_keeps_the_positions_apart() -> None:
     problem = make_problem(2, 3, weighted=True, label_smoothing=0.1, ignored=-100, reduction="none")
-    found = problem.ours()
-    assert found.loss.shape == (2, 3)
-    problem.check(found)
+    result = problem.ours()
+    assert result.loss.shape == (2, 3)
+    problem.check(result)
 
 
 def test_operands_that_are_not_contiguous() -> None:
@@ -119,10 +119,10 @@ def test_a_normalizer_replaces_the_divisor(memory_limit: int | None) -> None:
     problem = make_problem(POSITIONS, ignored=-100, reduction="sum")
     expected = problem.exact()
     mean = make_problem(POSITIONS, ignored=-100, reduction="mean")
-    found = mean.ours(normalizer=torch.tensor(7), memory_limit=memory_limit)
-    assert_telling(found.loss, expected.loss / 7.0, 0.0, 1e-5)
+    result = mean.ours(normalizer=torch.tensor(7), memory_limit=memory_limit)
+    assert_telling(result.loss, expected.loss / 7.0, 0.0, 1e-5)
     for name in ("input", "linear_weight"):
-        ours, exact = found.gradients[name], expected.gradients[name]
+        ours, exact = result.gradients[name], expected.gradients[name]
         assert ours is not None and exact is not None
         assert_telling(ours, exact / 7.0, 0.0, 1e-4)
 
@@ -168,8 +168,8 @@ def test_outputs_and_their_derivatives() -> None:
     assert torch.equal(outputs.argmax, z.argmax(-1))
     upstream = make_logits(3, 2, 3, seed=4)
     of_ours, of_theirs = (outputs.lse, outputs.logprob, outputs.entropy), (lse, logprob, entropy)
-    ours = sum((values * each).sum() for values, each in zip(of_ours, upstream, strict=True))
-    theirs = sum((values * each.double()).sum() for values, each in zip(of_theirs, upstream, strict=True))
+    ours = sum((values * gradient).sum() for values, gradient in zip(of_ours, upstream, strict=True))
+    theirs = sum((values * gradient.double()).sum() for values, gradient in zip(of_theirs, upstream, strict=True))
     for actual, expected in zip(
         torch.autograd.grad(ours, list(leaves.values())),
         torch.autograd.grad(theirs, list(exact.values())),
@@ -222,6 +222,6 @@ def test_options_of_pytorch_have_no_effect() -> None:
 @linear_only
 def test_the_signature_begins_with_that_of_pytorch() -> None:
     ours, theirs = (inspect.signature(f).parameters for f in (linear_cross_entropy, F.linear_cross_entropy))
-    shared = [(each.name, each.kind, each.default) for each in ours.values()][: len(theirs)]
-    assert shared == [(each.name, each.kind, each.default) for each in theirs.values()]
-    assert all(each.kind is each.KEYWORD_ONLY for each in list(ours.values())[3:])
+    shared = [(entry.name, entry.kind, entry.default) for entry in ours.values()][: len(theirs)]
+    assert shared == [(entry.name, entry.kind, entry.default) for entry in theirs.values()]
+    assert all(item.kind is item.KEYWORD_ONLY for item in list(ours.values())[3:])

@@ -209,7 +209,7 @@ def test_a_full_graph_under_autocast_with_all_outputs() -> None:
     leaves = list(problem.leaves().values())
     expected, actual = outputs(*leaves), compiled(*leaves)
     assert all(torch.equal(*pair) for pair in zip(expected, actual, strict=True))
-    sums = [found[0] + found[1].sum() + found[3].sum() for found in (expected, actual)]
+    sums = [item[0] + item[1].sum() + item[3].sum() for item in (expected, actual)]
     gradients = [torch.autograd.grad(total, leaves) for total in sums]
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 
@@ -233,7 +233,7 @@ def test_no_value_is_looked_at(memory_limit: int | None, device: str) -> None:
         )
         gradients = torch.autograd.grad(loss, (x, w))
         assert [(g.shape, g.dtype, g.device.type) for g in gradients] == [
-            (each.shape, each.dtype, device) for each in (x, w)
+            (array.shape, array.dtype, device) for array in (x, w)
         ]
         assert (loss.shape, loss.dtype, loss.device.type) == ((), torch.float32, device)
 

@@ -52,9 +52,9 @@ def of_logits(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
 
 
 def errors(loss: Loss) -> Errors:
-    exact, found = results(of_logits, torch.float64), results(loss)
-    relative = [((a - e).norm() / e.norm()).item() for a, e in zip(found, exact, strict=True)]
-    rows = (found[2] - exact[2]).norm(dim=1) / exact[2].norm(dim=1)
+    exact, result = results(of_logits, torch.float64), results(loss)
+    relative = [((a - e).norm() / e.norm()).item() for a, e in zip(result, exact, strict=True)]
+    rows = (result[2] - exact[2]).norm(dim=1) / exact[2].norm(dim=1)
     return Errors(*relative, rows.max().item())
 
 

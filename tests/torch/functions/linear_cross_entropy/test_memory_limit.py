@@ -54,8 +54,8 @@ FIRST_FORM: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", FIRST_FORM)
 def test_two_launches_where_one_would_not_do(case: str) -> None:
     problem, arguments = FIRST_FORM[case]
-    found = operators_of(make_problem(POSITIONS, **problem), memory_limit=ENOUGH, **arguments)
-    assert found == ["forward", "backward"]
+    result = operators_of(make_problem(POSITIONS, **problem), memory_limit=ENOUGH, **arguments)
+    assert result == ["forward", "backward"]
 
 
 @pytest.mark.parametrize(("positions", "features", "classes"), [(2048, 2048, 65_536), (4096, 4096, 128_256)])
@@ -63,19 +63,21 @@ def test_the_scratch_is_the_largest_that_fits(positions: int, features: int, cla
     with torch.device("meta"):
         x, w = (torch.empty(rows, features, dtype=torch.bfloat16) for rows in (positions, classes))
         target = torch.empty(positions, dtype=torch.int64)
-    given = LinearArguments(x, w, target, None, None, "mean", None, None)
+    inputs = LinearArguments(x, w, target, None, None, "mean", None, None)
     gradients = 2 * features * (positions + classes)
     most = gradients + one_launch_bytes(positions, features, classes, SCRATCH_BYTES)
     wanted = WantedGradients()
-    assert granted_scratch(given, wanted, most) == SCRATCH_BYTES
-    smaller = granted_scratch(given, wanted, most - 1)
+    assert granted_scratch(inputs, wanted, most) == SCRATCH_BYTES
+    smaller = granted_scratch(inputs, wanted, most - 1)
     least = 4 * 128 * classes
     assert smaller is None or least <= smaller < SCRATCH_BYTES
     if smaller is not None:
         assert gradients + one_launch_bytes(positions, features, classes, smaller) < most
-    assert granted_scratch(given, wanted, gradients + one_launch_bytes(positions, features, classes, least) - 1) is None
+    assert (
+        granted_scratch(inputs, wanted, gradients + one_launch_bytes(positions, features, classes, least) - 1) is None
+    )
     frozen = WantedGradients(grad_weight_wanted=False)
-    assert granted_scratch(given, frozen, most - 2 * features * classes) == SCRATCH_BYTES
+    assert granted_scratch(inputs, frozen, most - 2 * features * classes) == SCRATCH_BYTES
 
 
 @pytest.mark.parametrize(("positions", "features", "classes"), [(2048, 2048, 65_536), (4096, 4096, 128_256)])
@@ -144,7 +146,7 @@ def test_the_gradients_of_leaves_are_the_memory_of_the_launch(monkeypatch: pytes
 
     def launch(kernel: Any, cores: int, keywords: dict[str, Any]) -> Any:
         returned = kernel[cores](**keywords)
-        addresses.extend(each.data_ptr() for each in returned)
+        addresses.extend(result.data_ptr() for result in returned)
         return returned
 
     kernel = stand_in_for(monkeypatch, "linear_cross_entropy_with_gradients", launch)

@@ -68,8 +68,8 @@ def test_it_takes_every_argument_of_pytorchs_module_and_of_the_function() -> Non
     ours, theirs = (
         inspect.signature(module).parameters for module in (LinearCrossEntropyLoss, torch.nn.LinearCrossEntropyLoss)
     )
-    assert [(each.name, each.kind, each.default) for each in ours.values()][: len(theirs)] == [
-        (each.name, each.kind, each.default) for each in theirs.values()
+    assert [(entry.name, entry.kind, entry.default) for entry in ours.values()][: len(theirs)] == [
+        (entry.name, entry.kind, entry.default) for entry in theirs.values()
     ]
     function = set(inspect.signature(linear_cross_entropy).parameters)
     of_a_call = {"input", "linear_weight", "target", "linear_bias", "grad_weight_sum"}

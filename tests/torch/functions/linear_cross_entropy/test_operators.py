@@ -28,7 +28,7 @@ EVERY_RESULT = {"with_logprob": True, "with_argmax": True, "with_entropy": True}
 
 def _operands(dtype: torch.dtype = torch.float32, requires_grad: bool = False) -> tuple[Any, ...]:
     problem = make_problem(POSITIONS, dtype=dtype, ignored=3)
-    x, w = (each.requires_grad_(requires_grad) for each in (problem.input, problem.linear_weight))
+    x, w = (tensor.requires_grad_(requires_grad) for tensor in (problem.input, problem.linear_weight))
     return x, w, problem.target
 
 
@@ -47,10 +47,10 @@ def _backward_arguments(dtype: torch.dtype) -> tuple[Any, ...]:
 def test_opcheck_of_both_directions(dtype: torch.dtype, options: dict[str, Any]) -> None:
     operands = (*_operands(dtype, requires_grad=True), _bias(requires_grad=True), make_weight())
     torch.library.opcheck(ops.linear_cross_entropy_forward.default, operands, {**options, **EVERY_RESULT})
-    given = _backward_arguments(dtype)
+    arguments = _backward_arguments(dtype)
     wanted = {"grad_input_wanted": False}
-    torch.library.opcheck(ops.linear_cross_entropy_backward.default, given, {**options, **wanted})
-    adding = (*given, torch.zeros(CLASSES, FEATURES))
+    torch.library.opcheck(ops.linear_cross_entropy_backward.default, arguments, {**options, **wanted})
+    adding = (*arguments, torch.zeros(CLASSES, FEATURES))
     torch.library.opcheck(ops.linear_cross_entropy_backward_adding.default, adding, options)
 
 
@@ -82,17 +82,17 @@ def test_what_is_not_asked_for_is_empty() -> None:
     shapes = {name: tuple(result.shape) for name, result in results._asdict().items()}
     assert (shapes["logprob"], shapes["argmax"], shapes["entropy"]) == ((0,),) * 3
     assert set(shapes.values()) == {(0,), (POSITIONS,)}
-    given = _backward_arguments(torch.float32)
-    x, w, bias = ops.linear_cross_entropy_backward(*given, grad_input_wanted=False)
-    assert [tuple(each.shape) for each in (x, w, bias)] == [(0,), (CLASSES, FEATURES), (CLASSES,)]
+    arguments = _backward_arguments(torch.float32)
+    x, w, bias = ops.linear_cross_entropy_backward(*arguments, grad_input_wanted=False)
+    assert [tuple(array.shape) for array in (x, w, bias)] == [(0,), (CLASSES, FEATURES), (CLASSES,)]
 
 
 def test_shapes_and_types_of_fake_tensors_are_those_of_real_ones() -> None:
     for dtype in DTYPES:
         real = ops.linear_cross_entropy_backward(*_backward_arguments(dtype))
         with FakeTensorMode() as mode:
-            given = [mode.from_tensor(each) for each in _backward_arguments(dtype)]
-            fake = ops.linear_cross_entropy_backward(*given)
+            arguments = [mode.from_tensor(argument) for argument in _backward_arguments(dtype)]
+            fake = ops.linear_cross_entropy_backward(*arguments)
         assert [(r.shape, r.dtype, r.stride()) for r in real] == [(f.shape, f.dtype, f.stride()) for f in fake]
 
 
@@ -144,9 +144,9 @@ SCHEMAS: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
 def test_schemas_are_public(name: str) -> None:
     """Saved graphs name them: further options may follow, with defaults, and nothing else may change."""
     schema = str(getattr(ops, f"linear_cross_entropy_{name}").default._schema)
-    given, returned = schema.removeprefix(f"nkilib::linear_cross_entropy_{name}(").split(") -> ")
+    inputs, returned = schema.removeprefix(f"nkilib::linear_cross_entropy_{name}(").split(") -> ")
     positional, options, results = SCHEMAS[name]
-    before, after = (each.split(", ") for each in given.split(", *, "))
+    before, after = (part.split(", ") for part in inputs.split(", *, "))
     assert tuple(before) == positional
-    assert [each for each in after if each in options] == list(options)
+    assert [item for item in after if item in options] == list(options)
     assert returned.count("Tensor") == results

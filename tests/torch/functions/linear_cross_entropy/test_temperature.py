@@ -43,14 +43,14 @@ def test_loss_and_gradients_are_those_of_float64(
     dtype: torch.dtype, softcap: float | None, memory_limit: int | None
 ) -> None:
     problem = make_problem(POSITIONS, dtype=dtype, bias=True)
-    found = problem.ours(
+    result = problem.ours(
         temperature=TEMPERATURE,
         logit_scale=SCALE,
         logit_softcap=softcap,
         lse_square_scale=0.01,
         memory_limit=memory_limit,
     )
-    problem.check(found, exact_results(problem, softcap))
+    problem.check(result, exact_results(problem, softcap))
 
 
 def test_shards_of_the_vocabulary_have_both() -> None:
@@ -80,9 +80,9 @@ def test_a_graph_takes_another_temperature() -> None:
     problem = make_problem(POSITIONS)
     compiled = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
     for value in (0.5, 0.8):
-        given: tuple[Tensor, ...] = (problem.input, problem.linear_weight, problem.target)
-        expected = linear_cross_entropy(*given, temperature=value, logit_scale=value)
-        assert torch.equal(compiled(*given, temperature=value, logit_scale=value), expected)
+        inputs: tuple[Tensor, ...] = (problem.input, problem.linear_weight, problem.target)
+        expected = linear_cross_entropy(*inputs, temperature=value, logit_scale=value)
+        assert torch.equal(compiled(*inputs, temperature=value, logit_scale=value), expected)
 
 
 @pytest.mark.parametrize("name", ["temperature", "logit_scale"])

@@ -55,26 +55,26 @@ def test_operands_are_rounded_to_the_type_of_the_products(
 ) -> None:
     """The loss is that of operands that are cast before; gradients are rounded once, to the types of their tensors."""
     problem = _problem(input_dtype, weight_dtype)
-    found = problem.ours(compute_dtype=compute_dtype, memory_limit=memory_limit)
+    result = problem.ours(compute_dtype=compute_dtype, memory_limit=memory_limit)
     if FLOAT16 in (input_dtype, weight_dtype):  # of which there is one form
         memory_limit = None
     expected = _cast(problem, compute_dtype).ours(memory_limit=memory_limit)
-    assert torch.equal(found.loss, expected.loss)
-    for name, gradient in found.gradients.items():
+    assert torch.equal(result.loss, expected.loss)
+    for name, gradient in result.gradients.items():
         other, dtype = expected.gradients[name], getattr(problem, name).dtype
         assert gradient is not None and other is not None and gradient.dtype == dtype
         off = 2.0 * (ROUNDOFF[dtype] + ROUNDOFF[compute_dtype])
         torch.testing.assert_close(gradient.float(), other.float(), rtol=off, atol=2.0**-14)
-    assert found.gradients["input"].any()  # type: ignore[union-attr]
+    assert result.gradients["input"].any()  # type: ignore[union-attr]
 
 
 def test_it_wins_over_autocast() -> None:
     problem = make_problem(POSITIONS)
     with torch.autocast("cpu", dtype=BFLOAT16):
-        found = problem.ours(compute_dtype=FLOAT32)
+        result = problem.ours(compute_dtype=FLOAT32)
     expected = problem.ours()
-    assert torch.equal(found.loss, expected.loss)
-    assert all(torch.equal(each, expected.gradients[name]) for name, each in found.gradients.items())  # type: ignore[arg-type]
+    assert torch.equal(result.loss, expected.loss)
+    assert all(torch.equal(gradient, expected.gradients[name]) for name, gradient in result.gradients.items())  # type: ignore[arg-type]
 
 
 def test_shards_and_the_module_have_it() -> None:
@@ -98,17 +98,17 @@ def test_one_launch_is_not_for_float16_and_counts_what_is_rounded(
     input_dtype: torch.dtype, weight_dtype: torch.dtype, compute_dtype: torch.dtype
 ) -> None:
     problem = _problem(input_dtype, weight_dtype)
-    given = LinearArguments(
+    inputs = LinearArguments(
         problem.input, problem.linear_weight, problem.target, problem.linear_bias, None, "mean", None, None
     )
     wanted, product = WantedGradients(), Product(compute_dtype=str(compute_dtype).removeprefix("torch."))
     has_float16 = FLOAT16 in (input_dtype, weight_dtype, compute_dtype)
-    assert takes_one_launch(given, wanted, False, product) != has_float16
+    assert takes_one_launch(inputs, wanted, False, product) != has_float16
 
-    def least(each: Product) -> int:
+    def least(product: Product) -> int:
         """Bytes that it is granted with."""
         return bisect_left(
-            range(2**16), True, key=lambda limit: granted_scratch(given, wanted, limit, each) is not None
+            range(2**16), True, key=lambda limit: granted_scratch(inputs, wanted, limit, product) is not None
         )
 
     size = compute_dtype.itemsize

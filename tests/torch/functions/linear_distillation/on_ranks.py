@@ -52,15 +52,16 @@ def distillation_problems() -> dict[str, DistillationProblem]:
     return problems
 
 
-def _found(problem: DistillationProblem, given: dict[str, Any], leaves: Kept) -> Results:
+def _found(problem: DistillationProblem, arguments: dict[str, Any], leaves: Kept) -> Results:
     """Results and gradients of a call, DTensors whole."""
-    outputs = linear_distillation_loss(**given, **leaves, **problem.options, reduction="none", outputs=OUTPUTS)
+    outputs = linear_distillation_loss(**arguments, **leaves, **problem.options, reduction="none", outputs=OUTPUTS)
     assert isinstance(outputs, LinearDistillationOutputs)
     gradients = problem.gradients(outputs, leaves)
     return {
         "outputs": {name: values.detach() for name, values in outputs._asdict().items()},
         "gradients": {
-            name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in gradients.items()
+            name: gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+            for name, gradient in gradients.items()
         },
     }
 
@@ -71,15 +72,15 @@ def _constants(problem: DistillationProblem) -> dict[str, Any]:
 
 def run_parts(problem: DistillationProblem, group: dist.ProcessGroup | None) -> Results:
     """Of plain tensors, of which this rank has its classes."""
-    held = len(problem.leaves_of["linear_weight"]) // dist.get_world_size(group)
+    kept = len(problem.leaves_of["linear_weight"]) // dist.get_world_size(group)
     rank = dist.get_rank(group)
 
     def own(name: str, tensor: Tensor) -> Tensor:
-        return tensor[rank * held : (rank + 1) * held] if name in OF_CLASSES else tensor
+        return tensor[rank * kept : (rank + 1) * kept] if name in OF_CLASSES else tensor
 
     leaves = {name: own(name, leaf).clone().requires_grad_() for name, leaf in problem.leaves_of.items()}
-    given = {name: own(name, tensor) for name, tensor in _constants(problem).items()}
-    return _found(problem, {**given, "group": group or dist.group.WORLD}, leaves)
+    inputs = {name: own(name, tensor) for name, tensor in _constants(problem).items()}
+    return _found(problem, {**inputs, "group": group or dist.group.WORLD}, leaves)
 
 
 def run_dtensors(problem: DistillationProblem, group: dist.ProcessGroup | None, of_teacher: Placement) -> Results:
@@ -101,8 +102,8 @@ def run_gathered(problem: DistillationProblem, group: dist.ProcessGroup | None) 
     own = of_rank(problem, dist.get_rank(group))
     leaves: Kept = {"input": own.leaves_of["input"].requires_grad_()}
     leaves |= _sharded(own.leaves_of, "linear", mesh)
-    teacher = {name: each.detach() for name, each in _sharded(own.constants, "teacher", mesh).items()}
-    assert all(isinstance(each, DTensor) for name, each in {**leaves, **teacher}.items() if name != "input")
+    teacher = {name: value.detach() for name, value in _sharded(own.constants, "teacher", mesh).items()}
+    assert all(isinstance(value, DTensor) for name, value in {**leaves, **teacher}.items() if name != "input")
     return _found(problem, {**_constants(own), **teacher}, leaves)
 
 
@@ -148,19 +149,19 @@ def distillation_calls_to_refuse(group: dist.ProcessGroup | None) -> dict[str, C
     """Calls that must fail on every rank, none of which may be left waiting for the others."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     problem = make_distillation(6, bias=True)
-    given = {**problem.leaves_of, **problem.constants, "labels": problem.labels, "group": group or dist.group.WORLD}
+    arguments = {**problem.leaves_of, **problem.constants, "labels": problem.labels, "group": group or dist.group.WORLD}
 
     def call(**changes: Any) -> Callable[[], Any]:
-        return lambda: linear_distillation_loss(**{**given, **changes})
+        return lambda: linear_distillation_loss(**{**arguments, **changes})
 
-    of_classes = {name: given[name] for name in OF_CLASSES}
+    of_classes = {name: arguments[name] for name in OF_CLASSES}
     return {
-        "unlike widths": call(**{name: each[: len(each) - rank] for name, each in of_classes.items()}),
+        "unlike widths": call(**{name: value[: len(value) - rank] for name, value in of_classes.items()}),
         "unlike options": call(beta=0.5 if rank else 1.0),
         "unlike outputs": call(outputs=("logprob",) if rank else ()),
-        "unlike needs": call(input=given["input"].clone().requires_grad_(rank == 0)),
-        "unlike labels": call(labels=given["labels"] if rank else None),
-        "label": call(labels=given["labels"] + 11 * ranks, outputs=("logprob",)),
+        "unlike needs": call(input=arguments["input"].clone().requires_grad_(rank == 0)),
+        "unlike labels": call(labels=arguments["labels"] if rank else None),
+        "label": call(labels=arguments["labels"] + 11 * ranks, outputs=("logprob",)),
     }
 
 

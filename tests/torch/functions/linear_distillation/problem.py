@@ -119,10 +119,10 @@ class DistillationProblem:
 
     def compute_dtype(self, name: str) -> torch.dtype:
         """Of the products of a model, by the name of its hidden states."""
-        given = {**self.leaves_of, **self.constants}
+        arguments = {**self.leaves_of, **self.constants}
         models = (("input", "linear_weight"), ("teacher_input", "teacher_weight"))
-        are_alike = all(given[input].dtype == given[weight].dtype for input, weight in models)
-        dtype: torch.dtype = self.options.get("compute_dtype") or given[name if are_alike else "input"].dtype
+        are_alike = all(arguments[input].dtype == arguments[weight].dtype for input, weight in models)
+        dtype: torch.dtype = self.options.get("compute_dtype") or arguments[name if are_alike else "input"].dtype
         return dtype
 
     def ours(self) -> tuple[LinearDistillationOutputs, Kept]:
@@ -141,9 +141,9 @@ class DistillationProblem:
     def gradients(self, outputs: LinearDistillationOutputs, leaves: Kept) -> Kept:
         """Of the leaves, by name. What comes to an ignored position is NaN."""
         upstream = self.gradients_of_results()
-        given = [torch.where(self.counts, each, torch.nan) for each in upstream.values()]
-        found = torch.autograd.grad([getattr(outputs, name) for name in upstream], list(leaves.values()), given)
-        return dict(zip(leaves, found, strict=True))
+        inputs = [torch.where(self.counts, gradient, torch.nan) for gradient in upstream.values()]
+        results = torch.autograd.grad([getattr(outputs, name) for name in upstream], list(leaves.values()), inputs)
+        return dict(zip(leaves, results, strict=True))
 
     def exact(self) -> Exact:
         """The same in float64, of the operands as they are rounded for the products."""
@@ -160,23 +160,23 @@ class DistillationProblem:
         y_t = F.linear(teacher["teacher_input"], teacher["teacher_weight"], teacher.get("teacher_bias"))
         y_s.retain_grad()
         z_s, z_t = self._logits(y_s, ""), self._logits(y_t, "teacher_")
-        found = divergence_of(z_s, z_t, self.beta)
+        actual = divergence_of(z_s, z_t, self.beta)
         weight = self.constants.get("row_weight", torch.ones(self.labels.shape)).double()
         factor = weight * (self.temperature**2 if self.options.get("temperature_squared") else 1.0)
         ids = torch.where(self.counts, self.labels, 0)[..., None].long()
         results = {
-            "loss": torch.where(self.counts, factor * found.value, 0.0),
+            "loss": torch.where(self.counts, factor * actual.value, 0.0),
             "entropy": entropy_of(z_s),
             "logprob": torch.where(self.counts, z_s.log_softmax(-1).gather(-1, ids)[..., 0], 0.0),
         }
         upstream = {
-            name: torch.where(self.counts, each, 0.0).double() for name, each in self.gradients_of_results().items()
+            name: torch.where(self.counts, result, 0.0).double() for name, result in self.gradients_of_results().items()
         }
         torch.autograd.backward([results[name] for name in upstream], list(upstream.values()))
         assert y_s.grad is not None
         gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
         # What a gradient by z may be off by where logits are off by 1, and after it by rounding.
-        off = (factor * upstream["loss"]).abs()[..., None] * found.of_gradient if "loss" in upstream else 0.0 * z_s
+        off = (factor * upstream["loss"]).abs()[..., None] * actual.of_gradient if "loss" in upstream else 0.0 * z_s
         if "logprob" in upstream:
             off = off + upstream["logprob"].abs()[..., None] * (z_s.softmax(-1) + F.one_hot(ids[..., 0], z_s.shape[-1]))
         slope = self.options.get("logit_scale", 1.0) / self.temperature
@@ -184,7 +184,7 @@ class DistillationProblem:
         off = 2.0 * slope * off.detach() * (error + 32.0 * UNIT) + 2.0 * error * self.temperature * y_s.grad.abs()
         return Exact(
             {name: values.detach() for name, values in results.items()},
-            self._result_bounds(results, factor * found.slack, error),
+            self._result_bounds(results, factor * actual.slack, error),
             gradients,
             self._gradient_bounds(
                 leaves, gradients, off + 1.01 * ROUNDOFF[self.compute_dtype("input")] * y_s.grad.abs()
@@ -217,17 +217,17 @@ class DistillationProblem:
         x, w = leaves["input"].detach().abs(), leaves["linear_weight"].detach().abs()
         bounds = {"input": off @ w, "linear_weight": rows.t() @ x.flatten(0, -2), "linear_bias": rows.sum(0)}
         return {
-            name: bounds[name] + 1.01 * ROUNDOFF[self.leaves_of[name].dtype] * each.abs()
-            for name, each in gradients.items()
+            name: bounds[name] + 1.01 * ROUNDOFF[self.leaves_of[name].dtype] * gradient.abs()
+            for name, gradient in gradients.items()
         }
 
     def check(self, outputs: LinearDistillationOutputs, gradients: Kept) -> None:
         """They are those of float64 within what rounding costs, and wrong ones would not be."""
         exact = self.exact()
         for name, values in exact.results.items():
-            found = getattr(outputs, name)
-            assert found.dtype == torch.float32
-            assert_within(found.detach(), values, exact.result_bounds[name])
+            result = getattr(outputs, name)
+            assert result.dtype == torch.float32
+            assert_within(result.detach(), values, exact.result_bounds[name])
         for name, values in exact.gradients.items():
             assert gradients[name].dtype == self.leaves_of[name].dtype
             assert_within(gradients[name], values, exact.gradient_bounds[name])

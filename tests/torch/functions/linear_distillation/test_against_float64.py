@@ -97,16 +97,16 @@ def test_the_same_call_means_the_loss_from_logits(form: dict[str, Any], has_labe
     logits = F.linear(leaves["input"], leaves["linear_weight"])
     expected = distillation_loss(logits, F.linear(*constants.values()), labels=labels, **form)
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
-    found, of_logits = (torch.autograd.grad(each.sum(), list(leaves.values())) for each in (loss, expected))
-    assert all(torch.allclose(*pair, rtol=1e-4, atol=1e-5) for pair in zip(found, of_logits, strict=True))
-    assert loss.shape == expected.shape and loss.dtype == torch.float32 and found[0].any()
+    results, of_logits = (torch.autograd.grad(item.sum(), list(leaves.values())) for item in (loss, expected))
+    assert all(torch.allclose(*pair, rtol=1e-4, atol=1e-5) for pair in zip(results, of_logits, strict=True))
+    assert loss.shape == expected.shape and loss.dtype == torch.float32 and results[0].any()
 
 
 def test_a_mean_divides_by_the_positions_that_count_and_not_by_their_weights() -> None:
     problem = make_distillation(2, 3, ignored=-100, weighted=True)
-    each = linear_distillation_loss(**problem.leaves(), **problem.arguments, reduction="none")
+    item = linear_distillation_loss(**problem.leaves(), **problem.arguments, reduction="none")
     mean = linear_distillation_loss(**problem.leaves(), **problem.arguments)
-    torch.testing.assert_close(mean, each.sum() / problem.counts.sum())
+    torch.testing.assert_close(mean, item.sum() / problem.counts.sum())
     assert (problem.constants["row_weight"] != 1.0).all() and not problem.counts.all()
 
 
@@ -131,13 +131,13 @@ def test_ignored_positions_count_for_nothing_but_their_entropy(beta: float) -> N
 @pytest.mark.parametrize("names", [(), ("entropy",), ("logprob",), ("logprob", "entropy")])
 def test_what_is_returned(names: tuple[str, ...]) -> None:
     problem = make_distillation(2, 3)
-    found = linear_distillation_loss(**problem.leaves(), **problem.arguments, outputs=iter(names))
+    result = linear_distillation_loss(**problem.leaves(), **problem.arguments, outputs=iter(names))
     if not names:
-        assert isinstance(found, Tensor) and found.shape == ()
+        assert isinstance(result, Tensor) and result.shape == ()
         return
-    assert isinstance(found, LinearDistillationOutputs) and found.loss.requires_grad
+    assert isinstance(result, LinearDistillationOutputs) and result.loss.requires_grad
     for name in ("entropy", "logprob"):
-        values = getattr(found, name)
+        values = getattr(result, name)
         assert (values is not None) == (name in names)
         assert values is None or (values.shape == (2, 3) and values.requires_grad == (name == "logprob"))
 
@@ -188,21 +188,21 @@ def _check_infinite(problem: DistillationProblem) -> None:
     assert loss.isposinf().all()
     if problem.beta == 0.0:
         q, p = (
-            F.linear(given[f"{model}input"], given[weight], given[bias]).softmax(-1)
-            for given, model, weight, bias in (
+            F.linear(item[f"{model}input"], item[weight], item[bias]).softmax(-1)
+            for item, model, weight, bias in (
                 (problem.leaves_of, "", "linear_weight", "linear_bias"),
                 (problem.constants, "teacher_", "teacher_weight", "teacher_bias"),
             )
         )
         of_logits = q - p
         expected = (of_logits @ leaves["linear_weight"], of_logits.t() @ leaves["input"], of_logits.sum(0))
-        found = torch.autograd.grad(loss.sum(), list(leaves.values()))
-        for gradient, of_formula in zip(found, expected, strict=True):
+        results = torch.autograd.grad(loss.sum(), list(leaves.values()))
+        for gradient, of_formula in zip(results, expected, strict=True):
             torch.testing.assert_close(gradient, of_formula, rtol=1e-4, atol=1e-5)
     arguments = {**problem.arguments, "labels": torch.full_like(problem.labels, -100)}
     ignored = linear_distillation_loss(**leaves, **arguments, reduction="sum")
     assert ignored == 0.0
-    assert not any(each.any() for each in torch.autograd.grad(ignored, list(leaves.values())))
+    assert not any(item.any() for item in torch.autograd.grad(ignored, list(leaves.values())))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0)])

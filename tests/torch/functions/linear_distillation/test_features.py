@@ -158,12 +158,12 @@ def test_a_full_graph_gives_equal_results() -> None:
     options = {"temperature": 0.8, "logit_scale": 0.5, "logit_softcap": 5.0, "compute_dtype": torch.bfloat16}
     problem = make_distillation(2, 3, ignored=3, weighted=True, beta=0.5, temperature_squared=True, **options)
     compiled = torch.compile(total_of, backend="aot_eager", fullgraph=True)
-    found = []
+    results = []
     for function in (total_of, compiled):
         x, w = problem.leaves().values()
         total = function(problem, 2.0 * x, w)
-        found.append((total, *torch.autograd.grad(total, (x, w))))
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+        results.append((total, *torch.autograd.grad(total, (x, w))))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 @pytest.mark.usefixtures("compile_afresh")
@@ -200,9 +200,9 @@ def test_the_module_has_the_arguments_of_the_function() -> None:
     )
     module = LinearDistillationLoss(**problem.options, reduction="batchmean", outputs=OUTPUTS)
     tensors = {**problem.leaves_of, **problem.constants, "labels": problem.labels}
-    found = module(**tensors)
+    results = module(**tensors)
     expected = linear_distillation_loss(**tensors, **problem.options, reduction="batchmean", outputs=OUTPUTS)
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(results, expected, strict=True))
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -219,7 +219,7 @@ def test_no_value_is_looked_at(device: str) -> None:
         assert [values.shape for values in outputs if values is not None] == [(), (2, 3), (2, 3)]
         gradients = torch.autograd.grad(outputs.loss + outputs.logprob.sum(), (x, w))
         assert [(g.shape, g.dtype, g.device.type) for g in gradients] == [
-            (each.shape, each.dtype, device) for each in (x, w)
+            (array.shape, array.dtype, device) for array in (x, w)
         ]
 
 

@@ -47,7 +47,7 @@ def _operands() -> Operands:
         torch.randn(POSITIONS, TEACHER_FEATURES, generator=generator),
         weight(TEACHER_FEATURES, 2.5),
     )
-    return Operands(*(each.bfloat16() for each in tensors))
+    return Operands(*(tensor.bfloat16() for tensor in tensors))
 
 
 def _divergence(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
@@ -59,35 +59,35 @@ def _divergence(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
     return (beta * p * (log_p - log_m) + (1.0 - beta) * q * (log_q - log_m)).sum(-1)
 
 
-def _in_norm(found: Tensor, exact: Tensor) -> float:
-    return ((found.double() - exact).norm() / exact.norm()).item()
+def _in_norm(result: Tensor, exact: Tensor) -> float:
+    return ((result.double() - exact).norm() / exact.norm()).item()
 
 
-def _worst_row(found: Tensor, exact: Tensor) -> float:
-    return ((found.double() - exact).norm(dim=1) / exact.norm(dim=1)).max().item()
+def _worst_row(result: Tensor, exact: Tensor) -> float:
+    return ((result.double() - exact).norm(dim=1) / exact.norm(dim=1)).max().item()
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 def test_errors_are_less_than_those_of_float32_logits(beta: float) -> None:
     operands = _operands()
-    leaves = [each.clone().requires_grad_() for each in operands[:2]]
+    leaves = [operand.clone().requires_grad_() for operand in operands[:2]]
     outputs = linear_distillation_loss(*leaves, *operands[2:], beta=beta, reduction="none", outputs=("entropy",))
     assert isinstance(outputs, LinearDistillationOutputs) and outputs.entropy is not None
-    found = torch.autograd.grad(outputs.loss.mean(), leaves)
+    results = torch.autograd.grad(outputs.loss.mean(), leaves)
 
-    exact = Operands(*(each.double().requires_grad_(at < 2) for at, each in enumerate(operands)))
+    exact = Operands(*(operand.double().requires_grad_(at < 2) for at, operand in enumerate(operands)))
     student, teacher = exact.logits()
     values = _divergence(student, teacher, beta)
     of_exact = torch.autograd.grad(values.mean(), exact[:2], retain_graph=True)
-    theirs = Operands(*(each.clone().requires_grad_(at < 2) for at, each in enumerate(operands)))
+    theirs = Operands(*(operand.clone().requires_grad_(at < 2) for at, operand in enumerate(operands)))
     their_values = _divergence(*(logits.float() for logits in theirs.logits()), beta)
     of_theirs = torch.autograd.grad(their_values.mean(), theirs[:2])
 
     log_q = student.detach().log_softmax(-1)
-    off, theirs_off = (_in_norm(each.detach(), values.detach()) for each in (outputs.loss, their_values))
+    off, theirs_off = (_in_norm(tensor.detach(), values.detach()) for tensor in (outputs.loss, their_values))
     assert off < 2e-7 < 1e-3 * theirs_off
     assert _in_norm(outputs.entropy, -(log_q.exp() * log_q).sum(-1)) < 1e-7
-    for mine, other, expected in zip(found, of_theirs, of_exact, strict=True):
+    for mine, other, expected in zip(results, of_theirs, of_exact, strict=True):
         assert _in_norm(mine, expected) < min(2.36e-3, 0.5 * _in_norm(other, expected))
         assert _worst_row(mine, expected) < min(4.6e-3, 0.5 * _worst_row(other, expected))
 

@@ -29,7 +29,7 @@ SHARD: dict[str, Any] = {"first_class": 2, "num_classes": CLASSES + 9}
 def _operands(requires_grad: bool = False) -> tuple[tuple[Tensor, ...], Tensor, tuple[Tensor, ...], Tensor]:
     """Models, labels, biases and weights of positions."""
     problem = make_distillation(POSITIONS, bias=True, weighted=True, ignored=3)
-    leaves = [each.clone().requires_grad_(requires_grad) for each in problem.leaves_of.values()]
+    leaves = [tensor.clone().requires_grad_(requires_grad) for tensor in problem.leaves_of.values()]
     x, w, bias = leaves
     constants = problem.constants
     models = (x, w, constants["teacher_input"], constants["teacher_weight"])
@@ -43,12 +43,12 @@ def test_opcheck_of_both_directions() -> None:
     wanted = {"with_logprob": True, "memory_limit": 2**20}
     torch.library.opcheck(forward.default, (*models, labels, *biases, weights), {**of_labels, **wanted})
     models, labels, biases, weights = _operands()
-    found = DistillationResults(*forward(*models, labels, *biases, weights, **of_labels, **wanted))
+    result = DistillationResults(*forward(*models, labels, *biases, weights, **of_labels, **wanted))
     of_loss, of_logprob = make_logits(2, POSITIONS, seed=5)
-    given = (*models, *found[2:7], of_loss, labels, *biases, weights, of_logprob)
+    inputs = (*models, *result[2:7], of_loss, labels, *biases, weights, of_logprob)
     frozen = {**of_labels, "grad_input_wanted": False}
-    torch.library.opcheck(ops.linear_distillation_backward.default, given, frozen)
-    adding = (*given, torch.zeros(CLASSES, FEATURES))
+    torch.library.opcheck(ops.linear_distillation_backward.default, inputs, frozen)
+    adding = (*inputs, torch.zeros(CLASSES, FEATURES))
     torch.library.opcheck(ops.linear_distillation_backward_adding.default, adding, of_labels)
 
 
@@ -62,9 +62,9 @@ def test_opcheck_of_a_shard() -> None:
     mixture = ops.linear_distillation_shard_mixture
     torch.library.opcheck(mixture.default, (*models, *of_classes, *biases), OPTIONS)
     moment, of_loss, of_logprob = make_logits(3, POSITIONS, seed=5)
-    given = (*models, moment, *of_classes, of_loss, labels, *biases, weights, of_logprob)
-    torch.library.opcheck(ops.linear_distillation_shard_backward.default, given, of_labels)
-    adding = (*given, torch.zeros(CLASSES, FEATURES))
+    inputs = (*models, moment, *of_classes, of_loss, labels, *biases, weights, of_logprob)
+    torch.library.opcheck(ops.linear_distillation_shard_backward.default, inputs, of_labels)
+    adding = (*inputs, torch.zeros(CLASSES, FEATURES))
     torch.library.opcheck(ops.linear_distillation_shard_backward_adding.default, adding, of_labels)
 
 
@@ -76,8 +76,8 @@ def test_gradcheck_of_the_differentiable_results(beta: float) -> None:
 
     def forward(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         models = (x, w, constants["teacher_input"], constants["teacher_weight"])
-        given = (problem.labels, bias, constants["teacher_bias"], constants["row_weight"])
-        results = ops.linear_distillation_forward(*models, *given, beta=beta, temperature=1.5, with_logprob=True)
+        inputs = (problem.labels, bias, constants["teacher_bias"], constants["row_weight"])
+        results = ops.linear_distillation_forward(*models, *inputs, beta=beta, temperature=1.5, with_logprob=True)
         named = DistillationResults(*results)
         return named.divergence, named.logprob
 
@@ -115,7 +115,7 @@ SCHEMAS: dict[str, tuple[tuple[str, ...], int]] = {
 def test_schemas_are_public(name: str) -> None:
     """Saved graphs name them: further options may follow, with defaults, and nothing else may change."""
     schema = str(getattr(ops, f"linear_distillation_{name}").default._schema)
-    given, returned = schema.removeprefix(f"nkilib::linear_distillation_{name}(").split(") -> ")
+    inputs, returned = schema.removeprefix(f"nkilib::linear_distillation_{name}(").split(") -> ")
     positional, results = SCHEMAS[name]
-    assert tuple(given.split(", *, ")[0].split(", ")) == positional
+    assert tuple(inputs.split(", *, ")[0].split(", ")) == positional
     assert returned.count("Tensor") == results

@@ -158,12 +158,12 @@ def test_placements_without_a_rule(case: str) -> None:
     placements, further, message = PLACED[case]
     with two_ranks():
         mesh = init_device_mesh("cpu", (2,))
-        given: dict[str, Any] = {"input": X, "linear_weight": W, "teacher_input": TX, "teacher_weight": TW}
+        arguments: dict[str, Any] = {"input": X, "linear_weight": W, "teacher_input": TX, "teacher_weight": TW}
         for name, placement in placements.items():
             placed = DTensor.from_local if placement.is_partial() else distribute_tensor
-            given[name] = placed(GIVEN[name], mesh, [placement])
+            arguments[name] = placed(GIVEN[name], mesh, [placement])
         with pytest.raises(NotImplementedError, match=f"^linear_distillation_loss: {message}"):
-            linear_distillation_loss(**given, **further)
+            linear_distillation_loss(**arguments, **further)
 
 
 def test_a_dtensor_has_its_own_group() -> None:

@@ -44,8 +44,8 @@ def _two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def outputs_of(problem: DistillationProblem, **arguments: Any) -> LinearDistillationOutputs:
     """Of this rank, which has all classes."""
-    given = {**problem.arguments, "reduction": "none", "outputs": OUTPUTS, "group": dist.group.WORLD, **arguments}
-    outputs = linear_distillation_loss(**given)
+    options = {**problem.arguments, "reduction": "none", "outputs": OUTPUTS, "group": dist.group.WORLD, **arguments}
+    outputs = linear_distillation_loss(**options)
     assert isinstance(outputs, LinearDistillationOutputs)
     return outputs
 
@@ -90,10 +90,10 @@ def test_what_is_infinite_of_the_whole_is_infinite_of_ranks(masked: str, beta: f
     assert isinstance(whole, LinearDistillationOutputs)
     torch.testing.assert_close(outputs, whole)
     assert outputs.loss.isposinf().all() == ((masked, beta) in (("linear_bias", 0.0), ("teacher_bias", 1.0)))
-    found, expected = (
-        torch.autograd.grad(each.loss.sum(), list(by.values())) for each, by in ((outputs, leaves), (whole, together))
+    result, expected = (
+        torch.autograd.grad(item.loss.sum(), list(by.values())) for item, by in ((outputs, leaves), (whole, together))
     )
-    torch.testing.assert_close(found, expected, equal_nan=True)
+    torch.testing.assert_close(result, expected, equal_nan=True)
 
 
 @pytest.fixture
@@ -101,7 +101,8 @@ def backwards(monkeypatch: pytest.MonkeyPatch) -> dict[str, StandIn]:
     """What is launched for gradients, by the name of the operator."""
     names = ("linear_distillation_shard_backward", "linear_distillation_shard_backward_adding")
     return {
-        name: stand_in_for(monkeypatch, name, lambda kernel, cores, given: kernel[cores](**given)) for name in names
+        name: stand_in_for(monkeypatch, name, lambda kernel, cores, argument: kernel[cores](**argument))
+        for name in names
     }
 
 
@@ -187,14 +188,14 @@ def test_a_full_graph_gives_equal_results() -> None:
         assert isinstance(outputs, LinearDistillationOutputs) and outputs.logprob is not None
         return outputs.loss + outputs.logprob.square().sum()
 
-    found = []
+    results = []
     for function in (total_of, torch.compile(total_of, backend="aot_eager", fullgraph=True)):
         (x, w), summed = problem.leaves().values(), torch.zeros(CLASSES, FEATURES)
         total = function(x, w, summed)
         total.backward()
         assert w.grad is None and summed.any()
-        found.append((total, x.grad, summed))
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+        results.append((total, x.grad, summed))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 @BETAS
@@ -206,10 +207,10 @@ def test_no_value_is_looked_at(beta: float, monkeypatch: pytest.MonkeyPatch) -> 
     tx = torch.empty(2, 3, TEACHER_FEATURES, device="meta")
     tw = torch.empty(CLASSES, TEACHER_FEATURES, device="meta")
     labels = torch.empty(2, 3, device="meta", dtype=torch.int64)
-    found = linear_distillation_loss(x, w, tx, tw, labels, dist.group.WORLD, beta=beta, outputs=OUTPUTS)
-    assert isinstance(found, LinearDistillationOutputs) and found.logprob is not None
-    assert [values.shape for values in found if values is not None] == [(), (2, 3), (2, 3)]
-    gradients = torch.autograd.grad(found.loss + found.logprob.sum(), (x, w))
+    results = linear_distillation_loss(x, w, tx, tw, labels, dist.group.WORLD, beta=beta, outputs=OUTPUTS)
+    assert isinstance(results, LinearDistillationOutputs) and results.logprob is not None
+    assert [values.shape for values in results if values is not None] == [(), (2, 3), (2, 3)]
+    gradients = torch.autograd.grad(results.loss + results.logprob.sum(), (x, w))
     for gradient, leaf in zip(gradients, (x, w), strict=True):
         assert (gradient.shape, gradient.dtype, gradient.device.type) == (leaf.shape, leaf.dtype, "meta")
 
@@ -218,8 +219,12 @@ def test_hidden_states_of_one_position_and_of_none() -> None:
     problem = make_distillation(1)
     together = outputs_of(problem, **problem.leaves_of)
     rows = {"input", "teacher_input", "labels"}
-    given: dict[str, Tensor] = {**problem.leaves_of, **problem.constants, "labels": problem.labels}
-    alone = outputs_of(problem, **{name: each[0] if name in rows else each for name, each in given.items()})
-    none = outputs_of(problem, **{name: each[:0] if name in rows else each for name, each in given.items()})
+    arguments: dict[str, Tensor] = {**problem.leaves_of, **problem.constants, "labels": problem.labels}
+    alone = outputs_of(
+        problem, **{name: argument[0] if name in rows else argument for name, argument in arguments.items()}
+    )
+    none = outputs_of(
+        problem, **{name: argument[:0] if name in rows else argument for name, argument in arguments.items()}
+    )
     assert alone.loss.shape == () and torch.equal(alone.loss, together.loss[0])
     assert none.loss.shape == (0,)

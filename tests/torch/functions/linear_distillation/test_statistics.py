@@ -61,18 +61,18 @@ class Ranks:
         )
         masked = getattr(masked_logits(1.0, 1.0, 1.0), model)
         below = log_sum_below(maxima, log_sums, maxima.amax(0), masked)
-        return [share_of(each, below.exp().sum(0).log()) for each in below]
+        return [share_of(item, below.exp().sum(0).log()) for item in below]
 
     @property
     def divergence(self) -> Tensor:
         """Of all classes."""
         shares = zip(self.own, self.students, self.teachers, strict=True)
-        return torch.stack([divergence_term(*each, self.beta) for each in shares]).sum(0)
+        return torch.stack([divergence_term(*share, self.beta) for share in shares]).sum(0)
 
     @property
     def entropy(self) -> Tensor:
         """Of the student, of all classes."""
-        return torch.stack([entropy_term(*each) for each in zip(self.own, self.students, strict=True)]).sum(0)
+        return torch.stack([entropy_term(*item) for item in zip(self.own, self.students, strict=True)]).sum(0)
 
 
 def logits(spread: float = 3.0) -> tuple[Tensor, Tensor]:
@@ -97,19 +97,19 @@ def test_near_models_keep_the_digits_of_a_small_divergence(distance: float, beta
     """A divergence of 5e-9 of shares that are rounded to 6e-8."""
     z_s, noise = logits()
     z_t = z_s + distance * noise
-    found, exact = Ranks(z_s, z_t, beta, (5, 3, 12)).divergence, divergence_of(z_s, z_t, beta).value
-    assert (found >= 0.0).all()
-    assert ((found - exact).abs() <= 4.0 * UNIT * distance + 4.0 * UNIT * exact).all()
-    assert (found == 0.0).all() == (distance == 0.0)
+    result, exact = Ranks(z_s, z_t, beta, (5, 3, 12)).divergence, divergence_of(z_s, z_t, beta).value
+    assert (result >= 0.0).all()
+    assert ((result - exact).abs() <= 4.0 * UNIT * distance + 4.0 * UNIT * exact).all()
+    assert (result == 0.0).all() == (distance == 0.0)
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 def test_a_shard_whose_share_is_too_small_for_float32_counts_by_its_logarithm(beta: float) -> None:
     z_s, z_t = logits()
     (z_s if beta == 0.0 else z_t)[:, 5:8] -= 200.0
-    found, exact = Ranks(z_s, z_t, beta, (5, 3, 12)).divergence, divergence_of(z_s, z_t, beta).value
+    result, exact = Ranks(z_s, z_t, beta, (5, 3, 12)).divergence, divergence_of(z_s, z_t, beta).value
     assert exact.gt(1e-2).all() and exact.max() > 20.0
-    assert ((found - exact).abs() <= 16.0 * UNIT * (1.0 + exact)).all()
+    assert ((result - exact).abs() <= 16.0 * UNIT * (1.0 + exact)).all()
 
 
 def test_masked_logits_of_small_units_and_high_temperatures() -> None:
@@ -117,10 +117,10 @@ def test_masked_logits_of_small_units_and_high_temperatures() -> None:
     for student in (1e-6, 1.0, 30.0):
         for teacher in (1e-6, 1.0, 30.0):
             for temperature in (1e-3, 1e6):
-                found = masked_logits(student, teacher, temperature)
+                result = masked_logits(student, teacher, temperature)
                 lowest = LOWEST / max(1.0, student) * student / temperature
                 of_teacher = LOWEST / max(1.0, teacher, teacher / student) * teacher / temperature
-                assert found == pytest.approx((0.5 * lowest, 0.5 * of_teacher))
+                assert result == pytest.approx((0.5 * lowest, 0.5 * of_teacher))
 
 
 MASKED = {"both": (True, True), "student": (True, False), "teacher": (False, True)}
@@ -153,12 +153,12 @@ def test_a_mixed_divergence_is_free_of_the_rounding_of_probabilities(distance: f
     q, p = z_s.softmax(-1) * (1.0 + 1e-5), z_t.softmax(-1) * (1.0 - 1e-5)
     m = beta * p + (1.0 - beta) * q
     sums = MixtureSums((q * (q / m).log()).sum(-1), (p * (p / m).log()).sum(-1), q.sum(-1), p.sum(-1))
-    found, exact = mixed(sums, beta), divergence_of(z_s, z_t, beta).value
-    assert (found.divergence >= 0.0).all()
+    result, exact = mixed(sums, beta), divergence_of(z_s, z_t, beta).value
+    assert (result.divergence >= 0.0).all()
     assert (
-        (found.divergence - exact).abs() <= 1e-9 + 1e-4 * beta * (1.0 - beta) * distance * 1e-2 + 1e-6 * exact
+        (result.divergence - exact).abs() <= 1e-9 + 1e-4 * beta * (1.0 - beta) * distance * 1e-2 + 1e-6 * exact
     ).all()
-    assert ((found.moment - divergence_moment(z_s, z_t, beta)).abs() <= 2.1e-5).all()
+    assert ((result.moment - divergence_moment(z_s, z_t, beta)).abs() <= 2.1e-5).all()
 
 
 def divergence_moment(z_s: Tensor, z_t: Tensor, beta: float) -> Tensor:

@@ -45,16 +45,16 @@ def score_problems() -> dict[str, ScoreProblem]:
 
 
 def _found(problem: ScoreProblem, scores: LinearTokenScores, leaves: dict[str, Tensor]) -> Results:
-    values = {name: each.detach() for name, each in scores._asdict().items()}
+    values = {name: value.detach() for name, value in scores._asdict().items()}
     return {"scores": values, "gradients": problem.gradients(scores._asdict(), leaves)}
 
 
 def run_scores(problem: ScoreProblem, group: dist.ProcessGroup | None) -> Results:
     """Scores and gradients of what this rank has."""
     sizes, rank = SIZES[dist.get_world_size(group)], dist.get_rank(group)
-    first, held = sum(sizes[:rank]), sizes[rank]
+    first, kept = sum(sizes[:rank]), sizes[rank]
     leaves = {
-        name: (leaf if name == "input" else leaf[first : first + held]).detach().clone().requires_grad_()
+        name: (leaf if name == "input" else leaf[first : first + kept]).detach().clone().requires_grad_()
         for name, leaf in problem.operands.leaves().items()
     }
     target = problem.operands.target
@@ -73,9 +73,9 @@ def run_scores_of_dtensors(problem: ScoreProblem, group: dist.ProcessGroup | Non
         for name, leaf in problem.operands.leaves().items()
     }
     scores = linear_token_scores(target=problem.operands.target, outputs=EVERY, **leaves, **problem.options)
-    found = _found(problem, scores, leaves)
-    found["gradients"] = {name: each.full_tensor() for name, each in found["gradients"].items()}
-    return found
+    results = _found(problem, scores, leaves)
+    results["gradients"] = {name: result.full_tensor() for name, result in results["gradients"].items()}
+    return results
 
 
 def run_gathered(problem: ScoreProblem, group: dist.ProcessGroup | None) -> Results:
@@ -88,14 +88,15 @@ def run_gathered(problem: ScoreProblem, group: dist.ProcessGroup | None) -> Resu
     fully_shard(layer, mesh=mesh)
     leaves: dict[str, Tensor] = {"input": own_input(problem, dist.get_rank(group)).requires_grad_()}
     leaves |= {f"linear_{name}": parameter for name, parameter in layer.named_parameters()}
-    assert all(isinstance(each, DTensor) for name, each in leaves.items() if name != "input")
+    assert all(isinstance(leaf, DTensor) for name, leaf in leaves.items() if name != "input")
     scores = linear_token_scores(target=problem.operands.target, outputs=EVERY, **leaves, **problem.options)
-    found = _found(problem, scores, leaves)
-    gradients = found["gradients"]
-    found["gradients"] = {
-        name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in gradients.items()
+    results = _found(problem, scores, leaves)
+    gradients = results["gradients"]
+    results["gradients"] = {
+        name: gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+        for name, gradient in gradients.items()
     }
-    return found
+    return results
 
 
 def own_input(problem: ScoreProblem, rank: int) -> Tensor:

@@ -68,7 +68,9 @@ class ScoreProblem:
         z = capped(self.factor * y, self.options.get("logit_softcap"), self.options.get("temperature", 1.0))
         scores = self._exact_scores(z)
         upstream = self.gradients_of_scores()
-        torch.autograd.backward([scores[name] for name in upstream], [each.double() for each in upstream.values()])
+        torch.autograd.backward(
+            [scores[name] for name in upstream], [gradient.double() for gradient in upstream.values()]
+        )
         assert y.grad is not None
         gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
         return Exact(
@@ -122,7 +124,8 @@ class ScoreProblem:
         surprise = torch.where(p == 0.0, 0.0, z.log_softmax(-1)) + entropy_of(z)[..., None]
         terms = {"logprob": at_ids, "lse": p[..., None, :], "entropy": (p * (surprise.abs() + 2.0))[..., None, :]}
         size = sum(
-            (each.double().abs().reshape(*z.shape[:-1], -1, 1) * terms[name]).sum(-2) for name, each in upstream.items()
+            (gradient.double().abs().reshape(*z.shape[:-1], -1, 1) * terms[name]).sum(-2)
+            for name, gradient in upstream.items()
         )
         factor = self.factor / self.options.get("temperature", 1.0)
         off = 2.0 * (2.0 * self.logit_error + 16.0 * UNIT) * factor * size
@@ -134,8 +137,8 @@ class ScoreProblem:
             "linear_bias": off.sum(0),
         }
         return {
-            name: bounds[name] + 1.01 * ROUNDOFF[getattr(self.operands, name).dtype] * each.abs()
-            for name, each in gradients.items()
+            name: bounds[name] + 1.01 * ROUNDOFF[getattr(self.operands, name).dtype] * gradient.abs()
+            for name, gradient in gradients.items()
         }
 
     def gradients_of_scores(self) -> dict[str, Tensor]:
@@ -152,24 +155,24 @@ class ScoreProblem:
         upstream = self.gradients_of_scores()
         if "logprob" in upstream:
             upstream["logprob"] = torch.where(self.ignored, torch.nan, upstream["logprob"])
-        found = torch.autograd.grad(
+        results = torch.autograd.grad(
             [scores[name] for name in upstream],
             list(leaves.values()),
-            [each.to(scores[name].dtype) for name, each in upstream.items()],
+            [gradient.to(scores[name].dtype) for name, gradient in upstream.items()],
         )
-        return dict(zip(leaves, found, strict=True))
+        return dict(zip(leaves, results, strict=True))
 
     def check(self, scores: LinearTokenScores, gradients: dict[str, Tensor]) -> None:
         """They are those of float64 within what rounding costs, and wrong ones would not be."""
         exact = self.exact()
         for name, values in exact.scores.items():
-            found = getattr(scores, name)
+            result = getattr(scores, name)
             if name == "argmax":
-                assert found.dtype == torch.int64 and torch.equal(found, values)
+                assert result.dtype == torch.int64 and torch.equal(result, values)
                 continue
-            assert found.dtype == torch.float32
+            assert result.dtype == torch.float32
             magnitude = max(20.0, values.abs().max().item())
-            assert_telling(found.detach(), values, 0.0, 4.0 * self.logit_error + LOSS_UNITS * UNIT * magnitude)
+            assert_telling(result.detach(), values, 0.0, 4.0 * self.logit_error + LOSS_UNITS * UNIT * magnitude)
         for name, values in exact.gradients.items():
             assert gradients[name].dtype == getattr(self.operands, name).dtype
             assert_within(gradients[name], values, exact.bounds[name])

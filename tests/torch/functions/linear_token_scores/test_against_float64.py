@@ -59,12 +59,12 @@ def test_ignored_positions_have_scores_and_their_gradients() -> None:
         assert scores.logprob.eq(0.0).all()
         assert scores.entropy is not None and scores.entropy.gt(0.0).all()
         nan, one = torch.full((6,), torch.nan), torch.ones(6)
-        found = torch.autograd.grad((scores.logprob, scores.entropy), list(leaves.values()), (nan, one))
+        results = torch.autograd.grad((scores.logprob, scores.entropy), list(leaves.values()), (nan, one))
         again = linear_token_scores(target=make_targets(6), **leaves).entropy
         assert again is not None
         assert all(
             torch.equal(*pair)
-            for pair in zip(found, torch.autograd.grad(again.sum(), list(leaves.values())), strict=True)
+            for pair in zip(results, torch.autograd.grad(again.sum(), list(leaves.values())), strict=True)
         )
 
 
@@ -94,11 +94,11 @@ def test_what_is_not_asked_for_is_none(names: tuple[str, ...]) -> None:
     every = linear_token_scores(operands.input, operands.linear_weight, operands.target, outputs=EVERY)
     some = linear_token_scores(operands.input, operands.linear_weight, operands.target, outputs=iter(names))
     for name, values in every._asdict().items():
-        found = getattr(some, name)
+        result = getattr(some, name)
         if name == "logprob" or name in names:
-            assert values.shape == (2, 3) and torch.equal(found, values)
+            assert values.shape == (2, 3) and torch.equal(result, values)
         else:
-            assert found is None
+            assert result is None
 
 
 def test_what_has_a_derivative() -> None:

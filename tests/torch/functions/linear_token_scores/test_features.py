@@ -162,12 +162,12 @@ def test_a_full_graph_gives_equal_results() -> None:
     options = {"temperature": 0.8, "logit_scale": 0.5, "logit_softcap": 5.0, "compute_dtype": torch.bfloat16}
     problem = make_scores(2, 3, ignored=3, **options)
     compiled = torch.compile(total_of, backend="aot_eager", fullgraph=True)
-    found = []
+    results = []
     for function in (total_of, compiled):
         x, w = problem.operands.leaves().values()
         total = function(problem, 2.0 * x, w)
-        found.append((total, *torch.autograd.grad(total, (x, w))))
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+        results.append((total, *torch.autograd.grad(total, (x, w))))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 @pytest.mark.usefixtures("compile_afresh")
@@ -197,5 +197,5 @@ def test_no_value_is_looked_at(device: str) -> None:
         assert scores.entropy is not None
         gradients = torch.autograd.grad(scores.logprob.sum() + scores.entropy.sum(), (x, w))
         assert [(g.shape, g.dtype, g.device.type) for g in gradients] == [
-            (each.shape, each.dtype, device) for each in (x, w)
+            (array.shape, array.dtype, device) for array in (x, w)
         ]

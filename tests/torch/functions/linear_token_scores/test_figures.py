@@ -41,12 +41,12 @@ def _by_logits(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return log_p.gather(-1, target[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
 
-def _errors(found: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> Errors:
-    off = [actual.double() - expected for actual, expected in zip(found, exact, strict=True)]
-    in_norm = [(each.norm() / expected.norm()).item() for each, expected in zip(off, exact, strict=True)]
-    worst = [each.abs().max().item() for each in off[:2]]
-    for each, expected in zip(off[2:], exact[2:], strict=True):
-        worst.append((each.norm(dim=1) / expected.norm(dim=1)).max().item())
+def _errors(results: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> Errors:
+    off = [actual.double() - expected for actual, expected in zip(results, exact, strict=True)]
+    in_norm = [(item.norm() / expected.norm()).item() for item, expected in zip(off, exact, strict=True)]
+    worst = [item.abs().max().item() for item in off[:2]]
+    for element, expected in zip(off[2:], exact[2:], strict=True):
+        worst.append((element.norm(dim=1) / expected.norm(dim=1)).max().item())
     return Errors(*zip(in_norm, worst, strict=True))
 
 
@@ -56,17 +56,17 @@ def _ours(dtype: torch.dtype, compute_dtype: torch.dtype) -> tuple[Errors, Error
     scores = linear_token_scores(x, w, target, compute_dtype=compute_dtype)
     assert scores.entropy is not None
     values = scores.logprob, scores.entropy
-    found = (*(each.detach() for each in values), *torch.autograd.grad(values, (x, w), upstream))
-    leaves = [each.detach().to(compute_dtype).double().requires_grad_() for each in (x, w)]
+    result = (*(value.detach() for value in values), *torch.autograd.grad(values, (x, w), upstream))
+    leaves = [array.detach().to(compute_dtype).double().requires_grad_() for array in (x, w)]
     exact_values = _by_logits(F.linear(*leaves), target)
     exact = (
-        *(each.detach() for each in exact_values),
-        *torch.autograd.grad(exact_values, leaves, [each.double() for each in upstream]),
+        *(value.detach() for value in exact_values),
+        *torch.autograd.grad(exact_values, leaves, [gradient.double() for gradient in upstream]),
     )
-    rounded = [each.detach().to(compute_dtype).requires_grad_() for each in (x, w)]
+    rounded = [array.detach().to(compute_dtype).requires_grad_() for array in (x, w)]
     their_values = _by_logits(F.linear(*rounded).float(), target)
-    theirs = (*(each.detach() for each in their_values), *torch.autograd.grad(their_values, rounded, upstream))
-    return _errors(found, exact), _errors(theirs, exact)
+    theirs = (*(value.detach() for value in their_values), *torch.autograd.grad(their_values, rounded, upstream))
+    return _errors(result, exact), _errors(theirs, exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -44,15 +44,15 @@ def test_scores_and_gradients_are_those_of_float64(options: dict[str, Any], ids:
     z = capped(options.get("logit_scale", 1.0) * y, options.get("logit_softcap"), options.get("temperature", 1.0))
     chosen = z.log_softmax(-1).gather(-1, target.clamp(min=0))
     expected = torch.where(target == -100, 0.0, chosen), entropy_of(z), z.logsumexp(-1)
-    found = scores.logprob, scores.entropy, scores.lse
-    for actual, value in zip(found, expected, strict=True):
+    results = scores.logprob, scores.entropy, scores.lse
+    for actual, value in zip(results, expected, strict=True):
         assert actual is not None
         assert_telling(actual.detach(), value.detach(), 0.0, 2e-5)
     assert not scores.logprob[target == -100].signbit().any()
     of_logprob, *others = upstream = _upstream(ids)
     unseen = torch.where(target == -100, torch.nan, of_logprob)
-    gradients = torch.autograd.grad(found, list(leaves.values()), (unseen, *others))  # type: ignore[arg-type]
-    exact_gradients = torch.autograd.grad(expected, list(exact.values()), [each.double() for each in upstream])
+    gradients = torch.autograd.grad(results, list(leaves.values()), (unseen, *others))  # type: ignore[arg-type]
+    exact_gradients = torch.autograd.grad(expected, list(exact.values()), [gradient.double() for gradient in upstream])
     for actual, value in zip(gradients, exact_gradients, strict=True):
         assert_telling(actual, value, 0.0, 2e-5 * max(1.0, value.abs().max().item()))
 
@@ -73,11 +73,11 @@ def test_a_full_graph_and_a_sum_of_the_gradient_of_the_weight() -> None:
         scores = linear_token_scores(x, w, target, grad_weight_sum=summed)
         return scores.logprob.square().sum()
 
-    found = []
+    results = []
     for function in (total_of, torch.compile(total_of, backend="aot_eager", fullgraph=True)):
         (x, w), summed = problem.leaves().values(), torch.zeros_like(problem.linear_weight)
         total = function(x, w, summed)
         total.backward()
         assert w.grad is None and summed.any()
-        found.append((total, x.grad, summed))
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+        results.append((total, x.grad, summed))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))

@@ -24,7 +24,7 @@ EVERY_RESULT = {f"with_{name}": True for name in ("argmax", "entropy", "log_sum_
 
 def _operands(requires_grad: bool = False) -> tuple[Any, ...]:
     problem = make_problem(POSITIONS, bias=True, ignored=3)
-    x, w = (each.requires_grad_(requires_grad) for each in (problem.input, problem.linear_weight))
+    x, w = (tensor.requires_grad_(requires_grad) for tensor in (problem.input, problem.linear_weight))
     assert problem.linear_bias is not None
     return x, w, problem.target, problem.linear_bias.requires_grad_(requires_grad)
 
@@ -36,11 +36,11 @@ def test_opcheck_of_both_directions() -> None:
     x, w, target, bias = _operands()
     results = ScoreResults(*forward(x, w, target, bias, **options, **EVERY_RESULT))
     of_logprob, of_lse, of_entropy = make_logits(3, POSITIONS, seed=5)
-    given = (x, w, target, results.maximum, results.log_sum, of_logprob, of_lse, bias)
+    inputs = (x, w, target, results.maximum, results.log_sum, of_logprob, of_lse, bias)
     of_entropies = (results.entropy, of_entropy)
     wanted = {"grad_input_wanted": False}
-    torch.library.opcheck(ops.linear_token_scores_backward.default, (*given, *of_entropies), {**options, **wanted})
-    adding = (*given, torch.zeros(CLASSES, FEATURES), *of_entropies)
+    torch.library.opcheck(ops.linear_token_scores_backward.default, (*inputs, *of_entropies), {**options, **wanted})
+    adding = (*inputs, torch.zeros(CLASSES, FEATURES), *of_entropies)
     torch.library.opcheck(ops.linear_token_scores_backward_adding.default, adding, options)
 
 
@@ -53,10 +53,10 @@ def test_opcheck_of_a_shard(shape: tuple[int, ...]) -> None:
     torch.library.opcheck(statistics.default, (x, w, target, bias), {**shard, **EVERY_RESULT})
     assert ShardScores(*statistics(x, w, target, bias, **shard)).target_logit.shape == shape
     maximum, log_sum, of_lse, entropy, of_entropy = make_logits(5, POSITIONS, seed=5)
-    given = (x, w, target, maximum, log_sum, make_logits(*shape, seed=6), of_lse, bias)
+    inputs = (x, w, target, maximum, log_sum, make_logits(*shape, seed=6), of_lse, bias)
     backward = ops.linear_token_scores_shard_backward
-    torch.library.opcheck(backward.default, (*given, entropy, of_entropy), shard)
-    adding = (*given, torch.zeros(CLASSES, FEATURES), entropy, of_entropy)
+    torch.library.opcheck(backward.default, (*inputs, entropy, of_entropy), shard)
+    adding = (*inputs, torch.zeros(CLASSES, FEATURES), entropy, of_entropy)
     torch.library.opcheck(ops.linear_token_scores_shard_backward_adding.default, adding, shard)
 
 
@@ -88,10 +88,10 @@ OPTIONAL = ("Tensor? grad_logprob", "Tensor? grad_lse", "Tensor? linear_bias")
 OF_ENTROPY = ("Tensor? entropy=None", "Tensor? grad_entropy=None")
 SCHEMAS: dict[str, tuple[tuple[str, ...], int]] = {
     "forward": ((*INPUTS, "Tensor? linear_bias=None", "Tensor? grad_weight_sum=None"), 8),
-    "backward": ((*INPUTS, *GIVEN, *(f"{each}=None" for each in OPTIONAL), *OF_ENTROPY), 3),
+    "backward": ((*INPUTS, *GIVEN, *(f"{item}=None" for item in OPTIONAL), *OF_ENTROPY), 3),
     "backward_adding": ((*INPUTS, *GIVEN, *OPTIONAL, "Tensor(a!) grad_weight_sum", *OF_ENTROPY), 2),
     "shard_statistics": ((*INPUTS, "Tensor? linear_bias=None"), 7),
-    "shard_backward": ((*INPUTS, *GIVEN, *(f"{each}=None" for each in OPTIONAL), *OF_ENTROPY), 3),
+    "shard_backward": ((*INPUTS, *GIVEN, *(f"{item}=None" for item in OPTIONAL), *OF_ENTROPY), 3),
     "shard_backward_adding": ((*INPUTS, *GIVEN, *OPTIONAL, "Tensor(a!) grad_weight_sum", *OF_ENTROPY), 2),
 }
 
@@ -100,7 +100,7 @@ SCHEMAS: dict[str, tuple[tuple[str, ...], int]] = {
 def test_schemas_are_public(name: str) -> None:
     """Saved graphs name them: further options may follow, with defaults, and nothing else may change."""
     schema = str(getattr(ops, f"linear_token_scores_{name}").default._schema)
-    given, returned = schema.removeprefix(f"nkilib::linear_token_scores_{name}(").split(") -> ")
+    inputs, returned = schema.removeprefix(f"nkilib::linear_token_scores_{name}(").split(") -> ")
     positional, results = SCHEMAS[name]
-    assert tuple(given.split(", *, ")[0].split(", ")) == positional
+    assert tuple(inputs.split(", *, ")[0].split(", ")) == positional
     assert returned.count("Tensor") == results

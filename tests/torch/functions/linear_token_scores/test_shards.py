@@ -35,8 +35,8 @@ def _two_ranks() -> Iterator[None]:
 
 def scores_of(problem: ScoreProblem, **arguments: Any) -> LinearTokenScores:
     """Of this rank, which has all classes."""
-    given = {"target": problem.operands.target, "outputs": EVERY, "shard_sizes": [CLASSES, 0], **problem.options}
-    return linear_token_scores(group=dist.group.WORLD, **{**given, **arguments})
+    options = {"target": problem.operands.target, "outputs": EVERY, "shard_sizes": [CLASSES, 0], **problem.options}
+    return linear_token_scores(group=dist.group.WORLD, **{**options, **arguments})
 
 
 @by_ids
@@ -54,8 +54,8 @@ def test_one_rank_with_all_classes_has_the_scores_of_the_whole(adds: bool, ids: 
     if adds:  # the weight itself gets none
         upstream = problem.gradients_of_scores()
         of_logprob = torch.where(problem.ignored, torch.nan, upstream["logprob"])
-        given = list({**upstream, "logprob": of_logprob}.values())
-        torch.autograd.backward([getattr(scores, name) for name in upstream], given)
+        inputs = list({**upstream, "logprob": of_logprob}.values())
+        torch.autograd.backward([getattr(scores, name) for name in upstream], inputs)
         assert not (leaves["linear_weight"].grad is not None and leaves["linear_weight"].grad.any())
         assert not total[CLASSES:].any()
         gradients = {name: leaf.grad for name, leaf in leaves.items()} | {"linear_weight": total[:CLASSES]}
@@ -70,7 +70,8 @@ def backwards(monkeypatch: pytest.MonkeyPatch) -> dict[str, StandIn]:
     """What is launched for gradients, by the name of the operator."""
     names = ("linear_token_scores_shard_backward", "linear_token_scores_shard_backward_adding")
     return {
-        name: stand_in_for(monkeypatch, name, lambda kernel, cores, given: kernel[cores](**given)) for name in names
+        name: stand_in_for(monkeypatch, name, lambda kernel, cores, argument: kernel[cores](**argument))
+        for name in names
     }
 
 
@@ -155,14 +156,14 @@ def test_a_full_graph_gives_equal_results() -> None:
         assert scores.entropy is not None
         return scores.logprob.square().sum() + scores.entropy.sum()
 
-    found = []
+    results = []
     for function in (total_of, torch.compile(total_of, backend="aot_eager", fullgraph=True)):
         (x, w), summed = problem.operands.leaves().values(), torch.zeros(CLASSES, FEATURES)
         total = function(x, w, summed)
         total.backward()
         assert w.grad is None and summed.any()
-        found.append((total, x.grad, summed))
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+        results.append((total, x.grad, summed))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 @by_ids

@@ -114,7 +114,7 @@ def test_a_dimension_that_is_not_given_is_pytorchs_with_a_warning(name: str, sha
             ours = {"softmax": nkilib.torch.Softmax, "log_softmax": nkilib.torch.LogSoftmax}[name]()
         with pytest.warns(UserWarning, match=f"^{name}: dim is not given") as caught:
             result = ours(make_logits(*shape))
-        assert [each.filename for each in caught] == [__file__]
+        assert [item.filename for item in caught] == [__file__]
         with pytest.warns(UserWarning, match="Implicit dimension choice"):
             torch.testing.assert_close(result, checked.theirs(make_logits(*shape)))
 

@@ -105,8 +105,8 @@ def test_dense_tensors_are_not_copied(layout: str, dim: int, forward: StandIn, b
     result = nkilib.torch.softmax(x, dim)
     upstream = DENSE[layout](make_logits(*SHAPE, seed=1))
     (gradient,) = torch.autograd.grad(result, x, upstream)
-    ((_, given, y),), ((_, taken, dx),) = forward.launches, backward.launches
-    assert given["x_hbm"].data_ptr() == x.data_ptr()
+    ((_, inputs, y),), ((_, taken, dx),) = forward.launches, backward.launches
+    assert inputs["x_hbm"].data_ptr() == x.data_ptr()
     assert y.data_ptr() == result.data_ptr() == taken["output_hbm"].data_ptr()
     assert taken["grad_hbm"].data_ptr() == upstream.data_ptr() and not taken["inplace"]
     assert dx.data_ptr() == gradient.data_ptr() and gradient.stride() == x.stride()
@@ -135,8 +135,8 @@ def test_more_dimensions_than_kernels_take_are_seen_as_three(forward: StandIn) -
     x = make_logits(1, 2, 1, 2, 3, 1, 2, 1, 2)
     nkilib.torch.softmax(x, 4)
     nkilib.torch.softmax(x.transpose(0, 4), 0)
-    assert [tuple(given["x_hbm"].shape) for _, given, _ in forward.launches] == [(4, 3, 4)] * 2
-    assert all(given["x_hbm"].data_ptr() == x.data_ptr() for _, given, _ in forward.launches)
+    assert [tuple(results["x_hbm"].shape) for _, results, _ in forward.launches] == [(4, 3, 4)] * 2
+    assert all(results["x_hbm"].data_ptr() == x.data_ptr() for _, results, _ in forward.launches)
 
 
 def test_only_the_output_is_kept() -> None:

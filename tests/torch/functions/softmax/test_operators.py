@@ -108,8 +108,8 @@ def test_a_full_graph_gives_equal_results(name: str, dynamic: bool) -> None:
             upstream = [torch.ones_like(result) * (1.0 + result) for result in (x.detach(), x.detach().float())]
             outcomes = [(results, torch.autograd.grad(results, x, upstream)) for results in (both(x), compiled(x))]
             (expected, gradient), (actual, of_graph) = outcomes
-            assert all(torch.equal(*each) for each in zip(expected, actual, strict=True))
-            assert [each.stride() for each in expected] == [each.stride() for each in actual]
+            assert all(torch.equal(*item) for item in zip(expected, actual, strict=True))
+            assert [tensor.stride() for tensor in expected] == [tensor.stride() for tensor in actual]
             assert torch.equal(gradient[0], of_graph[0])
 
 

@@ -107,9 +107,9 @@ def logits_and_targets(case: Case) -> tuple[Tensor, Tensor]:
 def shard(case: Case, whole: Tensor, rank: int) -> Tensor:
     """The columns of a rank, with padding after them."""
     first = sum(case.sizes[:rank])
-    held = whole[..., first : first + case.sizes[rank]]
+    kept = whole[..., first : first + case.sizes[rank]]
     padding = torch.tensor(PADDING)[torch.arange(case.widths[rank] - case.sizes[rank]) % len(PADDING)]
-    columns = torch.cat([held, padding.to(whole.dtype).expand(*whole.shape[:-1], -1)], -1)
+    columns = torch.cat([kept, padding.to(whole.dtype).expand(*whole.shape[:-1], -1)], -1)
     return columns.movedim(-1, case.class_dim).contiguous()
 
 
@@ -146,24 +146,24 @@ def reference(case: Case) -> dict[str, Tensor]:
     softcap, scale = arguments.get("logit_softcap"), arguments.get("lse_square_scale", 0.0)
     normalizer, reduction = arguments.get("normalizer"), case.reduction
     reduced = reduction if normalizer is None else "sum"
-    loss, without = (formula(x, y, softcap, each, reduced, **kept) for each in (scale, 0.0))
+    loss, without = (formula(x, y, softcap, item, reduced, **kept) for item in (scale, 0.0))
     if normalizer is not None:
         loss, without = loss / normalizer.double(), without / normalizer.double()
-    loss, without = (each.reshape(case.shape) if reduction == "none" else each for each in (loss, without))
+    loss, without = (item.reshape(case.shape) if reduction == "none" else item for item in (loss, without))
     z = capped(x, softcap, arguments.get("temperature", 1.0))
     lse = z.logsumexp(1).reshape(case.shape)
-    found = {"loss": loss, "z_loss": loss - without, "lse": lse, "argmax": x.argmax(1).reshape(case.shape)}
-    found["entropy"] = entropy_of(z).reshape(case.shape)
+    results = {"loss": loss, "z_loss": loss - without, "lse": lse, "argmax": x.argmax(1).reshape(case.shape)}
+    results["entropy"] = entropy_of(z).reshape(case.shape)
     if case.kind != "probabilities":
         of_target = z.log_softmax(1).gather(1, y.clamp(min=0)[:, None])[:, 0]
-        found["logprob"] = torch.where(valid, of_target, 0.0).reshape(case.shape)
+        results["logprob"] = torch.where(valid, of_target, 0.0).reshape(case.shape)
     has_outputs = case.options.get("return_outputs", False)
-    objective(case, loss, *((lse, found.get("logprob"), found["entropy"]) if has_outputs else ())).backward()
+    objective(case, loss, *((lse, results.get("logprob"), results["entropy"]) if has_outputs else ())).backward()
     assert x.grad is not None
-    found["gradient"] = x.grad.reshape(logits.shape)
+    results["gradient"] = x.grad.reshape(logits.shape)
     if y.grad is not None:
-        found["target_gradient"] = y.grad.reshape(logits.shape)
-    return {name: values.detach() for name, values in found.items()}
+        results["target_gradient"] = y.grad.reshape(logits.shape)
+    return {name: values.detach() for name, values in results.items()}
 
 
 _RAGGED: Final = {2: (11, 4), 3: (9, 1, 5)}

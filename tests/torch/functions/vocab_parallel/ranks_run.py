@@ -122,13 +122,13 @@ def compiled(group: dist.ProcessGroup) -> Results:
         return vocab_parallel_cross_entropy(2.0 * logits, target, group, label_smoothing=0.1)
 
     losses = [loss_of(x), torch.compile(loss_of, backend="aot_eager", fullgraph=True)(x)]
-    found = [(loss.detach(), torch.autograd.grad(loss, x)[0]) for loss in losses]
-    return {"expected": found[0], "actual": found[1]}
+    result = [(loss.detach(), torch.autograd.grad(loss, x)[0]) for loss in losses]
+    return {"expected": result[0], "actual": result[1]}
 
 
 def _found_by(group: dist.ProcessGroup | None) -> Results:
     ranks = dist.get_world_size(group)
-    found = {case.name: run(case, group) for case in (*all_cases(ranks), *all_ignored(ranks))}
+    result = {case.name: run(case, group) for case in (*all_cases(ranks), *all_ignored(ranks))}
     linear = {
         case.name: run_linear(case, group, _all_reduces) for case in (*linear_cases(ranks), *linear_all_ignored(ranks))
     }
@@ -138,7 +138,7 @@ def _found_by(group: dist.ProcessGroup | None) -> Results:
     distillation = distillation_on_ranks(group)
     distillation["refusals"] = {name: _message(call) for name, call in distillation_calls_to_refuse(group).items()}
     of_layers = {"linear": linear, "scores": scores, "distillation": distillation}
-    return {**found, "refusals": refusals(group), **of_layers}
+    return {**result, "refusals": refusals(group), **of_layers}
 
 
 def main(rank: int, directory: Path) -> None:
@@ -147,17 +147,17 @@ def main(rank: int, directory: Path) -> None:
     dist.init_process_group("gloo", store, timedelta(seconds=60), rank=rank, world_size=PROCESSES)
     pair = dist.new_group(PAIR)
     dist.all_reduce = _counted_all_reduce
-    found: dict[Any, Any] = {}
+    results: dict[Any, Any] = {}
     with nkilib.simulator.using(uninitialized="error", target="trn2", precise_fp=True):
-        found[3] = _found_by(None)
+        results[3] = _found_by(None)
         if rank in PAIR:
-            found[2] = _found_by(pair)
+            results[2] = _found_by(pair)
             with mock.patch.object(dist, "all_reduce", _all_reduce):  # the one that the compiler knows
-                found[2] |= {"compiled": compiled(pair), "compiled linear": compiled_linear(pair)}
+                results[2] |= {"compiled": compiled(pair), "compiled linear": compiled_linear(pair)}
         else:
             target = torch.ones(1, dtype=torch.int64)
-            found["outside"] = _message(lambda: vocab_parallel_cross_entropy(torch.ones(1, 5), target, pair))
-    torch.save(found, directory / f"{rank}.pt")
+            results["outside"] = _message(lambda: vocab_parallel_cross_entropy(torch.ones(1, 5), target, pair))
+    torch.save(results, directory / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -190,12 +190,12 @@ def test_a_full_graph_gives_equal_results(arguments: dict[str, Any], soft: bool)
     def results(logits: Tensor) -> tuple[Tensor, ...]:
         returned = vocab_parallel_cross_entropy(2.0 * logits, target, group, **arguments)
         outputs = returned if isinstance(returned, CrossEntropyOutputs) else (returned,)
-        return tuple(each for each in outputs if each is not None)
+        return tuple(output for output in outputs if output is not None)
 
     expected, actual = results(x), torch.compile(results, backend="aot_eager", fullgraph=True)(x)
     assert all(torch.equal(*pair) for pair in zip(expected, actual, strict=True))
-    sums = [sum(each.sum() for each in found if each.requires_grad) for found in (expected, actual)]
-    gradients = [torch.autograd.grad(each, x)[0] for each in sums]  # type: ignore[arg-type]
+    sums = [sum(result.sum() for result in item if result.requires_grad) for item in (expected, actual)]
+    gradients = [torch.autograd.grad(tensor, x)[0] for tensor in sums]  # type: ignore[arg-type]
     assert gradients[0].any() and torch.equal(*gradients)
 
 
@@ -213,8 +213,8 @@ def test_probabilities_and_class_weights_may_require_grad(weighted: bool, smooth
     """This rank has all classes and the other one none, so the gradients are those of the whole."""
     y = make_probabilities(POSITIONS, COLUMNS)
     weight = make_weight(COLUMNS) if weighted else None
-    leaves = [each.clone().requires_grad_() for each in (X, y, weight) if each is not None]
-    exact = [each.detach().double().requires_grad_() for each in leaves]
+    leaves = [tensor.clone().requires_grad_() for tensor in (X, y, weight) if tensor is not None]
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
     arguments: dict[str, Any] = {"reduction": "sum", "label_smoothing": smoothing}
     expected = F.cross_entropy(*exact, **arguments)
     padded = F.pad(leaves[1], (0, 1), value=torch.nan)
@@ -274,5 +274,5 @@ def test_opcheck_of_the_operators_of_a_shard() -> None:
             torch.library.opcheck(ops.cross_entropy_shard_statistics.default, (X, target, weight), {**shard, **more})
     per_position = make_logits(4, POSITIONS, seed=5)
     for operator in (ops.cross_entropy_backward.default, ops.cross_entropy_backward_.default):
-        given = (X.clone(), T, *per_position, None, weight, per_position[3])
-        torch.library.opcheck(operator, given, {**shard, "weight_sum": 0.0})
+        inputs = (X.clone(), T, *per_position, None, weight, per_position[3])
+        torch.library.opcheck(operator, inputs, {**shard, "weight_sum": 0.0})

@@ -58,7 +58,7 @@ def found_by_processes(tmp_path_factory: pytest.TempPathFactory) -> Found:
 @pytest.fixture(scope="module")
 def found_by_ranks(found_by_processes: Found) -> dict[int, Found]:
     """What the ranks of the groups of 2 and 3 have found."""
-    return {ranks: [each[ranks] for each in found_by_processes if ranks in each] for ranks in (2, 3)}
+    return {ranks: [process[ranks] for process in found_by_processes if ranks in process] for ranks in (2, 3)}
 
 
 def _parameters(cases: Any) -> Any:
@@ -68,9 +68,9 @@ def _parameters(cases: Any) -> Any:
 def _classes(case: Case, gradients: list[Tensor]) -> list[Tensor]:
     """Of every rank's gradient the columns that are classes, last; those of padding are 0."""
     columns = [gradient.movedim(case.class_dim, -1) for gradient in gradients]
-    for each, size in zip(columns, case.sizes, strict=True):
-        assert not each[..., size:].any()
-    return [each[..., :size] for each, size in zip(columns, case.sizes, strict=True)]
+    for item, size in zip(columns, case.sizes, strict=True):
+        assert not item[..., size:].any()
+    return [column[..., :size] for column, size in zip(columns, case.sizes, strict=True)]
 
 
 def _gradient_scale(case: Case) -> float:
@@ -89,20 +89,20 @@ def _gradient_scale(case: Case) -> float:
 
 @pytest.mark.parametrize("case", _parameters(all_cases))
 def test_loss_and_gradients_are_those_of_the_whole(case: Case, found_by_ranks: dict[int, Found]) -> None:
-    found = [each[case.name] for each in found_by_ranks[len(case.sizes)]]
+    results = [rank[case.name] for rank in found_by_ranks[len(case.sizes)]]
     expected = reference(case)
-    loss = found[0]["loss"]
-    assert all(torch.equal(each["loss"], loss) for each in found), "ranks are not bitwise identical"
+    loss = results[0]["loss"]
+    assert all(torch.equal(result["loss"], loss) for result in results), "ranks are not bitwise identical"
     terms = expected["gradient"][..., 0].numel() if case.reduction == "sum" else 1
     assert_loss(loss, expected["loss"], 1.0 if case.kind == "confident" else MAGNITUDE * terms)
-    assert all(each["gradient"].dtype == case.dtype for each in found)
+    assert all(result["gradient"].dtype == case.dtype for result in results)
     scale = _gradient_scale(case)
-    _assert_shards(_classes(case, [each["gradient"] for each in found]), expected["gradient"], scale)
+    _assert_shards(_classes(case, [result["gradient"] for result in results]), expected["gradient"], scale)
     if case.kind == "probabilities":
         # A factor is 1.5 at most, and what it is multiplied with a difference of logits, not a softmax.
-        of_targets = _classes(case, [each["target_gradient"] for each in found])
+        of_targets = _classes(case, [result["target_gradient"] for result in results])
         if case.options.get("label_smoothing") == 1.0:
-            assert not any(each.any() for each in of_targets)
+            assert not any(target.any() for target in of_targets)
         else:
             _assert_shards(of_targets, expected["target_gradient"], scale * MAGNITUDE)
 
@@ -110,21 +110,21 @@ def test_loss_and_gradients_are_those_of_the_whole(case: Case, found_by_ranks: d
 def _assert_shards(shards: list[Tensor], exact_rows: Tensor, scale: float) -> None:
     """The gradient of a whole vocabulary is that of its shards side by side, in this order only."""
     assert_gradient(torch.cat(shards, -1).flatten(0, -2), exact_rows.flatten(0, -2), scale)
-    if sum(each.shape[-1] > 0 for each in shards) > 1:
+    if sum(shard.shape[-1] > 0 for shard in shards) > 1:
         with pytest.raises(AssertionError):
             assert_gradient(torch.cat(shards[::-1], -1).flatten(0, -2), exact_rows.flatten(0, -2), scale)
 
 
 @pytest.mark.parametrize(
-    "case", [each for each in _parameters(all_cases) if "return_outputs" in each.values[0].options]
+    "case", [parameter for parameter in _parameters(all_cases) if "return_outputs" in parameter.values[0].options]
 )
 def test_outputs_are_those_of_the_whole_on_every_rank(case: Case, found_by_ranks: dict[int, Found]) -> None:
-    found = [each[case.name] for each in found_by_ranks[len(case.sizes)]]
+    results = [rank[case.name] for rank in found_by_ranks[len(case.sizes)]]
     expected = reference(case)
     names = {"lse", "z_loss", "argmax", "entropy", *(["logprob"] if case.kind != "probabilities" else [])}
     for name in sorted(names):
-        values = found[0][name]
-        assert all(torch.equal(each[name], values) for each in found), name
+        values = results[0][name]
+        assert all(torch.equal(result[name], values) for result in results), name
         if name == "argmax":
             assert values.dtype == torch.int64 and torch.equal(values, expected[name])
         elif expected[name].any():
@@ -138,16 +138,18 @@ def test_outputs_are_those_of_the_whole_on_every_rank(case: Case, found_by_ranks
 def test_the_forward_communicates_twice_or_for_argmax_thrice_and_the_backward_not_at_all(
     case: Case, found_by_ranks: dict[int, Found]
 ) -> None:
-    for each in found_by_ranks[len(case.sizes)]:
+    for rank in found_by_ranks[len(case.sizes)]:
         forward = 3 if "return_outputs" in case.options else 2
-        assert each[case.name]["all_reduces"] == (forward, 0)
+        assert rank[case.name]["all_reduces"] == (forward, 0)
         in_place = case.options.get("inplace", False)
-        has_columns = each[case.name]["gradient"].numel() > 0
+        has_columns = rank[case.name]["gradient"].numel() > 0
         if has_columns:
-            assert (each[case.name]["overwritten"], each[case.name]["kept"]) == (in_place, not in_place)
+            assert (rank[case.name]["overwritten"], rank[case.name]["kept"]) == (in_place, not in_place)
 
 
-@pytest.mark.parametrize("case", [each for each in _parameters(all_cases) if each.values[0].kind == "confident"])
+@pytest.mark.parametrize(
+    "case", [parameter for parameter in _parameters(all_cases) if parameter.values[0].kind == "confident"]
+)
 def test_a_loss_is_never_negative(case: Case, found_by_ranks: dict[int, Found]) -> None:
     assert (found_by_ranks[len(case.sizes)][0][case.name]["loss"] >= 0.0).all()
 
@@ -158,35 +160,37 @@ def test_all_ignored_is_what_pytorch_makes_of_it(case: Case, found_by_ranks: dic
     reduction, smoothing = case.reduction, case.options.get("label_smoothing", 0.0)
     expected, expected_gradient = exact(logits, target, reduction=reduction, label_smoothing=smoothing)
     assert not expected_gradient.any()
-    for each in found_by_ranks[len(case.sizes)]:
-        torch.testing.assert_close(each[case.name]["loss"].double(), expected, equal_nan=True)
-        assert torch.equal(each[case.name]["gradient"], torch.zeros_like(each[case.name]["gradient"]))
+    for rank in found_by_ranks[len(case.sizes)]:
+        torch.testing.assert_close(rank[case.name]["loss"].double(), expected, equal_nan=True)
+        assert torch.equal(rank[case.name]["gradient"], torch.zeros_like(rank[case.name]["gradient"]))
 
 
 def test_a_full_graph_of_torch_compile_gives_equal_results(found_by_ranks: dict[int, Found]) -> None:
     """Of a group whose ranks are not those among all; ``test_alone`` compiles the default group."""
-    for each in found_by_ranks[2]:
-        expected, actual = each["compiled"]["expected"], each["compiled"]["actual"]
+    for rank in found_by_ranks[2]:
+        expected, actual = rank["compiled"]["expected"], rank["compiled"]["actual"]
         assert expected[1].any() and all(torch.equal(*pair) for pair in zip(expected, actual, strict=True))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_no_rank_waits_for_one_that_has_refused(ranks: int, found_by_ranks: dict[int, Found]) -> None:
-    refusals = [each["refusals"] for each in found_by_ranks[ranks]]
-    for rank, each in enumerate(refusals):
+    refusals = [rank["refusals"] for rank in found_by_ranks[ranks]]
+    for rank, refusal in enumerate(refusals):
         for kind in ("unlike widths", "unlike sizes", "unlike options", "unlike reductions"):
-            assert each[kind].startswith("ValueError: vocab_parallel_cross_entropy: all ranks must see the same shards")
-            assert "the same shard_sizes where ranks have unlike widths" in each[kind]
-        assert f"they have classes of rank 0 from 2 to {ranks + 1}, here {rank + 2};" in each["unlike sizes"]
-        assert "reduction (of mean, sum, none) from 0 to 1" in each["unlike reductions"]
+            assert refusal[kind].startswith(
+                "ValueError: vocab_parallel_cross_entropy: all ranks must see the same shards"
+            )
+            assert "the same shard_sizes where ranks have unlike widths" in refusal[kind]
+        assert f"they have classes of rank 0 from 2 to {ranks + 1}, here {rank + 2};" in refusal["unlike sizes"]
+        assert "reduction (of mean, sum, none) from 0 to 1" in refusal["unlike reductions"]
         smoothing = f"label_smoothing from 0 to {0.1 * (ranks - 1):g}, here {0.1 * rank:g}"
         assert (
             f"they have {smoothing}, outputs (none, entropy, all) from 0 to 2, here {2 * (rank == 0)};"
-            in each["unlike options"]
+            in refusal["unlike options"]
         )
         outside = rf"IndexError: vocab_parallel_cross_entropy: Target {5 * ranks} is out of bounds: position 0"
-        assert each["target"].startswith(outside)
-        assert each["target, no classes here"].startswith(outside)
+        assert refusal["target"].startswith(outside)
+        assert refusal["target, no classes here"].startswith(outside)
 
 
 def test_a_process_outside_of_the_group_is_refused(found_by_processes: Found) -> None:
@@ -195,14 +199,14 @@ def test_a_process_outside_of_the_group_is_refused(found_by_processes: Found) ->
 
 
 def _found_linear(case: LinearCase, found_by_ranks: dict[int, Found]) -> Found:
-    return [each["linear"][case.name] for each in found_by_ranks[len(case.sizes)]]
+    return [rank["linear"][case.name] for rank in found_by_ranks[len(case.sizes)]]
 
 
-def _whole_gradients(case: LinearCase, found: Found) -> dict[str, Tensor | None]:
+def _whole_gradients(case: LinearCase, actual: Found) -> dict[str, Tensor | None]:
     """Return the gradient of the input, equal on all ranks in every bit, and those of the layer, 0 for padding."""
     whole = {}
-    for name, first in found[0]["gradients"].items():
-        parts = [each["gradients"][name] for each in found]
+    for name, first in actual[0]["gradients"].items():
+        parts = [result["gradients"][name] for result in actual]
         if name in case.frozen:
             assert all(part is None for part in parts), name
             whole[name] = None
@@ -219,13 +223,13 @@ def _whole_gradients(case: LinearCase, found: Found) -> dict[str, Tensor | None]
 def test_loss_and_gradients_of_an_output_layer_are_those_of_the_whole(
     case: LinearCase, found_by_ranks: dict[int, Found]
 ) -> None:
-    found, expected = _found_linear(case, found_by_ranks), linear_reference(case)
-    loss = found[0]["loss"]
-    assert all(torch.equal(each["loss"], loss) for each in found), "ranks are not bitwise identical"
+    results, expected = _found_linear(case, found_by_ranks), linear_reference(case)
+    loss = results[0]["loss"]
+    assert all(torch.equal(result["loss"], loss) for result in results), "ranks are not bitwise identical"
     assert case.kind != "confident" or loss >= 0.0
     terms = POSITIONS if case.reduction == "sum" else 1
     assert_loss(loss, expected.loss, 1.0 if case.kind == "confident" else MAGNITUDE * terms)
-    gradients = _whole_gradients(case, found)
+    gradients = _whole_gradients(case, results)
     for name, gradient in expected.gradients.items():
         if gradient is not None:
             actual = gradients[name]
@@ -234,13 +238,13 @@ def test_loss_and_gradients_of_an_output_layer_are_those_of_the_whole(
 
 
 @pytest.mark.parametrize(
-    "case", [each for each in _parameters(linear_cases) if "return_outputs" in each.values[0].options]
+    "case", [parameter for parameter in _parameters(linear_cases) if "return_outputs" in parameter.values[0].options]
 )
 def test_outputs_of_an_output_layer_are_those_of_the_whole(case: LinearCase, found_by_ranks: dict[int, Found]) -> None:
-    found, expected = _found_linear(case, found_by_ranks), linear_reference(case).outputs
+    results, expected = _found_linear(case, found_by_ranks), linear_reference(case).outputs
     for name, reference_of in expected.items():
-        values = found[0][name]
-        assert all(torch.equal(each[name], values) for each in found), name
+        values = results[0][name]
+        assert all(torch.equal(result[name], values) for result in results), name
         if name == "argmax":
             assert torch.equal(values, reference_of)
         elif reference_of.any():
@@ -255,22 +259,22 @@ def test_the_backward_of_an_output_layer_communicates_once_if_the_input_needs_a_
     case: LinearCase, found_by_ranks: dict[int, Found]
 ) -> None:
     forward = 3 if "return_outputs" in case.options else 2
-    for each in _found_linear(case, found_by_ranks):
-        assert each["all_reduces"] == (forward, 0 if "input" in case.frozen else 1)
+    for results in _found_linear(case, found_by_ranks):
+        assert results["all_reduces"] == (forward, 0 if "input" in case.frozen else 1)
 
 
 @pytest.mark.parametrize("case", _parameters(linear_all_ignored))
 def test_an_output_layer_without_a_target_has_gradients_of_0(
     case: LinearCase, found_by_ranks: dict[int, Found]
 ) -> None:
-    for each in _found_linear(case, found_by_ranks):
-        assert each["loss"].isnan()
-        assert not any(gradient.any() for gradient in each["gradients"].values())
+    for results in _found_linear(case, found_by_ranks):
+        assert results["loss"].isnan()
+        assert not any(gradient.any() for gradient in results["gradients"].values())
 
 
 def test_a_full_graph_of_an_output_layer_gives_equal_results(found_by_ranks: dict[int, Found]) -> None:
-    for each in found_by_ranks[2]:
-        expected, actual = each["compiled linear"]["expected"], each["compiled linear"]["actual"]
+    for rank in found_by_ranks[2]:
+        expected, actual = rank["compiled linear"]["expected"], rank["compiled linear"]["actual"]
         assert expected[1].any() and (expected[2] != 1.0).any()
         assert all(torch.equal(*pair) for pair in zip(expected, actual, strict=True))
 
@@ -279,21 +283,21 @@ def test_a_full_graph_of_an_output_layer_gives_equal_results(found_by_ranks: dic
 def test_no_rank_of_an_output_layer_waits_for_one_that_has_refused(
     ranks: int, found_by_ranks: dict[int, Found]
 ) -> None:
-    told = {
+    message = {
         "unlike widths": f"classes of rank 0 from {6 - ranks} to 5",
         "unlike options": f"label_smoothing from 0 to {0.1 * (ranks - 1):g}",
         "unlike reductions": "reduction (of mean, sum, none) from 0 to 1",
         "unlike features": f"features from {21 - ranks} to 20",
         "unlike needs": "input requires grad from 0 to 1",
     }
-    for each in (found["linear"]["refusals"] for found in found_by_ranks[ranks]):
-        for kind, difference in told.items():
-            assert each[kind].startswith(
+    for results in (rank["linear"]["refusals"] for rank in found_by_ranks[ranks]):
+        for kind, difference in message.items():
+            assert results[kind].startswith(
                 "ValueError: vocab_parallel_linear_cross_entropy: all ranks must see the same shards and options"
             )
-            assert difference in each[kind]
+            assert difference in results[kind]
         outside = f"IndexError: vocab_parallel_linear_cross_entropy: Target {5 * ranks} is out of bounds: position 0"
-        assert each["target"].startswith(outside)
+        assert results["target"].startswith(outside)
 
 
 SCORES = score_problems()
@@ -302,7 +306,7 @@ by_ranks = pytest.mark.parametrize("ranks", [2, 3])
 
 
 def _scores(name: str, form: str, ranks: int, found_by_ranks: dict[int, Found]) -> Found:
-    return [each["scores"][name][form] for each in found_by_ranks[ranks]]
+    return [rank["scores"][name][form] for rank in found_by_ranks[ranks]]
 
 
 @by_ranks
@@ -311,15 +315,15 @@ def _scores(name: str, form: str, ranks: int, found_by_ranks: dict[int, Found]) 
 def test_scores_are_those_of_the_whole_on_every_rank(
     form: str, name: str, ranks: int, found_by_ranks: dict[int, Found]
 ) -> None:
-    found = _scores(name, form, ranks, found_by_ranks)
-    first = found[0]["scores"]
-    assert all(torch.equal(each["scores"][score], values) for each in found for score, values in first.items())
-    gradients = dict(found[0]["gradients"])
-    assert all(torch.equal(each["gradients"]["input"], gradients["input"]) for each in found)
+    results = _scores(name, form, ranks, found_by_ranks)
+    first = results[0]["scores"]
+    assert all(torch.equal(result["scores"][score], values) for result in results for score, values in first.items())
+    gradients = dict(results[0]["gradients"])
+    assert all(torch.equal(result["gradients"]["input"], gradients["input"]) for result in results)
     if form == "parts":
         for part in gradients.keys() - {"input"}:
-            assert [len(each["gradients"][part]) for each in found] == list(SIZES[ranks])
-            gradients[part] = torch.cat([each["gradients"][part] for each in found])
+            assert [len(result["gradients"][part]) for result in results] == list(SIZES[ranks])
+            gradients[part] = torch.cat([result["gradients"][part] for result in results])
     SCORES[name].check(LinearTokenScores(**first), gradients)
 
 
@@ -328,36 +332,38 @@ def test_scores_are_those_of_the_whole_on_every_rank(
 def test_a_layer_that_is_gathered_has_the_average_of_the_gradients_of_all_ranks(
     name: str, ranks: int, found_by_ranks: dict[int, Found]
 ) -> None:
-    found, problem = _scores(name, "gathered", ranks, found_by_ranks), SCORES[name]
+    results, problem = _scores(name, "gathered", ranks, found_by_ranks), SCORES[name]
     exact = []
-    for rank, each in enumerate(found):
+    for rank, result in enumerate(results):
         operands = problem.operands
         own = ScoreProblem(
             Problem(own_input(problem, rank), operands.linear_weight, operands.target, operands.linear_bias),
             problem.options,
         )
         exact.append(own.exact())
-        assert_within(each["gradients"]["input"], exact[-1].gradients["input"], exact[-1].bounds["input"])
-        scores = LinearTokenScores(**each["scores"])
+        assert_within(result["gradients"]["input"], exact[-1].gradients["input"], exact[-1].bounds["input"])
+        scores = LinearTokenScores(**result["scores"])
         assert_loss(scores.logprob, exact[-1].scores["logprob"], MAGNITUDE)
-    for part in found[0]["gradients"].keys() - {"input"}:
-        expected = torch.stack([each.gradients[part] for each in exact]).mean(0)
-        bound = torch.stack([each.bounds[part] for each in exact]).mean(0)
-        for each in found:
-            actual = each["gradients"][part]
+    for part in results[0]["gradients"].keys() - {"input"}:
+        expected = torch.stack([item.gradients[part] for item in exact]).mean(0)
+        bound = torch.stack([item.bounds[part] for item in exact]).mean(0)
+        for result in results:
+            actual = result["gradients"][part]
             rounding = 2.0 * torch.finfo(actual.dtype).eps * expected.abs().max()
-            assert torch.equal(actual, found[0]["gradients"][part])
+            assert torch.equal(actual, results[0]["gradients"][part])
             assert_within(actual, expected, bound + rounding)
 
 
 @by_ranks
 def test_no_rank_of_scores_waits_for_one_that_has_refused(ranks: int, found_by_ranks: dict[int, Found]) -> None:
-    told = {"unlike ids": f"target ids from 1 to {ranks}", "unlike outputs": "with_mean_logit from 0 to 1"}
-    for each in (found["scores"]["refusals"] for found in found_by_ranks[ranks]):
-        for kind, difference in told.items():
-            assert each[kind].startswith("ValueError: linear_token_scores: all ranks must see the same shards and opt")
-            assert difference in each[kind]
-        assert each["target"].startswith("IndexError: linear_token_scores: Target ")
+    message = {"unlike ids": f"target ids from 1 to {ranks}", "unlike outputs": "with_mean_logit from 0 to 1"}
+    for results in (rank["scores"]["refusals"] for rank in found_by_ranks[ranks]):
+        for kind, difference in message.items():
+            assert results[kind].startswith(
+                "ValueError: linear_token_scores: all ranks must see the same shards and opt"
+            )
+            assert difference in results[kind]
+        assert results["target"].startswith("IndexError: linear_token_scores: Target ")
 
 
 DISTILLATIONS = distillation_problems()
@@ -371,7 +377,7 @@ def _by_distillation(*forms: str) -> Any:
 
 
 def _distillation(name: str, form: str, ranks: int, found_by_ranks: dict[int, Found]) -> Found:
-    return [each["distillation"][name][form] for each in found_by_ranks[ranks]]
+    return [rank["distillation"][name][form] for rank in found_by_ranks[ranks]]
 
 
 @by_ranks
@@ -383,16 +389,16 @@ def test_a_distillation_is_that_of_the_whole_on_every_rank(
     _check_distillation(name, form, _distillation(name, form, ranks, found_by_ranks))
 
 
-def _check_distillation(name: str, form: str, found: Found) -> None:
+def _check_distillation(name: str, form: str, actual: Found) -> None:
     """Results and gradients are those of the whole; every rank has the same, and the gradients of its own classes."""
-    first, gradients = found[0]["outputs"], dict(found[0]["gradients"])
-    assert all(torch.equal(each["outputs"][output], values) for each in found for output, values in first.items())
-    assert all(torch.equal(each["gradients"]["input"], gradients["input"]) for each in found)
+    first, gradients = actual[0]["outputs"], dict(actual[0]["gradients"])
+    assert all(torch.equal(result["outputs"][output], values) for result in actual for output, values in first.items())
+    assert all(torch.equal(result["gradients"]["input"], gradients["input"]) for result in actual)
     if form == "parts":
-        held = of_distillation.CLASSES // len(found)
+        kept = of_distillation.CLASSES // len(actual)
         for part in gradients.keys() - {"input"}:
-            assert [len(each["gradients"][part]) for each in found] == [held] * len(found)
-            gradients[part] = torch.cat([each["gradients"][part] for each in found])
+            assert [len(result["gradients"][part]) for result in actual] == [kept] * len(actual)
+            gradients[part] = torch.cat([result["gradients"][part] for result in actual])
     DISTILLATIONS[name].check(LinearDistillationOutputs(**first), gradients)
 
 
@@ -400,11 +406,11 @@ def _check_distillation(name: str, form: str, found: Found) -> None:
 @pytest.mark.parametrize("ranks", [4, 6])
 def test_a_distillation_of_more_ranks(ranks: int, tmp_path: Path) -> None:
     run_module("tests.torch.functions.linear_distillation.on_ranks", str(tmp_path), str(ranks), timeout=SECONDS)
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
+    results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
     for name, forms in of_distillation.FORMS.items():
         for form in forms:
             if form != "gathered":
-                _check_distillation(name, form, [each[name][form] for each in found])
+                _check_distillation(name, form, [result[name][form] for result in results])
 
 
 @by_ranks
@@ -412,33 +418,35 @@ def test_a_distillation_of_more_ranks(ranks: int, tmp_path: Path) -> None:
 def test_layers_that_are_gathered_for_a_distillation_have_the_average_of_the_gradients_of_all_ranks(
     form: str, name: str, ranks: int, found_by_ranks: dict[int, Found]
 ) -> None:
-    found, problem = _distillation(name, form, ranks, found_by_ranks), DISTILLATIONS[name]
+    results, problem = _distillation(name, form, ranks, found_by_ranks), DISTILLATIONS[name]
     exact = [of_rank(problem, rank).exact() for rank in range(ranks)]
-    for each, of_own in zip(found, exact, strict=True):
-        for output, values in each["outputs"].items():
+    for result, of_own in zip(results, exact, strict=True):
+        for output, values in result["outputs"].items():
             assert_within(values, of_own.results[output], of_own.result_bounds[output])
-        assert_within(each["gradients"]["input"], of_own.gradients["input"], of_own.gradient_bounds["input"])
-    for part in found[0]["gradients"].keys() - {"input"}:
-        expected = torch.stack([each.gradients[part] for each in exact]).mean(0)
-        bound = torch.stack([each.gradient_bounds[part] for each in exact]).mean(0)
-        for each in found:
-            actual = each["gradients"][part]
+        assert_within(result["gradients"]["input"], of_own.gradients["input"], of_own.gradient_bounds["input"])
+    for part in results[0]["gradients"].keys() - {"input"}:
+        expected = torch.stack([item.gradients[part] for item in exact]).mean(0)
+        bound = torch.stack([item.gradient_bounds[part] for item in exact]).mean(0)
+        for result in results:
+            actual = result["gradients"][part]
             rounding = 2.0 * torch.finfo(actual.dtype).eps * expected.abs().max()
-            assert torch.equal(actual, found[0]["gradients"][part])
+            assert torch.equal(actual, results[0]["gradients"][part])
             assert_within(actual, expected, bound + rounding)
 
 
 @by_ranks
 def test_no_rank_of_a_distillation_waits_for_one_that_has_refused(ranks: int, found_by_ranks: dict[int, Found]) -> None:
-    told = {
+    message = {
         "unlike widths": f"classes of rank 0 from {12 - ranks} to 11",
         "unlike options": "beta from 0.5 to 1",
         "unlike outputs": "with_logprob from 0 to 1",
         "unlike needs": "input requires grad from 0 to 1",
         "unlike labels": "labels from 0 to 1",
     }
-    for each in (found["distillation"]["refusals"] for found in found_by_ranks[ranks]):
-        for kind, difference in told.items():
-            assert each[kind].startswith("ValueError: linear_distillation_loss: all ranks must see the same shards and")
-            assert difference in each[kind]
-        assert each["label"].startswith("IndexError: linear_distillation_loss: Target ")
+    for results in (rank["distillation"]["refusals"] for rank in found_by_ranks[ranks]):
+        for kind, difference in message.items():
+            assert results[kind].startswith(
+                "ValueError: linear_distillation_loss: all ranks must see the same shards and"
+            )
+            assert difference in results[kind]
+        assert results["label"].startswith("IndexError: linear_distillation_loss: Target ")

@@ -87,14 +87,14 @@ class LinearCase:
     def leaves(self, rank: int) -> dict[str, Tensor]:
         """What a rank has, by name of the argument, padding included."""
         first, padding = sum(self.sizes[:rank]), self.widths[rank] - self.sizes[rank]
-        given = {}
+        arguments = {}
         for name, whole in self.problem().leaves().items():
             own = whole.detach()
             if name != "input":
-                held = own[first : first + self.sizes[rank]]
-                own = torch.cat([held, held.new_full((padding, *held.shape[1:]), PADDING)])
-            given[name] = own.clone().requires_grad_(name not in self.frozen)
-        return given
+                kept = own[first : first + self.sizes[rank]]
+                own = torch.cat([kept, kept.new_full((padding, *kept.shape[1:]), PADDING)])
+            arguments[name] = own.clone().requires_grad_(name not in self.frozen)
+        return arguments
 
 
 def _confident(made: Problem) -> Problem:
@@ -148,7 +148,7 @@ def linear_reference(case: LinearCase) -> LinearReference:
     softcap, scale = arguments.get("logit_softcap"), arguments.get("lse_square_scale", 0.0)
     normalizer = arguments.get("normalizer")
     reduced = case.reduction if normalizer is None else "sum"
-    loss, without = (formula(logits, y, softcap, each, reduced, **kept) for each in (scale, 0.0))
+    loss, without = (formula(logits, y, softcap, item, reduced, **kept) for item in (scale, 0.0))
     if normalizer is not None:
         loss, without = loss / normalizer.double(), without / normalizer.double()
     if case.reduction == "none":

@@ -69,9 +69,9 @@ def compiled_linear(group: dist.ProcessGroup) -> Mapping[str, Any]:
             2.0 * x, w, target, group, label_smoothing=0.1, grad_weight_sum=total
         )
 
-    found = []
+    results = []
     for function in (loss_of, torch.compile(loss_of, backend="aot_eager", fullgraph=True)):
         total = torch.ones(5, 20)
         loss = function(x, w, total)
-        found.append((loss.detach(), torch.autograd.grad(loss, x)[0], total))
-    return {"expected": found[0], "actual": found[1]}
+        results.append((loss.detach(), torch.autograd.grad(loss, x)[0], total))
+    return {"expected": results[0], "actual": results[1]}

@@ -133,7 +133,8 @@ def backwards(monkeypatch: pytest.MonkeyPatch) -> dict[str, StandIn]:
     """What is launched for gradients, by the name of the operator."""
     names = ("linear_cross_entropy_shard_backward", "linear_cross_entropy_shard_backward_adding")
     return {
-        name: stand_in_for(monkeypatch, name, lambda kernel, cores, given: kernel[cores](**given)) for name in names
+        name: stand_in_for(monkeypatch, name, lambda kernel, cores, argument: kernel[cores](**argument))
+        for name in names
     }
 
 
@@ -236,17 +237,17 @@ def test_opcheck_of_the_operators_of_a_shard() -> None:
     ops, operands = torch.ops.nkilib, (X, W, T)
     further, upstream = (BIAS, make_weight()), make_logits(5, POSITIONS, seed=5)
     asked_for = {"with_distance_sum": True, "with_argmax": True, "with_entropy": True}
-    given = (*operands, *further)
-    torch.library.opcheck(ops.linear_cross_entropy_shard_statistics.default, given, {**shard, **asked_for})
-    given = (*operands, *upstream, *further)
+    inputs = (*operands, *further)
+    torch.library.opcheck(ops.linear_cross_entropy_shard_statistics.default, inputs, {**shard, **asked_for})
+    inputs = (*operands, *upstream, *further)
     options = {**shard, "weight_sum": 0.0}
-    torch.library.opcheck(ops.linear_cross_entropy_shard_backward.default, (*given, torch.ones(POSITIONS)), options)
-    adding = (*given, torch.zeros(CLASSES, FEATURES), torch.ones(POSITIONS))
+    torch.library.opcheck(ops.linear_cross_entropy_shard_backward.default, (*inputs, torch.ones(POSITIONS)), options)
+    adding = (*inputs, torch.zeros(CLASSES, FEATURES), torch.ones(POSITIONS))
     torch.library.opcheck(ops.linear_cross_entropy_shard_backward_adding.default, adding, options)
 
 
 def test_the_gradient_of_the_input_of_a_shard_is_float32() -> None:
     upstream = make_logits(5, POSITIONS, seed=5)
-    given = (X.bfloat16(), W.bfloat16(), T, *upstream)
-    x, w, bias = torch.ops.nkilib.linear_cross_entropy_shard_backward(*given, num_classes=CLASSES)
+    inputs = (X.bfloat16(), W.bfloat16(), T, *upstream)
+    x, w, bias = torch.ops.nkilib.linear_cross_entropy_shard_backward(*inputs, num_classes=CLASSES)
     assert (x.dtype, w.dtype, bias.shape) == (torch.float32, torch.bfloat16, (0,))

@@ -42,20 +42,20 @@ def test_a_layer_in_shards_is_that_of_the_ranks_of_its_mesh(
     whole: bool, num_classes: int | None, mesh: DeviceMesh
 ) -> None:
     assert BIAS is not None
-    weight, bias = (distribute_tensor(each, mesh, [Shard(0)]).requires_grad_() for each in (W, BIAS))
+    weight, bias = (distribute_tensor(case, mesh, [Shard(0)]).requires_grad_() for case in (W, BIAS))
     x, target = X.clone().requires_grad_(), T % (CLASSES - 2)
     classes = num_classes or CLASSES
-    given = (placed(x, mesh, Replicate()), weight, placed(target, mesh, Replicate())) if whole else (x, weight, target)
+    inputs = (placed(x, mesh, Replicate()), weight, placed(target, mesh, Replicate())) if whole else (x, weight, target)
     arguments: dict[str, Any] = {"weight": make_weight(classes), "label_smoothing": 0.1}
-    loss = vocab_parallel_linear_cross_entropy(*given, linear_bias=bias, num_classes=num_classes, **arguments)
-    leaves = [each.clone().requires_grad_() for each in (X, W[:HELD], BIAS[:HELD])]
+    loss = vocab_parallel_linear_cross_entropy(*inputs, linear_bias=bias, num_classes=num_classes, **arguments)
+    leaves = [tensor.clone().requires_grad_() for tensor in (X, W[:HELD], BIAS[:HELD])]
     expected = vocab_parallel_linear_cross_entropy(
         leaves[0], leaves[1], target, linear_bias=leaves[2], shard_sizes=[HELD, classes - HELD], **arguments
     )
     assert torch.equal(loss, expected) and not isinstance(loss, DTensor)
     of_layer = torch.autograd.grad(loss, (x, weight, bias))
-    gradients = [each.to_local() if isinstance(each, DTensor) else each for each in of_layer]
-    assert [isinstance(each, DTensor) for each in of_layer] == [False, True, True]
+    gradients = [item.to_local() if isinstance(item, DTensor) else item for item in of_layer]
+    assert [isinstance(item, DTensor) for item in of_layer] == [False, True, True]
     for gradient, of_parts in zip(gradients, torch.autograd.grad(expected, leaves), strict=True):
         assert gradient.any() and torch.equal(gradient, of_parts)
 

@@ -175,15 +175,15 @@ def _launch(
         "[N, V]": spec((positions, vocabulary), "float32"),
     }
     extended = options is not None
-    given = {
+    inputs = {
         name: shapes.get(value, value) if isinstance(value, str) else value for name, value in (options or {}).items()
     }
-    targets = given.pop("targets_hbm", spec((positions,), "int32"))
+    targets = inputs.pop("targets_hbm", spec((positions,), "int32"))
     arrays = [spec((positions, vocabulary), dtype), targets]
     if direction == "backward":
         arrays += [shapes["[N]"], shapes["[N]"]] if extended else [shapes["[N]"]]
     return profile(
-        KERNELS[direction, extended][2], *arrays, trips="none", parameters=AS_ISSUED, dtype=dtype, **tiling, **given
+        KERNELS[direction, extended][2], *arrays, trips="none", parameters=AS_ISSUED, dtype=dtype, **tiling, **inputs
     ).time_us
 
 
@@ -203,5 +203,5 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    _write(TIMES, [{"launch": asdict(each), "time_us": each.time_us()} for each in launches()])
-    _write(BOUNDARIES, [asdict(each) for each in boundaries()])
+    _write(TIMES, [{"launch": asdict(launch), "time_us": launch.time_us()} for launch in launches()])
+    _write(BOUNDARIES, [asdict(boundary) for boundary in boundaries()])

@@ -28,10 +28,10 @@ POSITIONS, VOCABULARY = 23, 50
 
 
 def _torch_loss(z: Any, targets: Array, options: ExtendedLoss) -> Any:
-    given = torch.from_numpy(targets)
+    inputs = torch.from_numpy(targets)
     weight = None if options.class_weight is None else torch.from_numpy(options.class_weight).double()
     return F.cross_entropy(
-        z, given.long() if given.ndim == 1 else given.double(), weight, label_smoothing=options.label_smoothing,
+        z, inputs.long() if inputs.ndim == 1 else inputs.double(), weight, label_smoothing=options.label_smoothing,
         reduction="none",
     )  # fmt: skip
 
@@ -57,13 +57,13 @@ def test_losses_and_gradients_are_those_of_autograd(name: str, is_probable: bool
     total = total + (entropy * torch.from_numpy(upstream.entropy)).sum()
     total.backward()
 
-    found = extended_forward_reference(logits, targets, FP32, options)
-    np.testing.assert_allclose(found.loss, loss.detach().numpy(), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(found.lse, lse.detach().numpy(), rtol=1e-12)
-    np.testing.assert_allclose(found.entropy, entropy.detach().numpy(), rtol=1e-12)
+    result = extended_forward_reference(logits, targets, FP32, options)
+    np.testing.assert_allclose(result.loss, loss.detach().numpy(), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(result.lse, lse.detach().numpy(), rtol=1e-12)
+    np.testing.assert_allclose(result.entropy, entropy.detach().numpy(), rtol=1e-12)
     of_logprob = None if is_probable else upstream.logprob
-    given = BackwardInputs(found.lse, upstream.loss, upstream.lse, of_logprob, found.entropy, upstream.entropy)
-    gradient = extended_backward_reference(logits, targets, FP32, options, given)
+    inputs = BackwardInputs(result.lse, upstream.loss, upstream.lse, of_logprob, result.entropy, upstream.entropy)
+    gradient = extended_backward_reference(logits, targets, FP32, options, inputs)
     assert x.grad is not None
     np.testing.assert_allclose(gradient, x.grad.numpy(), rtol=1e-10, atol=1e-12)
 
@@ -72,7 +72,7 @@ def test_the_mean_of_torch_divides_by_the_position_weights() -> None:
     logits, targets = normal_batch(POSITIONS, VOCABULARY)
     targets = with_ignored(targets)
     options = options_of("weights, smoothing", VOCABULARY)
-    found = check_forward(logits, targets, options, Launch(FP32))
+    results = check_forward(logits, targets, options, Launch(FP32))
     assert options.class_weight is not None
     expected = F.cross_entropy(
         torch.from_numpy(logits),
@@ -80,7 +80,7 @@ def test_the_mean_of_torch_divides_by_the_position_weights() -> None:
         torch.from_numpy(options.class_weight),
         label_smoothing=options.label_smoothing,
     )
-    assert found["loss"].sum() / found["position_weight"].sum() == pytest.approx(expected.item(), rel=1e-5)
+    assert results["loss"].sum() / results["position_weight"].sum() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("is_probable", [False, True])

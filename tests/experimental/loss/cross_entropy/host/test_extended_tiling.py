@@ -42,15 +42,15 @@ def _profile(direction: str, vocabulary: int, dtype: Any, **options: Any) -> Pro
     return profile_launch(POSITIONS, vocabulary, dtype, direction, chosen, extended=True, trips="none", **options)
 
 
-def _beyond_the_bound_us(found: Profile, vocabulary: int, dtype: Any) -> float:
+def _beyond_the_bound_us(profile: Profile, vocabulary: int, dtype: Any) -> float:
     """What the bound leaves out: how long a loop of the device takes to start and end, and the DMA engines to store two
     vectors [N] more than the plain kernel, of which each element is a transfer."""
     tiling = choose_tiling(POSITIONS, vocabulary, dtype, "forward", extended=True)
-    is_exact = not found.trips
+    is_exact = not profile.trips
     plain = profile_launch(POSITIONS, vocabulary, dtype, "forward", tiling, trips="none", exact_maximum=is_exact)
-    stores_us = found.engine_busy_us["dma"] - plain.engine_busy_us["dma"]
+    stores_us = profile.engine_busy_us["dma"] - plain.engine_busy_us["dma"]
     assert 0 < stores_us < 30
-    return stores_us + (0.0 if is_exact else found.parameters.loop_entry_us)
+    return stores_us + (0.0 if is_exact else profile.parameters.loop_entry_us)
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), CASES)
@@ -64,11 +64,11 @@ def test_with_all_off_both_are_within_the_bound_of_the_hardware(vocabulary: int,
     exact = _profile("forward", vocabulary, dtype, exact_maximum=True) if dtype == BF16 else forward
     is_small = vocabulary == 32128
     most, most_exact = ((1.22, 1.14) if dtype == BF16 else (1.13, 1.13)) if is_small else (1.10, 1.10)
-    for found, maxima, times in ((forward, 0.0, most), (exact, 1.0, most_exact)):
+    for profiled, maxima, times in ((forward, 0.0, most), (exact, 1.0, most_exact)):
         bound_us = _bound_us(vocabulary, dtype, 1, maxima)
-        assert bound_us < found.time_us <= times * bound_us
+        assert bound_us < profiled.time_us <= times * bound_us
         if is_small:
-            assert found.time_us - _beyond_the_bound_us(found, vocabulary, dtype) <= 1.10 * bound_us
+            assert profiled.time_us - _beyond_the_bound_us(profiled, vocabulary, dtype) <= 1.10 * bound_us
     backward_bound = _bound_us(vocabulary, dtype, 2, 0.0)
     assert backward_bound < backward.time_us <= 1.10 * backward_bound
 
@@ -80,8 +80,8 @@ def test_what_is_off_costs_no_instruction_of_a_chunk(direction: str) -> None:
     added = []
     for extended in (False, True):
         counts = [
-            sum(profile_launch(256, 8000, BF16, direction, each, extended=extended).instruction_counts.values())
-            for each in (few, many)
+            sum(profile_launch(256, 8000, BF16, direction, item, extended=extended).instruction_counts.values())
+            for item in (few, many)
         ]
         added.append((counts[1] - counts[0]) / (2 * 6))
     assert added[1] - added[0] == (1.0 if direction == "backward" else 0.0)
@@ -95,10 +95,10 @@ def test_instructions_are_few(shape: Shape, cores: int) -> None:
     batches = sum(ceil(positions / shape.tiling.positions_per_batch) for positions in own)
     allowed = (7 * ceil(shape.vocabulary / shape.tiling.chunk_size) + 48) * batches
     for direction in ("forward", "backward"):
-        found = profile_launch(
+        profiled = profile_launch(
             shape.positions, shape.vocabulary, "bfloat16", direction, shape.tiling, cores=cores, extended=True
         )
-        assert 0 < sum(found.instruction_counts.values()) <= allowed
+        assert 0 < sum(profiled.instruction_counts.values()) <= allowed
 
 
 @pytest.mark.parametrize(
@@ -118,10 +118,10 @@ def test_no_tiling_that_fits_is_modelled_to_be_three_percent_faster(launch: tupl
     sizes = tiling._chunk_sizes(vocabulary, dtype, tiling._MACHINES["trn2"], tiling._EXTENDED_TILES[direction])
     best_us = chosen_us
     for size in sorted(sizes):
-        for each in (Tiling(32, size), Tiling(128, size)):
-            least_us = ceil(ceil(positions / 2) / each.positions_per_batch) * vocabulary / SCALAR_PER_US
+        for option in (Tiling(32, size), Tiling(128, size)):
+            least_us = ceil(ceil(positions / 2) / option.positions_per_batch) * vocabulary / SCALAR_PER_US
             if least_us < best_us:
-                best_us = min(best_us, profile_launch(*launch, each, extended=True, trips="none").time_us)
+                best_us = min(best_us, profile_launch(*launch, option, extended=True, trips="none").time_us)
     assert chosen_us <= 1.03 * best_us
 
 
@@ -192,12 +192,12 @@ def test_the_work_of_options_is_stated(dtype: Any) -> None:
     elements = 64 * 1000
     logits, vector = spec((64, 1000), dtype), spec((64,), "float32")
     y = spec((64, 1000), "float32")
-    found = extended_forward_work(logits, y, None, dtype=dtype, logit_softcap=30.0)
-    assert found.hbm_bytes == elements * (dtype.itemsize + 4) + 64 * 16
-    assert (found.exponentials, found.maxima) == (2 * elements, 0)
+    result = extended_forward_work(logits, y, None, dtype=dtype, logit_softcap=30.0)
+    assert result.hbm_bytes == elements * (dtype.itemsize + 4) + 64 * 16
+    assert (result.exponentials, result.maxima) == (2 * elements, 0)
     for asked in ({"with_argmax": True}, {"exact_maximum": True}):
-        found = extended_forward_work(logits, vector, None, dtype=dtype, logit_softcap=None, **asked)
-        assert (found.exponentials, found.maxima) == (elements, elements)
+        result = extended_forward_work(logits, vector, None, dtype=dtype, logit_softcap=None, **asked)
+        assert (result.exponentials, result.maxima) == (elements, elements)
     back = extended_backward_work(
         logits_hbm=logits,
         targets_hbm=spec((64,), "int32"),

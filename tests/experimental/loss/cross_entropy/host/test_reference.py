@@ -102,8 +102,8 @@ def test_row_blocks_have_no_more_elements_than_are_allowed_or_one_row(
     vocabulary: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference, "_BLOCK_ELEMENTS", 100)
-    found = [len(range(5)[rows]) for rows in reference.row_blocks(np.zeros((5, vocabulary)))]
-    assert found[0] == rows and sum(found) == 5
+    results = [len(range(5)[rows]) for rows in reference.row_blocks(np.zeros((5, vocabulary)))]
+    assert results[0] == rows and sum(results) == 5
 
 
 def test_inputs_are_left_alone() -> None:

@@ -63,9 +63,9 @@ def _bound_us(vocabulary: int, dtype: Any, passes: int, maxima_per_cycle: float)
 @pytest.mark.parametrize(("vocabulary", "dtype"), CASES)
 def test_forward_is_within_a_tenth_of_the_bound(vocabulary: int, dtype: Any, halves: bool) -> None:
     parameters = ModelParameters(halves_bf16_max=halves)
-    found = _profile("forward", vocabulary, dtype, parameters, exact_maximum=True)
+    profiled = _profile("forward", vocabulary, dtype, parameters, exact_maximum=True)
     bound = _bound_us(vocabulary, dtype, 1, 2.0 if halves and dtype == BF16 else 1.0)
-    assert bound < found.time_us <= 1.10 * bound
+    assert bound < profiled.time_us <= 1.10 * bound
 
 
 @pytest.mark.parametrize(("vocabulary", "most"), [(32128, 1.15), (129280, 1.06), (202408, 1.06)])
@@ -76,24 +76,24 @@ def test_without_the_exact_maximum_forward_is_faster_and_close_to_its_bound(voca
     """
     launch = POSITIONS, vocabulary, BF16, "forward"
     chosen = choose_tiling(*launch)
-    found = profile_launch(*launch, chosen, exact_maximum=False)
+    profiled = profile_launch(*launch, chosen, exact_maximum=False)
     exact = min(
         profile_launch(*launch, tiling, exact_maximum=True).time_us for tiling in (chosen, _tiling(vocabulary, BF16))
     )
-    assert _bound_us(vocabulary, BF16, 1, 0.0) < found.time_us <= most * _bound_us(vocabulary, BF16, 1, 0.0)
-    without_loop = found.time_us - found.parameters.loop_entry_us
+    assert _bound_us(vocabulary, BF16, 1, 0.0) < profiled.time_us <= most * _bound_us(vocabulary, BF16, 1, 0.0)
+    without_loop = profiled.time_us - profiled.parameters.loop_entry_us
     assert without_loop <= min(most, 1.10) * _bound_us(vocabulary, BF16, 1, 0.0)
-    assert found.time_us <= 0.85 * exact
-    assert found.with_all_trips is not None
-    assert sum(found.with_all_trips.trips.values()) == POSITIONS // CORES // 256
-    assert found.time_us < found.with_all_trips.time_us <= 2.3 * exact
+    assert profiled.time_us <= 0.85 * exact
+    assert profiled.with_all_trips is not None
+    assert sum(profiled.with_all_trips.trips.values()) == POSITIONS // CORES // 256
+    assert profiled.time_us < profiled.with_all_trips.time_us <= 2.3 * exact
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), CASES)
 def test_backward_is_within_a_tenth_of_the_bound(vocabulary: int, dtype: Any) -> None:
-    found = _profile("backward", vocabulary, dtype)
+    profiled = _profile("backward", vocabulary, dtype)
     bound = _bound_us(vocabulary, dtype, 2, 0.0)
-    assert bound < found.time_us <= 1.10 * bound
+    assert bound < profiled.time_us <= 1.10 * bound
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
@@ -102,8 +102,8 @@ def test_one_queue_for_loads_and_stores_is_enough(dtype: Any) -> None:
     parameters = ModelParameters(queues_by_direction=False)
     exact = _profile("forward", 32128, dtype, parameters, exact_maximum=True)
     assert exact.time_us <= 1.10 * _bound_us(32128, dtype, 1, 1.0)
-    found = _profile("forward", 32128, dtype, parameters)
-    without_loop = found.time_us - (parameters.loop_entry_us if dtype == BF16 else 0.0)
+    profiled = _profile("forward", 32128, dtype, parameters)
+    without_loop = profiled.time_us - (parameters.loop_entry_us if dtype == BF16 else 0.0)
     assert without_loop <= 1.10 * _bound_us(32128, dtype, 1, 0.0)
     assert _profile("backward", 32128, dtype, parameters).time_us <= 1.10 * _bound_us(32128, dtype, 2, 0.0)
 
@@ -116,8 +116,8 @@ def test_logs_are_rare(exact_maximum: bool, halves: int, others: int) -> None:
     of weights. Without it the first and the last chunk of a row are halves.
     """
     chunks = POSITIONS // 128 * (halves + ceil(32128 / _tiling(32128, BF16).chunk_size))
-    found = _profile("forward", 32128, BF16, exact_maximum=exact_maximum)
-    assert found.instruction_counts["activation"] - chunks == CORES * others
+    profiled = _profile("forward", 32128, BF16, exact_maximum=exact_maximum)
+    assert profiled.instruction_counts["activation"] - chunks == CORES * others
 
 
 @pytest.mark.parametrize(("direction", "passes", "maxima"), [("forward", 1, 0.0), ("backward", 2, 0.0)])
@@ -157,5 +157,5 @@ def test_instructions_are_few(shape: Shape, cores: int) -> None:
     batches = sum(ceil(positions / tiling.positions_per_batch) for positions in own)
     allowed = (6 * ceil(shape.vocabulary / tiling.chunk_size) + 24) * batches
     for direction in ("forward", "backward"):
-        found = profile_launch(shape.positions, shape.vocabulary, "bfloat16", direction, tiling, cores=cores)
-        assert 0 < sum(found.instruction_counts.values()) <= allowed
+        profiled = profile_launch(shape.positions, shape.vocabulary, "bfloat16", direction, tiling, cores=cores)
+        assert 0 < sum(profiled.instruction_counts.values()) <= allowed

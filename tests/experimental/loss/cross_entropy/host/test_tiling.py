@@ -58,18 +58,18 @@ LONG = [
 def _tilings(vocabulary: int, dtype: str) -> list[Tiling]:
     """The legal ones that are searched."""
     sizes = {2048, 4096, 8192, 16384, 32768, 40960, 49152, 65535, *(ceil(vocabulary / k) for k in range(1, 17))}
-    found = [Tiling(positions, chunk) for positions in (8, 16, 32, 64, 128) for chunk in sorted(sizes)]
-    return [each for each in found if _is_legal(vocabulary, dtype, each)]
+    results = [Tiling(positions, chunk) for positions in (8, 16, 32, 64, 128) for chunk in sorted(sizes)]
+    return [result for result in results if _is_legal(vocabulary, dtype, result)]
 
 
-def _launch(positions: int, vocabulary: int, dtype: str, each: Tiling) -> Launch:
+def _launch(positions: int, vocabulary: int, dtype: str, item: Tiling) -> Launch:
     logits, targets = spec((positions, vocabulary), DTYPES[dtype]), spec((positions,), nl.int32)
-    return Launch("kernel", logits, targets, None, *each, DTYPES[dtype])
+    return Launch("kernel", logits, targets, None, *item, DTYPES[dtype])
 
 
-def _is_legal(vocabulary: int, dtype: str, each: Tiling) -> bool:
+def _is_legal(vocabulary: int, dtype: str, item: Tiling) -> bool:
     try:
-        validate_tiles(_launch(1, vocabulary, dtype, each), PLAIN_PLAN)
+        validate_tiles(_launch(1, vocabulary, dtype, item), PLAIN_PLAN)
     except AssertionError:
         return False
     return True
@@ -82,11 +82,11 @@ def test_no_tiling_is_modelled_to_be_three_percent_faster(launch: tuple[int, int
     positions, vocabulary, dtype, _ = launch
     chosen_us = profile_launch(*launch, choose_tiling(*launch), trips="none").time_us
     best_us = chosen_us
-    for each in _tilings(vocabulary, dtype):
+    for option in _tilings(vocabulary, dtype):
         # An exponential an element takes so long, whatever else there is to do: no need to profile what cannot be best.
-        least_us = ceil(ceil(positions / 2) / each.positions_per_batch) * vocabulary / SCALAR_PER_US
+        least_us = ceil(ceil(positions / 2) / option.positions_per_batch) * vocabulary / SCALAR_PER_US
         if least_us < best_us:
-            best_us = min(best_us, profile_launch(*launch, each, trips="none").time_us)
+            best_us = min(best_us, profile_launch(*launch, option, trips="none").time_us)
     assert chosen_us <= 1.03 * best_us
 
 

@@ -32,13 +32,13 @@ def test_losses_and_gradients(reduction: str) -> None:
     expected = F.ctc_loss(log_probs, targets, *lengths, reduction=reduction, zero_infinity=True)
     upstream = torch.linspace(-1.0, 2.0, expected.numel(), dtype=torch.float64).reshape(expected.shape)
     expected.backward(upstream)
-    given, of_targets = log_probs.detach().numpy(), lengths[1].numpy()
-    found = ctc_loss_reference(given, targets.numpy(), lengths[0].numpy(), of_targets)
-    assert np.isinf(found.losses).tolist() == [False, False, True, False]
-    losses = reduced(found.losses, of_targets, reduction, zero_infinity=True)
+    inputs, of_targets = log_probs.detach().numpy(), lengths[1].numpy()
+    result = ctc_loss_reference(inputs, targets.numpy(), lengths[0].numpy(), of_targets)
+    assert np.isinf(result.losses).tolist() == [False, False, True, False]
+    losses = reduced(result.losses, of_targets, reduction, zero_infinity=True)
     np.testing.assert_allclose(losses, expected.detach().numpy().reshape(-1), rtol=1e-12)
     factors = reduction_factors(of_targets, reduction) * upstream.numpy().reshape(-1)
-    gradient = ctc_loss_gradient_reference(given, found, lengths[0].numpy(), factors, zero_infinity=True)
+    gradient = ctc_loss_gradient_reference(inputs, result, lengths[0].numpy(), factors, zero_infinity=True)
     np.testing.assert_allclose(gradient, log_probs.grad, atol=1e-12)
 
 
@@ -47,16 +47,16 @@ U = 2.0**-23
 
 def test_every_step_and_the_end_cost_two_units_of_the_logarithm() -> None:
     """A step for each time, one sum more at the end; logarithms are as large as the loss and 20."""
-    found = CtcLosses(np.array([5.0, np.inf, 0.0]), np.zeros((7, 3, 2)))
-    bound = ctc_loss_bound(found, np.array([7, 7, 1]), np.array([2, 2, 1]), "none", np.float32)
+    result = CtcLosses(np.array([5.0, np.inf, 0.0]), np.zeros((7, 3, 2)))
+    bound = ctc_loss_bound(result, np.array([7, 7, 1]), np.array([2, 2, 1]), "none", np.float32)
     rounded = 0.5 * U * 5.0 + 2.0**-126
     expected = [2.0 * U * 8 * 25.0 + rounded, 2.0**-126, 2.0 * U * 2 * 20.0 + 2.0**-126]
     np.testing.assert_allclose(bound, expected, rtol=1e-12)
 
 
 def test_a_sum_adds_the_errors_of_its_losses_and_of_its_additions() -> None:
-    found = CtcLosses(np.array([5.0, 3.0]), np.zeros((7, 2, 2)))
-    bound = ctc_loss_bound(found, np.array([7, 4]), np.array([2, 1]), "sum")
+    result = CtcLosses(np.array([5.0, 3.0]), np.zeros((7, 2, 2)))
+    bound = ctc_loss_bound(result, np.array([7, 4]), np.array([2, 1]), "sum")
     additions = 32 * (1 + 2) + 4  # two losses, then 128 partitions, 32 numbers at a time
     expected = 2.0 * U * (8 * 25.0 + 5 * 23.0) + additions * 0.5 * U * 8.0
     np.testing.assert_allclose(bound, [expected], rtol=1e-9)

@@ -27,14 +27,14 @@ VOCABULARIES = (1, 129, 1409, 32128, 40832, 40833, 128256)
 def test_the_defaults_fit(type_name: str, beta: float) -> None:
     for vocab_size in (1409, 19712, 40833):  # around sizes at which plans change
         for direction in ("forward", "backward"):
-            found = profile_distillation_launch(256, vocab_size, type_name, direction, beta=beta)
-            assert 0 < found.sbuf_peak_bytes_per_partition <= 212_984
+            profiled = profile_distillation_launch(256, vocab_size, type_name, direction, beta=beta)
+            assert 0 < profiled.sbuf_peak_bytes_per_partition <= 212_984
 
 
 def test_small_tiles_of_all_batches_fit_beside_rows_that_are_kept() -> None:
-    found = profile_distillation_launch(256, 40832, "bfloat16", "forward", beta=0.5)
+    profiled = profile_distillation_launch(256, 40832, "bfloat16", "forward", beta=0.5)
     of_batches = 6 * 4 * 256 + 3 * 1024  # totals of 256 batches, and slots of their rows
-    assert found.sbuf_peak_bytes_per_partition + of_batches <= 212_984
+    assert profiled.sbuf_peak_bytes_per_partition + of_batches <= 212_984
 
 
 @pytest.mark.parametrize("type_name", BYTES)

@@ -22,15 +22,15 @@ def _logit_bytes(vocab_size: int, size: int = 2) -> int:
 def test_the_forward_reads_logits_once_but_for_the_mixture_of_long_rows(
     beta: float, vocab_size: int, times: int
 ) -> None:
-    found = profile_distillation_launch(POSITIONS, vocab_size, "bfloat16", "forward", beta=beta)
-    assert found.hbm_read_bytes == times * _logit_bytes(vocab_size)
+    profiled = profile_distillation_launch(POSITIONS, vocab_size, "bfloat16", "forward", beta=beta)
+    assert profiled.hbm_read_bytes == times * _logit_bytes(vocab_size)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 def test_the_backward_reads_once_and_writes_once(beta: float) -> None:
-    found = profile_distillation_launch(POSITIONS, 4000, "bfloat16", "backward", beta=beta)
-    assert found.hbm_read_bytes == _logit_bytes(4000) + 6 * 4 * POSITIONS
-    assert found.hbm_written_bytes == _logit_bytes(4000) // 2
+    profiled = profile_distillation_launch(POSITIONS, 4000, "bfloat16", "backward", beta=beta)
+    assert profiled.hbm_read_bytes == _logit_bytes(4000) + 6 * 4 * POSITIONS
+    assert profiled.hbm_written_bytes == _logit_bytes(4000) // 2
 
 
 # The figures of docs/explanation/distillation.md.
@@ -39,11 +39,11 @@ def test_the_backward_reads_once_and_writes_once(beta: float) -> None:
     [(0.0, "forward", 1.13), (0.0, "backward", 1.1), (0.5, "forward", 1.33), (0.5, "backward", 1.08)],
 )
 def test_times_are_near_the_bound(beta: float, direction: str, most: float) -> None:
-    found = profile_distillation_launch(4096, 32128, "bfloat16", direction, beta=beta)
-    assert 1.0 <= found.time_us / found.bound_us <= most
+    profiled = profile_distillation_launch(4096, 32128, "bfloat16", direction, beta=beta)
+    assert 1.0 <= profiled.time_us / profiled.bound_us <= most
 
 
 @pytest.mark.parametrize(("beta", "functions"), [(0.0, 2), (1.0, 2), (0.5, 5)])
 def test_the_bound_of_the_forward_is_what_its_functions_take(beta: float, functions: int) -> None:
-    found = profile_distillation_launch(256, 32128, "bfloat16", "forward", beta=beta)
-    assert found.bounds_us["scalar"] == pytest.approx(functions * 256 * 32128 / (2 * 128 * 1200), rel=0.01)
+    profiled = profile_distillation_launch(256, 32128, "bfloat16", "forward", beta=beta)
+    assert profiled.bounds_us["scalar"] == pytest.approx(functions * 256 * 32128 / (2 * 128 * 1200), rel=0.01)

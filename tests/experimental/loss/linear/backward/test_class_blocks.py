@@ -29,10 +29,10 @@ def test_the_block_behind_the_loop_may_be_a_tile_longer(
     shares = shares_of_cores(classes, 2)
     sizes = BackwardSizes(POSITIONS, FEATURES, classes, 4, layout == "vd", adds_to_weight=True)
     plan = plan_of_program(BackwardPlan.of(sizes, *TILING.values()), shares, POSITIONS)
-    found = [planned_blocks(plan, shares, core, POSITIONS) for core in range(2)]
-    assert [len(each.blocks.rest) for each in found] == [1, 1]
-    assert found[0].blocks.rest[0].size > found[0].blocks.size
-    assert found[0].blocks.iterations == found[1].blocks.iterations >= 2
+    results = [planned_blocks(plan, shares, core, POSITIONS) for core in range(2)]
+    assert [len(result.blocks.rest) for result in results] == [1, 1]
+    assert results[0].blocks.rest[0].size > results[0].blocks.size
+    assert results[0].blocks.iterations == results[1].blocks.iterations >= 2
 
     rng = np.random.default_rng(classes)
     x = rng.standard_normal((POSITIONS, FEATURES), dtype=np.float32)

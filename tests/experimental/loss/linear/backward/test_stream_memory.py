@@ -38,7 +38,7 @@ def test_tiles_of_both_pairs_share_no_byte(dtypes: tuple[str, str], shares_memor
     @nki.jit
     def kernel(first_hbm: nl.NkiTensor, second_hbm: nl.NkiTensor, weights_hbm: nl.NkiTensor) -> nl.NkiTensor:
         inputs = (first_hbm, second_hbm)
-        pairs = [OperandPair(LinearOperands("test", each, weights_hbm, None, None, "vd")) for each in inputs]
+        pairs = [OperandPair(LinearOperands("test", item, weights_hbm, None, None, "vd")) for item in inputs]
         rings = StreamMemory.make(plan, first_hbm.dtype).inputs(pairs)
         tiles = [tile for ring in rings for tile in ring.tiles]
         for number, tile_sbuf in enumerate(tiles):
@@ -55,8 +55,8 @@ def test_tiles_of_both_pairs_share_no_byte(dtypes: tuple[str, str], shares_memor
         np.zeros((256, features), nl_dtype(dtype))
         for features, dtype in zip((FEATURES, TEACHER_FEATURES), dtypes, strict=True)
     ]
-    found = np.asarray(kernel[1](*operands, np.zeros((256, FEATURES), np.float32)))
-    np.testing.assert_array_equal(found, np.repeat([[1.0], [2.0], [3.0], [4.0]], 2, axis=1))
+    result = np.asarray(kernel[1](*operands, np.zeros((256, FEATURES), np.float32)))
+    np.testing.assert_array_equal(result, np.repeat([[1.0], [2.0], [3.0], [4.0]], 2, axis=1))
 
 
 def nl_dtype(name: str) -> Any:

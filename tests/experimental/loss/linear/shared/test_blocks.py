@@ -122,7 +122,7 @@ def copy_kernel(most: int, most_bodies: int, slots: int):
     @nki.jit
     def copied(matrix, transposed, vector):
         rows, columns = matrix.shape
-        results = [nl.ndarray(given.shape, given.dtype, nl.shared_hbm) for given in (matrix, transposed, vector)]
+        results = [nl.ndarray(tensor.shape, tensor.dtype, nl.shared_hbm) for tensor in (matrix, transposed, vector)]
         shares = shares_of_cores(rows, nl.num_programs())
         plan = plan_blocks(shares, nl.program_id(0), most, most_bodies, slots)
         tiles = [
@@ -164,8 +164,8 @@ def copy_kernel(most: int, most_bodies: int, slots: int):
 )
 def test_a_loop_moves_each_row_once(cores: int, rows: int, most: int, most_bodies: int, slots: int) -> None:
     matrix = np.random.default_rng(0).standard_normal((rows, 32)).astype(np.float32)
-    given = matrix, np.ascontiguousarray(matrix.T), matrix[:, 0].copy()
-    for result, expected in zip(copy_kernel(most, most_bodies, slots)[cores](*given), given, strict=True):
+    inputs = matrix, np.ascontiguousarray(matrix.T), matrix[:, 0].copy()
+    for result, expected in zip(copy_kernel(most, most_bodies, slots)[cores](*inputs), inputs, strict=True):
         assert np.array_equal(result, expected)
 
 

@@ -45,8 +45,8 @@ def logits(x: Array, w: Array, bias: Array | None, softcap: float | None, number
         nisa.dma_copy(dst=z_hbm, src=z_sbuf)
         return z_hbm
 
-    found: Array = nki.jit(kernel)(x, w, bias)
-    return found
+    result: Array = nki.jit(kernel)(x, w, bias)
+    return result
 
 
 @settings(max_examples=20)
@@ -67,7 +67,7 @@ def test_a_tile_is_the_product_of_its_inputs(
     x = rng.standard_normal((positions, features)).astype(dtype)
     w = rng.standard_normal((classes, features)).astype(dtype)
     bias = rng.standard_normal(classes).astype(np.float32) * 3 if has_bias else None
-    found = logits(x, w, bias, softcap, positions)
+    result = logits(x, w, bias, softcap, positions)
     x64, w64 = x.astype(np.float64), w.astype(np.float64)
     expected, sizes = x64 @ w64.T, np.abs(x64) @ np.abs(w64).T
     if bias is not None:
@@ -76,7 +76,7 @@ def test_a_tile_is_the_product_of_its_inputs(
     if softcap is not None:
         expected = softcap * np.tanh(expected / softcap)
         allowed = allowed + 4 * 2.0**-23 * softcap
-    assert (np.abs(found - expected) <= allowed).all()
+    assert (np.abs(result - expected) <= allowed).all()
 
 
 def test_a_masked_class_stays_masked_and_has_the_least_tangent_under_a_cap() -> None:

@@ -40,8 +40,8 @@ def loaded(stored: Array, is_transposed: bool, by_columns: bool, part: tuple[int
         nisa.dma_copy(dst=tiles_hbm, src=tiles_sbuf)
         return tiles_hbm
 
-    found: Array = nki.jit(kernel)(stored)
-    return found
+    result: Array = nki.jit(kernel)(stored)
+    return result
 
 
 @settings(max_examples=20)
@@ -56,12 +56,12 @@ def test_a_matrix_is_loaded_with_either_dimension_on_partitions(
     rng = np.random.default_rng([rows, columns])
     whole = rng.standard_normal((rows + before + after, columns + before + after)).astype(FLOATS[rows % 3])
     stored = np.ascontiguousarray(whole.T) if is_transposed else whole
-    found = loaded(stored, is_transposed, by_columns, (before, rows, before, columns))
+    result = loaded(stored, is_transposed, by_columns, (before, rows, before, columns))
     part = whole[before : before + rows, before : before + columns]
     part = part.T if by_columns else part
-    expected = np.zeros((found.shape[1] * PARTITIONS, part.shape[1]), part.dtype)
+    expected = np.zeros((result.shape[1] * PARTITIONS, part.shape[1]), part.dtype)
     expected[: part.shape[0]] = part
-    np.testing.assert_array_equal(found, expected.reshape(-1, PARTITIONS, part.shape[1]).transpose(1, 0, 2))
+    np.testing.assert_array_equal(result, expected.reshape(-1, PARTITIONS, part.shape[1]).transpose(1, 0, 2))
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

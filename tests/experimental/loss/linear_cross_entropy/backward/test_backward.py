@@ -57,8 +57,8 @@ class Launched:
 
     def check(self) -> None:
         """All that was returned is within its bounds."""
-        for name, found in self.found.items():
-            off = np.abs(np.asarray(found, dtype=np.float64) - getattr(self.expected, name))
+        for name, result in self.found.items():
+            off = np.abs(np.asarray(result, dtype=np.float64) - getattr(self.expected, name))
             assert (off <= getattr(self.bounds, name)).all(), (name, np.nanmax(off / getattr(self.bounds, name)))
 
 
@@ -71,7 +71,7 @@ def launched(problem: LinearProblem, upstream: BackwardInputs | None = None, cor
     """A launch with everything wanted, of small blocks unless others are asked for."""
     if upstream is None:
         upstream = upstream_of(problem, lse_of(problem))
-    found = linear_cross_entropy_backward[cores](
+    results = linear_cross_entropy_backward[cores](
         problem.input,
         problem.weight,
         problem.targets,
@@ -85,7 +85,7 @@ def launched(problem: LinearProblem, upstream: BackwardInputs | None = None, cor
     )
     names = ["input", "weight", "bias"]
     return Launched(
-        dict(zip(names, found, strict=False)),
+        dict(zip(names, results, strict=False)),
         linear_backward_reference(problem, upstream),
         linear_gradient_bounds(problem, upstream),
         problem,
@@ -133,9 +133,9 @@ def test_a_piece_of_the_input_that_stays_is_the_one_of_its_stripe(layout: str, c
 
 @pytest.mark.parametrize("transformed", [np.zeros_like, np.negative, lambda array: array[::-1]])
 def test_the_bounds_refuse_other_gradients(transformed: Any) -> None:
-    found = launched(problem_of("normal", Sizes(150, 96, 330, BF16)))
-    for name, array in found.found.items():
-        wrong = replace(found, found={name: transformed(np.asarray(array))})
+    result = launched(problem_of("normal", Sizes(150, 96, 330, BF16)))
+    for name, array in result.found.items():
+        wrong = replace(result, found={name: transformed(np.asarray(array))})
         with pytest.raises(AssertionError):
             wrong.check()
 
@@ -208,8 +208,8 @@ def test_what_is_not_wanted_is_not_there() -> None:
     whole = launched(problem).found
     for wanted in ("input", "weight", "bias"):
         flags = {f"grad_{name}_wanted": name == wanted for name in whole}
-        (found,) = launched(problem, **flags).found.values()
-        np.testing.assert_array_equal(found, whole[wanted])
+        (result,) = launched(problem, **flags).found.values()
+        np.testing.assert_array_equal(result, whole[wanted])
 
 
 @pytest.mark.parametrize("layout", ["vd", "dv"])
@@ -218,20 +218,20 @@ def test_the_weight_is_added_to_a_sum_in_float32(layout: str, dtype: Any) -> Non
     problem = problem_of("normal", Sizes(150, 64, 300, dtype), layout=layout)
     start = np.random.default_rng(5).standard_normal(problem.weight.shape).astype(np.float32)
     total = start.copy()
-    found = launched(problem, grad_weight_sum_hbm=total)
-    np.testing.assert_array_equal(found.found["weight"], total)
-    added = replace(found, found={"weight": total.astype(np.float64) - start})
-    rounded = found.bounds.weight + 2.0**-23 * (np.abs(start) + np.abs(total))
-    replace(added, bounds=found.bounds._replace(weight=rounded)).check()
+    result = launched(problem, grad_weight_sum_hbm=total)
+    np.testing.assert_array_equal(result.found["weight"], total)
+    added = replace(result, found={"weight": total.astype(np.float64) - start})
+    rounded = result.bounds.weight + 2.0**-23 * (np.abs(start) + np.abs(total))
+    replace(added, bounds=result.bounds._replace(weight=rounded)).check()
 
 
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 def test_the_gradient_of_the_input_may_stay_in_float32(dtype: Any, cores: int) -> None:
     problem = problem_of("normal", Sizes(150, 64, 300, dtype))
-    found = launched(problem, cores=cores, grad_input_float32=True)
-    found.check()
-    unrounded, rounded = found.found["input"], launched(problem, cores=cores).found["input"]
+    result = launched(problem, cores=cores, grad_input_float32=True)
+    result.check()
+    unrounded, rounded = result.found["input"], launched(problem, cores=cores).found["input"]
     assert (unrounded.dtype, rounded.dtype) == (np.float32, dtype)
     np.testing.assert_array_equal(unrounded.astype(dtype), rounded)
     assert (unrounded != rounded.astype(np.float32)).any()
@@ -248,9 +248,9 @@ def test_maximum_and_log_sum_keep_the_digits_of_large_logits() -> None:
     off = []
     for given_too in (False, True):
         pair = {"maximum_hbm": maximum, "log_sum_hbm": log_sum} if given_too else {}
-        found = launched(problem, upstream, **pair)
+        result = launched(problem, upstream, **pair)
         expected = linear_backward_reference(problem, exact).input
-        off.append(np.linalg.norm(found.found["input"] - expected) / np.linalg.norm(expected))
+        off.append(np.linalg.norm(result.found["input"] - expected) / np.linalg.norm(expected))
     assert off[1] < off[0] / 2 or off[1] < 1e-3, off
 
 
@@ -262,7 +262,7 @@ def test_shards_of_the_vocabulary_give_the_parts_of_the_whole() -> None:
     at_target = np.where(problem.targets < 0, 0, weight[np.maximum(problem.targets, 0)]).astype(np.float32)
     for first, end in ((0, 130), (130, 300)):
         shard = slice(first, end)
-        found = linear_cross_entropy_backward[2](
+        results = linear_cross_entropy_backward[2](
             problem.input,
             problem.weight[shard],
             problem.targets,
@@ -278,7 +278,7 @@ def test_shards_of_the_vocabulary_give_the_parts_of_the_whole() -> None:
             weight_sum=float(weight.astype(np.float64).sum()),
         )
         Launched(
-            dict(zip(["input", "weight"], found, strict=True)),
+            dict(zip(["input", "weight"], results, strict=True)),
             linear_backward_reference(problem, upstream, shard),
             linear_gradient_bounds(problem, upstream, shard),
             problem,
@@ -288,9 +288,9 @@ def test_shards_of_the_vocabulary_give_the_parts_of_the_whole() -> None:
 def test_masked_classes_have_no_gradient() -> None:
     problem = problem_of("masked classes", Sizes(100, 64, 300, BF16))
     assert problem.bias is not None
-    found = launched(problem).found
-    assert not np.float32(found["weight"])[np.isinf(problem.bias)].any()
-    assert not found["bias"][np.isinf(problem.bias)].any()
+    results = launched(problem).found
+    assert not np.float32(results["weight"])[np.isinf(problem.bias)].any()
+    assert not results["bias"][np.isinf(problem.bias)].any()
 
 
 def test_blocks_that_do_not_fit_are_refused() -> None:
@@ -410,9 +410,12 @@ def test_inputs_that_stream_beside_the_weight(
     assert plan.streams_inputs and plan.batches_of_tiles * plan.tiles_of_batch >= plan.position_tiles
     shares = [share for share in shares_of_cores(sizes.classes, 2) if share.size > 0]
     cover = planned_cover(plan, shares, 0, sizes.positions)
-    found = planned_blocks(plan, shares, 0, sizes.positions)
-    ways = {"lead and loop": found.lead > 0 and found.blocks.iterations > 0, "unrolled": found.blocks.iterations == 0}
-    ways["loop"] = found.lead == 0 and found.blocks.iterations > 0
+    result = planned_blocks(plan, shares, 0, sizes.positions)
+    ways = {
+        "lead and loop": result.lead > 0 and result.blocks.iterations > 0,
+        "unrolled": result.blocks.iterations == 0,
+    }
+    ways["loop"] = result.lead == 0 and result.blocks.iterations > 0
     assert cover is not None if way == "cover" else cover is None and ways[way]
     problem = with_options(problem_of("normal", sizes), name)
     launched(problem, position_block=blocks[0], class_block=blocks[1]).check()
@@ -450,9 +453,9 @@ def test_weights_stay_where_the_input_does_not_fit() -> None:
 @pytest.mark.parametrize("upstream", [np.inf, np.nan])
 def test_one_upstream_gradient_that_is_not_finite_makes_all_of_float16_nan(upstream: float) -> None:
     problem = problem_of("normal", Sizes(140, 48, 260, FP16))
-    given = np.full(140, 1.0 / 140, np.float32)
-    given[3] = upstream
+    inputs = np.full(140, 1.0 / 140, np.float32)
+    inputs[3] = upstream
     for cores in (1, 2):
-        operands = problem.input, problem.weight, problem.targets, lse_of(problem), given
-        found = linear_cross_entropy_backward[cores](*operands, **BLOCKS)
-        assert all(np.isnan(np.float32(array)).all() for array in found)
+        operands = problem.input, problem.weight, problem.targets, lse_of(problem), inputs
+        results = linear_cross_entropy_backward[cores](*operands, **BLOCKS)
+        assert all(np.isnan(np.float32(array)).all() for array in results)

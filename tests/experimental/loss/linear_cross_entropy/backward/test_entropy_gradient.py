@@ -76,13 +76,13 @@ def scaled_problem(problem: LinearProblem, scale: tuple[float, float, float | No
     return replace(problem, options=options, logit_scale=logit_scale)
 
 
-def wrong_results(found: Launched) -> list[Launched]:
+def wrong_results(result: Launched) -> list[Launched]:
     """The same launch with results that no bound may take: zeros, the opposite, and rows in another order."""
     changes = (np.zeros_like, np.negative, lambda array: np.roll(array, 1, axis=0))
     return [
-        replace(found, found={name: change(np.asarray(array))})
+        replace(result, found={name: change(np.asarray(array))})
         for change in changes
-        for name, array in found.found.items()
+        for name, array in result.found.items()
     ]
 
 
@@ -90,9 +90,9 @@ def wrong_results(found: Launched) -> list[Launched]:
 @pytest.mark.parametrize("kind", PROBLEMS)
 def test_gradients_of_hard_rows_are_within_their_bounds(kind: str, with_pair: bool, dtype: Any) -> None:
     problem = problem_of(kind, replace(SIZES, dtype=dtype), layout="dv" if dtype == FP32 else "vd")
-    found = launched(problem, given_to(problem), **(pair_of(problem) if with_pair else {}))
-    assert all(np.isfinite(np.float32(each)).all() for each in found.found.values())
-    found.check()
+    actual = launched(problem, given_to(problem), **(pair_of(problem) if with_pair else {}))
+    assert all(np.isfinite(np.float32(result)).all() for result in actual.found.values())
+    actual.check()
 
 
 def test_the_bounds_refuse_other_gradients() -> None:
@@ -136,9 +136,9 @@ def test_masked_classes_get_no_gradient(scale: tuple[float, float, float | None]
     problem = scaled_problem(problem_of("masked classes", Sizes(140, 64, 300, dtype)), scale)
     assert problem.bias is not None
     masked = np.isneginf(problem.bias)
-    found = launched(problem, given_to(problem), **(pair_of(problem) if with_pair else {}))
-    found.check()
-    assert not np.float32(found.found["weight"])[masked].any() and not found.found["bias"][masked].any()
+    result = launched(problem, given_to(problem), **(pair_of(problem) if with_pair else {}))
+    result.check()
+    assert not np.float32(result.found["weight"])[masked].any() and not result.found["bias"][masked].any()
 
 
 @pytest.mark.parametrize("positions", [1, 2, 127, 128, 129, 300])
@@ -176,10 +176,10 @@ def test_a_gradient_that_is_not_given_is_zero(
 def test_ignored_positions_have_the_gradients_of_entropy_and_lse_alone() -> None:
     problem = with_ignored(normal_problem(SIZES, np.random.default_rng(3)), np.random.default_rng(4), 1.1)
     whole = given_to(problem)
-    found = launched(problem, whole).found
+    results = launched(problem, whole).found
     nothing = np.full_like(whole.grad_loss, np.nan)
     other = launched(problem, replace(whole, grad_loss=nothing, grad_logprob=nothing), grad_weight_wanted=True).found
-    for name, array in found.items():
+    for name, array in results.items():
         assert np.asarray(array).any()
         np.testing.assert_array_equal(other[name], array)
 
@@ -195,7 +195,7 @@ def test_float16_takes_the_power_of_two_of_the_largest_gradient(power: int) -> N
             name: getattr(usual, name) * np.float32(2.0**power)
             for name in ("grad_loss", "grad_lse", "grad_logprob", "grad_entropy")
         }
-        first, second = (launched(problem, each, grad_input_float32=True) for each in (usual, replace(usual, **scaled)))
+        first, second = (launched(problem, item, grad_input_float32=True) for item in (usual, replace(usual, **scaled)))
         second.check()
         np.testing.assert_array_equal(second.found["input"], first.found["input"] * np.float32(2.0**power))
 
@@ -218,8 +218,8 @@ def test_maximum_and_log_sum_keep_the_digits_of_large_logits(dtype: Any, least: 
         expected = linear_backward_reference(problem, replace(upstream, lse=forward.lse)).bias
         off = []
         for pair in ({}, pair_of(problem)):
-            found = launched(problem, upstream, **pair).found["bias"]
-            off.append(float(np.linalg.norm(found - expected) / np.linalg.norm(expected)))
+            result = launched(problem, upstream, **pair).found["bias"]
+            off.append(float(np.linalg.norm(result - expected) / np.linalg.norm(expected)))
         assert off[0] > 1e-3 and off[1] < least + (0.0 if upstream.entropy is None or dtype == FP32 else 2.0**-8), off
 
 
@@ -230,7 +230,7 @@ def test_shards_of_the_vocabulary_give_the_parts_of_the_whole() -> None:
     of_input = np.zeros(problem.input.shape)
     for first, end in ((0, 130), (130, 300)):
         shard = slice(first, end)
-        found, of_weight = linear_cross_entropy_backward[2](
+        result, of_weight = linear_cross_entropy_backward[2](
             problem.input,
             problem.weight[shard],
             problem.targets,
@@ -245,7 +245,7 @@ def test_shards_of_the_vocabulary_give_the_parts_of_the_whole() -> None:
             first_class=first,
             num_classes=300,
         )
-        of_input += found
+        of_input += result
         np.testing.assert_allclose(of_weight, exact.weight[shard], rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(of_input, exact.input, rtol=1e-3, atol=1e-6)
 
@@ -265,10 +265,10 @@ def test_a_gradient_that_is_not_finite_is_in_its_position_and_in_the_weight(valu
         upstream = given_to(problem)
         changed = upstream.grad_entropy.copy()
         changed[3] = value
-        found = launched(problem, replace(upstream, grad_entropy=changed)).found
-        rows = ~np.isfinite(np.float32(found["input"]))
+        results = launched(problem, replace(upstream, grad_entropy=changed)).found
+        rows = ~np.isfinite(np.float32(results["input"]))
         assert rows[3].all() and not np.delete(rows, 3, axis=0).any()
-        assert not np.isfinite(np.float32(found["weight"])).any()
+        assert not np.isfinite(np.float32(results["weight"])).any()
 
 
 def test_logits_that_are_not_finite_make_nan_of_their_position() -> None:
@@ -278,6 +278,6 @@ def test_logits_that_are_not_finite_make_nan_of_their_position() -> None:
     problem = replace(problem, input=changed)
     with np.errstate(all="ignore"):
         upstream = given_to(problem)
-        found = launched(problem, upstream).found
-    rows = np.isnan(found["input"])
+        results = launched(problem, upstream).found
+    rows = np.isnan(results["input"])
     assert rows[3].all() and not np.delete(rows, 3, axis=0).any()

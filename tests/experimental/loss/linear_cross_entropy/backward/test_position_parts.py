@@ -67,8 +67,8 @@ def test_rows_are_those_of_a_launch_that_is_not_split(positions: int) -> None:
         split = launch.results(problem)
         of_parts = launched(problem, upstream, **blocks).found
     assert split.keys() == whole.keys()
-    for name, found in split.items():
-        np.testing.assert_array_equal(found, whole[name], err_msg=name)
+    for name, value in split.items():
+        np.testing.assert_array_equal(value, whole[name], err_msg=name)
     np.testing.assert_array_equal(of_parts["input"], gradients["input"])
     assert (of_parts["weight"] != gradients["weight"]).mean() < 0.05
 
@@ -79,10 +79,10 @@ def test_the_weight_gradient_is_added_to_a_sum(layout: str) -> None:
     upstream = upstream_of(problem, lse_of(problem))
     start = np.random.default_rng(4).standard_normal(problem.weight.shape).astype(np.float32)
     with shrunk(LIMITS):
-        found = launched(problem, upstream, grad_weight_sum_hbm=start.copy())
-    added = replace(found, found={**found.found, "weight": found.found["weight"].astype(np.float64) - start})
-    rounding = 2.0**-22 * (np.abs(start) + np.abs(found.found["weight"]))
-    replace(added, bounds=found.bounds._replace(weight=found.bounds.weight + rounding)).check()
+        result = launched(problem, upstream, grad_weight_sum_hbm=start.copy())
+    added = replace(result, found={**result.found, "weight": result.found["weight"].astype(np.float64) - start})
+    rounding = 2.0**-22 * (np.abs(start) + np.abs(result.found["weight"]))
+    replace(added, bounds=result.bounds._replace(weight=result.bounds.weight + rounding)).check()
 
 
 @pytest.mark.parametrize("wanted", ["input", "weight", "bias"])
@@ -106,11 +106,11 @@ def test_operands_of_another_type() -> None:
     with shrunk(LIMITS):
         expected = launched(rounded, upstream, **arguments).found
         operands = (problem.input, problem.weight, problem.targets, upstream.lse, upstream.grad_loss)
-        found = linear_cross_entropy_backward[2](*operands, problem.bias, compute_dtype=BF16, **arguments)
+        result = linear_cross_entropy_backward[2](*operands, problem.bias, compute_dtype=BF16, **arguments)
         loss, lse = linear_cross_entropy_forward[2](*operands[:3], problem.bias, compute_dtype=BF16)
-    np.testing.assert_array_equal(found[0].astype(BF16), expected["input"])
-    np.testing.assert_array_equal(found[1].astype(BF16), expected["weight"])
-    np.testing.assert_array_equal(found[2], expected["bias"])
+    np.testing.assert_array_equal(result[0].astype(BF16), expected["input"])
+    np.testing.assert_array_equal(result[1].astype(BF16), expected["weight"])
+    np.testing.assert_array_equal(result[2], expected["bias"])
     np.testing.assert_allclose(lse, upstream.lse, rtol=1e-6)
     assert np.isfinite(loss).all()
 

@@ -47,7 +47,7 @@ def gradients(sizes: Sizes, seed: int, *, unrounded: bool = False) -> tuple[Grad
     further: dict[str, Any] = {}
     if unrounded:
         further["grad_weight_sum_hbm"] = np.zeros(problem.weight.shape, np.float32)
-    found = linear_cross_entropy_backward[2](
+    results = linear_cross_entropy_backward[2](
         problem.input,
         problem.weight,
         problem.targets,
@@ -60,18 +60,18 @@ def gradients(sizes: Sizes, seed: int, *, unrounded: bool = False) -> tuple[Grad
         **further,
     )
     nothing = np.zeros(sizes.positions, np.float32)
-    given = BackwardInputs(forward.lse, nothing, None, of_logprob, forward.entropy, of_entropy)
-    expected = linear_backward_reference(problem, given)
+    inputs = BackwardInputs(forward.lse, nothing, None, of_logprob, forward.entropy, of_entropy)
+    expected = linear_backward_reference(problem, inputs)
     names = ("input", "weight")
     return (
-        {name: np.asarray(each, np.float64) for name, each in zip(names, found, strict=True)},
+        {name: np.asarray(result, np.float64) for name, result in zip(names, results, strict=True)},
         {name: getattr(expected, name) for name in names},
     )
 
 
-def errors(found: Array, expected: Array) -> tuple[float, float]:
+def errors(result: Array, expected: Array) -> tuple[float, float]:
     """Relative: in norm, and of the worst row."""
-    off = found - expected
+    off = result - expected
     worst = np.linalg.norm(off, axis=1) / np.linalg.norm(expected, axis=1)
     return float(np.linalg.norm(off) / np.linalg.norm(expected)), float(worst.max())
 
@@ -80,34 +80,34 @@ def biases(sizes: Sizes) -> Iterator[tuple[str, float, float]]:
     """The mean over the batches of the error along each gradient, relative, and its standard error."""
     shares: dict[str, list[float]] = {}
     for seed in range(BATCHES):
-        found, expected = gradients(sizes, seed)
+        result, expected = gradients(sizes, seed)
         for name, exact in expected.items():
-            along = float(((found[name] - exact) * exact).sum() / np.square(exact).sum())
+            along = float(((result[name] - exact) * exact).sum() / np.square(exact).sum())
             shares.setdefault(name, []).append(along)
     for name, values in shares.items():
         yield name, float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(BATCHES))
 
 
 def test_errors_are_those_of_two_roundings() -> None:
-    found, expected = gradients(SMALL, 0)
+    result, expected = gradients(SMALL, 0)
     for name, exact in expected.items():
-        norm, worst = errors(found[name], exact)
+        norm, worst = errors(result[name], exact)
         assert norm <= OF_SMALL[0] and worst <= OF_SMALL[1], (name, norm, worst)
         for wrong in (0.0 * exact, -exact, np.roll(exact, 1, axis=0)):
             assert errors(wrong, exact)[0] > 0.5
 
 
 def test_errors_of_unrounded_gradients_are_those_of_one() -> None:
-    found, expected = gradients(SMALL, 0, unrounded=True)
+    result, expected = gradients(SMALL, 0, unrounded=True)
     for name, exact in expected.items():
-        assert errors(found[name], exact)[0] <= OF_FLOAT32, name
+        assert errors(result[name], exact)[0] <= OF_FLOAT32, name
 
 
 @pytest.mark.sweep
 def test_errors_at_the_size_of_a_model() -> None:
-    found, expected = gradients(LARGE, 0)
+    result, expected = gradients(LARGE, 0)
     for name, (most, worst) in (("input", OF_INPUT), ("weight", OF_WEIGHT)):
-        norm, of_row = errors(found[name], expected[name])
+        norm, of_row = errors(result[name], expected[name])
         assert norm <= most and of_row <= worst, (name, norm, of_row)
 
 

@@ -41,7 +41,7 @@ class Launch:
     def results(self, problem: LinearProblem, **shard: int) -> dict[str, Array]:
         """What the kernel returns, by name."""
         options = problem.options
-        found = linear_cross_entropy_forward[self.cores](
+        result = linear_cross_entropy_forward[self.cores](
             problem.input,
             problem.weight,
             problem.targets,
@@ -63,14 +63,14 @@ class Launch:
         for name in WANTED:
             if name in self.wanted:
                 names += _NAMES.get(name, (name,))
-        return dict(zip(names, found, strict=True))
+        return dict(zip(names, result, strict=True))
 
 
 def check(problem: LinearProblem, launch: Launch) -> dict[str, Array]:
     """Hold the results against float64; the results."""
-    found = launch.results(problem)
+    results = launch.results(problem)
     expected, bounds = reference_of(problem), linear_forward_bounds(problem)
-    for name, values in found.items():
+    for name, values in results.items():
         if name == "argmax":
             _check_argmax(problem, values)
         elif name == "position_weight":
@@ -78,7 +78,7 @@ def check(problem: LinearProblem, launch: Launch) -> dict[str, Array]:
         else:
             worst = error_over_bound(values, expected[name], bounds[name]).max()
             assert worst <= 1.0, f"{name}: {worst} of its bound"
-    return found
+    return results
 
 
 def reference_of(problem: LinearProblem) -> dict[str, Array]:
@@ -91,12 +91,12 @@ def reference_of(problem: LinearProblem) -> dict[str, Array]:
         return {**exact, "maximum": maximum, "log_sum": exact["lse"] - maximum}
 
 
-def _check_argmax(problem: LinearProblem, found: Array) -> None:
+def _check_argmax(problem: LinearProblem, result: Array) -> None:
     """z of what was found is the largest but for rounding."""
     weight, recipe = problem.classes_first, problem.recipe
     for rows in problem.row_blocks():
         logits, off = problem.logits_of(rows, weight), logit_bounds(problem, rows, weight) / recipe.temperature
         z = recipe.scores(logits, None)
         rounding = UNIT * (2.0 * np.abs(z.max(axis=1)) + CAP_UNITS * (recipe.logit_softcap or 0.0) / recipe.temperature)
-        chosen = z[np.arange(len(z)), found[rows]]
+        chosen = z[np.arange(len(z)), result[rows]]
         assert (z.max(axis=1) - chosen <= 2 * off.max(axis=1) + 2 * rounding).all()

@@ -114,14 +114,14 @@ def test_shards_count_targets_and_classes_over_all() -> None:
             weight=problem.weight[first:last],
             options=replace(problem.options, class_weight=weight[first:last]),
         )
-        found = Launch(wanted=WANTED).results(shard, first_class=first, num_classes=500)
-        held = (problem.targets >= first) & (problem.targets < last)
-        expected = np.where(held, exact["target_logit"], 0.0)
-        assert error_over_bound(found["target_logit"], expected, bounds["target_logit"]).max() <= 1.0
-        np.testing.assert_array_equal(found["position_weight"], np.where(held, exact["position_weight"], 0.0))
-        np.testing.assert_array_equal(found["argmax"], first + logits[:, first:last].argmax(axis=1))
+        results = Launch(wanted=WANTED).results(shard, first_class=first, num_classes=500)
+        kept = (problem.targets >= first) & (problem.targets < last)
+        expected = np.where(kept, exact["target_logit"], 0.0)
+        assert error_over_bound(results["target_logit"], expected, bounds["target_logit"]).max() <= 1.0
+        np.testing.assert_array_equal(results["position_weight"], np.where(kept, exact["position_weight"], 0.0))
+        np.testing.assert_array_equal(results["argmax"], first + logits[:, first:last].argmax(axis=1))
         lse = np.log(np.exp(logits[:, first:last]).sum(axis=1))
-        assert error_over_bound(found["lse"], lse, bounds["lse"]).max() <= 1.0
+        assert error_over_bound(results["lse"], lse, bounds["lse"]).max() <= 1.0
 
 
 def test_of_equal_logits_the_first_class_on_either_core() -> None:
@@ -143,18 +143,18 @@ def test_rows_of_minus_infinity_as_in_pytorch() -> None:
     for bias in (np.full(300, -np.inf, np.float32), target_masked, others_masked):
         for smoothing in (0.0, 0.1):
             biased = replace(problem, bias=bias, options=ExtendedLoss(label_smoothing=smoothing))
-            found = Launch(wanted=("target",)).results(biased)
+            results = Launch(wanted=("target",)).results(biased)
             logits = torch.from_numpy(biased.logits_of(slice(None), biased.classes_first))
             loss = torch.nn.functional.cross_entropy(
                 logits, torch.from_numpy(biased.targets).long(), reduction="none", label_smoothing=smoothing
             )
-            np.testing.assert_allclose(found["loss"], loss.numpy(), rtol=1e-5)
-            np.testing.assert_allclose(found["lse"], torch.logsumexp(logits, 1).numpy(), rtol=1e-5)
+            np.testing.assert_allclose(results["loss"], loss.numpy(), rtol=1e-5)
+            np.testing.assert_allclose(results["lse"], torch.logsumexp(logits, 1).numpy(), rtol=1e-5)
 
 
 def test_a_loss_of_confident_rows_is_not_negative() -> None:
-    found = Launch().results(problem_of("half at 0.999", Sizes(256, 128, 500)))
-    assert (found["loss"] >= 0.0).all()
+    results = Launch().results(problem_of("half at 0.999", Sizes(256, 128, 500)))
+    assert (results["loss"] >= 0.0).all()
 
 
 def test_a_class_weight_of_an_ignored_position_is_not_looked_at() -> None:

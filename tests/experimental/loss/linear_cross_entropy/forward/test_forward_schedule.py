@@ -41,10 +41,10 @@ def test_loops_give_what_the_unrolled_program_gives(
     launch = replace(EVERYTHING, cores=cores, position_block=128)
     unrolled = check(problem, launch)
     monkeypatch.setattr(forward_tiling, "_INSTRUCTIONS", 1)
-    for each, values in launch.results(problem).items():
+    for key, values in launch.results(problem).items():
         # A mean may be far smaller than the logits, which are about 2.
-        atol = 1e-6 if each == "mean_logit" else 0.0
-        np.testing.assert_allclose(values, unrolled[each], rtol=1e-6, atol=atol, err_msg=each)
+        atol = 1e-6 if key == "mean_logit" else 0.0
+        np.testing.assert_allclose(values, unrolled[key], rtol=1e-6, atol=atol, err_msg=key)
 
 
 @pytest.mark.parametrize("classes", [500, 760, 1300])
@@ -63,8 +63,8 @@ def test_classes_that_the_cores_share(monkeypatch: pytest.MonkeyPatch, positions
     unshared = check(problem, launch)
     monkeypatch.setattr(forward_tiling, "_LOAD_US", float("-inf"))
     monkeypatch.setattr(forward_tiling, "_SWAP_US", 0.02)
-    for each, values in check(problem, launch).items():
-        np.testing.assert_allclose(values, unshared[each], rtol=1e-5, atol=1e-5, err_msg=each)
+    for key, values in check(problem, launch).items():
+        np.testing.assert_allclose(values, unshared[key], rtol=1e-5, atol=1e-5, err_msg=key)
     monkeypatch.setattr(forward_tiling, "_INSTRUCTIONS", 1)
     check(problem, launch)
 
@@ -106,19 +106,19 @@ def test_a_program_is_short_whatever_the_vocabulary(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_weight_is_read_once_where_the_positions_fit() -> None:
-    found = profiled(1024, 1024, 16_000)
+    result = profiled(1024, 1024, 16_000)
     operands = 2 * 1024 * (1024 * 2 + 16_000)
     # And the few classes that both cores work on at the end once more.
-    assert operands <= found.hbm_read_bytes <= 1.05 * operands
-    assert found.hbm_written_bytes == 2 * 4 * 1024
+    assert operands <= result.hbm_read_bytes <= 1.05 * operands
+    assert result.hbm_written_bytes == 2 * 4 * 1024
 
 
 @pytest.mark.parametrize(("positions", "features", "most"), [(512, 512, 1.15), (1024, 1024, 1.03)])
 def test_tensor_is_kept_busy(positions: int, features: int, most: float) -> None:
     """Modelled, not measured: the time over that of the products alone."""
-    found = profiled(positions, features, 32_000)
+    result = profiled(positions, features, 32_000)
     products_us = positions * features * 16_000 / (128 * 128 * 2400)
-    assert found.time_us <= most * products_us
+    assert result.time_us <= most * products_us
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,11 @@ def test_tensor_is_kept_busy(positions: int, features: int, most: float) -> None
 def test_scores_leave_tensor_busy(options: dict[str, Any], most: float) -> None:
     """Modelled likewise. And what a tiling counts is enough for what the launch takes of SBUF."""
     with mock.patch.object(forward_tiling.ForwardSizes, "bytes_of", autospec=True, side_effect=BYTES_OF) as counted:
-        found = profiled(1024, 1024, 32_000, **options)
+        result = profiled(1024, 1024, 32_000, **options)
     products_us = 1024 * 1024 * 16_000 / (128 * 128 * 2400)
-    assert found.time_us <= most * products_us
+    assert result.time_us <= most * products_us
     sizes = counted.call_args.args[0]
-    assert found.sbuf_peak_bytes_per_partition <= BYTES_OF(sizes, 8, 512)
+    assert result.sbuf_peak_bytes_per_partition <= BYTES_OF(sizes, 8, 512)
 
 
 def test_blocks_that_do_not_fit_are_refused() -> None:

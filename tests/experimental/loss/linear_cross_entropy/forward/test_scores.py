@@ -52,14 +52,14 @@ def test_masked_classes_take_no_part(cap: float | None) -> None:
     """All but one class are masked in the bias of the second launch: nothing is left to choose."""
     problem = scaled(problem_of("masked classes", replace(SIZES, dtype=FP32)), 0.9, 1.0, cap)
     assert problem.bias is not None
-    found = check(problem, Launch(class_block=128, wanted=SCORES))
-    assert all(np.isfinite(values).all() for values in found.values())
-    held = np.flatnonzero(np.isfinite(problem.bias))
-    assert np.isin(found["argmax"], held).all()
-    one = replace(problem, bias=np.where(np.arange(300) == held[0], problem.bias, -np.inf).astype(np.float32))
-    one = replace(one, targets=np.full_like(problem.targets, held[0]))
+    results = check(problem, Launch(class_block=128, wanted=SCORES))
+    assert all(np.isfinite(values).all() for values in results.values())
+    kept = np.flatnonzero(np.isfinite(problem.bias))
+    assert np.isin(results["argmax"], kept).all()
+    one = replace(problem, bias=np.where(np.arange(300) == kept[0], problem.bias, -np.inf).astype(np.float32))
+    one = replace(one, targets=np.full_like(problem.targets, kept[0]))
     alone = check(one, Launch(class_block=128, wanted=SCORES))
-    np.testing.assert_array_equal(alone["argmax"], held[0])
+    np.testing.assert_array_equal(alone["argmax"], kept[0])
     for name in ("loss", "entropy", "log_sum_squares"):
         np.testing.assert_allclose(alone[name], 0.0, atol=1e-6)
 
@@ -69,10 +69,10 @@ def test_rows_whose_classes_are_all_masked(cap: float | None) -> None:
     """The first class, as torch has it; no mean of nothing."""
     problem = scaled(normal_problem(SIZES, np.random.default_rng(0)), 0.9, 1.0, cap)
     masked = replace(problem, bias=np.full(300, -np.inf, np.float32))
-    found = Launch(class_block=128, wanted=SCORES).results(masked)
-    np.testing.assert_array_equal(found["argmax"], 0)
-    assert np.isneginf(found["lse"]).all()
-    assert np.isnan(found["mean_logit"]).all()
+    results = Launch(class_block=128, wanted=SCORES).results(masked)
+    np.testing.assert_array_equal(results["argmax"], 0)
+    assert np.isneginf(results["lse"]).all()
+    assert np.isnan(results["mean_logit"]).all()
 
 
 def integers(classes: int, logits: Array) -> LinearProblem:
@@ -93,8 +93,8 @@ def first_of_largest(problem: LinearProblem) -> Array:
     scale = (1.0 if recipe.logit_softcap is None else recipe.logit_softcap) / recipe.temperature
     if recipe.logit_softcap is not None:
         scores = np.tanh(scores * np.float32(1.0 / recipe.logit_softcap))
-    found: Array = (scores * np.float32(scale)).argmax(axis=1)
-    return found
+    result: Array = (scores * np.float32(scale)).argmax(axis=1)
+    return result
 
 
 @pytest.mark.parametrize("cores", [1, 2])
@@ -112,8 +112,8 @@ def test_of_equal_z_the_first_class(recipe: tuple[float, float, float | None], c
         if recipe[2] is not None:
             logits[[max(places) - 1, 880]] = 300.0
         problem = scaled(integers(900, logits), *recipe)
-        found = Launch(cores, None, 128, ("argmax",)).results(problem)["argmax"]
-        np.testing.assert_array_equal(found, first_of_largest(problem))
+        result = Launch(cores, None, 128, ("argmax",)).results(problem)["argmax"]
+        np.testing.assert_array_equal(result, first_of_largest(problem))
 
 
 @pytest.mark.parametrize("cores", [1, 2])
@@ -129,8 +129,8 @@ def test_a_temperature_makes_neighbours_equal(cores: int) -> None:
     problem = replace(problem, options=ExtendedLoss(temperature=0.8))
     expected = first_of_largest(problem)
     assert expected[0] != int((logits + features[:, 1]).argmax())
-    found = Launch(cores, None, 128, ("argmax",)).results(problem)["argmax"]
-    np.testing.assert_array_equal(found, expected)
+    result = Launch(cores, None, 128, ("argmax",)).results(problem)["argmax"]
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_shards_have_the_scores_of_their_own_softmax() -> None:
@@ -139,9 +139,9 @@ def test_shards_have_the_scores_of_their_own_softmax() -> None:
     for first, last in ((0, 200), (200, 500)):
         part: dict[str, Any] = {"weight": problem.weight[first:last], "bias": problem.bias[first:last]}
         own = replace(problem, **part, targets=np.zeros_like(problem.targets))
-        found = Launch(wanted=SCORES, class_block=128).results(own, first_class=first, num_classes=500)
+        result = Launch(wanted=SCORES, class_block=128).results(own, first_class=first, num_classes=500)
         exact, bounds = reference_of(own), linear_forward_bounds(own)
         for name in ("entropy", "log_sum_squares", "mean_logit"):
-            assert error_over_bound(found[name], exact[name], bounds[name]).max() <= 1.0, name
-            for wrong in (0.0 * found[name], -found[name], found[name][::-1]):
+            assert error_over_bound(result[name], exact[name], bounds[name]).max() <= 1.0, name
+            for wrong in (0.0 * result[name], -result[name], result[name][::-1]):
                 assert np.median(error_over_bound(wrong, exact[name], bounds[name])) > 10, name

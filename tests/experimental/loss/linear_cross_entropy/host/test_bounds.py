@@ -27,9 +27,9 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
 from ..linear_inputs import BF16, FP16, FP32, OPTIONS, PROBLEMS, Sizes, problem_of, upstream_of, with_options
 
 
-def _ratios(found: LinearGradients, problem: LinearProblem, upstream: BackwardInputs) -> list[float]:
+def _ratios(linear_gradients: LinearGradients, problem: LinearProblem, upstream: BackwardInputs) -> list[float]:
     exact, bounds = linear_backward_reference(problem, upstream), linear_gradient_bounds(problem, upstream)
-    return [float(error_over_bound(*each).max()) for each in zip(found, exact, bounds, strict=True)]
+    return [float(error_over_bound(*item).max()) for item in zip(linear_gradients, exact, bounds, strict=True)]
 
 
 def _rounded(problem: LinearProblem, upstream: BackwardInputs) -> LinearGradients:
@@ -60,9 +60,9 @@ def test_float32_logits_keep_the_bounds_of_the_forward(kind: str) -> None:
     counts = problem.targets != -100
     at_target = z[np.arange(len(z)), np.where(counts, problem.targets, 0)]
     loss = np.where(counts, log_sum + (maximum - at_target), 0.0).astype(np.float32)
-    for name, found in (("loss", loss), ("lse", maximum + log_sum)):
-        assert error_over_bound(found, getattr(exact, name), bounds[name]).max() <= 1.0, name
-        assert error_over_bound(found * np.float32(1.001), getattr(exact, name), bounds[name]).max() > 1.0, name
+    for name, array in (("loss", loss), ("lse", maximum + log_sum)):
+        assert error_over_bound(array, getattr(exact, name), bounds[name]).max() <= 1.0, name
+        assert error_over_bound(array * np.float32(1.001), getattr(exact, name), bounds[name]).max() > 1.0, name
 
 
 @pytest.mark.parametrize("kind", [name for name in PROBLEMS if name != "all ignored"])
@@ -73,12 +73,12 @@ def test_rounded_gradients_keep_the_bounds_and_wrong_ones_do_not(
     problem = problem_of(kind, Sizes(64, 64, 64, dtype))
     lse = linear_forward_reference(problem).lse.astype(np.float32)
     upstream = upstream_of(problem, lse)
-    found = _rounded(problem, upstream)
-    assert max(_ratios(found, problem, upstream)) <= 1.0
+    results = _rounded(problem, upstream)
+    assert max(_ratios(results, problem, upstream)) <= 1.0
     for wrong in (
-        LinearGradients(*(0 * each for each in found)),
-        LinearGradients(*(-each for each in found)),
-        LinearGradients(found.input.T, found.weight.T, found.bias[::-1]),
+        LinearGradients(*(0 * result for result in results)),
+        LinearGradients(*(-result for result in results)),
+        LinearGradients(results.input.T, results.weight.T, results.bias[::-1]),
     ):
         assert min(_ratios(wrong, problem, upstream)) > 1.0
 

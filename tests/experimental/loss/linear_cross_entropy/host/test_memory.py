@@ -43,8 +43,8 @@ def test_the_backward_keeps_sums_of_a_class_block_where_positions_take_several_b
 
 def test_one_launch_is_smaller_only_for_few_logits() -> None:
     for sizes, is_smaller in (((2048, 2048, 65536, 4096, 768), False), ((4096, 4096, 100, 2048, 768), True)):
-        found = form_bytes(*sizes)
-        assert (found.one_launch <= found.two_launches) == is_smaller
+        result = form_bytes(*sizes)
+        assert (result.one_launch <= result.two_launches) == is_smaller
 
 
 @given(

@@ -50,11 +50,11 @@ def test_losses_and_gradients_are_those_of_autograd(name: str, layout: str, monk
     cap = problem.options.logit_softcap
     z = z if cap is None else cap * torch.tanh(z / cap)
     loss, lse = _losses(problem, z)
-    found = linear_forward_reference(problem)
-    np.testing.assert_allclose(found.loss, loss.detach().numpy(), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(found.lse, lse.detach().numpy(), rtol=1e-12)
+    result = linear_forward_reference(problem)
+    np.testing.assert_allclose(result.loss, loss.detach().numpy(), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(result.lse, lse.detach().numpy(), rtol=1e-12)
 
-    upstream = upstream_of(problem, found.lse, further=True)
+    upstream = upstream_of(problem, result.lse, further=True)
     assert upstream.grad_lse is not None and upstream.grad_logprob is not None
     targets = torch.from_numpy(np.where(problem.targets == -100, 0, problem.targets)).long()
     logprob = torch.where(torch.from_numpy(problem.targets) != -100, z[torch.arange(len(z)), targets] - lse, 0.0)
@@ -79,13 +79,13 @@ def test_scale_and_temperature_are_those_of_the_logits(cap: float | None) -> Non
     masked = torch.isinf(y)
     z = torch.where(masked, y, y if cap is None else cap * torch.tanh(y / cap)) / 0.3
     loss, lse = _losses(problem, z)
-    found = linear_forward_reference(problem)
-    np.testing.assert_allclose(found.loss, loss.detach().numpy(), rtol=1e-12, atol=1e-12)
+    result = linear_forward_reference(problem)
+    np.testing.assert_allclose(result.loss, loss.detach().numpy(), rtol=1e-12, atol=1e-12)
     log_p = F.log_softmax(z, dim=1)
     squares = torch.logsumexp(2.0 * log_p, dim=1).detach().numpy()
-    np.testing.assert_allclose(found.log_sum_squares, squares, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(result.log_sum_squares, squares, rtol=1e-12, atol=1e-12)
     means = torch.where(masked, 0.0, z).sum(dim=1) / (~masked).sum(dim=1)
-    np.testing.assert_allclose(found.mean_logit, means.detach().numpy(), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(result.mean_logit, means.detach().numpy(), rtol=1e-12, atol=1e-12)
     upstream = upstream_of(problem, lse.detach().numpy())
     loss.backward(torch.from_numpy(upstream.grad_loss).double())
     gradients = linear_backward_reference(problem, upstream)

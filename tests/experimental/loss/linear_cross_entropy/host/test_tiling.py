@@ -100,8 +100,8 @@ def test_the_choice_fits(
     classes = 200
     options = {**every_option(classes), **further(positions, features, classes, direction)} if is_extended else {}
     sizes = (positions, features, classes, dtype, direction)
-    found = profile_linear_launch(*sizes, target=target, **options)
-    assert 0 < found.sbuf_peak_bytes_per_partition <= SBUF_BYTES[target]
+    profiled = profile_linear_launch(*sizes, target=target, **options)
+    assert 0 < profiled.sbuf_peak_bytes_per_partition <= SBUF_BYTES[target]
 
 
 @pytest.mark.sweep
@@ -119,8 +119,8 @@ def test_the_choice_fits_at_all_sizes(
     if layout == "dv" and "grad_weight_sum_hbm" in options:
         options["grad_weight_sum_hbm"] = spec((features, classes), "float32")
     sizes = (positions, features, classes, dtype, direction)
-    found = profile_linear_launch(*sizes, weight_layout=layout, **options)
-    assert found.sbuf_peak_bytes_per_partition <= SBUF_BYTES["trn2"]
+    profiled = profile_linear_launch(*sizes, weight_layout=layout, **options)
+    assert profiled.sbuf_peak_bytes_per_partition <= SBUF_BYTES["trn2"]
 
 
 def time_us(launch: Launch, tiling: LinearTiling) -> float | None:
@@ -136,13 +136,13 @@ def check_choice(launch: Launch) -> None:
     positions, direction = launch[0], launch[4]
     classes = CLASS_BLOCKS.get(direction, CLASS_BLOCKS["backward"])
     blocks = sorted({min(block, -(-positions // 128) * 128) for block in POSITION_BLOCKS})
-    times = {LinearTiling(*each): time_us(launch, LinearTiling(*each)) for each in product(blocks, classes)}
+    times = {LinearTiling(*item): time_us(launch, LinearTiling(*item)) for item in product(blocks, classes)}
     chosen = choose_linear_tiling(*launch)
-    found = time_us(launch, chosen)
-    assert found is not None
+    result = time_us(launch, chosen)
+    assert result is not None
     accepted = {tiling: time for tiling, time in times.items() if time is not None}
     best = min(accepted, key=lambda tiling: accepted[tiling])
-    assert found <= AS_GOOD * accepted[best], f"{chosen}: {found:.1f} us; {best}: {accepted[best]:.1f} us"
+    assert result <= AS_GOOD * accepted[best], f"{chosen}: {result:.1f} us; {best}: {accepted[best]:.1f} us"
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,8 @@ def test_masked_classes(masked: str, caps: tuple[float | None, float | None], be
             bias[128:384] = -np.inf
         problem = replace(with_teacher(problem, bias=biases[1]), student=replace(problem.student, bias=biases[0]))
         problem = replace(problem, labels=None)
-    found = check_backward(problem, Launch(class_block=128))
-    assert all(np.isfinite(gradient.astype(np.float64)).all() for gradient in found.values())
+    results = check_backward(problem, Launch(class_block=128))
+    assert all(np.isfinite(gradient.astype(np.float64)).all() for gradient in results.values())
 
 
 @pytest.mark.parametrize(("beta", "name"), [(0.0, "teacher"), (1.0, "student"), (0.3, "teacher"), (0.3, "student")])
@@ -133,8 +133,8 @@ def test_a_class_that_is_masked_in_one_model_alone(dtype: np.dtype[Any], beta: f
     bias[7] = -np.inf
     model = replace(getattr(problem, name), bias=bias)
     problem = replace(problem, **{name: model}, labels=np.arange(10, 30, dtype=np.int32))
-    found = check_backward(problem)
-    assert all(np.isfinite(gradient.astype(np.float64)).all() for gradient in found.values())
+    results = check_backward(problem)
+    assert all(np.isfinite(gradient.astype(np.float64)).all() for gradient in results.values())
 
 
 def test_the_gradient_of_forward_kl_at_a_class_that_the_student_masks_is_minus_that_of_the_teacher() -> None:
@@ -142,8 +142,8 @@ def test_the_gradient_of_forward_kl_at_a_class_that_the_student_masks_is_minus_t
     bias = np.zeros(100, np.float32)
     bias[7] = -np.inf
     problem = replace(problem, student=replace(problem.student, bias=bias), labels=None)
-    found = check_backward(problem)
-    assert found["bias"][7] < -1e-4 and np.isfinite(found["input"]).all()
+    results = check_backward(problem)
+    assert results["bias"][7] < -1e-4 and np.isfinite(results["input"]).all()
 
 
 def test_the_gradient_of_an_infinite_divergence_is_not_finite() -> None:
@@ -153,8 +153,8 @@ def test_the_gradient_of_an_infinite_divergence_is_not_finite() -> None:
     bias[7] = -np.inf
     problem = replace(with_teacher(problem, bias=bias), labels=None)
     with np.errstate(all="ignore"):
-        found = launched_backward(problem, upstream_of(problem, False))
-    assert not np.isfinite(found["input"].astype(np.float64)).any()
+        results = launched_backward(problem, upstream_of(problem, False))
+    assert not np.isfinite(results["input"].astype(np.float64)).any()
     ignored = replace(problem, labels=np.full(20, -100, np.int32))
     for gradient in launched_backward(ignored, upstream_of(problem, False)).values():
         assert not gradient.astype(np.float64).any()
@@ -171,10 +171,10 @@ def test_what_comes_to_ignored_positions_is_not_looked_at(dtype: np.dtype[Any], 
     for vector in (divergence, logprob, weight):
         vector[ignored] = np.nan
     other = replace(upstream, grad_divergence=divergence, grad_logprob=logprob)
-    found = launched_backward(replace(problem, row_weight=weight), other)
-    for name, gradient in found.items():
+    results = launched_backward(replace(problem, row_weight=weight), other)
+    for name, gradient in results.items():
         np.testing.assert_array_equal(gradient, plain[name])
-    assert not found["input"][ignored].astype(np.float64).any()
+    assert not results["input"][ignored].astype(np.float64).any()
 
 
 @every_beta
@@ -188,10 +188,10 @@ def test_shards_of_a_vocabulary(beta: float) -> None:
             for model in (problem.student, problem.teacher)
         ]
         shard = replace(problem, student=models[0], teacher=models[1])
-        found = launched_backward(shard, upstream, grad_input_float32=True, first_class=first, num_classes=700)
-        assert found["input"].dtype == FP32
-        total += found["input"].astype(np.float64)
-        for name, worst in gradient_errors(found, problem, upstream, slice(first, end)).items():
+        results = launched_backward(shard, upstream, grad_input_float32=True, first_class=first, num_classes=700)
+        assert results["input"].dtype == FP32
+        total += results["input"].astype(np.float64)
+        for name, worst in gradient_errors(results, problem, upstream, slice(first, end)).items():
             assert worst <= 1.0, (name, worst)
     assert gradient_errors({"input": total.astype(np.float32)}, problem, upstream)["input"] <= 1.0
 
@@ -203,9 +203,9 @@ def test_gradients_that_are_not_wanted_are_left_out(wanted: str, beta: float) ->
     upstream = upstream_of(problem)
     every = launched_backward(problem, upstream)
     options = {f"grad_{name}_wanted": name == wanted for name in every}
-    found = launched_backward(problem, upstream, **options)
-    assert list(found) == [wanted]
-    np.testing.assert_array_equal(found[wanted], every[wanted])
+    results = launched_backward(problem, upstream, **options)
+    assert list(results) == [wanted]
+    np.testing.assert_array_equal(results[wanted], every[wanted])
 
 
 @every_beta
@@ -215,9 +215,9 @@ def test_a_sum_that_the_gradient_of_the_weight_is_added_to(layout: str, beta: fl
     upstream = upstream_of(problem)
     start = np.random.default_rng(0).standard_normal(problem.student.weight.shape).astype(np.float32)
     total: Array = start.copy()
-    found = launched_backward(problem, upstream, grad_weight_sum_hbm=total)
-    assert found["weight"].dtype == FP32
-    for name, worst in gradient_errors(found, problem, upstream, added_to=start).items():
+    results = launched_backward(problem, upstream, grad_weight_sum_hbm=total)
+    assert results["weight"].dtype == FP32
+    for name, worst in gradient_errors(results, problem, upstream, added_to=start).items():
         assert worst <= 1.0, (name, worst)
 
 
@@ -231,8 +231,8 @@ def test_unlike_types(
     problem = pair_of(
         Sizes(140, 130, 200, 300), dtype=dtypes[0], teacher_dtype=dtypes[1], with_bias=True, beta=0.3, logit_scale=2.0
     )
-    found = check_backward(in_layouts(problem, *layouts), Launch(compute_dtype=compute_dtype))
-    assert found["input"].dtype == found["weight"].dtype == dtypes[0] and found["bias"].dtype == FP32
+    results = check_backward(in_layouts(problem, *layouts), Launch(compute_dtype=compute_dtype))
+    assert results["input"].dtype == results["weight"].dtype == dtypes[0] and results["bias"].dtype == FP32
 
 
 @every_beta
@@ -247,6 +247,6 @@ def test_gradients_of_float16_stay_within_its_range(factor: float, beta: float) 
         grad_logprob=np.float32(factor) * np.array(upstream.grad_logprob),
     )
     total = np.zeros(problem.student.weight.shape, np.float32)
-    found = launched_backward(problem, upstream, grad_weight_sum_hbm=total, grad_input_float32=True)
-    for name, worst in gradient_errors(found, problem, upstream).items():
+    result = launched_backward(problem, upstream, grad_weight_sum_hbm=total, grad_input_float32=True)
+    for name, worst in gradient_errors(result, problem, upstream).items():
         assert worst <= 1.0, (name, worst)

@@ -32,9 +32,9 @@ SOFTCAPS = {"student_logit_softcap": 30.0, "teacher_logit_softcap": 30.0}
 
 def time_over_bound(positions: int, student: int, teacher: int, classes: int, beta: float) -> float:
     """Of a launch with the default tiling."""
-    found = profile_linear_distillation_launch(positions, student, teacher, classes, "bfloat16", BACKWARD, beta=beta)
-    assert found.fraction_of_bound is not None
-    return found.fraction_of_bound
+    profiled = profile_linear_distillation_launch(positions, student, teacher, classes, "bfloat16", BACKWARD, beta=beta)
+    assert profiled.fraction_of_bound is not None
+    return profiled.fraction_of_bound
 
 
 @pytest.mark.parametrize(("beta", "most"), [(1.0, 1.11), (0.5, 1.15)])
@@ -58,17 +58,17 @@ def test_a_launch_of_a_small_vocabulary_takes_little_more_than_its_products(beta
 )
 def test_a_plan_counts_what_a_launch_takes_of_memory(dtype: str, options: dict[str, Any], beta: float) -> None:
     """Of SBUF, where columns of positions, rings of tiles and buffers of both models are much of it."""
-    positions, classes, given = 4000, 512, dict(options)
-    if given.pop("has_bias", False):
-        given |= {f"{name}_bias_hbm": spec((classes,), "float32") for name in ("student", "teacher")}
-    if given.pop("has_labels", False):
-        given |= {"labels_hbm": spec((positions,), "int32"), "grad_logprob_hbm": spec((positions,), "float32")}
+    positions, classes, arguments = 4000, 512, dict(options)
+    if arguments.pop("has_bias", False):
+        arguments |= {f"{name}_bias_hbm": spec((classes,), "float32") for name in ("student", "teacher")}
+    if arguments.pop("has_labels", False):
+        arguments |= {"labels_hbm": spec((positions,), "int32"), "grad_logprob_hbm": spec((positions,), "float32")}
     with mock.patch.object(BackwardParts, "make", wraps=BackwardParts.make) as made:
-        found = profile_linear_distillation_launch(
-            positions, 128, 256, classes, dtype, BACKWARD, LinearTiling(512, 256), beta=beta, **given
+        profiled = profile_linear_distillation_launch(
+            positions, 128, 256, classes, dtype, BACKWARD, LinearTiling(512, 256), beta=beta, **arguments
         )
     plan = made.call_args.args[1]
-    assert 0.5 * plan.sbuf_bytes < found.sbuf_peak_bytes_per_partition <= plan.sbuf_bytes
+    assert 0.5 * plan.sbuf_bytes < profiled.sbuf_peak_bytes_per_partition <= plan.sbuf_bytes
 
 
 def test_one_tile_of_each_input_is_enough_where_both_are_wide() -> None:

@@ -28,9 +28,9 @@ def with_teacher(problem: PairProblem, **fields: Any) -> PairProblem:
     return replace(problem, teacher=replace(problem.teacher, **fields))
 
 
-def close(found: dict[str, Array], expected: dict[str, Array]) -> None:
+def close(results: dict[str, Array], expected: dict[str, Array]) -> None:
     """Results of two plans, in float32."""
-    for name, values in found.items():
+    for name, values in results.items():
         np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=2e-6, err_msg=name)
 
 
@@ -180,26 +180,26 @@ def test_shards_of_a_vocabulary_join_by_the_chain_rule(beta: float) -> None:
         shard = replace(problem, student=models[0], teacher=models[1], first_class=first)
         shards.append(launched_forward(shard, first_class=first, num_classes=700))
     lse = {
-        name: [each[f"{name}_maximum"].astype(np.float64) + each[f"{name}_log_sum"] for each in shards]
+        name: [shard[f"{name}_maximum"].astype(np.float64) + shard[f"{name}_log_sum"] for shard in shards]
         for name in ("student", "teacher")
     }
     log_shares = {name: np.stack(values) - np.logaddexp.reduce(values) for name, values in lse.items()}
     weights = np.exp(log_shares["student" if beta else "teacher"])
     sign = 1.0 if beta else -1.0
-    of_shards = np.stack([each["divergence"].astype(np.float64) for each in shards])
+    of_shards = np.stack([shard["divergence"].astype(np.float64) for shard in shards])
     joined = (weights * (of_shards + sign * (log_shares["student"] - log_shares["teacher"]))).sum(0)
     np.testing.assert_allclose(joined, whole["divergence"], rtol=2e-5)
-    entropies = np.stack([each["entropy"].astype(np.float64) for each in shards])
+    entropies = np.stack([shard["entropy"].astype(np.float64) for shard in shards])
     shares = np.exp(log_shares["student"])
     np.testing.assert_allclose((shares * (entropies - log_shares["student"])).sum(0), whole["entropy"], rtol=2e-5)
-    logit = sum(each["target_logit"].astype(np.float64) for each in shards)
+    logit = sum(shard["target_logit"].astype(np.float64) for shard in shards)
     np.testing.assert_allclose(logit - np.logaddexp.reduce(lse["student"]), whole["logprob"], rtol=1e-5)
 
 
 def test_a_shard_knows_no_divergence_from_a_mixture() -> None:
     problem = replace(pair_of(Sizes(130, 24, 40, 300), beta=0.5, with_bias=True), labels=None)
     whole = launched_forward(replace(problem, beta=1.0))
-    found = launched_forward(problem, first_class=300, num_classes=900)
-    assert not found["divergence"].any() and not found["moment"].any()
-    for name in set(found) - {"divergence", "moment"}:
-        np.testing.assert_allclose(found[name], whole[name], rtol=1e-6, err_msg=name)
+    results = launched_forward(problem, first_class=300, num_classes=900)
+    assert not results["divergence"].any() and not results["moment"].any()
+    for name in set(results) - {"divergence", "moment"}:
+        np.testing.assert_allclose(results[name], whole[name], rtol=1e-6, err_msg=name)

@@ -67,9 +67,9 @@ def test_options_leave_tensor_busy(options: dict[str, Any], most: float) -> None
     """Modelled likewise. And what a tiling counts is enough for what the launch takes of SBUF."""
     sizes = (1024, 1024, 1024, 16_000)
     with mock.patch.object(forward_tiling.PairForwardSizes, "bytes_of", autospec=True, side_effect=BYTES_OF) as counted:
-        found = profiled(*sizes, beta=1.0, **options)
-    assert found.time_us <= most * products_us(*sizes)
-    assert found.sbuf_peak_bytes_per_partition <= BYTES_OF(counted.call_args.args[0], 8, 512)
+        result = profiled(*sizes, beta=1.0, **options)
+    assert result.time_us <= most * products_us(*sizes)
+    assert result.sbuf_peak_bytes_per_partition <= BYTES_OF(counted.call_args.args[0], 8, 512)
 
 
 @pytest.mark.sweep
@@ -96,8 +96,8 @@ def test_a_program_is_short_whatever_the_vocabulary_and_the_positions() -> None:
 
 
 def test_the_weights_are_read_once_where_the_positions_fit() -> None:
-    found = profiled(1024, 256, 1024, 8_000)
+    result = profiled(1024, 256, 1024, 8_000)
     operands = 2 * (256 + 1024) * (2 * 1024 + 8_000)
     # Both cores read the inputs, and the few classes that they share at the end.
-    assert operands <= found.hbm_read_bytes <= 1.06 * operands
-    assert found.hbm_written_bytes == 7 * 4 * 1024
+    assert operands <= result.hbm_read_bytes <= 1.06 * operands
+    assert result.hbm_written_bytes == 7 * 4 * 1024

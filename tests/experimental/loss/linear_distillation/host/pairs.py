@@ -70,7 +70,7 @@ def pair_of(
     weight = rng.uniform(0.2, 2.0, positions).astype(np.float32)
     if with_bias:
         student, teacher = (
-            replace(each, bias=rng.standard_normal(classes).astype(np.float32)) for each in (student, teacher)
+            replace(array, bias=rng.standard_normal(classes).astype(np.float32)) for array in (student, teacher)
         )
     return PairProblem(
         replace(student, temperature=temperature, **of_student),

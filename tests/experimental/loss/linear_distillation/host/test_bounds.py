@@ -52,7 +52,7 @@ class OffModel(ModelProblem):
 def _off(problem: PairProblem) -> PairProblem:
     """The problem with both models off."""
     student, teacher = (
-        OffModel(**{each.name: getattr(model, each.name) for each in fields(ModelProblem)})
+        OffModel(**{field.name: getattr(model, field.name) for field in fields(ModelProblem)})
         for model in (problem.student, problem.teacher)
     )
     return replace(problem, student=student, teacher=teacher)
@@ -63,30 +63,30 @@ def _upstream(problem: PairProblem, results: PairResults) -> PairUpstream:
     return PairUpstream.of_results(results, of_divergence, of_logprob)
 
 
-def _worst(found: Float64Array, exact: Float64Array, bound: Float64Array) -> float:
-    return float((np.abs(found - exact) / bound).max())
+def _worst(float64array: Float64Array, exact: Float64Array, bound: Float64Array) -> float:
+    return float((np.abs(float64array - exact) / bound).max())
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("beta", BETAS)
 def test_results_of_products_that_are_off_are_within_bounds(beta: float, options: dict[str, Any]) -> None:
     problem = pair_of(beta=beta, **options)
-    exact, found = pair_forward_reference(problem), pair_forward_reference(_off(problem))
+    exact, result = pair_forward_reference(problem), pair_forward_reference(_off(problem))
     bounds = pair_forward_bounds(problem)
-    for each in fields(PairResults):
-        value, error = getattr(exact, each.name), bounds[each.name]
-        assert _worst(getattr(found, each.name), value, error) < 1.0 + 1e-9, each.name
+    for field in fields(PairResults):
+        value, error = getattr(exact, field.name), bounds[field.name]
+        assert _worst(getattr(result, field.name), value, error) < 1.0 + 1e-9, field.name
         if np.any(value):
-            assert _worst(0.0 * value, value, error) > 1.0, each.name
-            assert _worst(-value, value, error) > 1.0, each.name
+            assert _worst(0.0 * value, value, error) > 1.0, field.name
+            assert _worst(-value, value, error) > 1.0, field.name
 
 
 @pytest.mark.parametrize("beta", BETAS[1:4])
 def test_sums_of_a_mixture_are_within_bounds(beta: float) -> None:
     problem = pair_of(beta=beta, with_bias=True, temperature=0.7)
     statistics = pair_forward_reference(problem)
-    exact, found = mixture_reference(problem, statistics), mixture_reference(_off(problem), statistics)
-    for value, other, error in zip(exact, found, mixture_bounds(problem, statistics), strict=True):
+    exact, results = mixture_reference(problem, statistics), mixture_reference(_off(problem), statistics)
+    for value, other, error in zip(exact, results, mixture_bounds(problem, statistics), strict=True):
         assert _worst(other, value, error) < 1.0
         assert _worst(0.0 * value, value, error) > 1.0
 
@@ -98,14 +98,14 @@ def test_gradients_of_products_that_are_off_are_within_bounds(beta: float, optio
     statistics = pair_forward_reference(problem)
     upstream = _upstream(problem, statistics)
     exact, bounds = pair_backward_reference(problem, upstream), pair_gradient_bounds(problem, upstream)
-    found = pair_backward_reference(_off(problem), upstream)
-    for value, other, error in zip(exact, found, bounds, strict=True):
+    results = pair_backward_reference(_off(problem), upstream)
+    for value, other, error in zip(exact, results, bounds, strict=True):
         assert _worst(other, value, error) < 1.0
     off = pair_forward_reference(_off(problem))
     errors = StatisticsErrors.of_forward(pair_forward_bounds(problem))
     bounds = pair_gradient_bounds(problem, upstream, errors=errors)
-    found = pair_backward_reference(_off(problem), _upstream(problem, off))
-    for value, other, error in zip(exact, found, bounds, strict=True):
+    results = pair_backward_reference(_off(problem), _upstream(problem, off))
+    for value, other, error in zip(exact, results, bounds, strict=True):
         assert _worst(other, value, error) < 1.0
 
 
@@ -119,8 +119,8 @@ def test_wrong_gradients_are_refused(beta: float) -> None:
     upstream = replace(upstream, grad_logprob=None)
     exact, bounds = pair_backward_reference(problem, upstream), pair_gradient_bounds(problem, upstream)
     for wrong in (
-        LinearGradients(*(0.0 * each for each in exact)),
-        LinearGradients(*(-each for each in exact)),
+        LinearGradients(*(0.0 * item for item in exact)),
+        LinearGradients(*(-item for item in exact)),
         LinearGradients(exact.input.T, exact.weight[::-1], exact.bias[::-1]),
     ):
         for value, other, error in zip(exact, wrong, bounds, strict=True):
@@ -131,5 +131,5 @@ def test_gradients_of_float16_keep_what_underflows() -> None:
     """Beside the power of two of its largest coefficient, half of what float16 tells apart is granted."""
     problem = pair_of(dtype=FP16)
     upstream = _upstream(problem, pair_forward_reference(problem))
-    half, single = (pair_gradient_bounds(problem, upstream, input_dtype=each) for each in (FP16, np.float32))
+    half, single = (pair_gradient_bounds(problem, upstream, input_dtype=item) for item in (FP16, np.float32))
     assert (half.input > single.input + 2.0**-26).all()

@@ -76,9 +76,9 @@ def test_blocks_of_a_loop_cover_the_positions_and_fit(tiles: int, most: int, kep
 )
 @pytest.mark.parametrize(("tiles", "most", "kept"), [(9, 9, 30), (9, 4, 30), (9, 9, 6), (10, 3, 4), (7, 7, 2)])
 def test_they_are_the_fastest_of_all(times: BlockTimes, tiles: int, most: int, kept: int) -> None:
-    found = unrolled_blocks(tiles, most, kept, times).leading
+    result = unrolled_blocks(tiles, most, kept, times).leading
     every = [blocks for blocks in compositions(tiles, most) if fits(blocks, kept)]
-    assert blocks_us(found, times) == pytest.approx(min(blocks_us(blocks, times) for blocks in every))
+    assert blocks_us(result, times) == pytest.approx(min(blocks_us(blocks, times) for blocks in every))
 
 
 def test_the_last_block_is_small_where_products_hide_the_second_visit() -> None:

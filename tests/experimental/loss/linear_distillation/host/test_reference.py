@@ -27,18 +27,18 @@ from .pairs import pair_of
 BETAS = (0.0, 1e-3, 0.3, 1.0 - 1e-3, 1.0)
 
 
-def _z(model: ModelProblem, given: dict[str, torch.Tensor]) -> torch.Tensor:
-    z = model.logit_scale * F.linear(given["input"], given["weight"], given["bias"])
+def _z(model: ModelProblem, arguments: dict[str, torch.Tensor]) -> torch.Tensor:
+    z = model.logit_scale * F.linear(arguments["input"], arguments["weight"], arguments["bias"])
     if model.logit_softcap is not None:
         z = model.logit_softcap * torch.tanh(z / model.logit_softcap)
     return z / model.temperature
 
 
 def _tensors(model: ModelProblem) -> dict[str, torch.Tensor]:
-    given = {"input": model.input, "weight": model.classes_first, "bias": np.zeros(model.vocab_size)}
+    arguments = {"input": model.input, "weight": model.classes_first, "bias": np.zeros(model.vocab_size)}
     if model.bias is not None:
-        given["bias"] = model.bias
-    return {name: torch.tensor(each.astype(np.float64), requires_grad=True) for name, each in given.items()}
+        arguments["bias"] = model.bias
+    return {name: torch.tensor(argument.astype(np.float64), requires_grad=True) for name, argument in arguments.items()}
 
 
 def _by_torch(problem: PairProblem) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -73,15 +73,15 @@ def _problem(beta: float, **options: Any) -> PairProblem:
 def test_results_and_gradients_are_those_of_autograd(beta: float) -> None:
     problem = _problem(beta)
     expected, student = _by_torch(problem)
-    found = pair_forward_reference(problem)
+    result = pair_forward_reference(problem)
     for name, value in expected.items():
-        np.testing.assert_allclose(getattr(found, name), value.detach().numpy(), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(getattr(result, name), value.detach().numpy(), rtol=1e-9, atol=1e-12)
     rng = np.random.default_rng(5)
     of_divergence, of_logprob = rng.standard_normal((2, problem.num_positions))
     total = (expected["divergence"] * torch.tensor(of_divergence)).sum()
     total = total + (expected["logprob"] * torch.tensor(of_logprob)).sum()
     gradients = torch.autograd.grad(total, list(student.values()))
-    upstream = PairUpstream.of_results(found, of_divergence, of_logprob)
+    upstream = PairUpstream.of_results(result, of_divergence, of_logprob)
     for ours, theirs in zip(pair_backward_reference(problem, upstream), gradients, strict=True):
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-8, atol=1e-11)
 
@@ -113,9 +113,9 @@ def test_gradients_and_mixture_sums_of_shards_add_up() -> None:
     exact, cuts = pair_backward_reference(problem, upstream), (slice(0, 30), slice(30, 96))
     parts = [pair_backward_reference(problem, upstream, classes) for classes in cuts]
     np.testing.assert_allclose(parts[0].input + parts[1].input, exact.input, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(np.concatenate([each.weight for each in parts]), exact.weight, rtol=1e-12)
+    np.testing.assert_allclose(np.concatenate([part.weight for part in parts]), exact.weight, rtol=1e-12)
     sums = [mixture_reference(_shard(problem, classes), whole) for classes in cuts]
-    totals = [sum(each) for each in zip(*sums, strict=True)]
+    totals = [sum(item) for item in zip(*sums, strict=True)]
     np.testing.assert_allclose(totals[0], whole.moment, rtol=1e-9)
     divergence = problem.weights * (0.3 * totals[1] + 0.7 * totals[0])
     np.testing.assert_allclose(divergence, whole.divergence, rtol=1e-9)
@@ -141,11 +141,11 @@ def test_masked_classes() -> None:
                 teacher=replace(problem.teacher, bias=of_teacher),
             )
             results[name] = pair_forward_reference(masked).divergence[masked.counts]
-        held = np.flatnonzero(np.isfinite(bias))
+        kept = np.flatnonzero(np.isfinite(bias))
         left = replace(
             problem,
-            student=replace(problem.student, weight=problem.student.weight[held]),
-            teacher=replace(problem.teacher, weight=problem.teacher.weight[held]),
+            student=replace(problem.student, weight=problem.student.weight[kept]),
+            teacher=replace(problem.teacher, weight=problem.teacher.weight[kept]),
         )
         np.testing.assert_allclose(results["both"], pair_forward_reference(left).divergence[left.counts], rtol=1e-9)
         assert np.isposinf(results["student"]).all() == (beta == 0.0)

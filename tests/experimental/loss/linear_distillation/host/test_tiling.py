@@ -46,7 +46,7 @@ def test_what_is_chosen_for_all_options_fits_with_any(
 ) -> None:
     tiling = chosen(positions, *features, classes, cores=cores, extended=True)
     assert tiling.position_block % 128 == 0 and tiling.class_block in (128, 256, 384, 512)
-    student, teacher = (StreamSizes(each, 2) for each in features)
+    student, teacher = (StreamSizes(feature, 2) for feature in features)
     needs = needs.of_products(student.products + teacher.products)
     sizes = PairForwardSizes(positions, classes, student, teacher, cores, needs)
     assert sizes.bytes_of(sizes.position_plan(*tiling).tiles, tiling.class_block) <= SBUF_BYTES["trn2"]
@@ -55,8 +55,8 @@ def test_what_is_chosen_for_all_options_fits_with_any(
 def test_a_launch_takes_what_is_chosen() -> None:
     ones = [np.ones(shape, np.float32) for shape in ((300, 64), (500, 64), (300, 48), (500, 48))]
     tiling = choose_linear_distillation_tiling(300, 64, 48, 500, nl.float32, "forward", extended=True)
-    found = linear_distillation_forward[2](*ones, temperature=2.0, **tiling._asdict())
-    np.testing.assert_array_equal(found[0], linear_distillation_forward[2](*ones, temperature=2.0)[0])
+    result = linear_distillation_forward[2](*ones, temperature=2.0, **tiling._asdict())
+    np.testing.assert_array_equal(result[0], linear_distillation_forward[2](*ones, temperature=2.0)[0])
 
 
 def test_types_and_layouts_take_room() -> None:
@@ -88,12 +88,12 @@ def test_types_and_layouts_take_room() -> None:
     ],
 )
 def test_refusals(arguments: dict[str, Any], message: str) -> None:
-    given = {"num_positions": 128, "student_features": 64, "teacher_features": 64, "vocab_size": 500}
-    given |= {"dtype": "bfloat16", "direction": "forward"}
+    options = {"num_positions": 128, "student_features": 64, "teacher_features": 64, "vocab_size": 500}
+    options |= {"dtype": "bfloat16", "direction": "forward"}
     with pytest.raises(ValueError, match=f"^choose_linear_distillation_tiling: {message}$"):
-        choose_linear_distillation_tiling(**{**given, **arguments})
+        choose_linear_distillation_tiling(**{**options, **arguments})
     with pytest.raises(TypeError, match="num_positions"):
-        choose_linear_distillation_tiling(**{**given, "num_positions": 1.5})
+        choose_linear_distillation_tiling(**{**options, "num_positions": 1.5})
 
 
 @pytest.mark.parametrize("sizes", [(1024, 512, 512, 4000), (640, 2048, 4096, 4000)])

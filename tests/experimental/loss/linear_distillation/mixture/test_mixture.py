@@ -140,8 +140,8 @@ def test_softcaps_with_masked_classes(caps: tuple[float | None, float | None], l
     student, teacher = models
     labels = np.zeros_like(problem.labels)
     problem = replace(problem, student=student, teacher=teacher, labels=labels)
-    found = check_forward(problem, Launch(position_block=256), memory_limit=limit)
-    assert np.isfinite(found["divergence"]).all()
+    results = check_forward(problem, Launch(position_block=256), memory_limit=limit)
+    assert np.isfinite(results["divergence"]).all()
 
 
 @pytest.mark.parametrize("limit", [None, 0], ids=["kept", "twice"])
@@ -155,12 +155,12 @@ def test_models_without_a_class_in_common(limit: int | None) -> None:
         replace(model, bias=bias) for model, bias in zip((problem.student, problem.teacher), biases, strict=True)
     )
     problem = replace(problem, student=student, teacher=teacher, labels=None, row_weight=None)
-    found = check_forward(problem, memory_limit=limit)
+    results = check_forward(problem, memory_limit=limit)
     # Of each divergence: its constant, both sums over the classes, the quotient and the product, to half a unit or one.
     units = 8 * 2.0**-24
     most = -beta * np.log(beta) - (1.0 - beta) * np.log(1.0 - beta)
-    np.testing.assert_allclose(found["divergence"], most, rtol=units)
-    np.testing.assert_allclose(found["moment"], -np.log(1.0 - beta), rtol=units)
+    np.testing.assert_allclose(results["divergence"], most, rtol=units)
+    np.testing.assert_allclose(results["moment"], -np.log(1.0 - beta), rtol=units)
 
 
 @pytest.mark.parametrize("limit", [None, 0], ids=["kept", "twice"])
@@ -168,8 +168,8 @@ def test_every_class_masked_is_nan(limit: int | None) -> None:
     problem = mixed(Sizes(40, 16, 24, 200), with_bias=True)
     masked = replace(problem.teacher, bias=np.full(200, -np.inf, np.float32))
     problem = replace(problem, teacher=masked, labels=None, row_weight=None)
-    found = launched_forward(problem, memory_limit=limit)
-    assert np.isnan(found["divergence"]).all()
+    results = launched_forward(problem, memory_limit=limit)
+    assert np.isnan(results["divergence"]).all()
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 20.0])
@@ -178,10 +178,10 @@ def test_every_class_masked_is_nan(limit: int | None) -> None:
 def test_a_teacher_that_is_the_student(temperature: float, beta: float, limit: int | None) -> None:
     problem = pair_of(Sizes(140, 24, 24, 600), beta=beta, temperature=temperature, dtype=BF16)
     problem = replace(problem, teacher=problem.student, labels=None, row_weight=None)
-    found = launched_forward(problem, memory_limit=limit)
+    result = launched_forward(problem, memory_limit=limit)
     for name in ("divergence", "moment"):
-        assert (found[name] >= 0.0).all()
-        assert found[name].max() <= 1e-6
+        assert (result[name] >= 0.0).all()
+        assert result[name].max() <= 1e-6
 
 
 def test_two_shards_give_what_the_whole_vocabulary_gives() -> None:
@@ -195,10 +195,10 @@ def test_two_shards_give_what_the_whole_vocabulary_gives() -> None:
         def shard(model: ModelProblem, part: slice = part) -> ModelProblem:
             return replace(model, weight=model.weight[part], bias=np.asarray(model.bias)[part])
 
-        given = arguments_of(replace(problem, student=shard(problem.student), teacher=shard(problem.teacher)))
-        given.pop("ignore_index")
-        found = linear_distillation_mixture[2](**given, **vectors_of(statistics))
-        sums += np.stack([np.asarray(each, np.float64) for each in found])
+        arguments = arguments_of(replace(problem, student=shard(problem.student), teacher=shard(problem.teacher)))
+        arguments.pop("ignore_index")
+        results = linear_distillation_mixture[2](**arguments, **vectors_of(statistics))
+        sums += np.stack([np.asarray(result, np.float64) for result in results])
     student_terms, teacher_terms, student_mass, teacher_mass = sums
     moment = student_terms / student_mass
     np.testing.assert_allclose(moment, whole["moment"], rtol=2e-6, atol=1e-7)
@@ -223,10 +223,10 @@ def test_errors_at_a_short_vocabulary() -> None:
     for classes in (4096, 5003):
         sizes = Sizes(64, 32, 48, classes)
         problem = replace(pair_of(sizes, beta=0.5), labels=None, row_weight=None)
-        found = launched_forward(problem)
-        assert worst_errors(found, problem)["divergence"] <= 1.0
+        results = launched_forward(problem)
+        assert worst_errors(results, problem)["divergence"] <= 1.0
         exact = _exact_divergence(problem)
-        error = np.linalg.norm(found["divergence"] - exact) / np.linalg.norm(exact)
+        error = np.linalg.norm(results["divergence"] - exact) / np.linalg.norm(exact)
         assert error <= 2e-7
 
 
@@ -236,7 +236,7 @@ def _exact_divergence(problem: PairProblem) -> np.ndarray:
         model.input.astype(np.float64) @ model.weight.astype(np.float64).T
         for model in (problem.student, problem.teacher)
     ]
-    q, p = (np.exp(each - each.max(1, keepdims=True)) for each in z)
+    q, p = (np.exp(item - item.max(1, keepdims=True)) for item in z)
     q, p = q / q.sum(1, keepdims=True), p / p.sum(1, keepdims=True)
     m = problem.beta * p + (1.0 - problem.beta) * q
     return problem.beta * (p * np.log(p / m)).sum(1) + (1.0 - problem.beta) * (q * np.log(q / m)).sum(1)
@@ -244,11 +244,11 @@ def _exact_divergence(problem: PairProblem) -> np.ndarray:
 
 @pytest.mark.parametrize("tiles", [None, 3, 2, 1])
 def test_the_memory_is_what_is_stated(tiles: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    allocate, found = nl.ndarray, [0]
+    allocate, result = nl.ndarray, [0]
 
     def counting(shape: tuple[int, ...], dtype: Any, buffer: Any = None, name: str = "", **further: Any) -> Any:
         if buffer is nl.private_hbm:
-            found[0] += 4 * prod(shape)
+            result[0] += 4 * prod(shape)
         return allocate(shape, dtype=dtype, buffer=buffer, name=name, **further)
 
     monkeypatch.setattr(nl, "ndarray", counting)
@@ -256,8 +256,8 @@ def test_the_memory_is_what_is_stated(tiles: int | None, monkeypatch: pytest.Mon
     limit = None if tiles is None else (tiles + 1) * tile_bytes(300) - 1
     launched_forward(problem, memory_limit=limit)
     most = most_kept_bytes(600, 300, limit)
-    assert found[0] <= most
-    assert (found[0] > 0) == (most > 0)
+    assert result[0] <= most
+    assert (result[0] > 0) == (most > 0)
 
 
 @pytest.mark.parametrize(
@@ -274,11 +274,11 @@ def test_the_memory_is_what_is_stated(tiles: int | None, monkeypatch: pytest.Mon
 def test_refused_arguments(changes: dict[str, Any], message: str) -> None:
     problem = mixed(Sizes(40, 16, 16, 60))
     statistics, _ = float32_statistics(problem)
-    given = {name: value for name, value in arguments_of(problem).items() if "label" not in name}
+    arguments = {name: value for name, value in arguments_of(problem).items() if "label" not in name}
     for name in ("row_weight_hbm", "ignore_index"):
-        given.pop(name, None)
+        arguments.pop(name, None)
     with pytest.raises(AssertionError, match=f"^linear_distillation_mixture: {message}"):
-        linear_distillation_mixture[2](**{**given, **vectors_of(statistics), **changes})
+        linear_distillation_mixture[2](**{**arguments, **vectors_of(statistics), **changes})
 
 
 def test_a_tiling_without_room_is_refused() -> None:

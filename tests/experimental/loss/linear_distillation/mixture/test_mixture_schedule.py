@@ -62,11 +62,11 @@ def test_what_a_tiling_counts_is_enough(options: dict[str, Any]) -> None:
     sizes = (1024, 1024, 1024, 8_000)
     sized = partial(mock.patch.object, attribute="bytes_of", autospec=True)
     with sized(kept_tiling.KeptSizes, side_effect=KEPT_BYTES) as counted:
-        found = forward(*sizes, **options)
-    assert found.sbuf_peak_bytes_per_partition <= KEPT_BYTES(*chosen(counted))
+        result = forward(*sizes, **options)
+    assert result.sbuf_peak_bytes_per_partition <= KEPT_BYTES(*chosen(counted))
     with sized(mixture_tiling.MixtureSizes, side_effect=SUMS_BYTES) as counted:
-        found = sums_alone(*sizes, **options)
-    assert found.sbuf_peak_bytes_per_partition <= SUMS_BYTES(*chosen(counted))
+        result = sums_alone(*sizes, **options)
+    assert result.sbuf_peak_bytes_per_partition <= SUMS_BYTES(*chosen(counted))
 
 
 def test_a_program_is_short_whatever_the_vocabulary_and_the_positions() -> None:

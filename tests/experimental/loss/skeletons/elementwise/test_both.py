@@ -29,12 +29,12 @@ def test_the_bits_of_both_launches(entry: ElementwiseEntry, reduction: str, dtyp
     """With the same tiling."""
     tensors = entry.made((130, 700), (dtype,))
     upstream = np.full((130, 700) if reduction == "none" else (1,), 1.5, np.float32)
-    given = entry.backward_arguments(tensors, upstream)
-    loss, *gradients = of_both_cores(entry.both, **given, reduction=reduction, **TILING)
+    arguments = entry.backward_arguments(tensors, upstream)
+    loss, *gradients = of_both_cores(entry.both, **arguments, reduction=reduction, **TILING)
     assert loss.tobytes() == entry.forward[2](**entry.arguments(tensors), reduction=reduction, **TILING).tobytes()
-    expected = entry.backward[2](**given, reduction=reduction, **TILING)
-    for name, found, known in zip(entry.gradients, gradients, expected, strict=True):
-        assert found.tobytes() == known.tobytes() and found.dtype == tensors[name].dtype
+    expected = entry.backward[2](**arguments, reduction=reduction, **TILING)
+    for name, gradient, known in zip(entry.gradients, gradients, expected, strict=True):
+        assert gradient.tobytes() == known.tobytes() and gradient.dtype == tensors[name].dtype
 
 
 @every_entry
@@ -42,13 +42,13 @@ def test_the_bounds_hold_and_tell_wrong_results(entry: ElementwiseEntry) -> None
     """With the tiling that is chosen, and the gradient of the input alone, in place."""
     tensors = entry.made((40, 40))
     upstream = np.full(1, -2.0, np.float32)
-    given = entry.backward_arguments({**tensors, "input": tensors["input"].copy()}, upstream, input=True)
-    loss, gradient = entry.both[2](**given, inplace=True)
+    arguments = entry.backward_arguments({**tensors, "input": tensors["input"].copy()}, upstream, input=True)
+    loss, gradient = entry.both[2](**arguments, inplace=True)
     exact = reference.gradients(entry.reference, tensors, upstream, "mean")["input"]
     assert is_within(loss, reference.reduced(entry.reference, tensors, "mean", columns=512)) and is_within(
         gradient, exact
     )
-    assert gradient.tobytes() == given["input_hbm"].tobytes()
+    assert gradient.tobytes() == arguments["input_hbm"].tobytes()
     assert not any(is_within(wrong, exact) for wrong in (np.zeros_like(gradient), -gradient, gradient.T.copy()))
 
 
@@ -57,11 +57,12 @@ def test_the_tensors_are_read_once() -> None:
     (entry, *_) = BOTH
     for dtype, most in (("bfloat16", 1.1), ("float32", 1.05)):
         tensors = {f"{name}_hbm": spec((4096, 32128), dtype) for name in entry.tensors}
-        given = {**tensors, **{f"{name}_hbm": None for name in entry.absent}}
+        arguments = {**tensors, **{f"{name}_hbm": None for name in entry.absent}}
         grad = spec((1,), "float32")
-        both = profile(entry.both[2], **given, grad_loss_hbm=grad)
+        both = profile(entry.both[2], **arguments, grad_loss_hbm=grad)
         apart = (
-            profile(entry.forward[2], **given).time_us + profile(entry.backward[2], **given, grad_loss_hbm=grad).time_us
+            profile(entry.forward[2], **arguments).time_us
+            + profile(entry.backward[2], **arguments, grad_loss_hbm=grad).time_us
         )
         assert both.fraction_of_bound is not None and both.fraction_of_bound <= most
         assert both.time_us <= 0.66 * apart

@@ -25,21 +25,21 @@ FILES = sorted(
 
 def docstring_lines(tree: ast.AST) -> set[int]:
     """Of the module, its classes and functions."""
-    found: set[int] = set()
+    result: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            found.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    return found
+            result.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return result
 
 
 def lines_of_classes(source: str) -> dict[str, int]:
     """Lines of code, by the name of the class, but of references: without docstrings, comments and empty ones."""
     tree = ast.parse(source)
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    code = {line for each in tokens if each.type not in _LAYOUT for line in range(each.start[0], each.end[0] + 1)}
+    code = {line for token in tokens if token.type not in _LAYOUT for line in range(token.start[0], token.end[0] + 1)}
     code -= docstring_lines(tree)
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.endswith("Reference")]
-    return {each.name: len(code & set(range(each.lineno, (each.end_lineno or 0) + 1))) for each in classes}
+    return {entry.name: len(code & set(range(entry.lineno, (entry.end_lineno or 0) + 1))) for entry in classes}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

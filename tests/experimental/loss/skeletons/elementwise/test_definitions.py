@@ -26,20 +26,20 @@ SHAPES = [(1,), (127,), (128,), (3, 43), (2, 3, 5, 7), (129, 1030), (1, 66000)]
 every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
 
-def is_within(found: Any, exact: Exact) -> bool:
+def is_within(result: Any, exact: Exact) -> bool:
     """Every number."""
-    return bool(error_over_bound(found, exact.value, exact.error).max() <= 1.0)
+    return bool(error_over_bound(result, exact.value, exact.error).max() <= 1.0)
 
 
 def of_both_cores(kernel: Any, **arguments: Any) -> tuple[Any, ...]:
     """What the kernel returns, with equal bits on one core and on two."""
-    found = []
+    results = []
     for cores in (1, 2):
         returned = kernel[cores](**arguments)
-        found.append(returned if isinstance(returned, tuple) else (returned,))
-    for one, two in zip(*found, strict=True):
+        results.append(returned if isinstance(returned, tuple) else (returned,))
+    for one, two in zip(*results, strict=True):
         assert one.tobytes() == two.tobytes()
-    return found[1]
+    return results[1]
 
 
 @every_entry
@@ -55,13 +55,13 @@ def test_losses_and_gradients(
 ) -> None:
     tensors = entry.made(shape, tuple(TYPES[name] for name in types))
     options = {"reduction": reduction, "columns": 512, "buffers": buffers}
-    (found,) = of_both_cores(entry.forward, **entry.arguments(tensors), **options)
+    (result,) = of_both_cores(entry.forward, **entry.arguments(tensors), **options)
     if reduction == "none":
-        assert found.dtype == TYPES[types[0]] and found.shape == shape
-        assert is_within(found, reference.losses(entry.reference, tensors, found.dtype))
+        assert result.dtype == TYPES[types[0]] and result.shape == shape
+        assert is_within(result, reference.losses(entry.reference, tensors, result.dtype))
     else:
-        assert found.dtype == np.float32
-        assert is_within(found, reference.reduced(entry.reference, tensors, reduction, columns=512))
+        assert result.dtype == np.float32
+        assert is_within(result, reference.reduced(entry.reference, tensors, reduction, columns=512))
     upstream = np.full(shape if reduction == "none" else (1,), -1.75, np.float32)
     gradients = of_both_cores(entry.backward, **entry.backward_arguments(tensors, upstream), **options)
     exact = reference.gradients(entry.reference, tensors, upstream, reduction)
@@ -74,13 +74,13 @@ def test_losses_and_gradients(
 def test_the_bounds_tell_wrong_results(entry: ElementwiseEntry) -> None:
     tensors = entry.made((40, 40))
     losses = reference.losses(entry.reference, tensors, np.float32)
-    found = entry.forward[2](**entry.arguments(tensors), reduction="none")
+    actual = entry.forward[2](**entry.arguments(tensors), reduction="none")
     upstream = np.full((40, 40), 1.5, np.float32)
     gradients = entry.backward[2](**entry.backward_arguments(tensors, upstream), reduction="none")
     exact = reference.gradients(entry.reference, tensors, upstream, "none")
-    pairs = [(found, losses)]
+    pairs = [(actual, losses)]
     returned = gradients if isinstance(gradients, tuple) else (gradients,)
-    pairs += [(each, exact[name]) for name, each in zip(entry.gradients, returned, strict=True)]
+    pairs += [(result, exact[name]) for name, result in zip(entry.gradients, returned, strict=True)]
     for result, known in pairs:
         assert is_within(result, known)
         wrong_results = (np.zeros_like(result), -result, result.T.copy(), result * np.float32(1.0001))
@@ -99,37 +99,37 @@ def test_one_gradient_alone_and_in_place(entry: ElementwiseEntry) -> None:
         assert alone.tobytes() == expected.tobytes()
     first = entry.gradients[0]
     arguments = entry.backward_arguments(tensors, upstream, **{first: True})
-    found = entry.backward[2](**arguments, columns=512, inplace=True)
-    assert found.tobytes() == every[0].tobytes() == arguments[f"{first}_hbm"].tobytes()
+    result = entry.backward[2](**arguments, columns=512, inplace=True)
+    assert result.tobytes() == every[0].tobytes() == arguments[f"{first}_hbm"].tobytes()
 
 
 @every_entry
 def test_the_type_of_losses_may_be_another(entry: ElementwiseEntry) -> None:
     tensors = entry.made((3, 5), (ml_dtypes.bfloat16,))
-    found = entry.forward[2](**entry.arguments(tensors), reduction="none", dtype=nl.float32)
-    assert found.dtype == np.float32 and is_within(found, reference.losses(entry.reference, tensors, np.float32))
+    result = entry.forward[2](**entry.arguments(tensors), reduction="none", dtype=nl.float32)
+    assert result.dtype == np.float32 and is_within(result, reference.losses(entry.reference, tensors, np.float32))
 
 
 @every_entry
 def test_a_mean_of_many_losses(entry: ElementwiseEntry) -> None:
     """A sum in one accumulator would be off by far more, in one direction."""
-    tensors = {name: np.full((2048, 1024), each.reshape(-1)[0]) for name, each in entry.made((2, 2)).items()}
+    tensors = {name: np.full((2048, 1024), value.reshape(-1)[0]) for name, value in entry.made((2, 2)).items()}
     exact = reference.losses(entry.reference, tensors, np.float32)
-    found = float(entry.forward[2](**entry.arguments(tensors))[0])
-    assert abs(found - exact.value[0, 0]) <= 1e-6 * abs(exact.value[0, 0]) + exact.error[0, 0]
+    result = float(entry.forward[2](**entry.arguments(tensors))[0])
+    assert abs(result - exact.value[0, 0]) <= 1e-6 * abs(exact.value[0, 0]) + exact.error[0, 0]
 
 
 @pytest.mark.sweep
 @every_entry
 def test_a_mean_of_a_hundred_million_losses(entry: ElementwiseEntry) -> None:
     """Good to 1e-6, whatever rounding errors of the losses themselves do to each other."""
-    tensors = {name: np.tile(each, (12_500, 1)) for name, each in entry.made((64, 125)).items()}
+    tensors = {name: np.tile(value, (12_500, 1)) for name, value in entry.made((64, 125)).items()}
     exact = reference.losses(
-        entry.reference, {name: each[:64] for name, each in tensors.items()}, np.float32
+        entry.reference, {name: tensor[:64] for name, tensor in tensors.items()}, np.float32
     ).value.mean()
     assert next(iter(tensors.values())).size == 100_000_000
-    found = float(entry.forward[2](**entry.arguments(tensors))[0])
-    assert abs(found - exact) <= 1e-6 * abs(exact)
+    result = float(entry.forward[2](**entry.arguments(tensors))[0])
+    assert abs(result - exact) <= 1e-6 * abs(exact)
 
 
 @every_entry
@@ -147,13 +147,13 @@ def test_every_tiling_that_is_accepted_fits_on_chip(entry: ElementwiseEntry) -> 
     shape = (128 * 8192 * 2 + 5,)
 
     def accepts(columns: int) -> bool:
-        given = {f"{name}_hbm": spec(shape, "float32") for name in entry.tensors}
-        given |= dict.fromkeys(f"{name}_hbm" for name in entry.absent)
+        inputs = {f"{name}_hbm": spec(shape, "float32") for name in entry.tensors}
+        inputs |= dict.fromkeys(f"{name}_hbm" for name in entry.absent)
         options = {**entry.options, "reduction": "none", "columns": columns, "buffers": 2}
         flags = {f"grad_{name}_wanted": True for name in entry.gradients} if len(entry.gradients) > 1 else {}
         try:
-            profile(entry.forward[2], **given, **options)
-            profile(entry.backward[2], **given, grad_loss_hbm=spec(shape, "float32"), **options, **flags)
+            profile(entry.forward[2], **inputs, **options)
+            profile(entry.backward[2], **inputs, grad_loss_hbm=spec(shape, "float32"), **options, **flags)
         except AssertionError as error:
             assert "bytes of an SBUF partition" in str(error)
             return False

@@ -37,9 +37,9 @@ def pair(shape: tuple[int, ...], log_target: bool, types: tuple[str, str] = ("fl
     return log_probabilities.astype(TYPES[types[0]]), target.astype(TYPES[types[1]])
 
 
-def is_within(found: Any, exact: Exact) -> bool:
+def is_within(result: Any, exact: Exact) -> bool:
     """Every number."""
-    return bool(error_over_bound(found, exact.value, exact.error).max() <= 1.0)
+    return bool(error_over_bound(result, exact.value, exact.error).max() <= 1.0)
 
 
 @settings(deadline=None, max_examples=12)
@@ -66,9 +66,9 @@ def test_losses_and_gradients(
     options["grad_target_wanted"] = True
     gradients, again = (kl_div_backward[cores](x, t, upstream, **options) for cores in (1, 2))
     exact = reference.gradients(known, tensors, upstream, reduction)
-    for found, other, (name, like) in zip(gradients, again, tensors.items(), strict=True):
-        assert found.tobytes() == other.tobytes() and found.dtype == like.dtype
-        assert is_within(found, exact[name])
+    for gradient, other, (name, like) in zip(gradients, again, tensors.items(), strict=True):
+        assert gradient.tobytes() == other.tobytes() and gradient.dtype == like.dtype
+        assert is_within(gradient, exact[name])
 
 
 @pytest.mark.parametrize("change", [np.zeros_like, np.negative, lambda loss: loss.T.copy()])
@@ -124,5 +124,5 @@ def test_in_place_and_what_is_read() -> None:
     x, t = pair((150, 600), False)
     expected = kl_div_backward[2](x, t, np.ones(1, np.float32), reduction="sum", columns=512)
     unread = np.full_like(x, np.nan)
-    found = kl_div_backward[2](unread, t, np.ones(1, np.float32), reduction="sum", columns=512, inplace=True)
-    assert found.tobytes() == expected.tobytes() == unread.tobytes()
+    result = kl_div_backward[2](unread, t, np.ones(1, np.float32), reduction="sum", columns=512, inplace=True)
+    assert result.tobytes() == expected.tobytes() == unread.tobytes()

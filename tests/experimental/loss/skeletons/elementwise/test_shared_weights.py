@@ -28,12 +28,12 @@ every_weighted_entry = pytest.mark.parametrize("entry", WEIGHTED, ids=lambda ent
 
 def tensors_of(entry: ElementwiseEntry, shape: tuple[int, int], shared: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
     """Tensors with weights that are shared by columns ("rows"), by rows ("columns") or not, and the same in full."""
-    given = entry.made(shape, (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)))
+    inputs = entry.made(shape, (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)))
     parts = {"rows": (slice(None), slice(0, 1)), "columns": (slice(0, 1), slice(None)), "no": (slice(None),)}
-    names = [name for name in WEIGHTS if name in given]
-    small = {name: np.ascontiguousarray(given[name][parts[how]]) for name, how in zip(names, shared, strict=False)}
-    full = {name: np.ascontiguousarray(np.broadcast_to(each, shape)) for name, each in small.items()}
-    return {**given, **small}, {**given, **full}
+    names = [name for name in WEIGHTS if name in inputs]
+    small = {name: np.ascontiguousarray(inputs[name][parts[how]]) for name, how in zip(names, shared, strict=False)}
+    full = {name: np.ascontiguousarray(np.broadcast_to(value, shape)) for name, value in small.items()}
+    return {**inputs, **small}, {**inputs, **full}
 
 
 @every_weighted_entry
@@ -43,13 +43,13 @@ def test_bits_are_those_of_a_copied_weight(entry: ElementwiseEntry, shape: tuple
     for shared in [way for way in ways if set(way) != {"no"}]:
         small, full = tensors_of(entry, shape, shared)
         options = {"reduction": "none", "columns": 512}
-        (found,) = of_both_cores(entry.forward, **entry.arguments(small), **options)
-        assert found.tobytes() == entry.forward[2](**entry.arguments(full), **options).tobytes()
+        (result,) = of_both_cores(entry.forward, **entry.arguments(small), **options)
+        assert result.tobytes() == entry.forward[2](**entry.arguments(full), **options).tobytes()
         upstream = np.full(shape, -1.75, np.float32)
         wanted = {name: name != "weight" for name in entry.gradients}
         gradients = of_both_cores(entry.backward, **entry.backward_arguments(small, upstream, **wanted), **options)
         known = entry.backward[2](**entry.backward_arguments(full, upstream, **wanted), **options)
-        assert [each.tobytes() for each in gradients] == [each.tobytes() for each in known]
+        assert [gradient.tobytes() for gradient in gradients] == [array.tobytes() for array in known]
 
 
 @every_weighted_entry
@@ -58,8 +58,8 @@ def test_sums(entry: ElementwiseEntry, reduction: str) -> None:
     """Another order than that of a flat stream, within the same bound."""
     for shape, shared in product(SHAPES, [("rows", "columns"), ("columns", "rows")]):
         small, full = tensors_of(entry, shape, shared)
-        (found,) = of_both_cores(entry.forward, **entry.arguments(small), reduction=reduction, columns=512)
-        assert is_within(found, reference.reduced(entry.reference, full, reduction, columns=512))
+        (result,) = of_both_cores(entry.forward, **entry.arguments(small), reduction=reduction, columns=512)
+        assert is_within(result, reference.reduced(entry.reference, full, reduction, columns=512))
 
 
 def test_losses_and_gradients_in_one_launch() -> None:
@@ -67,19 +67,19 @@ def test_losses_and_gradients_in_one_launch() -> None:
     small, full = tensors_of(entry, (300, 7), ("columns",))
     wanted = {name: name != "weight" for name in entry.gradients}
     upstream = np.full((300, 7), 0.5, np.float32)
-    arguments = [entry.backward_arguments(each, upstream, **wanted) for each in (small, full)]
-    found, known = (entry.both[2](**each, reduction="none") for each in arguments)
-    assert [each.tobytes() for each in found] == [each.tobytes() for each in known]
+    arguments = [entry.backward_arguments(item, upstream, **wanted) for item in (small, full)]
+    results, known = (entry.both[2](**argument, reduction="none") for argument in arguments)
+    assert [result.tobytes() for result in results] == [array.tobytes() for array in known]
 
 
 def test_a_weight_of_columns_passes_once() -> None:
     """What is modelled: [1, C] is no more of a launch than nothing, where a weight of each element is a third of it."""
     times = {}
     for name, shape in {"columns": (1, 1000), "rows": (4096, 1), "elements": (4096, 1000)}.items():
-        given = {"input_hbm": spec((4096, 1000), "float32"), "target_hbm": spec((4096, 1000), "float32")}
-        found = profile(loss.mse_loss_forward[2], **given, weight_hbm=spec(shape, "float32"), reduction="mean")
-        times[name] = found.time_us
-        assert found.bounds_us["dma"] < found.time_us
+        arguments = {"input_hbm": spec((4096, 1000), "float32"), "target_hbm": spec((4096, 1000), "float32")}
+        profiled = profile(loss.mse_loss_forward[2], **arguments, weight_hbm=spec(shape, "float32"), reduction="mean")
+        times[name] = profiled.time_us
+        assert profiled.bounds_us["dma"] < profiled.time_us
     assert max(times["columns"], times["rows"]) < 0.85 * times["elements"]
 
 

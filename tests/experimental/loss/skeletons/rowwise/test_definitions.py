@@ -36,11 +36,11 @@ LAUNCHES: list[tuple[tuple[int, int], dict[str, int]]] = [
 every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
 
-def is_within(found: Any, exact: Exact) -> bool:
+def is_within(result: Any, exact: Exact) -> bool:
     """Every number of which float32 has one side only to be on."""
     is_sure = np.isfinite(exact.error)
     assert is_sure.mean() > 0.9
-    return bool(error_over_bound(found, exact.value, exact.error)[is_sure].max() <= 1.0)
+    return bool(error_over_bound(result, exact.value, exact.error)[is_sure].max() <= 1.0)
 
 
 def as_tuple(returned: Any) -> tuple[Any, ...]:
@@ -56,8 +56,8 @@ def of_both_cores(kernel: Any, **arguments: Any) -> tuple[Any, ...]:
 
 
 def backward_of(entry: RowwiseEntry, tensors: Any, upstream: Any, reduction: str, **options: Any) -> tuple[Any, ...]:
-    given = entry.backward_arguments(tensors, upstream)
-    return of_both_cores(entry.backward, **given, reduction=reduction, **options)
+    arguments = entry.backward_arguments(tensors, upstream)
+    return of_both_cores(entry.backward, **arguments, reduction=reduction, **options)
 
 
 @every_entry
@@ -119,16 +119,16 @@ def test_one_gradient_alone_and_in_place(entry: RowwiseEntry) -> None:
         assert alone.tobytes() == expected.tobytes()
     first = entry.gradients[0]
     arguments = entry.backward_arguments(tensors, upstream, **{first: True})
-    found = entry.backward[2](**arguments, **tiling, inplace=True)
-    assert found.tobytes() == every[0].tobytes() == arguments[f"{first}_hbm"].tobytes()
+    result = entry.backward[2](**arguments, **tiling, inplace=True)
+    assert result.tobytes() == every[0].tobytes() == arguments[f"{first}_hbm"].tobytes()
 
 
 @every_entry
 def test_the_type_of_losses_and_no_coefficients(entry: RowwiseEntry) -> None:
     tensors = entry.made((3, 5), (ml_dtypes.bfloat16,))
     without = {"coefficients_wanted": False} if entry.has_coefficients else {}
-    found = entry.forward[2](**entry.arguments(tensors), reduction="none", dtype=nl.float32, **without)
-    assert found.dtype == np.float32 and is_within(found, reference.losses(entry.reference, tensors, np.float32))
+    result = entry.forward[2](**entry.arguments(tensors), reduction="none", dtype=nl.float32, **without)
+    assert result.dtype == np.float32 and is_within(result, reference.losses(entry.reference, tensors, np.float32))
 
 
 @every_entry
@@ -136,7 +136,7 @@ def test_the_type_of_losses_and_no_coefficients(entry: RowwiseEntry) -> None:
 def test_a_row_with_nan_leaves_the_others(entry: RowwiseEntry, shape: tuple[int, int], row: int) -> None:
     tensors = entry.made(shape)
     tensors[entry.gradients[0]][row, 3] = np.nan
-    for target in (each for name, each in tensors.items() if each.ndim == 1):
+    for target in (tensor for name, tensor in tensors.items() if tensor.ndim == 1):
         target[row] = 1.0
     loss, *_ = as_tuple(entry.forward[2](**entry.arguments(tensors), reduction="none"))
     assert np.isnan(loss[row]) and np.isfinite(np.delete(loss, row)).all()

@@ -25,7 +25,7 @@ def test_every_row_is_in_one_tile(rows: int, each: int) -> None:
 @given(rows=st.integers(1, 9000), each=st.integers(1, 300), cores=st.sampled_from([1, 2]))
 def test_groups_have_tiles_of_one_size_a_core_apart(rows: int, each: int, cores: int) -> None:
     tiles = row_tiles(rows, partitions_of_tile(rows), each)
-    found = []
+    results = []
     for core in range(cores):
         groups = groups_of_core(tiles, cores, core)
         assert [group.start for group in groups] == [
@@ -36,8 +36,8 @@ def test_groups_have_tiles_of_one_size_a_core_apart(rows: int, each: int, cores:
             assert len(group.tiles) <= GROUP_TILES and (group.rows <= GROUP_ROWS or len(group.tiles) == 1)
             numbers = [tile.number for tile in group.tiles]
             assert numbers == list(range(numbers[0], numbers[-1] + 1, cores))
-            found += numbers
-    assert sorted(found) == [tile.number for tile in tiles]
+            results += numbers
+    assert sorted(results) == [tile.number for tile in tiles]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 100, 255, 4096])

@@ -113,6 +113,6 @@ def test_refused(refusal: Refusal, kernel: Kernel, cores: int | None) -> None:
 
 def test_too_many_buffers_are_refused_with_what_fits() -> None:
     kernel = ROWWISE_KERNELS[LABELS[0]]
-    given = {**kernel.accepted((3, 4000)), "buffers": 40}
+    arguments = {**kernel.accepted((3, 4000)), "buffers": 40}
     with pytest.raises(AssertionError, match=r"40 buffers of 1 x 2048 .*, which has 212984; pass columns=2048"):
-        kernel.launch(given, 2)
+        kernel.launch(arguments, 2)

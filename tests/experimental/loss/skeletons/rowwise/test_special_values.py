@@ -25,11 +25,11 @@ def test_distances_in_the_whole_range() -> None:
     sizes = np.array([0.0, 2e-19, 1e-15, 1e-3, 1.0, 1e17, 1e18, 9e18], np.float32)
     anchor = np.stack([sizes, np.zeros_like(sizes)], axis=1)
     zeros = np.zeros_like(anchor)
-    given = anchor, zeros, anchor.copy()
-    loss, coefficients = triplet_margin_loss_forward[2](*given, margin=1e-30, eps=0.0, reduction="none")
+    inputs = anchor, zeros, anchor.copy()
+    loss, coefficients = triplet_margin_loss_forward[2](*inputs, margin=1e-30, eps=0.0, reduction="none")
     np.testing.assert_allclose(loss, sizes, rtol=1e-6, atol=1e-29)
     options = {"eps": 0.0, "reduction": "sum"}
-    by_anchor, by_positive, by_negative = triplet_margin_loss_backward[2](*given, coefficients, ONE, **options)
+    by_anchor, by_positive, by_negative = triplet_margin_loss_backward[2](*inputs, coefficients, ONE, **options)
     np.testing.assert_allclose(by_anchor[:, 0], np.sign(sizes), rtol=1e-6)
     np.testing.assert_array_equal(by_positive, -by_anchor)
     np.testing.assert_array_equal(by_negative, zeros)  # of a distance of 0
@@ -42,13 +42,13 @@ def test_distances_of_other_norms_in_the_whole_range(p: float) -> None:
     sizes = np.array([0.0, least, 1e-12, 1e-3, 1.0, 1e9, 2.0 ** (127.0 / p)], np.float32)
     anchor = np.stack([sizes, -sizes, np.zeros_like(sizes)], axis=1)
     zeros = np.zeros_like(anchor)
-    given = anchor, zeros, anchor.copy()
-    loss, coefficients = triplet_margin_loss_forward[2](*given, margin=1e-30, eps=0.0, p=p, reduction="none")
+    inputs = anchor, zeros, anchor.copy()
+    loss, coefficients = triplet_margin_loss_forward[2](*inputs, margin=1e-30, eps=0.0, p=p, reduction="none")
     norm = 2.0 ** (1.0 / p)
     np.testing.assert_allclose(loss[1:-1], norm * sizes[1:-1], rtol=1e-5)
     assert loss[0] < 1e-18 and loss[-1] == np.inf
     options = {"eps": 0.0, "p": p, "reduction": "sum"}
-    by_anchor, by_positive, _ = triplet_margin_loss_backward[2](*given, coefficients, ONE, **options)
+    by_anchor, by_positive, _ = triplet_margin_loss_backward[2](*inputs, coefficients, ONE, **options)
     share = 2.0 ** (-(p - 1.0) / p)
     np.testing.assert_allclose(by_anchor[1:-1], np.outer(np.ones(5), [share, -share, 0.0]), rtol=1e-5)
     np.testing.assert_array_equal(by_anchor[0], 0.0)
@@ -69,17 +69,17 @@ def test_infinite_and_overflowing_distances() -> None:
 def test_ties_share_the_gradient_as_pytorch_has_it() -> None:
     anchor, positive = np.array([[0.0, 3.0]], np.float32), np.array([[0.0, -3.0]], np.float32)
     negative = np.array([[4.0, 0.0]], np.float32)  # 5 from both
-    given = anchor, positive, negative
+    inputs = anchor, positive, negative
     options = {"swap": True, "eps": 0.0, "p": 2.0}
-    _, coefficients = triplet_margin_loss_forward[2](*given, **options)
-    gradients = triplet_margin_loss_backward[2](*given, coefficients, ONE, **options)
+    _, coefficients = triplet_margin_loss_forward[2](*inputs, **options)
+    gradients = triplet_margin_loss_backward[2](*inputs, coefficients, ONE, **options)
     expected = ([[0.4, 0.7]], [[0.4, -0.7]], [[-0.8, 0.0]])
-    for found, known in zip(gradients, expected, strict=True):
-        np.testing.assert_allclose(found, known, atol=1e-6)
+    for gradient, known in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(gradient, known, atol=1e-6)
     options = {"p": np.inf, "eps": 0.0}
-    given = np.array([[2.0, -2.0, 1.0]], np.float32), np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32)
-    _, coefficients = triplet_margin_loss_forward[2](*given, **options)
-    _, by_positive, _ = triplet_margin_loss_backward[2](*given, coefficients, ONE, **options)
+    inputs = np.array([[2.0, -2.0, 1.0]], np.float32), np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32)
+    _, coefficients = triplet_margin_loss_forward[2](*inputs, **options)
+    _, by_positive, _ = triplet_margin_loss_backward[2](*inputs, coefficients, ONE, **options)
     np.testing.assert_array_equal(by_positive, [[-0.5, 0.5, 0.0]])
 
 
@@ -111,13 +111,13 @@ def test_logits_without_end() -> None:
     inf, nan = np.inf, np.nan
     x = np.array([[inf], [inf], [-inf], [-inf], [inf], [-20.0], [100.0], [-100.0]], np.float32)
     t = np.array([[0.0], [1.0], [1.0], [0.0], [0.5], [0.0], [1.0], [1.0]], np.float32)
-    for each in (1, 4):
-        loss = multilabel_soft_margin_loss_forward[2](x, t, reduction="none", each=each)
+    for number in (1, 4):
+        loss = multilabel_soft_margin_loss_forward[2](x, t, reduction="none", each=number)
         np.testing.assert_allclose(
             loss, [inf, nan, inf, nan, inf, 2.0611536e-09, 3.8e-44, 100.0], rtol=1e-6, atol=1e-43
         )
         by_input, by_target = multilabel_soft_margin_loss_backward[2](
-            x, t, np.ones(8, np.float32), reduction="none", grad_target_wanted=True, each=each
+            x, t, np.ones(8, np.float32), reduction="none", grad_target_wanted=True, each=number
         )
         np.testing.assert_allclose(by_input[:5, 0], [1.0, 0.0, -1.0, 0.0, 0.5])
         np.testing.assert_array_equal(by_target, -x)
@@ -129,9 +129,9 @@ def test_a_weight_of_each_row_is_one_of_all_rows(columns: int) -> None:
     x, t = random.standard_normal((300, columns), np.float32), random.random((300, columns), np.float32)
     weight = random.random((1, columns), np.float32)
     every = np.ascontiguousarray(np.broadcast_to(weight, x.shape))
-    found = [multilabel_soft_margin_loss_forward[2](x, t, each, reduction="none") for each in (weight, every)]
-    assert found[0].tobytes() == found[1].tobytes()
+    result = [multilabel_soft_margin_loss_forward[2](x, t, item, reduction="none") for item in (weight, every)]
+    assert result[0].tobytes() == result[1].tobytes()
     wanted = {"grad_input_wanted": False, "grad_weight_wanted": True}
-    of_all, of_each = (multilabel_soft_margin_loss_backward[2](x, t, ONE, each, **wanted) for each in (weight, every))
+    of_all, of_each = (multilabel_soft_margin_loss_backward[2](x, t, ONE, item, **wanted) for item in (weight, every))
     assert of_each.shape == x.shape
     np.testing.assert_allclose(of_all[0], of_each.astype(np.float64).sum(axis=0), rtol=1e-5)

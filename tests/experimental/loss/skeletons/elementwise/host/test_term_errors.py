@@ -43,11 +43,11 @@ def hard_probabilities(random: np.random.Generator) -> Numbers:
     """Down to 2^-126, and to both sides of 2^-32, of a half and of one; 0 and 1 among them."""
     small = 2.0 ** random.choice([random.uniform(-33.0, 0.0), random.uniform(-126.0, 0.0)], SHAPE)
     near = random.choice([2.0**-32, 0.5, 1.0], SHAPE) * (1.0 - random.choice([-1.0, 1.0], SHAPE) * small)
-    found = random.choice([0.0, 1.0, 0.999], SHAPE)
+    result = random.choice([0.0, 1.0, 0.999], SHAPE)
     for probability, values in ((0.9, near), (0.7, 1.0 - small), (0.5, small), (0.3, random.random(SHAPE))):
-        found = np.where(random.random(SHAPE) < probability, values, found)
-    found = np.clip(found, 0.0, 1.0)
-    return np.where(found < SMALLEST_NORMAL, 0.0, found)
+        result = np.where(random.random(SHAPE) < probability, values, result)
+    result = np.clip(result, 0.0, 1.0)
+    return np.where(result < SMALLEST_NORMAL, 0.0, result)
 
 
 def hard_log_probabilities(random: np.random.Generator) -> Numbers:
@@ -70,34 +70,34 @@ every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.
 def hard_tensors(entry: ElementwiseEntry) -> dict[str, Numbers]:
     """Independent ones, and some that nearly equal the first one."""
     random = np.random.default_rng(len(entry.name))
-    found: dict[str, Numbers] = {}
+    results: dict[str, Numbers] = {}
     for seed, (name, sample) in enumerate(entry.tensors.items()):
         values = HARD[sample](random) if sample in HARD else MAKERS[sample](seed, SHAPE)
-        found[name] = values.astype(np.float32)
+        results[name] = values.astype(np.float32)
     if entry.tensors.get("target") is Sample.NUMBERS:
-        first = next(iter(found.values()))
+        first = next(iter(results.values()))
         near = (first * (1.0 + hard_numbers(random) * 2.0**-12)).astype(np.float32)
-        found["target"] = np.where(random.random(SHAPE) < 0.3, near, found["target"])
-    return found
+        results["target"] = np.where(random.random(SHAPE) < 0.3, near, results["target"])
+    return results
 
 
 def derived(entry: ElementwiseEntry, tensors: dict[str, Numbers]) -> Derived:
     """Of the losses."""
     with np.errstate(all="ignore"):
-        return entry.reference.value({name: each.astype(np.float64) for name, each in tensors.items()})
+        return entry.reference.value({name: tensor.astype(np.float64) for name, tensor in tensors.items()})
 
 
-def units(errors: Any, found: Derived) -> float:
+def units(errors: Any, result: Derived) -> float:
     """The largest one in u of the largest term."""
-    is_normal = (found.largest > 2.0**-100) & np.isfinite(found.value)
-    return float((errors[is_normal] / (UNIT * found.largest[is_normal])).max())
+    is_normal = (result.largest > 2.0**-100) & np.isfinite(result.value)
+    return float((errors[is_normal] / (UNIT * result.largest[is_normal])).max())
 
 
-def observed(entry: ElementwiseEntry, tensors: dict[str, Numbers], found: Derived, change: Any = np.copy) -> float:
+def observed(entry: ElementwiseEntry, tensors: dict[str, Numbers], result: Derived, change: Any = np.copy) -> float:
     """How far the kernel is off in the simulator."""
     losses = change(entry.forward(**entry.arguments(tensors), reduction="none"))
     with np.errstate(all="ignore"):
-        return units(np.maximum(np.abs(losses - found.value) - found.beside - SMALLEST_NORMAL, 0.0), found)
+        return units(np.maximum(np.abs(losses - result.value) - result.beside - SMALLEST_NORMAL, 0.0), result)
 
 
 def allowed(entry: ElementwiseEntry) -> float:
@@ -110,13 +110,13 @@ def allowed(entry: ElementwiseEntry) -> float:
 def test_a_stated_error_is_derived_and_kept(entry: ElementwiseEntry) -> None:
     """What is derived is never more than what is stated, and comes near it; the kernel's error is never more either."""
     tensors, stated = hard_tensors(entry), entry.reference.stated
-    found = derived(entry, tensors)
-    assert_same_functions(entry.name, stated.functions, found.functions)
-    assert_near(entry.name, "own", stated.own, units(found.own, found), 0.8)
-    for function, errors in found.functions.items():
+    result = derived(entry, tensors)
+    assert_same_functions(entry.name, stated.functions, result.functions)
+    assert_near(entry.name, "own", stated.own, units(result.own, result), 0.8)
+    for function, errors in result.functions.items():
         part = f"functions[{function!r}]"
-        assert_near(entry.name, part, stated.functions[function], units(errors, found), 0.8)
-    assert_kept(entry.name, observed(entry, tensors, found), allowed(entry))
+        assert_near(entry.name, part, stated.functions[function], units(errors, result), 0.8)
+    assert_kept(entry.name, observed(entry, tensors, result), allowed(entry))
 
 
 @every_entry

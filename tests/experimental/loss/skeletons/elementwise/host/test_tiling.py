@@ -50,12 +50,12 @@ def test_more_than_fits_is_refused() -> None:
 )
 def test_modelled_time_of_a_forward(log_target: bool, reduction: str, most: float) -> None:
     x = spec((4096, 32128), "bfloat16")
-    found = profile(kl_div_forward[2], x, x, log_target=log_target, reduction=reduction).fraction_of_bound
-    assert found is not None and found <= most
+    result = profile(kl_div_forward[2], x, x, log_target=log_target, reduction=reduction).fraction_of_bound
+    assert result is not None and result <= most
 
 
 @pytest.mark.parametrize("log_target", [False, True])
 def test_modelled_time_of_a_backward(log_target: bool) -> None:
     x = spec((4096, 32128), "bfloat16")
-    found = profile(kl_div_backward[2], x, x, spec((1,), "float32"), log_target=log_target).fraction_of_bound
-    assert found is not None and found <= 1.02
+    result = profile(kl_div_backward[2], x, x, spec((1,), "float32"), log_target=log_target).fraction_of_bound
+    assert result is not None and result <= 1.02

@@ -35,34 +35,34 @@ def hard_numbers(random: np.random.Generator, shape: tuple[int, int]) -> Numbers
 def hard_tensors(entry: RowwiseEntry, shape: tuple[int, int]) -> dict[str, Numbers]:
     """Independent ones, and rows that nearly equal those of the first one."""
     random = np.random.default_rng(shape[1])
-    found: dict[str, Numbers] = {}
+    results: dict[str, Numbers] = {}
     for seed, (name, sample) in enumerate(entry.tensors.items()):
         is_number = sample in (Sample.NUMBERS, Sample.WIDE_LOGITS)
         values = hard_numbers(random, shape) if is_number else MAKERS[sample](seed, shape)
-        if sample is Sample.NUMBERS and found:
-            near = next(iter(found.values())) * (1.0 + 2.0**-8 * random.standard_normal(shape))
+        if sample is Sample.NUMBERS and results:
+            near = next(iter(results.values())) * (1.0 + 2.0**-8 * random.standard_normal(shape))
             values = np.where(random.random((shape[0], 1)) < 0.5, near, values)
-        found[name] = values.astype(np.float32)
-    return found
+        results[name] = values.astype(np.float32)
+    return results
 
 
 def derived(entry: RowwiseEntry, tensors: dict[str, Numbers]) -> Derived:
     """Of the losses."""
     with np.errstate(all="ignore"):
-        return entry.reference.value({name: each.astype(np.float64) for name, each in tensors.items()})
+        return entry.reference.value({name: tensor.astype(np.float64) for name, tensor in tensors.items()})
 
 
-def units(errors: Any, found: Derived) -> float:
+def units(errors: Any, result: Derived) -> float:
     """The largest one in u of the largest term."""
-    is_normal = found.largest > 2.0**-60
-    return float((errors[is_normal] / (UNIT * found.largest[is_normal])).max())
+    is_normal = result.largest > 2.0**-60
+    return float((errors[is_normal] / (UNIT * result.largest[is_normal])).max())
 
 
-def observed(entry: RowwiseEntry, tensors: dict[str, Numbers], found: Derived, change: Any = np.copy) -> float:
+def observed(entry: RowwiseEntry, tensors: dict[str, Numbers], result: Derived, change: Any = np.copy) -> float:
     """How far the kernel is off in the simulator."""
     returned = entry.forward(**entry.arguments(tensors), reduction="none")
     losses = change(np.asarray(returned[0] if isinstance(returned, tuple) else returned)).reshape(-1)
-    return units(np.maximum(np.abs(losses - found.value) - found.beside - SMALLEST_NORMAL, 0.0), found)
+    return units(np.maximum(np.abs(losses - result.value) - result.beside - SMALLEST_NORMAL, 0.0), result)
 
 
 def allowed(entry: RowwiseEntry, columns: int) -> float:
@@ -77,14 +77,14 @@ def allowed(entry: RowwiseEntry, columns: int) -> float:
 def test_a_stated_error_is_derived_and_kept(entry: RowwiseEntry, shape: tuple[int, int]) -> None:
     """What is derived is never more than what is stated; the kernel's error is never more either."""
     tensors, stated = hard_tensors(entry, shape), entry.reference.stated
-    found = derived(entry, tensors)
-    assert_same_functions(entry.name, stated.functions, found.functions)
+    result = derived(entry, tensors)
+    assert_same_functions(entry.name, stated.functions, result.functions)
     own = stated.own + stated.additions * additions(shape[1])
-    assert_near(entry.name, "own and additions", own, units(found.own, found), 0.4)
-    for function, errors in found.functions.items():
+    assert_near(entry.name, "own and additions", own, units(result.own, result), 0.4)
+    for function, errors in result.functions.items():
         part = f"functions[{function!r}]"
-        assert_near(entry.name, part, stated.functions[function], units(errors, found), 0.4)
-    assert_kept(entry.name, observed(entry, tensors, found), allowed(entry, shape[1]))
+        assert_near(entry.name, part, stated.functions[function], units(errors, result), 0.4)
+    assert_kept(entry.name, observed(entry, tensors, result), allowed(entry, shape[1]))
 
 
 @every_entry

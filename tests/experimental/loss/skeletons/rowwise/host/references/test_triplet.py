@@ -21,13 +21,13 @@ def test_small_magnitudes_count_as_the_least_that_has_a_logarithm(p: float) -> N
     """Of each distance D^(1/p) times: u eps, that least magnitude, and the root of a power that was flushed to zero."""
     random = np.random.default_rng(0)
     rows = {name: random.standard_normal((3, COLUMNS)) for name in ("anchor", "positive", "negative")}
-    found = TripletReference(1.0, p, EPS, False).value(rows)
+    result = TripletReference(1.0, p, EPS, False).value(rows)
     of_element = UNIT * EPS + 1.0 / LIMIT_OF_LOG + SMALLEST_NORMAL ** (1.0 / p)
-    np.testing.assert_allclose(found.beside, 2.0 * COLUMNS ** (1.0 / p) * of_element, rtol=1e-12)
+    np.testing.assert_allclose(result.beside, 2.0 * COLUMNS ** (1.0 / p) * of_element, rtol=1e-12)
 
 
 def test_squares_that_are_flushed_to_zero_are_set_aside() -> None:
     rows = {name: np.ones((3, COLUMNS)) for name in ("anchor", "positive", "negative")}
-    found = TripletReference(1.0, 2.0, EPS, False).value(rows)
+    result = TripletReference(1.0, 2.0, EPS, False).value(rows)
     of_element = UNIT * EPS + SMALLEST_NORMAL**0.5
-    np.testing.assert_allclose(found.beside, 2.0 * COLUMNS**0.5 * of_element, rtol=1e-12)
+    np.testing.assert_allclose(result.beside, 2.0 * COLUMNS**0.5 * of_element, rtol=1e-12)
