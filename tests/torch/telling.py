@@ -32,8 +32,7 @@ def assert_loss(actual: Tensor, exact: Tensor, magnitude: float) -> None:
         exact: float64, of the same shape.
         magnitude: the largest summand that enters: logits, log V, times weights; for a sum, times its length.
     """
-    if actual.dtype != torch.float32:
-        raise AssertionError(f"assert_loss: the loss must be torch.float32, got {actual.dtype}")
+    assert actual.dtype == torch.float32, f"assert_loss: the loss must be torch.float32, got {actual.dtype}"
     assert_telling(actual, exact, 0.0, LOSS_UNITS * UNIT * max(1.0, magnitude))
 
 
@@ -68,10 +67,9 @@ def assert_within(actual: Tensor, exact: Tensor, bound: Tensor) -> None:
 
 
 def _assert_same_shape(actual: Tensor, exact: Tensor, what: str = "the result") -> None:
-    if actual.shape != exact.shape:
-        raise AssertionError(
-            f"{what} must have the shape of the float64 reference, {tuple(exact.shape)}, got {tuple(actual.shape)}"
-        )
+    assert actual.shape == exact.shape, (
+        f"{what} must have the shape of the float64 reference, {tuple(exact.shape)}, got {tuple(actual.shape)}"
+    )
 
 
 def _result_and_reference(difference: str) -> str:

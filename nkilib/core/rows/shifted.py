@@ -107,7 +107,7 @@ class ShiftedSums:
     def take_shift(self, chunk_sbuf: nl.NkiTensor, element_sbuf: nl.NkiTensor, batch: int) -> None:
         """Compute -c, minus the shift of each row of a batch, before the first chunk is summed.
 
-        The shift is the largest of the first chunk and one more element, such as the logit at the target.
+        The shift is the largest of the first chunk and one more element that is already known.
 
         Args:
             chunk_sbuf: the first chunk, or a part of it, [rows, columns].

@@ -138,6 +138,8 @@ def test_what_a_name_of_another_library_is_answered_with_exists(module: Any, nam
 
 
 def test_the_calls_that_are_recommended_run() -> None:
+    calls = []
+
     def kernel() -> None:
         x, y, dst = tile(2, 3, value=-4), tile(2, 3, value=3), nl.ndarray((2, 3), nl.float32)
         names = {"nl": nl, "nisa": nisa, "x": x, "y": y, "value": 1, "low": 0, "high": 1, "axis": 1}
@@ -146,8 +148,10 @@ def test_the_calls_that_are_recommended_run() -> None:
             if use.startswith(("nl.", "nisa.")) and use.endswith(")") and not re.search(r", or |ap\(", use):
                 names["dst"] = nl.ndarray((2, 1), nl.float32) if "tensor_reduce" in use else dst
                 eval(use, names)
+                calls.append(use)
 
     execute(kernel)
+    assert {"nl.floor(nl.divide(x, y))", "nisa.memset(dst, value=0)"} <= set(calls)
 
 
 @pytest.mark.parametrize("name", ["no_such_name", "_private", "__path__"])
