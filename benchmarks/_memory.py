@@ -33,10 +33,10 @@ class MemoryUse:
 
 
 def measure_in_process(module: str, *arguments: object) -> MemoryUse:
-    """What ``python -m module arguments`` prints as JSON.
+    """Run ``python -m module arguments`` and return the memory use that it prints as JSON.
 
     Raises:
-        RuntimeError: the process failed; the message ends with what it wrote.
+        RuntimeError: the process failed; the message ends with the error output of the process.
     """
     command = [sys.executable, "-m", module, *map(str, arguments)]
     # The process finds modules where this one does, from whatever directory this one was started.

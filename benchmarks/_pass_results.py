@@ -74,7 +74,7 @@ def timing_parser(name: str, description: str) -> argparse.ArgumentParser:
 def parse_timing_arguments(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None, runs: int, knows_cpu: bool = True
 ) -> argparse.Namespace:
-    """What ``parser`` has, ``--runs``, ``--quick``, and ``--cpu`` where the benchmark knows it."""
+    """Parse the options of ``parser``, and add ``--runs``, ``--quick`` and, with ``knows_cpu``, ``--cpu``."""
     parser.add_argument("--runs", type=int, default=runs, help=f"timed runs of each (default {runs})")
     if knows_cpu:
         parser.add_argument(
@@ -88,7 +88,7 @@ def parse_timing_arguments(
 
 
 def clock_of(options: argparse.Namespace) -> Callable[[], float]:
-    """What the seconds are measured with, as ``--cpu`` says."""
+    """Return the clock that measures seconds: CPU time with ``--cpu``, else wall time."""
     return time.process_time if options.cpu else time.perf_counter
 
 

@@ -118,7 +118,7 @@ class SoftmaxInputs:
 
     @property
     def tensors(self) -> tuple[np.ndarray, ...]:
-        """All arrays."""
+        """The arrays x, dy and y."""
         return self.x, self.dy, self.y
 
 
@@ -148,11 +148,11 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Pass:
-    """What is timed.
+    """A timed pass.
 
     Attributes:
-        ours: the launch.
-        torch: the same in torch, eager, without a graph.
+        ours: the launch of a kernel.
+        torch: the same computation in PyTorch, eager, without a graph.
     """
 
     ours: Callable[[SoftmaxInputs], np.ndarray]

@@ -39,7 +39,7 @@ class Measured:
 
     @property
     def own(self) -> float:
-        """What the interpreter adds."""
+        """The microseconds that the interpreter adds to the arithmetic."""
         return self.whole - self.arithmetic
 
     @property
@@ -60,7 +60,7 @@ class Case:
 
 
 def _tiles(hbm: Any) -> Tiles:
-    """In a kernel: the operands of the instructions below, all written."""
+    """Allocate and write the operands of the instructions below, in a kernel."""
     return {
         "x": nl.ones((PARTITIONS, COLUMNS), nl.float32),
         "y": nl.ones((PARTITIONS, COLUMNS), nl.float32),

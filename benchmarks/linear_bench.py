@@ -106,7 +106,7 @@ def compare(case: LinearCase, options: argparse.Namespace) -> list[PassResult]:
 
 
 def _torch_pass(name: str) -> str:
-    """Which pass of torch does the work of one of ours."""
+    """Return the name of the pass of PyTorch that does the work of one of ours."""
     return FORWARD if name == FORWARD else FORWARD_BACKWARD
 
 

@@ -36,7 +36,7 @@ _LOOPS = {"fori_loop": "nl.fori_loop", "all": "nl.fori_loop, every iteration run
 
 @dataclass(frozen=True)
 class Cost:
-    """What a profile has cost, and the time that it models."""
+    """The cost of a profile, and the time that it models."""
 
     instructions: int
     seconds: float
@@ -46,7 +46,7 @@ class Cost:
 
 @nki.jit
 def _long(x: Any, is_device_loop: bool) -> Any:
-    """For each block of 128 rows: one load, eight computing instructions, one store."""
+    """Run one load, eight computing instructions and one store for each block of 128 rows."""
     result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
 
     def body(i: Any) -> None:
@@ -82,10 +82,10 @@ def measure(loop: str, instructions: int) -> Cost:
 
 
 def measure_apart(loop: str, instructions: int) -> Cost:
-    """As :func:`measure`, in a process of its own.
+    """Do the work of :func:`measure` in a process of its own.
 
     Raises:
-        RuntimeError: if the process failed; the message ends with what it wrote.
+        RuntimeError: if the process failed; the message ends with the error output of the process.
     """
     command = [sys.executable, "-m", "benchmarks.loop_profiles", "--only", loop, "--instructions", str(instructions)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -179,7 +179,7 @@ def one_copy(x: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def show_copy(console: Console, runs: int) -> bool:
-    """What a launch of one copy takes."""
+    """Print the time of a launch of one copy, and return whether it meets the goal."""
     launches = [Captured(one_copy, (np.ones((4, 4), np.float32),), {})]
     seconds, hindrance = timed_launches(launches, runs, lambda: None)
     micro = seconds[REPLAYED] * _MICRO
@@ -193,14 +193,14 @@ def show_copy(console: Console, runs: int) -> bool:
 
 
 def show_instruction(console: Console, results: Sequence[Timed]) -> list[bool]:
-    """What an instruction takes where tiles are small: the least of the lines."""
+    """Print the least time of an instruction where tiles are small, and return which lines meet the goal."""
     small = [result for result in results if result.case.name.startswith("ctc_loss [64, 8, 32]")]
     met = []
-    for profiled in small:
-        micro = profiled.replayed / profiled.instructions * _MICRO
-        met.append(not profiled.hindrance and micro <= LARGEST_MICROSECONDS_OF_INSTRUCTION)
+    for timed in small:
+        micro = timed.replayed / timed.instructions * _MICRO
+        met.append(not timed.hindrance and micro <= LARGEST_MICROSECONDS_OF_INSTRUCTION)
         goal = f"{micro:.2f} us an instruction, goal {LARGEST_MICROSECONDS_OF_INSTRUCTION:g}:"
-        console.print(f"{profiled.case.name}: {goal}", verdict(met[-1]))
+        console.print(f"{timed.case.name}: {goal}", verdict(met[-1]))
     return met
 
 

@@ -52,7 +52,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a launch has cost."""
+    """The cost of a launch."""
 
     seconds: float
     gigabytes: float

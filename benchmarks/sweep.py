@@ -41,7 +41,7 @@ class Count:
 
 
 def tunings(vocabulary: int) -> tuple[Tuning, ...]:
-    """What is tried for a vocabulary, whether the kernels take it or not."""
+    """Return the tilings to try for a vocabulary, whether the kernels accept them or not."""
     small = Tuning(128, min(vocabulary, 8192))
     return Tuning(64, 32128), Tuning(64, 65535), Tuning(128, 16384), Tuning(64, 32768), small
 

@@ -112,7 +112,7 @@ class Measurement:
 
     @property
     def launch_us(self) -> float:
-        """What the launches add to the kernel's time in the figure."""
+        """The microseconds that launches add to the kernel's time in the figure."""
         return self.launches * LAUNCH_US
 
     @property

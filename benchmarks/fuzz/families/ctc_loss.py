@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""ctc_loss."""
+"""Random calls of ``nkilib.torch.ctc_loss``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_STEPS = 20_000
 
 
 def drawn(draw: Draw, function: str) -> Call:
-    """A call."""
+    """Draw a call of ``ctc_loss``."""
     most = min(_MOST_STEPS, draw.limits.elements // 40)
     steps, sequences = draw.sizes((1, 400), (1, 300), most=most)
     (classes,) = draw.sizes((2, 3_000), most=max(2, draw.limits.elements // (steps * sequences)))

@@ -25,7 +25,7 @@ _IGNORED = -100
 
 
 def drawn(draw: Draw, function: str) -> Call:
-    """A call."""
+    """Draw a call of ``distillation_loss``."""
     positions, vocabulary = draw.sizes((1, 1_500), (2, 160_000))
     split = draw.one_of([size for size in (1, 2, 3) if positions % size == 0])
     shape: tuple[int, ...] = (

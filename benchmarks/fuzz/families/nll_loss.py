@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""nll_loss."""
+"""Random calls of ``nkilib.torch.nll_loss``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nkilib.experimental.loss.nll.host.reference import (
 
 
 def drawn(draw: Draw, function: str) -> Call:
-    """A call."""
+    """Draw a call of ``nll_loss``."""
     rows, classes, inner = draw.sizes((1, 3_000), (1, 60_000), (1, 600))
     shape = draw.one_of(((rows, classes), (rows, classes), (rows, classes, inner), (classes,)))
     of_target = (shape[0], *shape[2:]) if len(shape) > 1 else ()

@@ -41,7 +41,7 @@ class Recipe:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """For the log."""
+        """The arguments for the log, with True in place of tensors."""
         tensors = {name: True for name in ("weight", "normalizer") if name in self.given}
         return {name: value for name, value in self.given.items() if name not in tensors} | tensors
 

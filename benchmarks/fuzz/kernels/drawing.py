@@ -153,7 +153,7 @@ class Maker(Areas):
         return [place for place in self.places if place.on_chip]
 
     def any_tile(self) -> Place:
-        """Of those on chip; the last ones more often."""
+        """Draw a tile on chip; one of the last four more often."""
         tiles = self.on_chip()
         return self.one_of(tiles[-4:] if self.chance(0.6) else tiles)
 

@@ -64,7 +64,7 @@ class Areas:
         return bool(self._rng.random() < probability)
 
     def integer(self, least: int, most: int) -> int:
-        """From ``least`` to ``most``, both included."""
+        """Draw an integer from ``least`` to ``most``, both included."""
         return int(self._rng.integers(least, most + 1))
 
     def part_of(self, place: Place, whole: float = 0.4) -> Area:

@@ -81,11 +81,11 @@ class Program:
         return "\n    ".join([f"def kernel({names}):", *self.lines, returned]) + "\n"
 
     def kernel(self) -> Any:
-        """What ``nki.jit`` makes of it, for its cores."""
+        """The jitted kernel, for the number of cores of the program."""
         return nki.jit(function_of(self.source))[self.cores]
 
     def arrays(self) -> list[Array]:
-        """Its arguments: always the same ones."""
+        """Return the arguments of the kernel, which are the same at every call."""
         rng = np.random.default_rng((self.seed, 1))
         return [argument.array(rng) for argument in self.arguments]
 

@@ -22,7 +22,7 @@ def shrunk(program: Program, fails: Callable[[Program], bool]) -> Program:
 
 
 def _without_some(program: Program, size: int, fails: Callable[[Program], bool]) -> Program:
-    """As far as so many neighbouring lines at a time can go, from the last ones on."""
+    """Remove ``size`` neighbouring lines at a time, from the end on, where the program fails without them too."""
     end = len(program.lines)
     while end > 0:
         start = max(0, end - size)

@@ -21,7 +21,7 @@ WIDE, _BANK = 2112, 512
 
 
 class Tiles(NamedTuple):
-    """What the instruction of a probe works on.
+    """The operands of the instruction of a probe.
 
     Attributes:
         wide: [128, 2112] float32 in SBUF.
