@@ -199,11 +199,15 @@ def of_kernel(grid: int | None) -> Choice:
 
 
 def of_compiler(default: int | None = COMPILER_DEFAULT) -> Choice | None:
-    """Return the number of cores, with its source, that the Neuron compiler compiles for; ``default`` is its default on
-    the target.
+    """Return the number of cores that the Neuron compiler compiles for, with the setting that says so.
+
+    The setting is ``--lnc`` in ``NEURON_CC_FLAGS``, else ``NEURON_LOGICAL_NC_CONFIG``, else ``default``.
+
+    Args:
+        default: the compiler's default on the target; None: the result is None where neither is set.
 
     Raises:
-        ValueError: if its flag or the variable is neither 1 nor 2.
+        ValueError: if the flag or the variable is neither 1 nor 2.
     """
     flags = of_flags()
     return LncSettings(None if flags is not None else of_variable(), flags).of_compiler(default)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""All families, and the selection of one by the command line."""
+"""All families of kernels that ``profile`` and ``tune`` know, and the selection of one by the command line."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ and the row, where s_k are the sums of exponentials and m is its maximum,
 so that, with d the sum of exp(z_j - m) and lse = m + log d, sum f_j * (lse - z_j) = F * log d - G and the entropy is
 log d - E / d. Both use differences from the maximum, in which large elements cancel exactly and early.
 
-Where z = scale * x, F, G and E are formed from x, and ``scale`` multiplies the results that are derived from G and E.
+Where z = scale * x, exponentials are those of z, but G and E are sums of differences of x; ``scale`` multiplies the
+results that are derived from them.
 
 An element of -inf has exp = 0 and adds nothing to E, but 0 * inf is NaN. So elements far below the maximum are first
 raised to a value at which exp is still 0 in float32. float16 has no such number where the maximum is near its lowest

@@ -29,7 +29,7 @@ from .uncomputed import Uncomputed
 
 
 class ArgumentOrigin(NamedTuple):
-    """The ``origin`` of an argument's :class:`Storage`, by which a launch asks for the values of the argument.
+    """The ``origin`` of an argument's :class:`Storage`; a launch that needs the values finds the argument by it.
 
     Attributes:
         argument: the name of the argument.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``Emitter``: the receiver of descriptions of instructions that are not executed; see replay/."""
+"""``Emitter``: the interface by which instructions describe their work instead of doing it; see replay/."""
 
 from __future__ import annotations
 

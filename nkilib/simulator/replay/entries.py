@@ -94,7 +94,7 @@ class Plan(Protocol):
 
 
 class Planner(Protocol):
-    """A planner that records launches and makes plans."""
+    """The interface to record launches, and to make plans from the recordings, which replay later launches."""
 
     def record(
         self,

@@ -170,8 +170,8 @@ def rowwise_loss(
     """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``.
 
     Args:
-        caller: the names of the loss and of its first tensor, for messages, and the function that these recommend
-            instead, :func:`~nkilib.torch.dispatch.caller.counterpart` of the name.
+        caller: the names of the loss and of its first tensor, for messages, and the function that messages
+            recommend instead, by :func:`~nkilib.torch.dispatch.caller.counterpart`.
         kernels: the forward and the backward kernel, whose arguments have the names of tensors and options.
         inputs: the tensors that it takes.
         options: the defaults of the kernels' options other than the reduction, by name.

@@ -59,8 +59,8 @@ class Case(Step):
         kernel: the kernel that ``nki.jit`` returned.
         arguments: a function that makes the arguments by name, the same ones every time.
         results: the names of the returned tensors, in order.
-        references: a function that makes the references of results from the arguments; of a result without a reference,
-            only the classes of its elements (:mod:`nkilib.verify.values`) are compared with the simulator's.
+        references: a function that makes the references of results from the arguments; a result without a reference
+            is compared with the simulator's by classes of values alone, such as NaN (:mod:`nkilib.verify.values`).
         num_cores: the number of cores of the launch.
         written: the argument that the kernel overwrites, if it does.
     """

@@ -63,11 +63,17 @@ def check_alike(src: NkiTensor, dst: NkiTensor) -> None:
 
 
 def exchange(call: Call, place: str, src: NkiTensor, how: tuple[str, str]) -> Parcel:
-    """Synchronise with the other core at ``place``, send it the values of ``src``, and return its parcel.
+    """Synchronise with the other core at ``place``, send it the values of ``src``, and return the parcel that it sent.
+
+    Args:
+        call: the running instruction.
+        place: the barrier at which both cores must arrive.
+        src: the tensor that is sent.
+        how: the name and value of another parameter on which both cores must agree.
 
     Raises:
         BarrierError: if the other core ends without reaching ``place``, or waits elsewhere.
-        NkiValidationError: if the two sides do not fit; the message is the same on both cores.
+        NkiValidationError: if shapes, types or ``how`` of the two sides differ; the message is the same on both cores.
     """
     call.core.meetings += 1
     arrived = call.core.observers.arrive(call)

@@ -205,8 +205,13 @@ def check_whole(caller: Caller, num_classes: int | None, shard_sizes: Sequence[i
 
 
 def unpadded_sizes(caller: Caller, sizes: Sequence[int], num_classes: int | None) -> tuple[int, ...]:
-    """Return the number of classes of each rank, without the padding: the columns of all ``sizes`` from ``num_classes``
-    on.
+    """Return the number of classes of each rank without the padding.
+
+    Args:
+        caller: the function that messages name.
+        sizes: the columns of each rank.
+        num_classes: the number of classes; all columns after these, counted over the ranks, are padding. None: there is
+            no padding.
 
     Raises:
         TypeError: ``num_classes`` is not an integer.

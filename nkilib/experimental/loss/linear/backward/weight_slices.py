@@ -79,7 +79,12 @@ class WeightSlices:
         return cut(self.launch.num_features, TILES_OF_SLICE * PARTITIONS)
 
     def positions_of(self, positions: Span, tile: int) -> Span:
-        """Return the batch of a block of positions that begins with tile ``tile`` of the block."""
+        """Return the span of the batch that begins with tile number ``tile`` of a block of positions.
+
+        Args:
+            positions: the block.
+            tile: the number of the batch's first tile in the block; a batch has at most ``plan.tiles_of_batch`` tiles.
+        """
         first = tile * PARTITIONS
         return Span(positions.first + first, min(self.plan.tiles_of_batch * PARTITIONS, positions.size - first))
 

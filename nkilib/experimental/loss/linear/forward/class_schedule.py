@@ -105,7 +105,7 @@ class ClassSchedule:
 
     @property
     def opening(self) -> Step | None:
-        """The first step, whose loads are issued before it; None without classes."""
+        """The step before all others. Its loads are issued before the schedule runs; None without classes."""
         if self.head is not None:
             # The last number of a window, so that the loop begins with a window of its own.
             return Step(Block(*self.head), WINDOW - 1, self.head.size, self.plan.opening)

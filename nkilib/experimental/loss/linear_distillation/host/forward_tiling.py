@@ -79,7 +79,7 @@ class StreamSizes:
 
     @property
     def chip_bytes(self) -> int:
-        """The bytes per partition of one position of X^T, or of one class of W^T."""
+        """The bytes per partition of SBUF that one column of X^T takes; a column of W^T takes as many."""
         return self.depth * self.itemsize
 
     @property

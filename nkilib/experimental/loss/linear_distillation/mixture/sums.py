@@ -225,7 +225,11 @@ class MixtureTerms:
         )
 
     def take_logs(self, pair: MixturePair, rows: MixtureRows) -> None:
-        """Compute softplus(x) and softplus(-x)."""
+        """Compute softplus(x) into the student's logs and softplus(-x) into the teacher's.
+
+        For the difference d of :meth:`take_difference`, x = scale * d + ``rows.ratio_bias_sbuf``; -x is computed
+        with ``rows.opposite_bias_sbuf``. The difference is overwritten.
+        """
         scale, of_tile = self.launch.student.scale, slice(pair.tile, pair.tile + 1)
         # Both read the differences; the second one overwrites them.
         for dst_sbuf, factor, bias_sbuf in (

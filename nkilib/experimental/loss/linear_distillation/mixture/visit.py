@@ -207,7 +207,10 @@ class KeptVisit:
         return self._advance(visit, is_last)
 
     def exchange(self) -> None:
-        """End the second visit of the previous block of positions."""
+        """Exchange the sums of the previous block of positions with the other core, and store its results.
+
+        This ends the second visit of that block; without a previous block nothing is done.
+        """
         pending, self.pending = self.pending, None
         if pending is None:
             return

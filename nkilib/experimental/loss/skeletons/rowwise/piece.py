@@ -191,5 +191,5 @@ class Piece:
 
 
 def runs_of(elements: int) -> int:
-    """Return the number of runs into which ``elements`` elements of a long row are divided."""
+    """Return the number of runs of a row of ``elements`` elements: pieces of at most ``RUN_COLUMNS`` neighbours."""
     return div_ceil(elements, RUN_COLUMNS)
