@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The core that the running thread simulates, for modules that must not import the core: its generation, and so on."""
+"""The running thread's core, for modules that must not import it: its generation, loops, and whether it has data."""
 
 from __future__ import annotations
 

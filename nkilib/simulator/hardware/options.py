@@ -217,7 +217,7 @@ def current_options() -> Options:
 
 
 def raises_errors_of_replay() -> bool:
-    """Return whether ``NKILIB_REPLAY=strict``: errors of recording and planning a replay are then raised."""
+    """Return whether ``NKILIB_REPLAY=strict``: errors in recording and planning are raised, and not only counted."""
     return os.environ.get(REPLAY_VARIABLE) == _STRICT
 
 

@@ -57,7 +57,7 @@ RULES = {
 
 
 def with_indirection(instruction: str, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
-    """Return ``operands`` with ``indirection`` set on those that ``instruction`` takes as a view of ``indirect``."""
+    """Return ``operands`` with ``indirection`` set on those that may be a view of ``indirect`` in ``instruction``."""
     rule = RULES.get(instruction)
     if rule is None:
         return operands

@@ -51,7 +51,7 @@ def _index(indirect: Indirect) -> int:
 
 
 def _check_stays_in_partitions(name: str, view: NkiTensor, index: int, offset: int) -> None:
-    """Check that every partition of an on-chip view, moved by an index, holds all elements that the view has in it."""
+    """Check that an index moves an on-chip view within its partitions, never into the neighbouring one."""
     row = partition_elements(view)
     static = view.offset % row
     low, high = extent(Layout(view.shape[1:], view.strides[1:], static + offset - view.offset))

@@ -28,8 +28,8 @@ class Indirection(NamedTuple):
 
     Attributes:
         operands: the operands that may be indirect: first the output, then the inputs. Where the output is indirect,
-            its index must start at the partition of the first of these inputs (or of that input's index, if the
-            input is indirect and not in SBUF).
+            its index must start at the partition of the first of these inputs if that is in SBUF, else at the
+            partition of that input's index if the input is indirect.
         engines: the engines that support it.
     """
 

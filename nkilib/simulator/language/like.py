@@ -37,7 +37,7 @@ def empty_like(
     transpose_axes: tuple[int, ...] | None = None,
     address: tuple[int, ...] | None = None,
 ) -> TensorOrGrid:
-    """Return a tensor of the shape of ``x``, or a grid of its tiles and blocks, in new unwritten memory.
+    """Return new unwritten memory of the same kind as ``x``: a tensor of its shape, or a grid with the same sizes.
 
     Gaps that a slice of a grid leaves between its tiles are not reproduced: the tiles lie one after the other.
     Coordinates that integer indices have removed from ``x`` are absent from the result as well.

@@ -23,8 +23,8 @@ def language_function(function: Callable[Parameters, Returned]) -> Callable[Para
 
     If an instruction inside it raises the error, its name follows: ``file:line: nl.softmax: nisa.activation: ...``.
     If decorated functions call each other, the error names the one that the kernel called. A call that does not fit
-    the signature raises a TypeError that names the function, too. While a function runs, ``Core.language_function``
-    is its name.
+    the signature raises a TypeError that names the function, too. While decorated functions run,
+    ``Core.language_function`` is the name of the one that the kernel called.
     """
     signature = inspect.signature(function)
 

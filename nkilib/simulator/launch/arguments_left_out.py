@@ -47,7 +47,7 @@ class _ArrayArgument(NamedTuple):
 
 
 class ArgumentsLeftOut(Arguments):
-    """The arguments of one launch with ``skip_arithmetic``; ``left_out`` says which need values. None is written.
+    """The arguments of one launch with ``skip_arithmetic``; ``left_out`` says which need values. No array is written.
 
     Raises:
         NkiValidationError: if the values of an argument are needed that was passed without values.

@@ -44,7 +44,7 @@ class PreparedLaunch:
         place: the environment of the launch; None reads it now.
 
     Attributes:
-        running: for each core its run of the kernel function; each is called in a thread of its own.
+        running: for each core its run of the kernel function; each run is called in a different thread.
     """
 
     def __init__(

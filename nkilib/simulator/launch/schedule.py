@@ -77,7 +77,7 @@ def _checked_edge(edge: Any, kind: dependency | None) -> Edge:
 
 
 def check_issued(kernel: str, edges: Iterable[Edge], cores: Sequence[Mapping[str, set[Scope]]]) -> None:
-    """Check that the launch issued every instruction of a schedule on some core, where the hardware can wait for it.
+    """Check that some core issued each instruction of a schedule, and that the hardware can wait where it has to.
 
     Args:
         kernel: the kernel's name.

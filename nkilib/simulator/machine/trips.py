@@ -74,7 +74,7 @@ class Trips:
     """The loops of a launch whose bounds only the device knows, and their iteration counts.
 
     Attributes:
-        stated: a function that returns the counts that the caller states, or None if there are none.
+        stated: a function that returns the stated counts, or None if none are stated.
         ran: the total number of iterations of each loop, by core.
         was_asked: whether there was a loop whose count the launch itself did not know.
     """

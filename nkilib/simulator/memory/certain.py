@@ -34,9 +34,9 @@ class CertainUse:
 
     Tensors that instructions touch are collected in a list, the window, which contains each tensor once. As long as the
     highest use before the window and all tensors of the window fit together, nothing has to be computed. When they do
-    not, the lifetimes of the window's tensors are added to the moments so far, and a new window begins.
+    not, the spans (:class:`_Span`) of the window's tensors are added to the moments so far, and a new window begins.
 
-    A moment is the end of a span (:class:`_Span`): spans that overlap do so where the first of them ends. A later touch
+    A moment is the end of a span: spans that overlap do so where the first of them ends. A later touch
     adds to all moments after the tensor's previous touch, up to now. So a moment can be dropped as soon as a later one
     takes as much, and of the remaining moments the first takes most.
 
@@ -88,7 +88,7 @@ class CertainUse:
         return self._most <= self._room
 
     def _close(self) -> None:
-        """Add the lifetimes of the window's tensors to the moments so far, and begin a new window."""
+        """Add the uncounted spans of the window's tensors to the moments so far, and begin a new window."""
         for span in sorted([*self._ended, *map(_span, self._lives)]):
             self._add(*span)
         for life in self._lives:

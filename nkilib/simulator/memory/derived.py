@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Values that are derived from the elements of a tile before these change: float32 copies, and deferred contents."""
+"""Values derived from the elements of a tile, valid until these change: float32 copies and deferred contents."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class DeferredLoads:
         self._storages.add(storage)
 
     def settle_readers(self, memory: npt.NDArray[Any], but: Storage | None = None) -> None:
-        """Compute the contents of all storages of which something is deferred that comes from ``memory``.
+        """Compute all deferred contents of each storage in which something deferred comes from ``memory``.
 
         Args:
             memory: the memory, which is about to be overwritten.

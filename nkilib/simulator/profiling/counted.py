@@ -36,7 +36,7 @@ def counted_bounds_us(collection: Collection, generation: Generation) -> dict[st
 
 
 def _crossing_bytes(collection: Collection) -> int:
-    """Return the number of bytes that are read of the caller's tensors, or written to tensors that go back to it.
+    """Return the number of bytes that are read from the caller's tensors, or written to tensors that go back to it.
 
     Each byte counts once in each direction.
     """

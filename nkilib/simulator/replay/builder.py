@@ -149,7 +149,7 @@ class CoreBuilder:
 
 
 def _is_small_or_in_order(ref: Ref) -> bool:
-    """Tell whether ``np.copyto`` copies these elements fast: they are few, or contiguous in the innermost dimension."""
+    """Tell whether ``np.copyto`` already copies these elements in a good order, or they are few."""
     is_in_order = len(ref.layout.shape) < 2 or abs(ref.layout.strides[-1]) <= 1
     return is_in_order or ref.size * ref.numpy_type.itemsize < SMALLEST_TRANSPOSED_BYTES
 

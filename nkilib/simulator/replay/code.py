@@ -125,7 +125,7 @@ def _seen(frame: FrameType) -> Ran:
 
 
 def _is_watched(file: str) -> bool:
-    """Tell whether code of a file may change or read something that changes: that of kernels and their modules."""
+    """Tell whether code of a file may change or read something that changes: kernels and the modules they import."""
     if file.startswith(_FOREIGN):
         return False
     return not file.startswith(_STANDARD) or any(directory in file for directory in _INSTALLED)

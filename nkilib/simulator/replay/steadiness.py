@@ -68,6 +68,6 @@ def is_settled(kind: type) -> bool:
 
 
 def is_opaque(kind: type) -> bool:
-    """Tell whether the objects of a class, which comes from NKI or a library, are not changed by the program."""
+    """Tell whether a class comes from NKI or a library: the program changes nothing in its objects that code reads."""
     origin = _origin_of(kind)
     return origin.startswith(_SIMULATOR) or origin.partition(".")[0] in _LIBRARIES

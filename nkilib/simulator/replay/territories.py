@@ -87,8 +87,8 @@ def territories(
 ) -> list[Territory] | None:
     """Return the rows of a tensor that belong to each of two cores; None if the cores do not divide the rows.
 
-    They do not if both touch the same row, or if one of them touches none. Rows that no core touches belong to the core
-    that has the row before them.
+    They do not if both touch the same row, if one of them touches none, or if a row of a view in ``indexed`` may reach
+    over whole rows. Rows that no core touches belong to the core that has the row before them.
 
     Args:
         ghost: the tensor.

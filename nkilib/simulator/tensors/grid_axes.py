@@ -108,7 +108,7 @@ class Axis:
         return replace(self, group=group, is_consumed=False)
 
     def follows_partitions(self) -> bool:
-        """Return whether all elements of the axis, the first one of an on-chip grid, lie in successive partitions."""
+        """Return whether the elements of the axis, the first one of an on-chip grid, lie in successive partitions."""
         return self.is_tiled and (len(self.tiles) < 2 or self.outer % self.inner == 0)
 
     def span(self) -> Span | None:

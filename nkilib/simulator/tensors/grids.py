@@ -55,7 +55,7 @@ class NkiGrid:
 
     @classmethod
     def of(cls, tensor: NkiTensor, axes: Sequence[Axis], offset: int) -> Self:
-        """Return a grid over the storage of ``tensor``, with its first element at ``offset``. For the simulator."""
+        """Return a grid over the storage of ``tensor``; element 0 of every axis is at ``offset``. For the simulator."""
         grid = cls.__new__(cls)
         grid._tensor, grid._axes, grid._offset = tensor, tuple(axes), offset
         return grid

@@ -39,8 +39,8 @@ class IndexedViews(View):
     def __getitem__(self, key: Any) -> Self:
         """Index like numpy, with integers, slices, ``...`` and ``nl.ds``; never copies.
 
-        An integer removes its dimension, but at least one dimension is left. On chip, dimension 0 (partitions) stays at
-        size 1, and at least two dimensions are left. A register or an ``NkiScalar`` may replace one integer, or the
+        An integer removes its dimension, except dimension 0 on chip (partitions), which it leaves at size 1. At least
+        one dimension is left, on chip at least two. A register or an ``NkiScalar`` may replace one integer, or the
         start in ``nl.ds``; see :meth:`select`.
 
         Raises:

@@ -276,10 +276,11 @@ class NkiTensor(AccessPatterns, PythonOperators):
         return f"{self!r}\n{values_text(self)}"
 
     def __bool__(self) -> bool:
-        """Return True for a tensor in HBM or a whole tile: published kernels test so whether an optional tensor exists.
+        """Return True for a tensor in HBM or a whole tile, as published kernels test whether an optional tensor exists.
 
-        On the device every tensor is true. For a computed tensor or a part of one, such as ``t[0, 0]``, the test can
-        only mean the values, which is an error. A comparison is True if it holds everywhere, and else an error.
+        On the device every tensor is true. For a computed tile, or a part of any tile such as ``t[0, 0]``, the test can
+        only mean the values, which is an error. The result of a comparison is True if the comparison holds everywhere,
+        and else an error.
         """
         if self.is_comparison:
             return self._holds_everywhere()

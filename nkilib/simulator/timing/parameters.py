@@ -72,8 +72,7 @@ class ModelParameters:
             element a step, is measured at 486 ns for each of its transfers.
         small_store_factor: the factor by which an engine takes longer for a row of at most 512 bytes that it writes to
             HBM. Nothing is published; copies, sums and transposes in tiles of such rows are measured at twice the time
-            of a row for their stores (docs/evidence/measurements.md). 1: the time of a
-            row of a load.
+            of a row for their stores (docs/evidence/measurements.md). 1: the time of a row of a load.
         follows_published_modes: whether Vector's modes have all conditions of the published texts: ``tensor_tensor``
             takes N cycles if one *input* is in PSUM and the other in SBUF, or for 16-bit floats if the inputs are in
             SBUF and contiguous and are added, subtracted or multiplied; ``tensor_copy`` and ``tensor_scalar`` are fast

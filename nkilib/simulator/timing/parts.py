@@ -31,7 +31,7 @@ class Part:
         count: the number of runs; 0 if they are not at equal distances.
         level: the bit length of ``last - first``, by which parts of similar extents are grouped.
         column, column_end: the bytes that every run occupies, counted from the last multiple of ``step``; the whole
-            range from 0 to ``step`` if there is one run or a run crosses a multiple.
+            range from 0 to ``step`` (1 if it is 0) if there is one run or a run crosses a multiple.
     """
 
     layout: Layout
@@ -87,7 +87,7 @@ class Part:
 
 
 class Reach(NamedTuple):
-    """The elements that a tensor may have whose address is read at run time.
+    """The elements that a tensor may have if its address is read at run time.
 
     The fields are those of :class:`~nkilib.simulator.tensors.indirect.Indirect`.
     """
@@ -114,7 +114,7 @@ def part_of(layout: Layout, width: int, reach: Reach | None, elements: int) -> P
 
 
 def _reached(layout: Layout, reach: Reach, elements: int) -> Layout:
-    """Return a layout with every element that a view may have whose address is read at run time.
+    """Return a layout with every element that a view may have if its address is read at run time.
 
     These are the rows that a vector of indices may choose, or all elements of the storage.
     """

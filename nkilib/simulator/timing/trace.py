@@ -175,7 +175,7 @@ class Trace(Observer):
         self._watch(loop)
 
     def _watch(self, loop: LoopRun) -> None:
-        """Watch a loop that starts for repeating iterations, if iterations of it may be skipped."""
+        """Watch a loop that starts, if iterations of it may be skipped."""
         drains = self._parameters.iterations_drain
         settled = self.settled
         watch = None

@@ -45,7 +45,7 @@ _SOFTWARE_QUEUES = frozenset({SOFTWARE_QUEUE, *_SOFTWARE.values()})
 
 
 class Address(Enum):
-    """The source of the address of a transfer: it is known before, in a register, or a vector names its rows."""
+    """The source of the address of a transfer: it is known, a register holds it, or a vector names the rows."""
 
     known = "known"
     register = "register"
@@ -57,8 +57,8 @@ class Queue(NamedTuple):
 
     Attributes:
         name: the name of the queue.
-        otherwise: if the compiler chooses between software and hardware descriptors, the queue for the descriptors that
-            ``name`` does not stand for; empty if the kernel or the hardware decides.
+        otherwise: the queue that it would have with the other kind of descriptors, if the compiler chooses between
+            software descriptors and others; empty if the kernel or the hardware decides.
     """
 
     name: str
@@ -73,10 +73,12 @@ def queue_of(
     parameters: ModelParameters,
     is_transpose: bool = False,
 ) -> Queue:
-    """Return the queue of a DMA instruction: that of the engine that triggers it, if the kernel names one.
+    """Return the queue of a DMA instruction: that of the engine that triggers it, as far as the kernel names one.
 
-    Else the queue follows from the direction and from the kind of descriptors that the assumptions choose. A transpose
-    has software descriptors only if its address is read at run time (``nki/deep-dives/nki-dge.rst``).
+    A gather, a scatter and a transfer for which the kernel asks for software descriptors have that of GpSimd. If the
+    kernel leaves the engine open, the queue follows from the direction and from the kind of descriptors that the
+    assumptions choose. A transpose has software descriptors only if its address is read at run time
+    (``nki/deep-dives/nki-dge.rst``).
     """
     mode = values.get("dge_mode")
     is_software = mode is dge_mode.swdge or values.get("dma_engine") is dma_engine.gpsimd_dma

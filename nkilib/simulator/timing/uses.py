@@ -22,8 +22,8 @@ class Done:
 
     Attributes:
         by: the engine that ran the instruction.
-        own_ns: the time from which on that engine can use the result.
-        other_ns: the time from which on the other engines can, which notice the completion later.
+        own_ns: the time from which on that engine need not wait for the completion any more.
+        other_ns: the same time for the other engines, which notice the completion later.
         number: the number of the instruction on its core, from 1; 0 if nothing was done.
     """
 

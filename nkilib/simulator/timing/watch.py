@@ -82,7 +82,7 @@ class Watch:
         self._count += 1
 
     def period(self) -> Period | None:
-        """Return the shortest period with which the last iterations repeat; None if they do not."""
+        """Return the shortest period with which the last iterations repeat; None if none is found."""
         if self._count <= self._next_look:
             return None
         for iterations in range(1, LONGEST_PERIOD + 1):

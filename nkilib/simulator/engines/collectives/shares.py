@@ -156,7 +156,7 @@ def _check_gather(core: Core, place: Place, has_rdispls: bool) -> None:
 
 
 def _rows_of(call: Call, metadata_tensor: Any, place: Place, has_rdispls: bool, *, is_written: bool) -> NkiTensor:
-    """Return a view of the metadata tensor whose second last dimension counts its rows."""
+    """Return the metadata tensor, whose second last dimension counts its rows, after checking it."""
     (tensor,) = tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}))
     if is_written:
         tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}), is_output=True)

@@ -153,7 +153,7 @@ def scalar_tensor_tensor(
 def _reduction(
     call: Call, data: NkiTensor, command: commands, op: Any, destination: NkiTensor | None
 ) -> RegisterReduction:
-    """Return the reduction of a call of ``scalar_tensor_tensor``; it has no effect if the call asks for none."""
+    """Return the reduction of a call of ``scalar_tensor_tensor``; it is not active if the call asks for none."""
     key = "add" if op is ... else _reduce_key(op)
     allowed = (commands.idle, commands.reset_reduce, commands.reduce)
     reduction = RegisterReduction(call.core, data, command, key, allowed, destination=destination)

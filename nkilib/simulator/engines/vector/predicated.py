@@ -90,7 +90,7 @@ def _copy_where_chosen(core: Core, dst: NkiTensor, src: Any, predicate: NkiTenso
 
 
 def _immediate(number: Any, dst: NkiTensor) -> npt.NDArray[Any]:
-    """Return the number ``src`` as an element of ``dst``, in an array of size 1.
+    """Return ``number`` as an element of ``dst``, in an array of size 1.
 
     Raises:
         NkiValidationError: if the number is a float and the type of ``dst`` an integer type, or the reverse.

@@ -53,7 +53,7 @@ class Model(NamedTuple):
         return self.parameters.indirect_gpsimd_us * _NS_PER_US
 
     def fixed_ns(self, plan: Plan) -> float:
-        """Return the time from the trigger of a transfer to its first row."""
+        """Return the least time from the trigger of a transfer to its first row."""
         if plan.work is not None and plan.work.is_gathered:
             return self.parameters.indirect_base_us * _NS_PER_US
         return self.generation.timing.dma.fixed_ns

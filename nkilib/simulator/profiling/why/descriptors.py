@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The finding about transfers for which the compiler chooses software or hardware descriptors, with both times."""
+"""The finding about transfers whose kind of descriptors the compiler chooses, with the time for either choice."""
 
 from __future__ import annotations
 

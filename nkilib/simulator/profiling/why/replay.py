@@ -70,8 +70,7 @@ class Changes(NamedTuple):
     Attributes:
         buffered: the numbers of the storages whose writes do not wait for reads of what they overwrite.
         meets_at_loops: whether all engines synchronise at device loops where they did so in the launch.
-        other_descriptors: whether transfers use software instead of hardware descriptors, or the reverse, where the
-            compiler chooses.
+        other_descriptors: whether transfers whose descriptors the compiler chooses have the other kind.
     """
 
     buffered: Set[int] = frozenset()

@@ -75,7 +75,7 @@ class Contents:
         self.copies: list[Contents] = []
 
     def restore(self, since: int) -> None:
-        """Restore the dropped instructions, if they come after number ``since`` and are not on the timeline yet."""
+        """Run the dropped instructions after all, if they come after ``since`` and are not on the timeline yet."""
         for noted in self.hoisted:
             if noted.number > since and noted.dropped_by == NAME:
                 noted.dropped_by = ""
@@ -84,7 +84,7 @@ class Contents:
 
 
 class _Line:
-    """The number of an instruction's last run, and of its latest runs whose inputs had changed."""
+    """A place of an instruction in the kernel's code, with its last run and the number of failed attempts in a row."""
 
     __slots__ = ("failures", "ran")
 
