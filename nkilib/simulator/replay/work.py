@@ -102,7 +102,7 @@ class Ref:
 
 @dataclass(eq=False)
 class Work:
-    """A piece of the work of an instruction, to be done in every replay.
+    """A piece of the work of an instruction.
 
     Attributes:
         reads: the elements that it needs; they include those of ``writes`` that it leaves unchanged or adds to.

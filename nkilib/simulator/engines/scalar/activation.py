@@ -103,7 +103,7 @@ def activation_reduce(
         data: the input tile, of shape (P, ...).
         reduce_op: the operator of the reduction, ``nl.add``.
         reduce_res: the tile of shape (P, 1) that receives the sums; None leaves them in the registers.
-        bias: a number, or a (P, 1) tile with one number for each partition.
+        bias: a number (not on trn1), or a (P, 1) tile with one number for each partition.
         scale: a number, or a (P, 1) float32 tile with one number for each partition.
     """
     _activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd.reset_reduce)

@@ -69,7 +69,7 @@ def _has_a_row_a_partition(ref: Ref) -> bool:
 
 
 def _may_follow(work: Work, group: Sequence[Any]) -> bool:
-    """Tell whether no row of ``work`` and other row of the group share elements in HBM that one of them writes."""
+    """Tell whether rows of ``work`` and different rows of the group share no elements in HBM that either writes."""
     for other in group:
         for written in other.writes:
             if written.is_in_hbm and any(ref.meets(written) for ref in (*work.reads, *work.writes)):

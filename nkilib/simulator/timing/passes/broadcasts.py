@@ -31,7 +31,7 @@ _READERS = frozenset({Engine.vector, Engine.scalar})
 
 
 class _Broadcast:
-    """A tile in SBUF that holds nothing but copies of products with ones, so that its readers may read PSUM instead."""
+    """A tile in SBUF that holds only copies of products of a function: its readers may read PSUM instead."""
 
     __slots__ = ("copies", "function_at", "is_read", "sources")
 
