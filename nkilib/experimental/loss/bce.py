@@ -14,9 +14,9 @@ Errors of float32 arithmetic, with u = 2^-23.
 
 The loss is the binary cross-entropy of probabilities x, with A = log x and B = log(1 - x), for targets in [0, 1].
 
-A: a logarithm is off by u / 2 of itself. A number below 2^-32 is multiplied by 2^81, and log(2^81) = 56.2
+A: a logarithm is off by u / 2 of itself. A number below 2^-32 is multiplied by 2^81, and log(2^81) = 56.1
 is subtracted from the logarithm: the sum of the number and exp(-100) rounds once, which moves the logarithm
-by u / 2; the logarithm adds u / 2 of A + 56.2; the constant 56.2 is off by 10.8 u; the difference rounds.
+by u / 2; the logarithm adds u / 2 of A + 56.1; the constant 56.1 is off by 10.8 u; the difference rounds.
 Using x + exp(-100) in place of x adds exp(-100) / x, which matters near 2^-126 only.
 
 B: y = 1 - x is off by at most r = min(x, u / 4), and exact from x = 1/2 on. Its logarithm adds u / 2 of at
@@ -25,7 +25,7 @@ gives log(exp(-36)) - 64.
 
     |error| <= t |error of A| + (1 - t) |error of B| + u (t |A| + (1 - t) |B| + [t < 1/2] |B| / 2 + loss) / 2
 
-An additional error of u in log adds u (t |A or A + 56.2| + (1 - t) (|B| + r)).
+An additional error of u in log adds u (t |A or A + 56.1| + (1 - t) (|B| + r)).
 
 In the derivative, 1 - x, the product with x, x - t, the square of the inverse root and the product with it round once,
 u / 2 each, and the error of the inverse root counts twice.
@@ -206,8 +206,8 @@ class BceReference:
         return Derived.of_units(loss, (first, second), own, {"log": computed})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the derivative (x - t) / max(x (1 - x), 1e-12) for the input and max(log(1 - x), -100) - max(log x,
-        -100) for the target, with their errors.
+        """Return the derivative (x - t) / max(x (1 - x), 1e-12) for the input and B - A for the target, with A and B
+        of :meth:`value`, and their errors.
         """
         x, t = tensors[INPUT], tensors[TARGET]
         slope = (x - t) / np.maximum(x * (1.0 - x), LEAST_PRODUCT)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Bounds on the difference between results of the plain cross-entropy kernels and the float64 reference.
+"""Derived bounds on the difference between results of the plain cross-entropy kernels and the float64 reference.
 
 For host code; needs numpy only.
 """

@@ -65,7 +65,8 @@ class L1:
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
         """Return the sign of x - t for the input, and its negative for the target.
 
-        With d = x - t the sign is [d > 0] - [d < 0]: NaN gives 0, as in PyTorch. Signs are exact in bfloat16.
+        The sign s of the activation function becomes [s > 0] - [s < 0]: NaN gives 0, as in PyTorch. Signs are exact
+        in bfloat16.
         """
         difference_sbuf, sign_sbuf, sound_sbuf = piece.float32(), piece.bfloat16(), piece.bfloat16()
         subtract_on_gpsimd(difference_sbuf, piece[INPUT], piece[TARGET])

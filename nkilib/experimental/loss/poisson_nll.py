@@ -264,7 +264,7 @@ class PoissonReference:
         """Return the derivatives for input and target: exp(x) - t and -x with ``log_input``, else 1 - t / (x + eps)
         and -log(x + eps).
 
-        For ``full`` the slope of Stirling's approximation is added to the latter.
+        For ``full`` the slope of Stirling's approximation is added to the derivative for the target.
         """
         x, t = tensors[INPUT], tensors[TARGET]
         if self.log_input:
@@ -421,9 +421,7 @@ _EPS: Final = 1e-4
 
 
 def _form(log_input: bool, full: bool) -> Form:
-    """Return the registry's :class:`Form` of the loss with these options, whose inputs are rates or their
-    logarithms.
-    """
+    """Return the :class:`Form` of the loss with these options, for logarithms of rates or for rates."""
     samples = {INPUT: Sample.NUMBERS if log_input else Sample.POSITIVE, TARGET: Sample.POSITIVE}
     label = f"{'' if log_input else ', log_input=False'}{', full' if full else ''}"
     options = {"log_input": log_input, "full": full, "eps": _EPS}

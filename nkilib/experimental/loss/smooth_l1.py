@@ -100,7 +100,7 @@ class SmoothL1:
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
         """Compute the losses f (c^2 / (2 b) + max(|d| - b, 0)).
 
-        The square and the relu that compute its terms are in the same activation table of Scalar.
+        Scalar needs no other activation table for the square, which every table has.
         """
         clipped_sbuf, other_sbuf = prepared
         square = Activation(nl.square, clipped_sbuf, sqrt(0.5 * self.factor / self.width))
@@ -125,7 +125,7 @@ class SmoothL1:
 
     def _scalar_computes_excess(self, piece: Piece) -> bool:
         """Return whether Scalar computes max(|d| - b, 0) of this piece from d: for one piece in five, and only if f is
-        1.
+        1, so that nothing cancels.
         """
         return self.factor == 1.0 and piece.number % _SHARE == 0
 

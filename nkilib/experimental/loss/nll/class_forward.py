@@ -87,9 +87,7 @@ class _Forward:
     sums: Sums
 
     def begin(self, targets: TargetTile, dtype: nl.DType) -> Chosen:
-        """Start with elements of NaN, and of 0 where the target is ignored; the NaN remains where a target is out of
-        range.
-        """
+        """Set the elements to NaN, which remains where a target is out of range, and to 0 where it is ignored."""
         shape = targets.classes_sbuf.shape
         values_sbuf = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
         nisa.memset(dst=values_sbuf, value=float("nan"), engine=nisa.engine.gpsimd)

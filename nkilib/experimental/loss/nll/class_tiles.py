@@ -4,10 +4,9 @@
 """Tiles with all classes of many positions, for inputs of few classes, which are streamed instead of gathered
 from.
 
-The D elements of a row [C, D] that have the same class lie at the D places of the row. If whole rows of [N,
-C, D] fit a partition, each partition has some of them; otherwise it has a run of the places of one row.
-Either way its positions, and its elements of one class, are contiguous in HBM. The tiles depend on shape
-and type alone.
+A row [C, D] has D places, each with one element of every class. If whole rows of [N, C, D] fit a partition,
+each partition has some of them; otherwise it has a run of the places of one row. Either way its positions,
+and its elements of one class, are contiguous in HBM. The tiles depend on shape and type alone.
 
 The weights of the classes are in every partition.
 """
@@ -131,8 +130,8 @@ class ClassTiling:
     def of(cls, shape: Shape, dtype: nl.DType) -> ClassTiling:
         """Choose the tiling of an input.
 
-        A tile has as many positions as fit. If it has whole rows, they are few enough for the rows to fill the
-        partitions of both cores.
+        A tile has as many positions as fit, but with whole rows no more than it takes to spread all rows over the
+        partitions of two cores.
         """
         in_buffer = _TILE_BYTES // dtype_bytes(dtype)
         fitting = min(_POSITIONS_MAX, in_buffer // shape.classes)

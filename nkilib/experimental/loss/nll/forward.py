@@ -82,7 +82,7 @@ def _take(
 
 
 def weigh(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, weight_sbuf: nl.NkiTensor) -> None:
-    """Write the losses -w x to ``dst_sbuf``, with elements x, ``values_sbuf``, and weights w, ``weight_sbuf``."""
+    """Write the losses -w x to ``dst_sbuf``, for elements x in ``values_sbuf`` and weights w in ``weight_sbuf``."""
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf,
         data=values_sbuf,
@@ -94,8 +94,8 @@ def weigh(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, weight_sbuf: nl.Nki
 
 
 def store_sums(sums: Sums, results: Results) -> None:
-    """Store the sums over all cores, which the first core does. Without a valid position the mean is 0 * inf, NaN,
-    as in PyTorch.
+    """Store the sums over all cores, from the first core. Without a valid position the mean is 0 * inf, NaN, as in
+    PyTorch.
     """
     is_first = nl.program_id(0) == 0
     weight_sbuf = sums.weights.total(pipe=0)

@@ -107,8 +107,8 @@ class Triplet:
             self.norm.accumulate(piece, number * len(self.norm.statistics), difference_sbuf)
 
     def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
-        """Return the loss of each row, and as coefficients the signed factor of each distance's derivative, and its
-        row scalar.
+        """Return the loss of each row, and as coefficients the signed factor of each distance's derivative and, if
+        the norm keeps them, the row scalars.
         """
         size = len(self.norm.statistics)
         parts = [statistics_sbuf[start : start + size] for start in range(0, len(statistics_sbuf), size)]

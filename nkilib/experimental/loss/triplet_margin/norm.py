@@ -38,11 +38,11 @@ _INFINITE = 0.999 * LIMIT_OF_LOG
 
 @dataclass(frozen=True)
 class Minkowski:
-    """The norm for any other p > 1: the p-th root of the sum of ``exp(p log |d|)``, where d is a difference plus eps.
+    """The norm for any other p > 1: the p-th root of the sum of ``exp(p log |d + eps|)``, for differences d.
 
-    Its derivative is ``sign(d) exp((p - 1) log(|d| / distance))``. Logarithms are documented on [2^-64, 2^64].
-    Smaller magnitudes, also 0, count as 2^-64, and larger ones make the distance infinite. Shares
-    |d| / distance below 2^-64 count as 2^-64, too.
+    Its derivative is ``sign(d + eps) exp((p - 1) log(|d + eps| / distance))``. Logarithms are documented on
+    [2^-64, 2^64]. Smaller magnitudes, also 0, count as 2^-64, and larger ones make the distance infinite.
+    Shares |d + eps| / distance below 2^-64 count as 2^-64, too.
 
     Attributes:
         p: exponent of the norm.
@@ -78,9 +78,9 @@ class Minkowski:
         return inverse_or_zero(distance_sbuf)
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Compute sign(d) (|d| / distance)^(p - 1).
+        """Compute sign(d + eps) (|d + eps| / distance)^(p - 1), for differences d.
 
-        The power of the quotient, unlike separate powers of |d| and distance, neither overflows nor vanishes.
+        The power of the quotient, unlike separate powers of magnitude and distance, neither overflows nor vanishes.
         """
         if number_sbuf is None:
             raise TypeError("the derivative of a norm takes 1 / distance")
@@ -145,7 +145,7 @@ class Norm(Protocol):
 
 @dataclass(frozen=True)
 class Euclidean:
-    """The norm for p = 2: the root of the sum of squares. Its derivative is d / distance.
+    """The norm for p = 2: the root of the sum of squares. Its derivative is (d + eps) / distance, for differences d.
 
     Attributes:
         eps: the number that is added to differences.
@@ -184,7 +184,7 @@ class Euclidean:
 
 @dataclass(frozen=True)
 class Manhattan:
-    """The norm for p = 1: the sum of magnitudes. Its derivative is sign(d).
+    """The norm for p = 1: the sum of magnitudes. Its derivative is sign(d + eps), for differences d.
 
     Attributes:
         eps_sbuf: the number that is added to differences, in each partition, float32 [128, 1].
@@ -242,8 +242,8 @@ class CountOfMaximum:
 class Chebyshev:
     """The norm for p = infinity: the largest magnitude.
 
-    Its derivative is sign(d) at the element of the largest magnitude, divided by the number of such elements,
-    and 0 elsewhere.
+    For differences d, its derivative is sign(d + eps) at the elements of the largest magnitude, divided by
+    the number of such elements, and 0 elsewhere.
 
     Attributes:
         eps: the number that is added to differences.

@@ -305,7 +305,7 @@ class SummedLosses:
             self.open = placed
 
     def finish(self) -> None:
-        """Add the sums of the runs of the last tile."""
+        """Add the sums of the runs of the tile of :attr:`open`, if there is one."""
         if self.open is None:
             return
         tile = self.open.tile

@@ -76,7 +76,7 @@ class Source(Protocol):
     def take(self, visit: int) -> nl.NkiTensor:
         """Return what was loaded for tile number ``visit``, as [rows, columns] in the type of the tensor.
 
-        It is called once for each tile, in their order.
+        Call this once for each tile, in their order.
         """
 
 

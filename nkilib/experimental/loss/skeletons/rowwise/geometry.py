@@ -87,15 +87,17 @@ class RowGroup:
         return tile * each, (tile + 1) * each
 
     def lines_of(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the numbers of the group's rows in a vector [N], as a view [tiles, partitions], if ``each`` is 1."""
+        """Return the numbers of the group's rows in a vector [N], as a view [tiles, partitions], if each partition of
+        a tile has one row.
+        """
         first, last, size = self.tiles[0], self.tiles[-1], self.partitions
         lines_hbm = vector_hbm[first.first : last.end].reshape(((last.end - first.first) // size, size))
         return lines_hbm if len(self.tiles) == 1 else lines_hbm[:: self.cores, :]
 
 
 def row_tiles(rows: int, partitions: int, each: int) -> list[RowTile]:
-    """Return all tiles for a number of rows: full ones, and further ones for the rest. The further ones have fewer
-    rows per partition, or, as the last one may, one row in each of fewer partitions.
+    """Return all tiles for a number of rows: full ones; then, for the rest, at most one of fewer rows per partition,
+    and at most one of fewer partitions, with one row each.
 
     Args:
         rows: N.

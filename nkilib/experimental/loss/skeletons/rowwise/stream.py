@@ -221,7 +221,7 @@ def _loaded(shape: tuple[int, int], src_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _cast(values: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-    """Return a copy of a tile in SBUF, in the type ``dtype``."""
+    """Return a copy of a tile, in SBUF and in the type ``dtype``."""
     cast_sbuf = nl.ndarray(values.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=cast_sbuf, src=values)
     return cast_sbuf

@@ -46,8 +46,7 @@ def forward_tiles(swap: bool) -> int:
 
 
 def backward_tiles(swap: bool) -> int:
-    """Return half of the float32 tiles that a piece takes in the backward, see
-    :class:`.definition.RowLossDefinition`.
+    """Return half of the float32 tiles that a piece takes in the backward, where it has the scratch of two pieces.
 
     A piece takes two for each pair, and two for each gradient that is the sum of two terms.
     """

@@ -39,8 +39,8 @@ class GradientError:
 
     Attributes:
         bound: the bound in words, with every activation function rounded correctly.
-        functions: by activation function, the error that each further u of error of the function adds, in u of
-            the quantity that its result multiplies.
+        functions: by activation function, the error that each further u of the function's own error adds, in u
+            of the quantity that ``bound`` multiplies by u.
         notes: further notes.
     """
 
