@@ -5,12 +5,12 @@
 
 A correctly rounded function is off by u / 2. Nobody has published the errors of the hardware's functions. Among the
 functions listed below, only ``exp`` and ``log`` are further off in the simulator; a function that is not listed may be
-too (``tanh`` is off by 0.92 u). ``exp`` and ``log`` are numpy's: its sources document 2.52 and 3.83 units of the last
-place, and such a unit is between u / 2 and u of a number. Over all float32 numbers with normal results, on CPUs with
-AVX2 and with AVX512, ``exp`` is off by at most 1.784 u (2.54 units of the last place, at -62.0295), and ``log``, on the
-documented range from 2^-64 to 2^64, by at most 2.289 u (3.83 units, at 0.7464124); without AVX2 by 0.5 u and 0.66 u.
-Error bounds use the larger numbers, so they hold on every CPU, while the last bits of results differ between CPUs
-(docs/reference/simulator.md).
+too (``tanh`` is off by up to 0.92 u with AVX2, and 1.3 u without). ``exp`` and ``log`` are numpy's: its sources
+document 2.52 and 3.83 units of the last place, and such a unit is between u / 2 and u of a number. Over all float32
+numbers with normal results, on CPUs with AVX2 and with AVX512, ``exp`` is off by at most 1.784 u (2.54 units of the
+last place, at -62.0295), and ``log``, on the documented range from 2^-64 to 2^64, by at most 2.289 u (3.83 units, at
+0.7464124); without AVX2 by 0.5 u and 0.66 u. Error bounds use the larger numbers, so they hold on every CPU, while the
+last bits of results differ between CPUs (docs/reference/simulator.md).
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ class ShiftedEntropy:
         return cls(columns.tile(), columns.row_tile())
 
     def take(self, sums: ShiftedSums, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], place: Place) -> None:
-        """Compute S = sum of exp(x - c) and E = sum of exp(x - c) (x - c) of one chunk, with c the shift of the row.
+        """Compute the sums of e = exp(scale * (x - c)) and of e * (x - c) of one chunk, with c the shift of the row.
 
         The chunk must hold no -inf; :func:`raise_negligible` removes them.
         """
@@ -243,9 +243,7 @@ class ShiftedEntropy:
 
 @dataclass(frozen=True)
 class PieceTerms:
-    """The operands of the sums of :meth:`sum` over the pieces of a chunk: bias and -center, float32 [rows, 1], and the
-    scale.
-    """
+    """The operands of :meth:`sum` for the pieces of a chunk: bias and -center, float32 [rows, 1], and the scale."""
 
     bias_sbuf: nl.NkiTensor
     neg_center_sbuf: nl.NkiTensor

@@ -4,11 +4,11 @@
 """Rows that have to be recomputed: a kernel collects them on chip while it streams, and processes them at its end.
 
 Only the device knows which rows these are. So each flagged row gets a slot by prefix sums on Tensor. Slot 128 i + j is
-row j of tile i. Matrix products write the partition and the batch of each flagged row into its slot: their operands are
-1 at the row and at the tile of the slot, and 0 elsewhere. At the end the cores agree on the larger of their numbers of
-rows, and a loop whose iteration count is read at run time takes two tiles per iteration; usually it has no iterations.
-A slot without a row reads the first row of its core, and writes to an index out of range, which the DMA engine is told
-to skip.
+row j of tile i. Matrix products write the partition and the batch of each flagged row into its slot: one operand is 1
+at the row of the slot, the other one holds the two numbers at its tile, and both are 0 elsewhere. At the end the cores
+agree on the larger of their numbers of rows, and a loop whose iteration count is read at run time takes two tiles per
+iteration; usually it has no iterations. A slot without a row reads the first row of its core, and writes to an index
+out of range, which the DMA engine is told to skip.
 
 All numbers on the way are integers that their types hold exactly: up to 256 in bfloat16, up to 2^24 in float32.
 """

@@ -18,8 +18,9 @@ FAMILIES: Final[Sequence[ModuleType]] = (loss, softmax)
 
 
 def public_kernels() -> dict[str, Callable[..., Any]]:
-    """Return the public kernels by name, as ``nki.jit`` returned them; each name ends with ``_forward`` or
-    ``_backward``.
+    """Return the public kernels by name, as ``nki.jit`` returned them.
+
+    Each name ends with ``_forward``, ``_backward`` or ``_mixture``.
     """
     return {name: getattr(family, name) for family in FAMILIES for name in family.__all__ if name.endswith(_DIRECTIONS)}
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The cross-entropy kernels for direct launches.
+"""The cross-entropy kernels, for direct launches.
 
-:mod:`nkilib.experimental.loss.inline` has the same functions to call from other kernels::
+Example::
 
     loss, lse = cross_entropy_forward[2](logits, targets, ...)
     grad = cross_entropy_backward[2](logits, targets, lse, ...)
+
+:mod:`nkilib.experimental.loss.inline` has the same functions, to be called from other kernels.
 """
 
 from nkilib.experimental.loss.cross_entropy.row import (

@@ -17,7 +17,7 @@ from nkilib.nki import nisa, nl
 
 
 class Sums(Enum):
-    """The sums of class factors that the backward needs before its main pass, computed in a pass of their own."""
+    """The sums of class factors that are computed in a separate pass, before the pass that uses them."""
 
     NOTHING = 0
     CLASSES = 1  # once, for all positions

@@ -213,8 +213,8 @@ class ChunkCoefficients:
 
 @dataclass(frozen=True)
 class TargetCoefficients(ChunkCoefficients):
-    """The coefficients of positions whose targets are classes: for the targets, tiles [rows, 1] besides the
-    inherited ones.
+    """The coefficients of positions whose targets are classes. Besides the inherited ones it has those of the
+    targets: tiles [rows, 1].
 
     Attributes:
         index_sbuf: the indices of the target elements, int32.

@@ -115,8 +115,8 @@ class Group:
         return self.moments.first
 
     def take_weights(self, chunks: int) -> None:
-        """Compute the factor exp(m_k - m) of each processed chunk k, from its maximum m_k and the maximum m of its
-        row.
+        """Compute the factor exp(scale * (m_k - m)) of each processed chunk k, from its maximum m_k and the maximum
+        m of its row.
 
         Args:
             chunks: the number of chunks of each row that have been processed.

@@ -49,9 +49,7 @@ def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> O
 
 
 def _obstacle(launch: Launch, options: Options) -> str:
-    """Return the reason why a launch needs the exact maximum, as the end of an error message; empty if there is
-    none.
-    """
+    """Return the reason why a launch needs the exact maximum, as a part of an error message; empty if there is none."""
     cores, wanted = nl.num_programs(), options.wanted
     shifted = replace(options, with_shift=True).forward_plan
     for is_there, obstacle in (

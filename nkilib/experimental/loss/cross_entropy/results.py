@@ -98,7 +98,7 @@ def new_vector(name: str, num_positions: int, dtype: nl.DType) -> nl.NkiTensor:
 
 
 def store_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[nisa.NkiInstruction]:
-    """Compute and store the results of a group of batches, after the logarithms of its sums of exponentials.
+    """Compute and store the results of a group of batches whose logarithms of sums have been computed.
 
     Returns:
         The DMA instructions of the stores.
@@ -110,7 +110,7 @@ def store_results(group: Group | ShiftedGroup, results: Results, options: Option
 
 
 def computed_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[GroupResult]:
-    """Compute the results of a group of batches, after the logarithms of its sums of exponentials."""
+    """Compute the results of a group of batches whose logarithms of sums have been computed."""
     statistics = group.statistics
     lse_sbuf = difference(statistics.log_sum_sbuf, statistics.scaled(statistics.row_neg_max_sbuf))
     masks = None if group.targets is None else group.targets.masks

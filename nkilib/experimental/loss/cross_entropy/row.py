@@ -149,8 +149,8 @@ def extended_backward_work(
 
 
 def forward_trips(logits_hbm: Any, **_: Any) -> dict[str, int]:
-    """Return the largest number of iterations of the forwards' loop over recomputed rows, when every row of a core
-    is one.
+    """Return the largest number of iterations of the forwards' loop over recomputed rows: all rows of a core are
+    recomputed.
 
     Call this while the kernel runs, because the number of cores is known only then.
     """

@@ -205,9 +205,7 @@ class _ShiftedForward:
         self.stores.append(self.target_logits.keep(group.targets.logits_sbuf, group.batches))
 
     def _recompute(self, tiles: list[GatheredRows]) -> None:
-        """Recompute loss, log-sum-exp and, if requested, entropy of the given rows with their maximum; other results
-        remain.
-        """
+        """Recompute the results of the given rows with their maximum, except the logit and the weight of the target."""
         logits = Stream.make(self.launch.logits_hbm, tiles, self._smaller_buffers())
         chunks = logits.num_chunks
         columns = Columns(ROWS_OF_TILE, 1, min(chunks, STATISTICS_COLUMNS))

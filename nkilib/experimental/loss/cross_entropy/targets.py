@@ -23,7 +23,7 @@ class TargetMasks:
 
     Attributes:
         valid_sbuf: 1 for a target that is not ignored.
-        local_sbuf: 1 for a target that is not ignored and whose class the logits hold, not another shard.
+        local_sbuf: 1 for a target that is not ignored and whose class the logits hold.
     """
 
     valid_sbuf: nl.NkiTensor

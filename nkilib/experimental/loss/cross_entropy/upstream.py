@@ -87,8 +87,7 @@ class SoftmaxTerms:
         """Load the terms of a batch: the maximum and the log of the sum if the upstream has them, else the log-sum-exp
         alone.
 
-        For large logits, lse has lost its last digits. The maximum is one of the logits, and its difference to z is
-        exact.
+        For large logits, lse has lost its last digits. The maximum is one of the logits, and z minus it is exact.
         """
         lse_sbuf = batch.loaded(upstream.lse_hbm)
         if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:

@@ -11,8 +11,8 @@ time before, beta: the time after):
     new l''   = log(exp l'' + exp v[i]) + log-probability of the label, l'' = l[i] for alpha, l[i - 1] for beta
     v[i]      = u[i] where l[i - 1] and l[i] may follow each other directly, else b[i]
 
-A log-add is log(exp a + exp b). These are two log-adds of half of the states each; the definition takes two
-log-adds of all states. The identity
+These are two log-adds, log(exp a + exp b), of half of the states each; the definition takes two log-adds of
+all states. The identity
 
     log(exp a + exp b) = max(a, b) + softplus(-|a - b|)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The wavefronts of a group: each processes one chunk of time in every block, and each block is one chunk
-behind another.
+"""The wavefronts of a group: each processes one chunk of time in every block, and blocks run one chunk behind
+each other.
 
 Wavefronts at the start and the end, where some block has nothing to do or a chunk is short, are unrolled.
 The others are iterations of a loop of the device, which has one copy of its body.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of the rows of one core, computed and stored chunk by chunk; last, the element at each target
-is written.
+"""The gradient of the rows of one core, computed and stored chunk by chunk; then the element at each target is
+written over it.
 
 For input x, target t and exponent p, the derivative with respect to x_j is p
 relu(x_j - x_t + margin)^(p - 1), and with respect to x_t it is minus the sum of the others. The core that

@@ -28,7 +28,7 @@ _CYCLE, _CHUNK_OF_VECTOR = 3, 1
 
 
 def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
-    """Compute the losses of the rows of this core, stored into [N], or their contribution to the sum, [1]."""
+    """Compute the losses of the rows of this core, [N], or the sum of the losses of all cores, [1]."""
     sums = None if launch.is_each else PartialSums.make(launch.number_of_blocks)
     blocks = launch.blocks()
     if blocks:

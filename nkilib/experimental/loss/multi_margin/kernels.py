@@ -29,9 +29,8 @@ def multi_margin_loss_forward(
     C.
 
     The sum runs over the classes j other than the target t; w are the class weights. Equivalent to
-    ``F.multi_margin_loss(input, target, p, margin, weight,
-    reduction=reduction)`` in PyTorch. The input is read once. Launch with ``multi_margin_loss_forward[2](...)``
-    on a logical NeuronCore of two cores.
+    ``F.multi_margin_loss(input, target, p, margin, weight, reduction=reduction)`` in PyTorch. The input is read
+    once. Launch with ``multi_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores.
 
     Dimensions:
         N: rows (N > 0).

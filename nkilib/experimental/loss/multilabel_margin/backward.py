@@ -91,8 +91,8 @@ class _Backward:
     def _counted(
         self, group_scores: list[Scores], lists: list[TargetLists], iterations: nisa.VirtualRegister
     ) -> list[nl.NkiTensor]:
-        """Return, for each class, the number of positive terms of the class minus the positive terms of which it is
-        the target.
+        """Return, for each class, the number of positive terms of the class minus the number of positive terms of
+        which it is the target.
 
         Returns:
             The counts of each block, float32 [rows, C].

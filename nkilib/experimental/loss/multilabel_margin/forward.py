@@ -26,7 +26,7 @@ _BYTES_OF_CLASS = 14
 
 
 def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
-    """Compute the losses of the rows of this core, stored into [N], or their contribution to the sum, [1]."""
+    """Compute the losses of the rows of this core, [N], or the sum of the losses of all cores, [1]."""
     sums = None if launch.is_each else PartialSums.make(launch.number_of_blocks)
     _Forward.make(launch).run(loss_hbm, sums)
     if sums is not None:

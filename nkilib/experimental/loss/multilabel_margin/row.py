@@ -3,8 +3,8 @@
 
 """Registry entries of the multi-label margin loss: the kernels, their guarantees and their work.
 
-The work counts one read of the input and of the targets, though the kernels read the targets twice, and one
-write of the gradient. For host code. The simulator is imported only when a profile asks for the work: on
+The work is one read of the input and of the targets, though the kernels read the targets twice, and in the
+backward one write of the gradient. For host code. The simulator is imported only when a profile asks for the work: on
 hardware the kernels do without it.
 """
 

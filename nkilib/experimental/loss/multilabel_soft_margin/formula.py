@@ -41,10 +41,10 @@ def needed_tensors(wanted: tuple[int, ...], has_weight: bool) -> tuple[int, ...]
 
 
 def backward_tiles(wanted: tuple[int, ...]) -> int:
-    """Return the number of float32 tiles that a piece takes in the backward, see
+    """Return half the number of float32 tiles that two pieces have in the backward, see
     :class:`.definition.RowLossDefinition`.
 
-    There is one for each gradient of input and target, and two for the gradient of the weight.
+    It is one for each gradient of input and target, wanted or not, and two for the gradient of the weight.
     """
     return 4 if WEIGHT in wanted else 2
 

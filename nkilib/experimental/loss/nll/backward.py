@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of the rows of one core: zeros, over which one element for each position is written."""
+"""The gradient of the rows of one core: zeros, over which one element for each position is written.
+
+The zeros of a block of rows are stored from one tile, in long runs; then the elements are scattered. The core that
+stores the zeros of a row also scatters into that row, and the scatter waits for the stores.
+"""
 
 from __future__ import annotations
 

@@ -101,10 +101,10 @@ def gradient_bound(
     one of them is float16.
 
     Derivation. An element is scale * exp(x - lse), or exp(x - lse + log scale) with the scale folded into the
-    exponent. Rounding the bias -lse + log scale costs up to (|lse| + |log scale|) u/2, log scale itself |log
-    scale| u/2, and the argument (|x - lse| + |log scale|) u/2. An absolute error of the argument is a relative
+    exponent. Rounding the bias -lse + log scale costs up to (|lse| + |log scale|) u/2, log scale itself
+    |log scale| u/2, and the argument (|x - lse| + |log scale|) u/2. An absolute error of the argument is a relative
     error of the result; together at most u (|x - lse| + |lse| + 3 |log scale|) / 2. ``exp`` adds 2.6 u and a
-    multiplication u/2, which the 8 covers up to |log scale| = 9.8, N of about 18,000. At the target the
+    multiplication u/2; the 8 covers all of this up to |log scale| = 9.8, N of about 18,000. At the target the
     subtraction p - 1, the product with the scale and the scale's own rounding cost u/2 of scale |p - 1| each,
     1.5 u of the 2 granted. A log-sum-exp rounded below x makes p > 1 and the last term negative; then
     p - 1 < p, and 8 p - 2 (p - 1) covers it. 2^-126, the smallest normal number, covers results that underflow.
@@ -144,8 +144,8 @@ def float16_allowance(exact: Float64Array) -> Float64Array:
 
 
 def in_range(exact: Float64Array, dtype: Any) -> Float64Array:
-    """Return ``exact``, but if ``dtype`` is float16 with infinity in place of magnitudes from 65520 on, which it
-    cannot hold.
+    """Return ``exact``; if ``dtype`` is float16, numbers of a magnitude from 65520 on, beyond its range, become
+    infinite.
     """
     if as_numpy_dtype(dtype) != np.dtype(np.float16):
         return exact

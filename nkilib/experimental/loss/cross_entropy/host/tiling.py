@@ -405,9 +405,10 @@ def _stores_ns(launch: _Launch) -> float:
 
 
 def _gather_ns(launch: _Launch, machine: _Machine) -> float:
-    """Return the time, from the start of the launch, at which the targets' logits of a single batch are on chip.
+    """Return the time at which the targets' logits of a single batch are on chip, less the slack that they have.
 
-    It is 0 for several batches. The targets of a single batch are loaded after its first chunks.
+    It counts from the start of the launch, and is 0 for several batches. The targets of a single batch are
+    loaded after its first chunks.
     """
     if launch.batches > 1:
         return 0.0
