@@ -128,7 +128,7 @@ class Memory:
         return slot
 
     def scratch(self, core: int, role: str, shape: tuple[int, ...], numpy_type: np.dtype[Any] = _FLOAT32) -> Any:
-        """Return a work buffer; steps of a core with the same ``role`` share one, unless a later step needs more bytes."""
+        """Return a work buffer, the same one for all steps of a core with this ``role`` that need no more bytes."""
         needed = prod(shape) * numpy_type.itemsize
         buffer = self._scratch.get((core, role))
         if buffer is None or buffer.nbytes < needed:

@@ -116,7 +116,7 @@ class ScalarOperator:
             )
 
     def apply_bits(self, x: npt.NDArray[Any], operand: Any, out: npt.NDArray[Any]) -> None:
-        """Apply the operator to the bits of ``x`` and ``operand``; store the result in ``out``, of the same integer type.
+        """Apply the operator to the bits of ``x`` and ``operand``; store the result in ``out``, of the type of ``x``.
 
         An array ``operand`` has one element a partition.
         """
