@@ -88,8 +88,8 @@ def linear_cross_entropy(
 
 
 class _GradientOnFirstRank(torch.autograd.Function):
-    """An identity that passes its gradient, which is equal on all ranks, on in the first rank, and zeros in the others,
-    so that the sum over the ranks is the gradient.
+    """An identity whose gradient, equal on all ranks, is passed on by the first rank; the others pass on zeros, so that
+    the sum over the ranks is the gradient.
     """
 
     @staticmethod
@@ -142,8 +142,8 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
     with ``use_fused_kernels``.
 
     Args:
-        devices: the device types, as in ``tensor.device.type``; ``"cpu"`` runs the simulator. A warning says if no
-            kernel runs on any of them here.
+        devices: the device types, as in ``tensor.device.type``; ``"cpu"`` runs the simulator. If the Neuron SDK is
+            not installed and ``"cpu"`` is not among them, a warning says that no kernel will run.
 
     Returns:
         An object that undoes the replacement: call it, or use it in a ``with`` statement.

@@ -86,7 +86,7 @@ def _define(name: str, overwrites: bool) -> None:
 
 
 def _define_natively(operator: Operator, nki_op: Callable[..., Any]) -> None:
-    """Pass typed functions to ``nki_op`` by the call that all published code uses: a name, ``mutates_args``, and a
+    """Pass typed functions to ``nki_op`` by the call that published code agrees on: a name, ``mutates_args``, and a
     function.
 
     A function that overwrites an input does not return it: a returned buffer would be copied.

@@ -167,7 +167,7 @@ class Kept(NamedTuple):
 
 class Gradients(NamedTuple):
     """The gradients of a chunk with respect to its hidden states and the parameters of the head; None for a tensor that
-    needs none.
+    has none.
     """
 
     of_hidden: Tensor | None

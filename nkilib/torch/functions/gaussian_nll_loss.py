@@ -86,8 +86,8 @@ def gaussian_nll_loss(
 
 
 def _variances(input: Tensor, var: Any) -> Any:
-    """Return the variances with the dimensions of the input, if they have one of the shapes that PyTorch expands, or
-    are a number; what is not a tensor is rejected later.
+    """Return the variances with the dimensions of the input. They must be a float, or a tensor of a shape that PyTorch
+    expands; other types are rejected later.
     """
     if isinstance(var, float):
         if var < 0.0:

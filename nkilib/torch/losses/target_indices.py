@@ -4,9 +4,9 @@
 """The conversion of class indices of any integer type to the int32 that kernels take, without wrapping into range.
 
 Neuron devices compute with 32 bits: a 64-bit integer may lose its upper half in any operation, and 2^32 + 3 would
-become class 3. So where the memory of a tensor can be viewed as int32, nothing here computes with 64 bits: the two
-halves of each integer are compared. In a traced graph, and on XLA, there may be no such memory. The operations used
-there are correct with 64 bits, and with 32 bits for all values that fit an int32.
+become class 3. So where the memory of a tensor can be viewed as int32, nothing here computes with 64 bits: the halves
+of each integer are two int32. In a traced graph, and on XLA, there may be no such memory. The operations used there are
+correct with 64 bits, and with 32 bits for all values that fit an int32.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
     Configurations and trainers stay as they are.
 
     Args:
-        devices: the device types, as in ``tensor.device.type``; ``"cpu"`` runs the simulator. A warning says if no
-            kernel runs on any of them here.
+        devices: the device types, as in ``tensor.device.type``; ``"cpu"`` runs the simulator. If the Neuron SDK is
+            not installed and ``"cpu"`` is not among them, a warning says that no kernel will run.
 
     Returns:
         An object that undoes the replacement: call it, or use it in a ``with`` statement.

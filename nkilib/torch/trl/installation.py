@@ -60,8 +60,8 @@ def install(devices: Iterable[str] = (NATIVE_DEVICE,)) -> Undo:
 
     Args:
         devices: the device types whose tensors the kernels take: ``"neuron"``, the native device of torch-neuronx,
-            ``"xla"``, the older one, and ``"cpu"``, where the kernels are simulated, for tests. Without the Neuron SDK
-            no kernel runs on the first two, and a warning says so.
+            ``"xla"``, the older one, and ``"cpu"``, where the kernels are simulated, for tests. If the Neuron SDK is
+            not installed and ``"cpu"`` is not among them, a warning says that no kernel will run.
 
     Returns:
         An object that undoes the replacement: call it, or use it in a ``with`` statement.

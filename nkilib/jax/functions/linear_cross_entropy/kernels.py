@@ -63,7 +63,7 @@ class LinearRecipe:
 
     def constants(self, of_ids: bool) -> dict[str, Any]:
         """Return the constant arguments of forward and backward, with ``of_ids`` those of the kernels that take K ids
-        per position and no loss options.
+        per position and no loss options. Their ``ignore_index`` is the one int32 that replaces every ignored target.
         """
         constants: dict[str, Any] = {
             "weight_layout": self.weight_layout,

@@ -26,7 +26,7 @@ class CrossEntropyLoss(nn.Module):
 
     Args:
         weight: [V] floating, kept as a buffer that moves with the module; None means 1.
-        ignore_index: see :func:`~nkilib.torch.cross_entropy`, also for the other arguments, which have its names.
+        ignore_index: see :func:`~nkilib.torch.cross_entropy`, also for the arguments not listed here.
         normalizer: a buffer that moves with the module, but is not in the state dict. Prefer an integer: a floating
             tensor is rounded when the module is cast, as by ``model.to(torch.bfloat16)``. Pass a normalizer that
             changes from step to step to the call of the module instead.

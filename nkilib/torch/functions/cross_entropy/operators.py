@@ -67,8 +67,8 @@ class Sums:
 
 
 def _arguments(call: Call, direction: str) -> dict[str, Any]:
-    """Return the keyword arguments that forward and backward kernel get beside the operator's inputs and options, or in
-    place of them.
+    """Return the keyword arguments that the forward and the backward kernel get beside the operator's inputs and
+    options, or in place of them.
     """
     logits, target = call.first, call.tensor("target")
     vocabulary = call.group(Columns).vocabulary(logits)

@@ -29,7 +29,7 @@ class LinearCrossEntropyLoss(nn.Module):
         out_features: further dimensions of the classes, which PyTorch's own operators compute.
         bias: whether the layer has a bias.
         device, dtype: the device and dtype of the layer.
-        reduction: see :func:`~nkilib.torch.linear_cross_entropy`, also for the other arguments, which have its names.
+        reduction: see :func:`~nkilib.torch.linear_cross_entropy`, also for the arguments not listed here.
         weight: [V] floating, the class weights, kept as a buffer; None means 1.
         normalizer: a buffer too, but not in the state dict. Pass a normalizer that changes from step to step to the
             call of the module instead.

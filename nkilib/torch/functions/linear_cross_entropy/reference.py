@@ -20,7 +20,7 @@ from nkilib.torch.losses.target_indices import INDEX_DTYPES
 
 
 def reason_for_reference(arguments: LinearArguments, vocabulary: int | None = None) -> str | None:
-    """Return a clause that names the argument for which no kernel computes the loss; None if a kernel computes it.
+    """Return a clause that says why no kernel computes the loss; None if a kernel computes it.
 
     Args:
         arguments: the arguments of the call.

@@ -30,7 +30,8 @@ DIFFERENTIABLE: Final = ("divergence", "logprob")
 
 
 class VocabParallelDistillation(torch.autograd.Function):
-    """Returns results that have been computed over all ranks, and gives them a derivative by this rank's tensors.
+    """Returns results that have been computed over all ranks, and gives them a derivative with respect to this rank's
+    tensors.
 
     The arguments of ``apply`` are the inputs of the forward operator with this rank's classes, the results, the options
     of the operators, and the process group.

@@ -182,7 +182,7 @@ def _holds_own_classes(
     caller: Caller, name: str, tensor: DTensor, shards: VocabularyShards, group: dist.ProcessGroup | None
 ) -> bool:
     """Return whether this rank's shard of a teacher's tensor has the classes of its shard of the student's weight: the
-    same group shards both, in equal sizes.
+    same group shards both, in the same sizes.
     """
     mesh = tensor.device_mesh
     several = [at for at in range(mesh.ndim) if mesh.size(at) > 1]

@@ -211,8 +211,8 @@ def _divergence(
     recipe: Recipe,
     group: dist.ProcessGroup | None,
 ) -> _Divergence:
-    """Compute this rank's summands of divergence and entropy from the statistics over all classes, and return their
-    sums over the ranks.
+    """Compute this rank's summands of divergence and entropy from the statistics over all classes, sum them over the
+    ranks, and return both.
     """
     summands = {"entropy": entropy_term(own, whole.student)}
     if recipe.is_mixed:

@@ -40,7 +40,7 @@ class Share(NamedTuple):
 
 
 class MaskedLogits(NamedTuple):
-    """The lowest logit that an unmasked class of each model can have: a shard whose largest logit is not above it has
+    """A lower bound of the logits of each model's unmasked classes: a shard whose largest logit is not above it has
     only masked classes.
     """
 

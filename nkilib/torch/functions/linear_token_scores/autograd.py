@@ -30,7 +30,8 @@ DIFFERENTIABLE: Final = ("logprob", "lse", "entropy")
 
 
 class VocabParallelTokenScores(torch.autograd.Function):
-    """Returns scores that have been computed over all ranks, and gives them a derivative by this rank's tensors.
+    """Returns scores that have been computed over all ranks, and gives them a derivative with respect to this rank's
+    tensors.
 
     The arguments of ``apply`` are the inputs of the forward operator with this rank's classes, the results, the options
     of the operators, and the process group.

@@ -33,7 +33,8 @@ class PlacedArguments:
         arguments: the arguments of the loss.
         is_spread: whether the ranks of ``group`` have parts of the vocabulary.
         group: the process group; None for all processes.
-        num_classes, shard_sizes: the numbers of classes of the ranks, see ``vocab_parallel_linear_cross_entropy``.
+        num_classes, shard_sizes: the number of classes of all ranks and of each rank, see
+            ``vocab_parallel_linear_cross_entropy``.
     """
 
     arguments: LinearArguments
