@@ -111,7 +111,7 @@ class RowSums:
         return self.sums_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
     def sum_pieces(self) -> None:
-        """Compute the sums of rows; of rows on several partitions, sum each part and bring the sums to one of them."""
+        """Compute the sums of rows; for rows on several partitions, sum each part and bring all to one partition."""
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=self.sums_sbuf, axis=2, negate=self.negates)
         if self.batch.plan.parts > 1:
             self.line_psum = on_line(self.row_sum_sbuf)

@@ -78,7 +78,7 @@ class ShortLoop:
         result: the tiles that are stored, which may be those of the first input.
         stages: the stages in the order in which a step issues them; the last stage of a piece computes its result.
         loaded, stored: the number of windows that were loaded and stored.
-        under_way: by the number of steps since its start, the piece that started then, or None.
+        under_way: the pieces that started 0, 1, 2, ... steps ago; None where no piece did.
     """
 
     plan: ShortPlan

@@ -60,7 +60,7 @@ class _Backward:
                 nisa.dma_copy(dst=pair.chunk.of(grad_hbm), src=pair.student_sbuf)
 
     def _forward(self, pair: PairChunk[Batch], totals: Totals, of_batch: Coefficients) -> None:
-        """Compute (e_s - e_t * ratio) * factor for KL(teacher || student).
+        """Compute (e_t * ratio - e_s) * factor for KL(teacher || student).
 
         Equal distributions cancel in float32, before anything is rounded.
 

@@ -20,7 +20,7 @@ from nkilib.nki import nisa, nl
 class Coefficients:
     """The coefficients of rows, float32 [128, batches]; the gradient of an element is
 
-    - (e_s - e_t * ratio) * factor for KL(teacher || student),
+    - (e_t * ratio - e_s) * factor for KL(teacher || student),
     - (d - center) * e_s * factor for KL(student || teacher),
     - (L + moment) * e_s * factor for Jensen-Shannon,
 

@@ -52,7 +52,7 @@ def distillation_forward(
 
     Args:
         student_hbm, teacher_hbm: [N, V], bfloat16, float16 or float32, in HBM; types may differ. A logit of -inf
-            marks a masked class: masked in both, it adds nothing; masked only in the student, KL(P || Q) is
+            marks a masked class: if both have it, it adds nothing; if only the student has it, KL(P || Q) is
             infinite if P there is 2^-68 or more.
         labels_hbm: [N], int32; a position whose label is ``ignore_index`` has loss 0. None means that every position
             is valid.
@@ -64,9 +64,9 @@ def distillation_forward(
 
     Returns:
         float32 [N] each: loss in nats, never negative; moment, which the backward needs: KL(Q || M), or the loss for
-        beta 0 and 1; then minus the shift, the largest of some or all logits x, and the sum of
-        exp((x - shift) / T), first of the student and then of the teacher. The loss of a valid position is NaN if all
-        logits of the student or of the teacher are -inf, or if one is +inf or NaN.
+        beta 0 and 1; then minus the shift and the sum of exp((x - shift) / T), first of the student and then of the
+        teacher. The shift of a row is the largest of some or all of its logits x. The loss of a valid position is NaN
+        if all logits of the student or of the teacher are -inf, or if one is +inf or NaN.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.

@@ -28,7 +28,7 @@ def choose_softmax_tiling(
     """Return the tiling that the kernels use by default, for tensors of one type.
 
     The rounding of results depends on the tiling. The tiling therefore depends only on the type, on the size of the
-    axis, and on whether the sizes after the axis hold more than one element. If they do, the result is
+    axis, and on whether the sizes after the axis hold more than one element. If they and the axis do, the result is
     ``chunk_size=None``: the kernel then chooses the tiling of its columns itself.
 
     Example::

@@ -105,7 +105,7 @@ class OwnClasses:
 
     @classmethod
     def make(cls, cover: ClassCover) -> OwnClasses:
-        """Return the class numbers of the first block; its mask is still to be computed."""
+        """Allocate the tiles, with ``places_sbuf`` for the first block; the mask is still to be computed."""
         shape = (PARTITIONS, cover.size // PARTITIONS)
         places_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.iota(dst=places_sbuf, pattern=[[PARTITIONS, shape[1]]], offset=0, channel_multiplier=1)

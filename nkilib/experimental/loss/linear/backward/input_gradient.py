@@ -109,7 +109,7 @@ class InputSum:
             nisa.core_barrier(place_hbm, tuple(range(len(self.partials_hbm))))
 
     def add(self, positions: Span, features: Span, part: int, parts: int) -> None:
-        """Add up the cores' partial sums of a part of a region, after :meth:`synchronise` of the region.
+        """Add up the cores' partial sums of a part of this core's rows of a region, after its :meth:`synchronise`.
 
         Args:
             positions, features: the region.

@@ -158,7 +158,7 @@ class BackwardParts:
                 gradient.restart()
 
     def begin(self, first_class: int) -> None:
-        """Begin at ``first_class``, the first class of the core, and prepare most of the first block of positions."""
+        """Begin at ``first_class``, the first that the core works on; prepare most of the first block of positions."""
         self.tiles.begin(first_class)
         self.tiles.prepare(self.positions[0], 0, 0.0, _PREPARED_AHEAD)
 

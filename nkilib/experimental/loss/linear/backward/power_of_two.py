@@ -43,7 +43,7 @@ class PowerOfTwo:
         """Return the power of two that brings the largest magnitude in some tiles to at least 2^12 and below 2^13.
 
         ``columns_sbuf`` are the tiles, [128, columns], whose magnitudes must be finite. The largest magnitudes that
-        several tiles have in a partition are added up first.
+        several tiles have in a partition are added up first, together with 2^-100.
         """
         largest_sbuf = _over_partitions(_largest_of_rows(columns_sbuf))
         bits_sbuf = nl.ndarray(largest_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)

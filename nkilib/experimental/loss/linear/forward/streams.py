@@ -129,7 +129,7 @@ class StoredPositions:
 
     @property
     def start(self) -> int:
-        """The first row of the block within its batch: 0, because the block is a batch of its own."""
+        """The number of the first batch: 0, because the positions are stored by themselves."""
         return 0
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:

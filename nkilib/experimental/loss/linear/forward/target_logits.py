@@ -99,7 +99,10 @@ class TargetLogits:
         self._combine(self.distance_sbuf, self.distance_sbuf, size_sbuf, nl.subtract)
 
     def gather(self, logits_sbuf: nl.NkiTensor, start: int) -> None:
-        """Gather one element per target from tiles of logits, float32 [128, tiles, stride], the first one ``start``."""
+        """Gather one element per target from adjacent tiles of logits, float32 [128, tiles, stride].
+
+        ``start`` is the number of the first tile.
+        """
         end = start + logits_sbuf.shape[1]
         nisa.nc_n_gather(dst=self.gathered_sbuf[:, start:end], data=logits_sbuf, indices=self.index_sbuf[:, start:end])
 

@@ -6,7 +6,7 @@
 A tile of the product fills a bank of PSUM. Without bias and cap nothing else is computed: code that needs the logits
 reads the bank. A bias is added on the way into SBUF. Logits under a cap are represented by their tangents
 ``tanh(logit / cap)``, as in :mod:`nkilib.experimental.loss.cross_entropy.softcap`: the cap becomes part of the scale
-that turns these scores into z, the capped logits.
+that turns these scores into z.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class LogitTiles:
 
     @property
     def scale(self) -> float:
-        """The factor that turns scores into z: the cap, whose tangents the scores are, or 1 without a cap."""
+        """The factor that turns scores into logits, before the temperature: the cap, or 1 without one."""
         return 1.0 if self.softcap is None else self.softcap
 
     def product(self, number: int, positions_sbuf: nl.NkiTensor, classes_sbuf: nl.NkiTensor) -> nl.NkiTensor:

@@ -78,7 +78,7 @@ class PositionPlan(NamedTuple):
 class PositionParts(NamedTuple):
     """The split of the positions of a backward into ``whole`` parts of ``size`` positions, and a rest.
 
-    The gradients of one part after another are computed.
+    The gradients are computed one part after another.
 
     Attributes:
         size: positions of a part; whole tiles if there are several parts.

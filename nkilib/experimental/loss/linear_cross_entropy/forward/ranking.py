@@ -25,7 +25,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Ranking:
-    """Computes z of groups of tiles, and starts the search for the argmax in it.
+    """Computes z of groups of tiles, and prepares the search for the argmax in it.
 
     Attributes:
         needs: the options of the forward.

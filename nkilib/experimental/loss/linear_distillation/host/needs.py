@@ -69,7 +69,7 @@ class PairNeeds:
         return cls(model, model, mixed, False, True, not mixed)
 
     def of_products(self, products: int) -> PairNeeds:
-        """Return these options with ``short`` set for products of ``products`` passes of Tensor over a column."""
+        """Return the options with ``short`` set for ``products`` passes of Tensor over a column of a pair of tiles."""
         return replace(self, short=self.softcap and not self.mixed and products <= _SHORT)
 
     @property

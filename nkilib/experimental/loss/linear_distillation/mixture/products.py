@@ -141,7 +141,7 @@ class PairScores:
 def mixture_of_core(
     launch: PairLaunch, vectors: PairVectors, sizes: MixtureSizes, tiling: LinearTiling, store: StoreSums
 ) -> None:
-    """Compute the mixture sums of all positions over the core's classes, and pass those of each block to ``store``.
+    """Compute the mixture sums of all positions, and pass those of each block, over all cores' classes, to ``store``.
 
     Args:
         launch: the launch of the kernel.

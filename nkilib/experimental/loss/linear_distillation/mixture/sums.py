@@ -49,7 +49,7 @@ class MixtureSums:
     Attributes:
         columns_sbuf: the sums, float32 [128, sums, tiles, 1 + window]: column 0 has the accumulated ones, and the
             others those of the blocks of classes of a window.
-        total_sbuf: the sums over the core's classes, float32 [128, sums, tiles].
+        total_sbuf: the sums over the core's classes, and at the end over all cores', float32 [128, sums, tiles].
         others_sbuf: the sums of the other core, float32 [128, sums, tiles].
     """
 
