@@ -32,7 +32,7 @@ class Shares:
 
     Attributes:
         loss, lse, gradient: at most 1 is right; NaN counts as wrong.
-        forward_seconds, backward_seconds: of the simulation.
+        forward_seconds, backward_seconds: the seconds of the simulation.
     """
 
     loss: float

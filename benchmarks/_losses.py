@@ -95,10 +95,10 @@ class MeasuredLoss:
     """A loss of ``torch.nn.functional``.
 
     Attributes:
-        name: of the function, there and in ``nkilib.torch``.
-        makes: what makes each of its tensors; the gradient is by the first one.
+        name: the name of the function, there and in ``nkilib.torch``.
+        makes: a function for each tensor that makes it; the gradient is taken with respect to the first one.
         options: further arguments.
-        shape, quick_shape: of the first tensor.
+        shape, quick_shape: the shape of the first tensor.
         in_bfloat16: torch has it in this type.
     """
 
@@ -161,9 +161,9 @@ class LossCase:
     """A loss with a problem size.
 
     Attributes:
-        name: of the loss, a key of ``LOSSES``.
-        shape: of its first tensor.
-        dtype_name: of its floating tensors, a key of ``TYPES``.
+        name: the name of the loss, a key of ``LOSSES``.
+        shape: the shape of its first tensor.
+        dtype_name: the type of its floating tensors, a key of ``TYPES``.
     """
 
     name: str

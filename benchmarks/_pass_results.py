@@ -32,11 +32,11 @@ class PassResult:
 
     Attributes:
         case: the sizes and the type.
-        name: of the pass.
+        name: the name of the pass.
         ours, torch: seconds.
         largest_ratio: the goal: at most that many times torch's seconds.
-        difference: of the results, as a share of torch's largest element.
-        memory: what our pass needed.
+        difference: the difference of the results, as a share of torch's largest element.
+        memory: the memory that our pass needed.
         largest_beyond_arrays: the goal: at most that many bytes beyond the arrays.
     """
 
@@ -157,7 +157,7 @@ def report(console: Console, results: Sequence[PassResult], largest_difference: 
 
     Args:
         console: to print on.
-        results: of all passes.
+        results: the results of all passes.
         largest_difference: the share of torch's largest element by which ours may differ and still count as the same
             work.
     """

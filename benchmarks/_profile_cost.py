@@ -20,7 +20,7 @@ class ProfileCost:
     """The forward of one case.
 
     Attributes:
-        case, tuning: what ran.
+        case, tuning: the case and the tiling that ran.
         profile: seconds of ``nkilib.simulator.profile``.
         plain: seconds of the launch alone.
     """

@@ -51,7 +51,7 @@ class ReplayCase:
     """A line of the table.
 
     Attributes:
-        name: what is run, in which type.
+        name: the launches and their type.
         make: its launches, and torch's function.
         goal: replayed over torch, at most; None where there is none.
         least: seconds that are good enough whatever torch takes.

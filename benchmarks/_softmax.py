@@ -43,9 +43,9 @@ class SoftmaxCase:
     """A problem size.
 
     Attributes:
-        shape: of the tensors.
+        shape: the shape of the tensors.
         axis: along which elements add up to 1.
-        dtype_name: of all tensors: a key of ``benchmarks._inputs.DTYPES``.
+        dtype_name: the type of all tensors, a key of ``benchmarks._inputs.DTYPES``.
     """
 
     shape: tuple[int, ...]

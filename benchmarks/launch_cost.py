@@ -43,8 +43,8 @@ class Worker:
     """A process that runs one case with the package of one checkout.
 
     Args:
-        root: of the checkout.
-        case: what it runs.
+        root: the directory of the checkout.
+        case: the case that it runs.
 
     Raises:
         RuntimeError: if it ends, or measures another package than that of the checkout.

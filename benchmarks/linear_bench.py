@@ -55,7 +55,7 @@ class TorchLoss:
     """The same in torch, in float32.
 
     Args:
-        inputs: whose values it copies.
+        inputs: the inputs that are copied.
     """
 
     def __init__(self, inputs: LinearInputs) -> None:

@@ -49,8 +49,8 @@ class Errors(NamedTuple):
     """Errors in norm, over the norm of the reference; None where there is no gradient.
 
     Attributes:
-        divergence, entropy: of the forward.
-        input, weight: of dX and dW.
+        divergence, entropy: the errors of the forward.
+        input, weight: the errors of dX and dW.
         worst_row: the largest of the rows of dX and dW.
     """
 

@@ -37,8 +37,8 @@ class Figure:
     """A published figure and how the model comes to its own.
 
     Attributes:
-        what: what was measured.
-        unit: of both figures.
+        what: the description of the measurement.
+        unit: the unit of both figures.
         published: the figure.
         source: page of the SDK's documentation.
         tolerance: how far the model may be off.

@@ -31,7 +31,7 @@ class Case:
     """A problem for the kernels.
 
     Attributes:
-        name: whose vocabulary it is.
+        name: the model that has this vocabulary.
         positions: N.
         vocabulary: V.
         positions_per_batch: rows that a core works on together.

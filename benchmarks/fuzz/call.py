@@ -71,7 +71,7 @@ class Call:
         function: public name of a function.
         arguments: by name, those that are no tensors among them.
         differentiated: names of tensors whose gradients are asked for.
-        reference: of its results.
+        reference: the float64 reference of the results.
         settings: sizes, types and options for the log.
         upstream: kind of the upstream gradients.
         results: names of the results that get an upstream gradient, where there are several.
@@ -99,7 +99,7 @@ class Call:
         """Forward and backward on the simulator.
 
         Args:
-            draw: of the upstream gradients.
+            draw: the draw of the upstream gradients.
         """
         leaves = {
             name: argument.detach().requires_grad_(name in self.differentiated)

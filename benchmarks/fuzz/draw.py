@@ -25,10 +25,10 @@ class Limits:
     """How large a call may be.
 
     Attributes:
-        name: of these limits, on the command line.
-        elements: of the largest tensor.
+        name: the name of these limits on the command line.
+        elements: the elements of the largest tensor.
         products: multiplications of a matrix product.
-        logits: of a matrix product whose result no tensor holds.
+        logits: the logits of a matrix product whose result no tensor holds.
     """
 
     name: str

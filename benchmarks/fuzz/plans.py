@@ -24,10 +24,10 @@ class Chooser(NamedTuple):
     """A function that answers with a plan, where a kernel calls it.
 
     Attributes:
-        module: that calls it, from ``nkilib.`` on.
-        name: that it has there; of a method ``class.method``.
+        module: the module that calls it, from ``nkilib.`` on.
+        name: the name that it has there; ``class.method`` for a method.
         argument: its position among the arguments, where the plan is given to the function; None: what it returns.
-        properties: of the plan that are written beside its fields.
+        properties: the properties of the plan that are written beside its fields.
     """
 
     module: str

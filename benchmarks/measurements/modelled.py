@@ -106,7 +106,7 @@ class Model:
 
     Args:
         sources: where kernels of others are; without, only kernels of our own are modelled.
-        parameters: what the model assumes.
+        parameters: the assumptions of the model.
         with_launches: add what the launches take, where the figure includes it.
     """
 

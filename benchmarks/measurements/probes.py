@@ -39,7 +39,7 @@ class Probe:
         modelled: computes the model's figure under assumptions; None stands for the default ones.
         hardware: the generation.
         source: who published it, and where.
-        doubts: what is doubtful about it.
+        doubts: the doubts about the measurement.
     """
 
     what: str

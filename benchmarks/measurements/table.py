@@ -61,17 +61,17 @@ class Measurement:
 
     Attributes:
         source: who published it: a repository.
-        row: what was measured.
+        row: the description of the measurement.
         commit: the source's revision where the figure stands.
         section: file, and what to look for in it.
         hardware: the generation of the chip.
         cores: how many NeuronCores ran the kernel.
-        dtype: of the inputs.
+        dtype: the type of the inputs.
         measured: the figure; for ``ratio``, the time of ``baseline`` over that of ``optimised``.
         unit: ``us``, ``ms`` or ``ratio``.
-        doubts: what is doubtful about it.
-        half: which half of the table it is in; always :func:`half_of`.
-        kernel: what is modelled; absent for a ratio.
+        doubts: the doubts about the measurement.
+        half: the half of the table that it is in; always :func:`half_of`.
+        kernel: the kernel that is modelled; absent for a ratio.
         calls: the arguments of each launch that the figure adds up.
         keywords: the keyword arguments of all launches.
         baseline, optimised: the rows of the same source that a ratio compares.

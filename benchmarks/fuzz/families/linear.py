@@ -325,7 +325,7 @@ def of_entropy(upstream: BackwardInputs, rows: slice, log_p: Array, bounds: dict
     Args:
         upstream: the inputs of the backward.
         rows: some positions.
-        log_p: their log-probabilities, [R, V].
+        log_p: the log-probabilities of the rows, [R, V].
         bounds: errors of all results of the forward.
     """
     if upstream.grad_entropy is None or upstream.entropy is None:

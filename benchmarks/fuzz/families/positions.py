@@ -26,7 +26,7 @@ class Recipe:
     """Options of a loss of positions.
 
     Attributes:
-        loss: of the reference.
+        loss: the loss of the reference.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         normalizer: divisor of a mean; None: the summed weights.
         return_outputs: all results are asked for.
@@ -93,7 +93,7 @@ def reduced(
     """Return a result that is reduced like the loss.
 
     Args:
-        values, errors: those of the positions.
+        values, errors: the values and errors of the positions.
         recipe: the options of the loss.
         divisor: the divisor of a mean.
         of_divisor: the relative error of the divisor.

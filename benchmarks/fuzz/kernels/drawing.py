@@ -33,8 +33,8 @@ class Sizes:
     """How large kernels are.
 
     Attributes:
-        rows, columns: of HBM tensors and of tiles; some are smaller.
-        lines: of instructions, about.
+        rows, columns: the sizes of HBM tensors and of tiles; some are smaller.
+        lines: the approximate number of lines with instructions.
         is_lowered: whether the limits from which on tiles count as large are lowered to a few elements.
     """
 
@@ -201,11 +201,11 @@ def draw(seed: int, sizes: str, cores: int, kinds: Sequence[tuple[Draws, float]]
     """A kernel; it runs to its end while it is drawn, on one core.
 
     Args:
-        seed: of all choices.
+        seed: the seed of all choices.
         sizes: a key of ``SIZES``.
-        cores: of its launch.
-        kinds: what may come next, and how often.
-        end: what comes last.
+        cores: the number of cores of its launch.
+        kinds: the kinds of lines that may come next, with their weights.
+        end: the lines at the end.
     """
     maker = Maker(seed, sizes, cores)
     weights = np.array([weight for _, weight in kinds])

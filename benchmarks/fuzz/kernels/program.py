@@ -58,11 +58,11 @@ class Program:
     """A kernel.
 
     Attributes:
-        seed: of its draw and of its data.
+        seed: the seed of its draw and of its data.
         sizes: name of the sizes that it was drawn with.
-        cores: of its launch.
-        arguments: that it is given.
-        lines: of its body.
+        cores: the number of cores of its launch.
+        arguments: the arguments that it gets.
+        lines: the lines of its body.
         results: names that it returns.
     """
 

@@ -93,7 +93,7 @@ def loads(weights: Any, index: Any, chunk: int, partitions: int, runs: int, read
         weights: in HBM.
         index: [1, E] int32 in HBM, the number of each of the E parts.
         chunk: bytes of a partition.
-        partitions: of a transfer.
+        partitions: the number of partitions of a transfer.
         runs: contiguous pieces that the bytes of a partition come in.
         reads_address: whether the address is read at run time, from the index.
     """
