@@ -60,7 +60,7 @@ class Launch:
     cores: int
 
     def results(self) -> list[np.ndarray]:
-        """What the kernel returns, and the arrays it was given, as it left them."""
+        """Return the kernel's results, and the arrays that it was given, as it left them."""
         arrays = {name: value.copy() for name, value in self.arguments.items() if isinstance(value, np.ndarray)}
         returned = self.kernel[self.cores](**{**self.arguments, **arrays})
         return [*(returned if isinstance(returned, tuple) else [returned]), *arrays.values()]
@@ -225,7 +225,7 @@ def calls_plain(logits_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor, dtype: str)
 
 @nki.jit
 def calls_extended(logits_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor, grad_loss_hbm: nl.NkiTensor, dtype: str) -> Any:
-    """As `calls_plain`, with options, and the gradient in memory of its own."""
+    """A kernel like `calls_plain`, with options, and with the gradient in memory of its own."""
     options = {**TILING, "dtype": dtype, "label_smoothing": 0.1, "logit_softcap": 3.0}
     forward = extended_inline.extended_cross_entropy_forward(logits_hbm, targets_hbm, with_entropy=True, **options)
     return *forward, extended_inline.extended_cross_entropy_backward(
@@ -318,7 +318,7 @@ _MATRICES: Final = (
 
 
 def matrix_of(arguments: Mapping[str, Any]) -> np.ndarray:
-    """What the dtype of a launch is told by: the first of these that it takes."""
+    """Return the array that tells the dtype of a launch: the first of `_MATRICES` that the launch takes."""
     result: np.ndarray = next(arguments[name] for name in _MATRICES if name in arguments)
     return result
 

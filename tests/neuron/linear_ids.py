@@ -21,7 +21,7 @@ def _numbers(seed: int, *shape: int) -> np.ndarray:
 
 
 def ids(count: int) -> np.ndarray:
-    """So many a row: ignored ones, and equal ones where there are several."""
+    """Return `count` ids a row: some ignored, and some equal where there are several."""
     result = np.random.default_rng(21).integers(0, CLASSES, (ROWS, count), dtype=np.int32)
     result[1::2, 0] = -100
     if count > 2:
@@ -30,7 +30,7 @@ def ids(count: int) -> np.ndarray:
 
 
 def gradients(count: int) -> np.ndarray:
-    """Of so many ids a row."""
+    """Return gradients for `count` ids a row."""
     return _numbers(22, ROWS, count)
 
 

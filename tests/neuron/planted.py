@@ -195,7 +195,7 @@ CASES: Final = {case.name: case for case in (*UNDOCUMENTED, *STEERING)}
 
 
 def _outcome(lines: str, directory: Path) -> str | None:
-    """What launching a kernel with these lines raises, as `Type: message`; None if it runs."""
+    """Return the error that launching a kernel with these lines raises, as `Type: message`; None if it runs."""
     directory.mkdir()
     source = _HEADER + textwrap.indent(lines.rstrip(), "    ") + "\n" + _FOOTER
     (directory / "kernel_of_a_case.py").write_text(source, encoding="utf-8")

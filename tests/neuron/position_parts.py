@@ -19,7 +19,7 @@ _FEATURES, _CLASSES = 20, 37
 
 
 def results() -> list[np.ndarray]:
-    """Of two parts and a rest; with products of the operands' type and of another one."""
+    """Return the results of two parts and a rest, with products of the operands' type and of another one."""
     rng, result, positions = np.random.default_rng(0), [], 300
     for options in ({}, {"compute_dtype": nl.bfloat16}):
         operands = (

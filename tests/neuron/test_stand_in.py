@@ -147,7 +147,7 @@ def test_grids_and_configurations_are_those_of_the_simulator() -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str | None]]:
-    """By case: what launching the kernel raises, and its twin."""
+    """Return by case the errors that launching the kernel and its twin raise."""
     done = machine.run("-m", "tests.neuron.planted", tmp_path_factory.mktemp("planted"))
     assert done.returncode == 0, done.stderr
     printed: dict[str, list[str | None]] = json.loads(done.stdout)

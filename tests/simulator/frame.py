@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What stands around kernels: tensors on the memory of arrays, launches under chosen options, and messages of errors.
+"""Helpers around kernels: tensors on the memory of arrays, launches under chosen options, and error messages.
 
-What stands inside them is in `kernels`.
+Helpers inside kernels are in `kernels`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def without_line(message: str, core: int | None = None) -> str:
 
 
 def fetched(make_view: View, array: Any, index: Sequence[int], dtype: Any = np.int32, **options: Any) -> Any:
-    """What a DMA reads through `make_view(array, index)`."""
+    """Return what a DMA reads through `make_view(array, index)`."""
 
     def kernel(source: Any, index_hbm: Any) -> Any:
         view = make_view(source, load(index_hbm))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What stands inside the kernels of these tests, and kernels of one instruction, which bodies of NKI code are put into.
+"""Helpers inside the kernels of these tests, and kernels of one instruction, for bodies of NKI code.
 
-For bodies: `tile`, `sbuf`, `hbm` and `hbm_zeros` make tensors, `load` and `store` move them. Numpy arrays become tiles,
-the instruction runs, its results come back as arrays. What needs no kernel is in `frame`.
+The helpers for bodies are `tile`, `sbuf`, `hbm` and `hbm_zeros`, which make tensors, and `load` and `store`,
+which move them. Numpy arrays become tiles, the instruction runs, its results come back as arrays. Helpers
+that need no kernel are in `frame`.
 """
 
 from __future__ import annotations
@@ -58,29 +59,29 @@ class Result(NamedTuple):
 
 
 def tile(*shape: int, dtype: Any = nl.float32, buffer: Any = nl.sbuf, value: Any = 0) -> Any:
-    """In a kernel: a new tile filled with `value`."""
+    """Make a new tile filled with `value`, in a kernel."""
     made = nl.ndarray(shape, dtype, buffer)
     nisa.memset(made, value)
     return made
 
 
 def hbm(*shape: int, dtype: Any = nl.float32) -> Any:
-    """In a kernel: a new HBM tensor, unwritten."""
+    """Make a new HBM tensor, unwritten, in a kernel."""
     return nl.ndarray(shape, dtype, nl.private_hbm)
 
 
 def hbm_zeros(*shape: int, dtype: Any = nl.float32) -> Any:
-    """In a kernel: an HBM tensor of zeros."""
+    """Make an HBM tensor of zeros, in a kernel."""
     return nl.zeros(shape, dtype, nl.private_hbm)
 
 
 def sbuf(*shape: int, dtype: Any = nl.float32) -> Any:
-    """In a kernel: a new SBUF tile, unwritten."""
+    """Make a new SBUF tile, unwritten, in a kernel."""
     return nl.ndarray(shape, dtype, nl.sbuf)
 
 
 def load(inputs: Any, shape: Sequence[int] | None = None, dtype: Any = None, buffer: Any = nl.sbuf) -> Any:
-    """In a kernel: a tile with the values of an HBM tensor, through SBUF if it is to be in PSUM."""
+    """Make a tile with the values of an HBM tensor in a kernel, through SBUF if it is to be in PSUM."""
     made = nl.ndarray(shape or inputs.shape, dtype or inputs.dtype, nl.sbuf)
     nisa.dma_copy(made, inputs)
     if buffer is nl.sbuf:
@@ -91,7 +92,7 @@ def load(inputs: Any, shape: Sequence[int] | None = None, dtype: Any = None, buf
 
 
 def store(result: Any) -> Any:
-    """In a kernel: an HBM tensor with the values of a tile, through SBUF if it is in PSUM."""
+    """Make an HBM tensor with the values of a tile in a kernel, through SBUF if the tile is in PSUM."""
     if result.buffer is nl.psum:
         moved = nl.ndarray(result.shape, result.dtype, nl.sbuf)
         nisa.tensor_copy(moved, result)
@@ -102,7 +103,7 @@ def store(result: Any) -> Any:
 
 
 def run(body: Body, inputs: Sequence[Array | Tile], *outputs: Result, target: str = "trn2") -> Any:
-    """What `body(*results, *tiles)` leaves in its results: one array for one output, else a list of them."""
+    """Return what `body(*results, *tiles)` leaves in its results: one array for one output, else a list of them."""
     tiles = [item if isinstance(item, Tile) else Tile(item) for item in inputs]
 
     def kernel(arrays: list[Any]) -> Any:
@@ -126,7 +127,7 @@ def ending(body: Body) -> Body:
 
 
 def launch(body: Body, *arrays: Any, target: str = "trn2", cores: int | None = None) -> Any:
-    """What the kernel `body(*hbm tensors)` returns, without a grid or on `cores`."""
+    """Return the results of the kernel `body(*hbm tensors)`, without a grid or on `cores`."""
     kernel = nki.jit(body)
     with nkilib.simulator.using(target=target):
         return (kernel if cores is None else kernel[cores])(*arrays)

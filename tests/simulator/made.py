@@ -32,13 +32,14 @@ METHODS = ("ap", "broadcast", "expand_dim", "indirect", "permute", "select", "ve
 
 @dataclass(frozen=True, repr=False)
 class Made:
-    """What a kernel makes when it runs: a tensor, or anything else that exists in a kernel only.
+    """A description of what a kernel makes when it runs: a tensor, or anything else that exists in a kernel only.
 
-    What `[...]` and `reshape` give has a known shape; messages about the result of another method are written out.
+    The results of `[...]` and `reshape` have a known shape; messages about the result of another method are
+    written out.
 
     Attributes:
-        make: makes it.
-        shape: of the tensor, as messages name it; None where that is not known.
+        make: a function that makes it.
+        shape: the shape of the tensor, as messages name it; None where that is not known.
         dtype: its type.
         buffer: its memory.
     """
@@ -77,7 +78,7 @@ class Made:
 
 
 def in_kernel(inputs: Any) -> Any:
-    """In a kernel: `given` with what it describes made, also inside lists, tuples and dicts."""
+    """Make in a kernel what `inputs` describes, also inside lists, tuples and dicts."""
     if isinstance(inputs, Made):
         return inputs.make()
     if isinstance(inputs, dict):
@@ -86,7 +87,7 @@ def in_kernel(inputs: Any) -> Any:
 
 
 def lazily(function: Callable[..., Any], *args: Any, **options: Any) -> Made:
-    """What `function` returns in the kernel, such as a register; its arguments may be described too."""
+    """Describe the result of `function` in the kernel, such as a register; its arguments may be described too."""
     return Made(lambda: function(*in_kernel(args), **in_kernel(options)))
 
 

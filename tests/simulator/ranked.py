@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What tests of several ranks share: kernels around one operation, and launches of them on n ranks."""
+"""Helpers for tests of several ranks: kernels around one operation, and launches of them on n ranks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def around(operation: Callable[[Any, Any], object], shape: Sequence[int], memory
 
 
 def on_ranks(kernel: Any, shares: Sequence[Any], cores: int = 1, **arguments: Any) -> list[Any]:
-    """What each rank returns; rank r gets `shares[r]`."""
+    """Return the result of each rank; rank r gets `shares[r]`."""
     results: list[Any] = ranks(len(shares), timeout=20)(kernel[cores])(per_rank(list(shares)), **arguments)
     return results
 

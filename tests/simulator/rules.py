@@ -55,7 +55,7 @@ class Rule(NamedTuple):
 
 
 class Fix(NamedTuple):
-    """What puts a broken call right: changes to it or another kernel, perhaps on another generation."""
+    """A correction of a broken call: changes to it or another kernel, perhaps on another generation."""
 
     args: tuple[Any, ...]
     changes: Operands

@@ -131,7 +131,7 @@ def command(*arguments: str, directory: Path, **environment: str) -> subprocess.
 
 
 def test_the_command_runs_a_script_with_its_arguments(tmp_path: Path) -> None:
-    """Its own directory comes first on the path, as with ``python script.py``."""
+    """The script's own directory comes first on the path, as with ``python script.py``."""
     (tmp_path / "beside.py").write_text("WORD = 'found'")
     (tmp_path / "script.py").write_text(KERNEL + "import sys, beside\nprint(sys.argv[1:], __name__, beside.WORD)")
     process = command(str(tmp_path / "script.py"), "--rows", "3", directory=tmp_path.parent)

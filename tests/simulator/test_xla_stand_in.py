@@ -69,7 +69,7 @@ def test_what_is_not_there_ends_a_script_with_one_line(tmp_path: Path) -> None:
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """What stands for an imported torch, while the stand-in is installed; nothing of it stays behind."""
+    """Yield a namespace in place of an imported torch, while the stand-in is installed; nothing of it stays behind."""
     seeds: list[int] = [7]
     module = SimpleNamespace(
         device=lambda kind: ("device", kind),

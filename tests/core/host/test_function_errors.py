@@ -81,5 +81,5 @@ def test_a_sample_of_all_numbers(name: str) -> None:
 @pytest.mark.sweep
 @every_function
 def test_all_numbers(name: str) -> None:
-    """Some minutes."""
+    """Check every float32 argument instead of a sample, which takes some minutes."""
     assert FUNCTIONS[name].worst(name, 1) <= getattr(SIMULATED, name) + 1e-6

@@ -39,7 +39,7 @@ def argmax_of_rows(matrix_hbm: Any, cut: Cut, dtype: Any = nl.float32, first: in
 
 
 def check(matrix: Array, cut: Cut, **options: Any) -> None:
-    """As numpy's, of rows without a NaN."""
+    """Check that the argmax equals numpy's, for rows without a NaN."""
     np.testing.assert_array_equal(launch(argmax_of_rows, cut, matrix, **options), matrix.argmax(axis=1))
 
 
@@ -55,7 +55,7 @@ def test_of_equal_elements_the_first_one(cut: Cut, seed: int, values: int) -> No
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 7, 8, 9, 20])
 def test_every_column_may_be_the_largest(chunk_size: int) -> None:
-    """So in each place of a chunk; those of less than eight columns are filled up before the search."""
+    """The maximum stands in each place of a chunk; chunks of less than eight columns are padded before the search."""
     assert VALUES == 8
     cut = Cut(20, 20, 128, chunk_size)
     matrix = cut.normal()
@@ -64,7 +64,7 @@ def test_every_column_may_be_the_largest(chunk_size: int) -> None:
 
 
 def test_columns_restart() -> None:
-    """What was found before a restart stays, and goes before equals that come later."""
+    """A maximum found before a restart stays, and goes before equal ones that come later."""
     places = [0, 1, 126, 127, 128, 129, 253, 254, 255, 256, 380, 399]
     cut = Cut(len(places), 400, 128, 1)
     matrix = np.zeros((len(places), 400), np.float32)

@@ -21,7 +21,7 @@ WORDS = Words(row="feature", rows_per_batch="rows_at_a_time")
 
 
 def refusal(check: Callable[..., None], *arguments: Any, target: str = "trn2") -> str | None:
-    """With what message a check refuses its arguments; None if it does not."""
+    """Return the message with which a check refuses its arguments; None if it does not."""
     with nkilib.simulator.using(target=target):
         try:
             check(*arguments)
@@ -33,7 +33,7 @@ def refusal(check: Callable[..., None], *arguments: Any, target: str = "trn2") -
 def chunk(
     chunk_size: Any, columns: int = 500_000, rows: int = 1, dtype: Any = nl.bfloat16, num_scratch: int = 0
 ) -> str | None:
-    """Of `require_chunk_size`, where small tiles take 4096 bytes."""
+    """Return the refusal of `require_chunk_size`, with small tiles that take 4096 bytes."""
     plan = SbufPlan(4096, num_scratch)
     return refusal(checks.require_chunk_size, "kernel", chunk_size, columns, rows, dtype, plan, WORDS)
 

@@ -34,7 +34,7 @@ UNCHUNKED = [cut for cut in CUTS if cut.columns < 1000]
 
 
 class Finder:
-    """In a kernel: the index of the element of each row of a batch that stands in a given column."""
+    """A finder, in a kernel, of the index of each row's element in a given column, for the rows of a batch."""
 
     def __init__(self, rows: int, columns: int, cores: int) -> None:
         self.indices = ElementIndices.make(rows, columns, cores)

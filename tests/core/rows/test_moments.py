@@ -120,7 +120,7 @@ def test_large_elements_cancel_before_they_are_summed() -> None:
 
 @pytest.mark.parametrize("cut", [Cut(len(HARD), 6, 4, size, cores) for size in (1, 2, 6) for cores in (1, 2)], ids=str)
 def test_the_entropy_of_hard_rows(cut: Cut) -> None:
-    """What is -inf adds nothing; a row without a finite log-sum-exp has no entropy: NaN."""
+    """Elements of -inf add nothing; a row without a finite log-sum-exp has no entropy: NaN."""
     _, _, entropy = launch(moments_of_rows, cut, hard_matrix(), None)
     assert_entropies(entropy, hard_matrix().astype(np.float64), list(HARD))
 

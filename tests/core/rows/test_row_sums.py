@@ -18,7 +18,7 @@ ROWS, COLUMNS, PART = 5, 12, 4
 
 @nki.jit
 def sums_of_parts(matrix_hbm: Any, rows: int, parts: int) -> Any:
-    """Of so many rows, the sum of the first parts."""
+    """A kernel that sums the first `parts` parts of the first `rows` rows."""
     sums = RowSums.make(ROWS, COLUMNS // PART)
     nisa.memset(dst=sums.parts_sbuf, value=float("nan"))
     for number in range(parts):

@@ -21,7 +21,7 @@ by_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
 
 
 def bytes_of(plan: SbufPlan, sbuf: DividedSbuf) -> int:
-    """What chunk buffers and scratch of a division take."""
+    """Return the bytes that chunk buffers and scratch of a division take."""
     scratch = plan.num_scratch * sbuf.turns * sbuf.chunk_size * SCRATCH_BYTES
     return scratch + sbuf.chunk_buffers * sbuf.chunk_size * dtype_bytes(sbuf.dtype)
 
@@ -58,9 +58,9 @@ def test_the_largest_chunk_is_the_largest(target: str, num_scratch: int, dtype: 
 
 
 def laid_out(plan: SbufPlan, chunk_size: int, dtype: Any, loads: int, small_bytes: int) -> nkilib.simulator.Record:
-    """What the simulator says of a kernel with all tiles of a plan, used at one time, on all partitions.
+    """Return the simulator's record of a kernel that uses all tiles of a plan at one time, on all partitions.
 
-    Tiles of a quarter of them may lie below each other, and take less.
+    Tiles of a quarter of the partitions may lie below each other, and take less.
     """
 
     def kernel() -> None:
@@ -95,7 +95,7 @@ def test_the_simulator_counts_what_the_plan_counts(chunk_size: int, loads: int, 
 @pytest.mark.parametrize("num_scratch", [0, 1, 3])
 @pytest.mark.parametrize("target", ["trn2", "trn3"])
 def test_the_largest_chunk_fits_sbuf_beside_the_small_tiles(target: str, num_scratch: int, dtype: Any) -> None:
-    """Of such chunks there is one buffer; one element more a chunk, or some bytes more of small tiles, do not fit."""
+    """Such chunks have one buffer; one element more per chunk, or some bytes more of small tiles, do not fit."""
     small = 4096
     plan = SbufPlan(small, num_scratch)
     with nkilib.simulator.using(target=target):

@@ -45,7 +45,7 @@ def shifted_log_sum(matrix_hbm: Any, elements_hbm: Any, cut: Cut, dtype: Any = n
 
 
 def shifted(matrix: Array, elements: Array, cut: Cut, dtype: Any = FP32) -> tuple[Array, ...]:
-    """What the kernel returns, for elements in the type of the matrix."""
+    """Return the kernel's results, for elements in the type of the matrix."""
     return tuple(launch(shifted_log_sum, cut, matrix, elements, dtype=getattr(nl, np.dtype(dtype).name)))
 
 
@@ -130,7 +130,7 @@ INF, NAN = np.inf, np.nan
 def test_what_is_not_finite_makes_a_sum_doubtful(
     row: list[float], element: float, is_doubtful: bool, cores: int
 ) -> None:
-    """Its neighbours stay what they are."""
+    """The sums of the neighbouring rows stay what they are."""
     matrix = np.array([[0.0] * 6, row, [1.0] * 6], np.float32)
     elements = np.array([0.0, element, 1.0], np.float32)
     _, total, _, flags = shifted(matrix, elements, Cut(3, 6, 2, 2, cores=cores))

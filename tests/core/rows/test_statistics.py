@@ -127,7 +127,7 @@ def test_rows_of_infinities_across_a_restart() -> None:
 
 
 def test_one_maximum_and_one_exponential_a_chunk_whatever_the_columns() -> None:
-    """What combines the columns is per group: 300 chunks a row need three rounds of it, 100 need one."""
+    """Columns are combined once per group: 300 chunks a row need three rounds of that, 100 need one."""
     cut = Cut(2, 300, 2, 1)
     with nkilib.simulator.recording() as record:
         launch(log_sum_exp, cut, cut.normal())

@@ -61,7 +61,7 @@ def test_a_load_rounds_to_the_type_of_the_buffers(given_type: Any, tile_type: An
 def test_every_chunk_is_loaded_once_and_as_many_ahead_as_there_are_buffers(
     buffers: int, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three or more buffers one is left to the chunk before, which is still stored."""
+    """One of three or more buffers is left to the chunk before, which is still being stored."""
     issued: list[Any] = []
     known: list[int] = []
 

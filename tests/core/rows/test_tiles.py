@@ -34,7 +34,7 @@ Y = np.array([[2.0, 3.0, -1.0, 0.5], [0.25, -8.0, 3.0, 1e18], [5.0, -5.0, 0.0, 1
 
 
 def applied(function: Callable[..., Any], *arrays: Array) -> Array:
-    """What a function of tiles returns; its arguments stay as they were."""
+    """Return the result of a function of tiles, and check that it leaves its arguments as they were."""
 
     def kernel(arrays_hbm: list[Any]) -> Any:
         tiles = [nl.ndarray(array_hbm.shape, dtype=array_hbm.dtype, buffer=nl.sbuf) for array_hbm in arrays_hbm]

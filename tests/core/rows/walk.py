@@ -85,17 +85,17 @@ def cuts(draw: st.DrawFn, most_rows: int = 20, most_columns: int = 40) -> Cut:
 
 
 def launch(kernel: Callable[..., Any], cut: Cut, *arguments: Any, **options: Any) -> Any:
-    """What a kernel returns; it takes the cut after its other arguments."""
+    """Return the results of a kernel, which takes the cut after its other arguments."""
     return nki.jit(kernel)[cut.cores](*arguments, cut, **options)
 
 
 def vector(name: str, rows: int, dtype: Any = nl.float32) -> Any:
-    """In a kernel: a result, one number a row."""
+    """Make a result of one number a row, in a kernel."""
     return nl.ndarray((rows,), dtype=dtype, buffer=nl.shared_hbm, name=name)
 
 
 def stream_of(matrix_hbm: Any, cut: Cut, dtype: Any = nl.float32, visits: int = 1) -> Stream[Batch] | None:
-    """In a kernel: the core's chunks of a matrix, each batch visited so many times; None for a core without rows."""
+    """Make the stream of the core's chunks, each batch visited `visits` times; None for a core without rows."""
     batches = batches_of_core(cut.rows, nl.num_programs(), nl.program_id(), cut.rows_per_batch)
     if not batches:
         return None
@@ -142,7 +142,7 @@ class Visit:
 
 
 def visits(stream: Stream[Batch]) -> Iterator[Visit]:
-    """In a kernel: the chunks of a core, one after the other."""
+    """Yield the chunks of a core one after the other, in a kernel."""
     chunks = stream.num_chunks
     for group in batch_groups(stream.batches, most_batches_of_group(chunks)):
         columns = Columns.of_group(group, chunks)

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What NKI documents: every name of 0.6, and of 0.7 what could be read, laid over it.
+"""The API that NKI documents: every name of 0.6, overlaid with what could be read of 0.7.
 
-Of 0.6 the stubs are public, and ``documented_api.json`` has all of them. Of 0.7 single pages could be read: each name
-of ``changes_of_0_7.json`` says in ``read`` where, as the version of the documentation. Such a name may be new, changed,
-removed, or the same as in 0.6, and then it has nothing but ``read``. All other names are known from 0.6 only.
+The stubs of 0.6 are public, and ``documented_api.json`` has all of them. Only single pages of 0.7 could be
+read: each name of ``changes_of_0_7.json`` says in ``read`` where, as the version of the documentation. Such
+a name may be new, changed, removed, or the same as in 0.6, and then it has nothing but ``read``. All other
+names are known from 0.6 only.
 
-A parameter is ``[name]`` or ``[name, default as written]``; ``["*"]`` begins those that go by keyword only, and a
-default ``"..."`` is one that the documentation leaves out.
+A parameter is ``[name]`` or ``[name, default as written]``; ``["*"]`` begins those that go by keyword only,
+and a default ``"..."`` is one that the documentation leaves out.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def read_class(node: ast.ClassDef) -> dict[str, Any]:
 
 
 def read_module(tree: ast.Module) -> dict[str, Any]:
-    """What a stub defines, by name; what it only imports is somewhere else."""
+    """Return what a stub defines, by name; names that it only imports are defined somewhere else."""
     results: dict[str, Any] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):

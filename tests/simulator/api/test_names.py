@@ -70,7 +70,7 @@ class Name:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is documented of it, or of its class."""
+        """The documented facts of the name, or of its class."""
         return DOCUMENTED[self.module][self.name]
 
     def get(self) -> Any:
@@ -128,7 +128,7 @@ def parameters_of(function: Callable[..., Any], documented: Sequence[list[str]] 
 
 
 def missing_message(function: Callable[..., Any], *arguments: Any) -> str | None:
-    """What a function says of itself if it is not implemented, else None."""
+    """Return a function's message about itself if it is not implemented, else None."""
     try:
         function(*arguments)
     except NotImplementedError as error:

@@ -20,13 +20,13 @@ COMMAND = nisa.reduce_cmd
 
 
 def flat(*shape: int, dtype: Any = nl.float32) -> Any:
-    """In a kernel: a view with the partitions of a tile and none of its columns."""
+    """Make a view with the partitions of a tile and none of its columns, in a kernel."""
     made = tile(*shape, dtype=dtype)
     return made[:, 0:0]
 
 
 def none(*shape: int, dtype: Any = nl.float32, buffer: Any = nl.sbuf) -> Any:
-    """In a kernel: a view with the columns of a tile and none of its partitions."""
+    """Make a view with the columns of a tile and none of its partitions, in a kernel."""
     return tile(*shape, dtype=dtype, buffer=buffer)[0:0]
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the documentation says of every tensor parameter: in which memories it may be, of which types, and who writes.
+"""The documented contract of every tensor parameter: its memories, its types, and whether it is written.
 
 The table below was written from the docstrings of `nki.isa`, in their order from `dma_copy` to `iota`.
 """
@@ -223,7 +223,7 @@ def name_of(title: str) -> str:
 
 
 def made(parameter: Parameter, dtype: Any, memory: str, is_written: bool) -> Any:
-    """In a kernel: a tensor of zeros, or one that was not written."""
+    """Make a tensor of zeros, or one that was not written, in a kernel."""
     tensor = nl.ndarray(parameter.shape, dtype, MEMORIES[memory])
     if is_written and (memory == "hbm" or dtype in WIDE):
         nisa.dma_copy(tensor, zeros(parameter.shape, dtype))
@@ -233,7 +233,7 @@ def made(parameter: Parameter, dtype: Any, memory: str, is_written: bool) -> Any
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> Any:
-    """In a kernel: a tile of zeros; one of int64 is filled by its halves."""
+    """Make a tile of zeros in a kernel; one of int64 is filled by its halves."""
     if dtype in WIDE:
         return tile(*shape[:-1], 2 * shape[-1], dtype=nl.int32).view(dtype)
     return tile(*shape, dtype=dtype)
@@ -303,7 +303,7 @@ def test_memories(title: str, name: str) -> None:
 
 @pytest.mark.parametrize(("title", "name"), EVERY)
 def test_types(title: str, name: str) -> None:
-    """With the types of those that must be the same changed too; another type is refused in one parameter alone."""
+    """Parameters whose types must be the same change together; another type is refused in one parameter alone."""
     parameter, target = CONTRACTS[title].parameters[name], CONTRACTS[title].target
     running = set()
     for dtype in ALL_DTYPES:

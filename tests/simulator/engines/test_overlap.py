@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What an instruction reads, it reads before it writes: operands that share memory with `dst` in every way.
+"""Instructions read their operands before they write: operands that share memory with `dst` in every way.
 
-Each instruction runs twice: with some of its operands in the storage of `dst`, where they overlap at random, and on
-copies that do not overlap. Both leave the same values in `dst`.
+Each instruction runs twice: with some of its operands in the storage of `dst`, where they overlap at random,
+and on copies that do not overlap. Both leave the same values in `dst`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMMAND = nisa.reduce_cmd
 
 
 def backwards(width: int) -> Any:
-    """In a kernel: the indices of a gather that turns each partition round."""
+    """Make the indices of a gather that turns each partition round, in a kernel."""
     made = nl.ndarray((PARTITIONS, width), nl.uint32)
     nisa.iota(made, [[-1, width]], offset=width - 1)
     return made
@@ -90,7 +90,7 @@ INSTRUCTIONS: dict[str, Instruction] = {
 
 
 def separate(view: Any) -> Any:
-    """In a kernel: a tile of its own with the bits of `view`."""
+    """Make a tile of its own with the bits of `view`, in a kernel."""
     made = nl.ndarray(view.shape, view.dtype, nl.sbuf)
     nisa.tensor_copy(made, view)
     return made

@@ -199,7 +199,7 @@ def test_the_instructions_that_document_tensor_indirection_have_its_operands() -
 
 
 def _in_and_out(compute: Any, expected: Any) -> tuple[Any, Any]:
-    """What `compute(dst, data)` makes of a gathered and a scattered tile, and what it is to be by `expected(array)`."""
+    """Return `compute(dst, data)` of a gathered and a scattered tile, and the wanted result by `expected(array)`."""
     array, index = normal(16, 64), offsets(16, 1, 64)
 
     def body(out: Any, data: Any, at: Any) -> None:

@@ -21,11 +21,11 @@ EPSILON = 2.0**-24  # half a unit in the last place of a float32 in [1, 2)
 
 
 class Outcome(NamedTuple):
-    """What a function returned.
+    """The result of a function, and the instructions that it took.
 
     Attributes:
         values: the elements.
-        dtype, buffer: of the tile.
+        dtype, buffer: type and memory of the tile.
         instructions: number of instructions by name, those that load and store excluded.
         engines: number of instructions by engine, likewise.
     """
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(function: Callable[..., Any], *inputs: Array | Tile, target: str = "trn2") -> Outcome:
-    """What `function(*tiles)` returns when it is called in a kernel."""
+    """Return the outcome of `function(*tiles)` when it is called in a kernel."""
     arguments = [item if isinstance(item, Tile) else Tile(item) for item in inputs]
     seen: dict[str, Any] = {}
 

@@ -176,7 +176,7 @@ def test_it_is_uint8_unless_another_type_is_given() -> None:
 
 
 def test_into_a_tile_of_the_caller() -> None:
-    """Which is what comes back, and has its own type."""
+    """The caller's tile is what comes back, and has its own type."""
 
     def body() -> Any:
         made = nl.ndarray((3, 8), nl.float32)

@@ -179,7 +179,7 @@ def test_a_tensor_that_cannot_exist_is_refused(broken: Any, message: str, correc
 
 
 def _none(_: Any) -> None:
-    """In a kernel: make something and return nothing."""
+    """Return nothing from a kernel that only makes its argument."""
 
 
 @pytest.mark.parametrize(("target", "elements"), [("trn1", 45056), ("trn2", 53246), ("trn3", 61438)])
@@ -227,7 +227,7 @@ def test_a_wrong_fill_value_is_refused(value: Any, dtype: Any, message: str) -> 
 
 
 def test_a_float_that_is_an_integer_fills_integer_tensors_exactly() -> None:
-    """As public kernels write it; 2^24 + 1 is no float32, so nothing goes through one."""
+    """Public kernels write it; 2^24 + 1 is no float32, so nothing goes through one."""
 
     def kernel() -> Any:
         return nl.full((2,), 16777217.0, nl.int32, nl.shared_hbm), nl.full((2,), -0.0, nl.uint8, nl.shared_hbm)

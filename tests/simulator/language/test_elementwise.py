@@ -137,7 +137,7 @@ def test_magnitudes_keep_their_sign_and_a_tie_gives_y() -> None:
 
 
 def test_remainders_have_the_sign_of_one_operand() -> None:
-    """As Python's % and as C's fmod; exact multiples leave 0, although the quotient is not exact."""
+    """Signs are those of Python's % and of C's fmod; exact multiples leave 0, although the quotient is not exact."""
     x = np.array([[7.0, -7.0, 49.0, 5.5, -0.25, 1e6]], F32)
     assert call(lambda x: nl.mod(x, 3.0), x).tolist() == [[1, 2, 1, 2.5, 2.75, 1]]
     assert call(lambda x: nl.mod(x, -3.0), x).tolist() == [[-2, -1, -2, -0.5, -0.25, -2]]
@@ -305,7 +305,7 @@ def test_unlike_types_are_promoted(first: str, second: str, expected: str) -> No
 
 
 def test_the_type_of_the_result() -> None:
-    """That of the tile with a number, but a float makes floats of integers; ``dtype`` overrides."""
+    """The type is that of the tile with a number, but a float makes floats of integers; ``dtype`` overrides."""
     half, whole = np.ones((2, 3), ml_dtypes.bfloat16), np.ones((2, 3), I32)
     cases: list[tuple[Any, list[Any], Any]] = [
         (lambda x: nl.add(x, 1.5), [half], nl.bfloat16),
@@ -488,7 +488,7 @@ ASSERTED: dict[str, tuple[list[int], list[int], int]] = {
 
 @pytest.mark.parametrize("name", ASSERTED)
 def test_a_comparison_can_be_asserted(name: str) -> None:
-    """As in the examples of nki.language. Where it fails a kernel cannot go on: tensors of a device are all true."""
+    """The examples of nki.language do so. A kernel cannot go on where it fails: tensors of a device are all true."""
 
     def kernel(x: Any, y: Any) -> None:
         assert getattr(nl, name)(nl.load(x), nl.load(y))

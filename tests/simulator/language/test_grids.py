@@ -20,7 +20,7 @@ TILE, BLOCK, ELEMENTS = (128, 256), (2, 2), (300, 700)
 
 
 def allocated(buffer: Any = nl.sbuf, **changes: Any) -> Any:
-    """In a kernel: tiles of 300 x 700 elements, three rows of three."""
+    """Allocate tiles of 300 x 700 elements in a kernel, three rows of three."""
     arguments: dict[str, Any] = {"tile_shape": TILE, "element_shape": ELEMENTS, "buffer": buffer, "dtype": nl.float32}
     return nl.alloc_tiles(**arguments | changes)
 
@@ -129,7 +129,7 @@ def test_memory_that_cannot_be(error: type[Exception], changes: dict[str, Any], 
 
 
 def test_a_tensor_goes_through_sbuf_in_tiles() -> None:
-    """What the pages show, of a tensor whose last tiles are smaller: every element comes back once."""
+    """The kernel is that of the pages, for a tensor whose last tiles are smaller: every element comes back once."""
 
     def kernel(source: Any) -> Any:
         result = nl.ndarray(source.shape, source.dtype, nl.shared_hbm)
@@ -290,7 +290,7 @@ def test_addresses_that_cannot_be(buffer: Any, address: Any, message: str) -> No
 
 
 def test_rows_of_tiles_do_not_move_in_another_order() -> None:
-    """In HBM the rows of tiles lie one below the other, on chip one beside the other."""
+    """Rows of tiles lie one below the other in HBM, and one beside the other on chip."""
 
     def kernel(x: Any, is_rearranged: bool) -> Any:
         kept = nl.alloc_tiles(tile_shape=(4, 8), element_shape=(12, 16), buffer=nl.sbuf, dtype=x.dtype)

@@ -104,7 +104,7 @@ def test_a_transpose_with_a_cast_and_of_a_tile_in_psum() -> None:
 
 
 def test_a_transpose_moves_nan_and_infinities() -> None:
-    """From trn2 on; on trn1 it is a product, in which they spread."""
+    """This holds from trn2 on; on trn1 a transpose is a product, in which they spread."""
     x = np.array([[math.inf, 1], [2, 3]], F32)
     assert call(nl.transpose, x).tolist() == [[math.inf, 2], [1, 3]]
     assert np.isnan(call(nl.transpose, x, target="trn1")).any()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What an error of a function of ``nki.language`` says of where it comes from; and calls that fit no signature."""
+"""Places named in errors of functions of ``nki.language``, and calls that fit no signature."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEVER_WRITTEN = "operand 'data': 4 of the 4 elements of tensor [2, 2] float32 in
 
 
 def message(body: Any, cores: int = 1, error: type[Exception] = NkiValidationError) -> str:
-    """Of what `body` is refused with, after the place, which is the line on which `body` begins."""
+    """Return the message that refuses `body`, after the place, which is the line on which `body` begins."""
     with nkilib.simulator.using(uninitialized="nan"):
         text = refused(error, lambda: run(body, cores=cores))
     place = f"{__file__}:{body.__code__.co_firstlineno}: "

@@ -73,7 +73,7 @@ def test_types_of_softmax() -> None:
 
 
 def test_softmax_in_five_instructions() -> None:
-    """With one row a partition, the activation sums what it writes."""
+    """There is one row a partition, so the activation sums what it writes."""
     got = outcome(nl.softmax, Tile(np.ones((2, 3), F32), buffer=nl.psum))
     assert got.instructions == {"tensor_reduce": 1, "activation_reduce": 1, "reciprocal": 1, "tensor_scalar": 1}
     assert got.engines == {"vector": 3, "scalar": 1} and got.buffer == nl.sbuf

@@ -32,7 +32,7 @@ def test_prefix_tensor_and_values(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_prints_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """What the tile holds when the call is made, in program order with what Python prints."""
+    """It prints what the tile holds when the call is made, in program order with what Python prints."""
 
     def body() -> None:
         made = tile(1, 1, dtype=nl.int32, value=1)
@@ -66,7 +66,7 @@ def test_a_row_chosen_at_run_time(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_unwritten_elements_show_as_such(capsys: pytest.CaptureFixture[str]) -> None:
-    """To look at a tile is no use of it, even where `uninitialized="error"`, as here."""
+    """Looking at a tile is no use of it, even where `uninitialized="error"`, as here."""
 
     def body() -> None:
         made = nl.ndarray((1, 3), nl.int32)

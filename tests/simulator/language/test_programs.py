@@ -45,7 +45,7 @@ def test_the_generation(target: str, generation: str, revision: int) -> None:
 
 
 def test_generations_are_ordered_and_compare_with_their_numbers() -> None:
-    """As published kernels compare them, in both ways; in a message they have their names."""
+    """Published kernels compare them in both ways; in a message they have their names."""
     assert nisa.nc_version.gen2 < nisa.nc_version.gen3 <= nisa.nc_version.gen3 < nisa.nc_version.gen4
     assert nisa.nc_version.gen3 >= 3
     assert f"{nisa.nc_version.gen3}" == str(nisa.nc_version.gen3) == "nc_version.gen3"

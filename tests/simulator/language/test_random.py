@@ -30,7 +30,7 @@ BITS = {
 
 
 def drawn(shape: Any, dtype: Any = nl.float32, buffer: Any = nl.sbuf, **options: Any) -> Any:
-    """What `nl.rand` returns."""
+    """Return the numbers that `nl.rand` draws."""
 
     def kernel() -> Any:
         made = nl.rand(shape, dtype, buffer, "numbers")
@@ -55,7 +55,7 @@ def test_numbers_are_uniform_between_0_and_1(target: str) -> None:
 @pytest.mark.parametrize("precise_fp", [True, False])
 @pytest.mark.parametrize("dtype", BITS)
 def test_numbers_are_multiples_of_the_last_bit_below_1(dtype: Any, precise_fp: bool) -> None:
-    """Not one of 65536 is 1, which the nearest bfloat16 of every 512th float32 number would be."""
+    """None of 65536 is 1, which the nearest bfloat16 of every 512th float32 number would be."""
     scaled = drawn((128, 512), dtype, precise_fp=precise_fp).astype(np.float64) * 2.0 ** BITS[dtype]
     np.testing.assert_array_equal(scaled, np.rint(scaled))
     assert scaled.min() >= 0 and scaled.max() < 2.0 ** BITS[dtype]
@@ -121,7 +121,7 @@ def test_a_seed_is_a_tile_of_32_bits() -> None:
 
 
 def dropped(data: Any, rate: Any, dtype: Any = None, buffer: Any = nl.sbuf) -> Any:
-    """What `nl.dropout` returns."""
+    """Return the result of `nl.dropout`."""
 
     def body(dst: Any, tile: Any) -> None:
         result = nl.dropout(tile, rate() if callable(rate) else rate, dtype)

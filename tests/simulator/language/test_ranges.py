@@ -52,7 +52,7 @@ def test_a_static_range_takes_no_floats_and_advises_the_division_of_integers(loo
 
 
 def register(value: int) -> VirtualRegister:
-    """In a kernel: a register that holds `value`."""
+    """Make a register that holds `value`, in a kernel."""
     return nisa.register_alloc(value)
 
 
@@ -70,7 +70,7 @@ def called(*bounds: Any, **step: int) -> list[int]:
 
 
 def scalar(value: int, dtype: Any = nl.int32) -> Any:
-    """In a kernel: a scalar that is read from memory."""
+    """Read a scalar of this value from memory, in a kernel."""
     return nisa.scalar_load(nl.full((1, 2), value, nl.int32).view(dtype)[:, :1])
 
 
@@ -189,7 +189,7 @@ def test_effects_of_a_body_persist_after_the_loop() -> None:
 
 
 def countdown(start: int) -> tuple[list[int], int]:
-    """What `nl.while_loop` gives its body when that counts down from `start`, and what `init` holds afterwards."""
+    """Return what `nl.while_loop` passes to a body that counts down from `start`, and what `init` holds afterwards."""
     seen: list[int] = []
 
     def kernel() -> int:
@@ -282,7 +282,7 @@ RETURNED = "nl.while_loop: what body_fun returns"
 
 
 def nothing(_: Any) -> None:
-    """A body."""
+    """A body that does nothing."""
 
 
 def same(register: Any) -> Any:
@@ -421,7 +421,7 @@ def scope() -> tuple[int, ...]:
 
 
 def test_the_scope_names_every_iteration_of_every_dynamic_loop_around() -> None:
-    """For edges between instructions: they may come from an enclosing scope, never from another iteration."""
+    """Edges between instructions may come from an enclosing scope, never from another iteration."""
 
     def kernel() -> None:
         seen: list[tuple[int, ...]] = []

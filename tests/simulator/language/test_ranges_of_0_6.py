@@ -27,7 +27,7 @@ def _front_end_of_0_6() -> Iterator[None]:
 
 
 def register(value: int) -> VirtualRegister:
-    """In a kernel: a register that holds `value`."""
+    """Make a register that holds `value`, in a kernel."""
     return nisa.register_alloc(value)
 
 

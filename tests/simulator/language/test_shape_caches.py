@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is kept by shape: bounded, by all that it depends on, and without the errors."""
+"""Caches by shape: bounded, with all that the value depends on in the key, and without the errors."""
 
 from __future__ import annotations
 

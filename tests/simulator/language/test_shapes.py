@@ -108,7 +108,7 @@ def test_broadcasting(free: list[tuple[int, bool]], over_partitions: bool) -> No
 
 
 def test_a_row_that_is_a_view() -> None:
-    """Of another partition, with a stride, with several dimensions, in PSUM."""
+    """The view is of another partition, with a stride, with several dimensions, or in PSUM."""
     x = normal(64, 8)
     for row, expected in (
         (lambda x: x[0:1], x[0]),
@@ -138,7 +138,7 @@ def test_a_row_goes_to_the_tensor_engine_from_partition_0() -> None:
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e5m2], ids=lambda dtype: dtype.__name__)
 def test_without_rounding_to_low_precision(dtype: Any) -> None:
-    """With NKI_PRECISE_FP=0, narrow floats are held in float32 and keep what their type would round away."""
+    """Narrow floats are held in float32 with NKI_PRECISE_FP=0 and keep what their type would round away."""
     with nkilib.simulator.using(precise_fp=False):
         result = call(lambda x: nl.broadcast_to(nl.add(x, 2.0**-12), (4, 2)), np.array([[1, 2]], dtype))
     assert result.astype(F32).tolist() == [[1 + 2.0**-12, 2 + 2.0**-12]] * 4

@@ -38,7 +38,7 @@ def test_what_is_loaded_and_stored(shape: Any) -> None:
 
 
 def test_a_load_casts() -> None:
-    """To nearest even in integers; to bfloat16, 257 is 256."""
+    """Casts to integers round to nearest even; 257 becomes 256 in bfloat16."""
 
     def body(data: Any) -> Any:
         return store(nl.load(data, dtype=nl.int32)), store(nl.load(data, nl.bfloat16)), store(nl.load(data, "int8"))

@@ -103,7 +103,7 @@ def test_negation() -> None:
 
 
 def test_logical_not_is_exclusive_or_with_one() -> None:
-    """For truth values it is the negation; the documentation sends others to nl.equal(x, 0)."""
+    """It is the negation for truth values; the documentation sends others to nl.equal(x, 0)."""
     assert call(nl.logical_not, np.array([[0, 1]], np.uint8)).tolist() == [[1, 0]]
     assert call(nl.logical_not, np.array([[2, 5]], np.uint8)).tolist() == [[3, 4]]
     assert call(nl.logical_not, np.array([[0.0, 1.0]], F32)).tolist() == [[1, 0]]

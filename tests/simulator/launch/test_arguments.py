@@ -495,7 +495,7 @@ def test_a_result_must_be_a_plain_tensor_in_hbm(make: Any, told: str) -> None:
 
 
 def test_two_cores_return_shared_tensors_only() -> None:
-    """What one core holds in private HBM is not what the other one holds; on one core it is the result."""
+    """The private HBM of one core is not that of the other one; a single core returns what its own holds."""
 
     def kernel(buffer: Any, is_part: bool) -> Any:
         made = nl.zeros((2, 3), nl.float32, buffer)

@@ -241,7 +241,7 @@ class KernelError(Exception):
 
 
 def barrier() -> Any:
-    """In a kernel: meet the other core."""
+    """Wait for the other core, in a kernel."""
     nisa.core_barrier(nl.ndarray((1,), nl.int32, nl.shared_hbm), (0, 1))
 
 
@@ -336,7 +336,7 @@ def test_an_instructions_error_names_its_core() -> None:
     ids=repr,
 )
 def test_an_exception_of_python_on_core_1_names_it_and_the_line(error: Exception, message: str) -> None:
-    """In the message where that is one string, else in a note."""
+    """The message names them where it is one string, else a note does."""
 
     def kernel() -> None:
         if nl.program_id() == 1:

@@ -26,7 +26,7 @@ WORDS = np.arange(24, dtype=np.uint32).reshape(4, 6) * 0x01010101
 
 
 def copied(x: Any) -> Any:
-    """In a kernel: an HBM tensor of the type and with the elements of ``x``."""
+    """Make an HBM tensor of the type and with the elements of ``x``, in a kernel."""
     result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
     nisa.dma_copy(result, x)
     return result
@@ -84,7 +84,7 @@ def test_types_that_somebody_else_has_made_go_by_their_names() -> None:
 
 
 def test_a_shape_of_a_packed_type_is_enough() -> None:
-    """Beside a spec, arrays count by shape and type."""
+    """Arrays beside a spec count by shape and type."""
     seen = []
     kernel = nki.jit(lambda x, y: seen.append(x.dtype))
     kernel(packed(WORDS, E5M2), nkilib.simulator.spec((2, 2), nl.float32))
@@ -152,7 +152,7 @@ def test_words_of_an_unknown_name_are_sent_to_packed(dtype: Any) -> None:
 
 
 def test_install_lets_numpy_know_the_names() -> None:
-    """As code for Neuron machines relies on it, where numpy learns them from AWS's package."""
+    """Code for Neuron machines relies on it, where numpy learns them from AWS's package."""
     outcome = run_fresh("""
 import numpy as np
 import nkilib.simulator

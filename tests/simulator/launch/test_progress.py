@@ -66,7 +66,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """At which everything takes long."""
+    """Install a terminal at which everything takes long."""
     result = Terminal()
     monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=result))
     monkeypatch.setattr(progress, "PATIENCE_S", 0.0)

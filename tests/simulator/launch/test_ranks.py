@@ -50,7 +50,7 @@ def fill(x: Any, value: float) -> Any:
 
 
 def meet(x: Any, dst: Any = None, group: Any = GROUP) -> None:
-    """In a kernel: an all-reduce of something in private HBM."""
+    """Run an all-reduce of a tensor in private HBM, in a kernel."""
     ncc.all_reduce([x], [nl.ndarray(x.shape, x.dtype, nl.private_hbm) if dst is None else dst], group, nl.add)
 
 
@@ -68,7 +68,7 @@ def by_rank(*bodies: Callable[[], object]) -> Callable[..., None]:
 
 
 def error_of(*bodies: Callable[[], object], cores: int = 1, timeout: float | None = 20) -> BaseException:
-    """What a launch raises on as many ranks as there are bodies; fails if it hangs or raises nothing."""
+    """Return what a launch raises on as many ranks as there are bodies; fail if it hangs or raises nothing."""
     kernel = by_rank(*bodies)
     numbers = per_rank(range(len(bodies)))
     error = in_time(lambda: ranks(len(bodies), timeout=timeout)(kernel[cores])(numbers))

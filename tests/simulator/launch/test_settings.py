@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What ``nki.jit`` takes besides a function: configurations, and kernels that call kernels; a target; a grid."""
+"""Arguments of ``nki.jit`` besides a function: configurations, and kernels that call kernels; a target; a grid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ X = counted(4, 8)
 
 
 def add_one(x: Any) -> Any:
-    """In a kernel: a new HBM tensor with the elements of ``x``, and 1 more each."""
+    """Make a new HBM tensor with the elements of ``x``, and 1 more each, in a kernel."""
     tile = nl.load(x)
     result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
     nisa.tensor_scalar(tile, tile, op0=nl.add, operand0=1.0)
@@ -90,7 +90,7 @@ def test_configurations_of_another_class(argument: str) -> None:
 
 
 def generation() -> Any:
-    """In a kernel: what runs it."""
+    """Return the generation that runs the kernel, in a kernel."""
     return nisa.get_nc_version(), nisa.get_nc_sub_version()
 
 

@@ -403,7 +403,7 @@ def half_returned(x: Any) -> Any:
 
 
 def chosen_by_values(x: Any) -> Any:
-    """Which elements are written depends on x."""
+    """A kernel that writes elements chosen by the values of x."""
     predicate = nl.ndarray((4, 3), nl.uint8, nl.sbuf)
     argument = load(x)
     nisa.tensor_scalar(predicate, argument, nl.greater, 2.0)

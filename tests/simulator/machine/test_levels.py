@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What becomes of a race, an overflow, a read of nothing: error, warning for each place once, or nothing.
+"""Effects of a race, an overflow, a read of unwritten memory: error, warning for each place once, or nothing.
 
-By the environment alone, as somebody runs a kernel of others without touching it.
+The levels are set by the environment alone, as by somebody who runs a kernel of others without touching it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.simulator.kernels import load, tile
 
 @pytest.fixture(autouse=True)
 def _nothing_was_warned_of_and_nothing_is_set() -> Iterator[None]:
-    """As in a new process: the rest of the tests has unwritten elements refused by ``using``, which beats variables."""
+    """Start as in a new process: for other tests, ``using`` refuses unwritten elements, which beats variables."""
     forget_warnings()
     token = options._CHANGES.set(options._NO_CHANGES)
     yield
@@ -39,7 +39,7 @@ def _nothing_was_warned_of_and_nothing_is_set() -> Iterator[None]:
 
 
 def warned(launch: Any) -> tuple[Any, list[str]]:
-    """What `launch()` returns, and the warnings of the simulator."""
+    """Return the result of `launch()`, and the warnings of the simulator."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = launch()

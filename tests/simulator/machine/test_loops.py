@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a dynamic loop keeps to itself: edges between instructions, and tensors made in its body."""
+"""State that a dynamic loop keeps to itself: edges between instructions, and tensors made in its body."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What holds for the operands of all instructions: kinds, sizes, partitions, memories, types, indirect views."""
+"""Rules for the operands of all instructions: kinds, sizes, partitions, memories, types, indirect views."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ STARTS = {
 
 @pytest.mark.parametrize("partitions", [1, 2, 31, 32, 33, 63, 64, 65, 100, 128])
 def test_where_an_access_may_start(partitions: int) -> None:
-    """For every start that leaves room: allowed ones run, all others are refused with the ones that are allowed."""
+    """Every start that leaves room is tried: allowed ones run, all others are refused with the allowed ones."""
     (allowed,) = (starts for sizes, starts in STARTS.items() if partitions in sizes)
 
     def body(start: int) -> Body:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""At most one unfinished group of products in a bank of PSUM: what is refused, what is not, and the messages."""
+"""One unfinished group of products at most in a bank of PSUM: what is refused, what is not, and the messages."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def lines_of(function: Callable[..., Any], text: str) -> list[int]:
 
 
 def psum(*shape: int, address: tuple[int, int] | None = None, dtype: Any = nl.float32) -> Any:
-    """In a kernel: a new PSUM tensor, unwritten."""
+    """Make a new PSUM tensor, unwritten, in a kernel."""
     return nl.ndarray(shape, dtype, PSUM, address=address)
 
 
 def product(dst: Any, accumulate: bool | None = None, **options: Any) -> None:
-    """In a kernel: one more product of ones for each element of ``dst``."""
+    """Run one more product of ones for each element of ``dst``, in a kernel."""
     ones = tile(1, dst.shape[0], value=1), tile(1, *dst.shape[1:], value=1)
     nisa.nc_matmul(dst, *ones, accumulate=accumulate, **options)
 
@@ -56,7 +56,7 @@ def refused(body: Callable[[], Any], target: str = "trn2", cores: int = 1) -> st
 
 
 def loaded(x: Any, w: Any) -> tuple[Any, Any]:
-    """In a kernel: x [K * 128, TILES * 128] and w [K * 128, 1] as tiles of 128 partitions, the step of k second."""
+    """Load x [K * 128, TILES * 128] and w [K * 128, 1] in a kernel as tiles of 128 partitions, the step of k second."""
 
     def tiled(source: Any) -> Any:
         made = nl.ndarray((ROWS, K, source.shape[1]), nl.float32)
@@ -322,7 +322,7 @@ def test_after_another_engine_has_written_the_elements_no_accumulation_restarts(
 
 
 def test_on_trn3_what_another_engine_wrote_is_added_to_without_a_start() -> None:
-    """So that it ends no other group, but a group that starts later is not gone on with."""
+    """Such a product ends no other group, but its sum cannot be continued after a group that starts later."""
 
     def body() -> Any:
         sums = psum(8, 16)
@@ -486,7 +486,7 @@ def test_a_strided_result_leaves_banks_between_its_elements_alone() -> None:
 
 @pytest.mark.parametrize("iterations", [1, 2, 100])
 def test_in_a_loop_of_the_device_the_sums_of_one_tile_go_on(iterations: int) -> None:
-    """From the second iteration on the first group is gone on with; in launches without data few iterations run."""
+    """The first group is continued from the second iteration on; launches without data run few iterations."""
 
     def kernel(x: Any, count: int, is_apart: bool) -> None:
         sums = psum(8, 1024)
@@ -647,7 +647,7 @@ class Oracle:
         return table, np.ix_(rows, banks)
 
     def is_added_to(self, part: Part) -> npt.NDArray[np.bool_]:
-        """Which elements a matmul that may add does add to."""
+        """Return which elements a matmul that may add does add to."""
         result = part.of(self.sums[part.tensor]) > 0
         return result | part.of(self.others[part.tensor]) if self.adds_to_all else result
 

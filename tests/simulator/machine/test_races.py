@@ -45,12 +45,12 @@ def race(body: Callable[..., Any]) -> str:
 
 
 def write(view: Any) -> None:
-    """In a kernel: a DMA into ``view``, of ones by core 0 and twos by core 1."""
+    """Run a DMA into ``view`` in a kernel, of ones by core 0 and twos by core 1."""
     nisa.dma_copy(view, tile(*view.shape, value=1 + nl.program_id(0)))
 
 
 def read(view: Any) -> None:
-    """In a kernel: a DMA from ``view``."""
+    """Run a DMA from ``view``, in a kernel."""
     nisa.dma_copy(tile(*view.shape), view)
 
 
@@ -177,7 +177,7 @@ def test_an_index_out_of_range_that_is_skipped_touches_nothing() -> None:
 
 
 def write_the_same(view: Any, value: Any = 7) -> None:
-    """In a kernel: a DMA into ``view`` of values that do not depend on the core."""
+    """Run a DMA into ``view`` in a kernel, of values that do not depend on the core."""
     nisa.dma_copy(view, tile(*view.shape, value=value))
 
 
@@ -213,7 +213,7 @@ def test_the_same_values_are_a_race_with_what_only_one_core_does() -> None:
 
 
 def test_large_writes_are_compared_in_pieces() -> None:
-    """Beyond 1 MiB; values that differ everywhere differ in the pieces."""
+    """Writes beyond 1 MiB are compared so; values that differ everywhere differ in the pieces."""
 
     def same(shared: Any, core: int) -> None:
         write_the_same(shared)

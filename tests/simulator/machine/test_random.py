@@ -112,7 +112,7 @@ def test_every_lane_has_numbers_of_its_own(streams: int) -> None:
 
 
 def test_lanes_are_not_correlated() -> None:
-    """Of 1024 numbers, a correlation has a standard deviation of 1/32; the largest of 8128 stays within 6 of them."""
+    """A correlation of 1024 numbers has a standard deviation of 1/32; the largest of 8128 stays within 6 of them."""
     drawn = Xorwow(4, 3).draw(ALL, 1024)
     correlation = np.corrcoef(drawn.astype(np.float64)) - np.eye(128)
     assert np.abs(correlation).max() < 6 / 32

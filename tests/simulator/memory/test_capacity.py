@@ -46,14 +46,14 @@ def overflow(body: Callable[[], Any], target: str = "trn2") -> str:
 
 
 def written(partitions: int, nbytes: int, buffer: Any = nl.sbuf, **where: Any) -> Any:
-    """In a kernel: a uint8 tile of so many bytes in each partition, in use since a memset of its first column."""
+    """Make a uint8 tile of `nbytes` in each partition, in use since a memset of its first column, in a kernel."""
     made = nl.ndarray((partitions, nbytes), nl.uint8, buffer, **where)
     nisa.memset(made[:, 0:1], 1)
     return made
 
 
 def read(*tiles: Any) -> None:
-    """In a kernel: an instruction on the first column of every tile."""
+    """Run an instruction on the first column of every tile, in a kernel."""
     for made in tiles:
         nisa.tensor_copy(made[:, 0:1], made[:, 0:1])
 

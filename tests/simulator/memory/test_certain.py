@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is certain of lives while they grow, against a count of every instruction."""
+"""Certain memory of lives while they grow, against a count of every instruction."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lives() -> list[LiveRange]:
 
 
 class Counted:
-    """What tensors certainly take at each instruction, by counting."""
+    """The memory that tensors certainly take at each instruction, by counting."""
 
     def __init__(self) -> None:
         self.taken: Counter[int] = Counter()
@@ -78,7 +78,7 @@ def test_it_no_longer_fits_from_the_very_instruction_on_that_makes_it_certain(
 def test_a_tensor_that_is_read_and_overwritten_by_one_instruction_counts_once(
     instructions: list[dict[int, bool]],
 ) -> None:
-    """In every instruction it is touched first; room for all of them is enough."""
+    """Every instruction touches its tensors before it overwrites them; room for all tensors is enough."""
     tensors = lives()
     use = CertainUse(sum(life.area for life in tensors))
     for number, touched in enumerate(instructions, 1):

@@ -333,7 +333,7 @@ WIDTHS = [(0, 6), (0, 6), (0, 4), (2, 6), (3, 6)]
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[Any, ...]:
-    """What to do, with which tiles, which block of them and where in X the block is."""
+    """Draw what to do, with which tiles, which block of them and where in X the block is."""
     (top, bottom), (left, right) = draw(st.sampled_from(HEIGHTS)), draw(st.sampled_from(WIDTHS))
     step = draw(st.integers(1, 2))
     first = draw(st.integers(0, X_SHAPE[0] - (bottom - top - 1) * step - 1))
@@ -478,7 +478,7 @@ def test_programs_give_what_they_give_when_every_step_is_made_at_once(
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_sums_that_wait_for_a_tile_that_is_computed_in_place_are_of_its_new_elements(first: int) -> None:
-    """To read one of the sums makes the elements, and what waits for them is made from the new ones."""
+    """Reading one of the sums makes the elements, and the sums that wait for them are made from the new ones."""
 
     @nki.jit
     def kernel(x: Any) -> Any:

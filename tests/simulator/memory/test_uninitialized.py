@@ -21,7 +21,7 @@ SHAPE = (4, 6)
 
 
 def copied(source: Any, dtype: Any = None) -> Any:
-    """In a kernel: a tensor in HBM with the values of an SBUF tile, by way of another tile."""
+    """Make a tensor in HBM with the values of an SBUF tile in a kernel, by way of another tile."""
     tile = nl.ndarray(source.shape, dtype or source.dtype)
     nisa.tensor_copy(tile, source)
     result = nl.ndarray(source.shape, tile.dtype, nl.shared_hbm)
@@ -191,7 +191,7 @@ def line_of(comment: str) -> str:
 
 
 def said_of(kernel: Any, *arguments: Any, cores: int = 1) -> str:
-    """What the error says behind `were never written: `."""
+    """Return what the error says behind `were never written: `."""
     with pytest.raises(UninitializedReadError) as caught:
         run(kernel, *arguments, cores=cores)
     return str(caught.value).partition("were never written: ")[2]
@@ -214,7 +214,7 @@ def test_the_first_and_the_last_element_and_the_line_that_wrote_beside_them() ->
 
 
 def test_rows_that_a_loop_has_left_out() -> None:
-    """Of writes that are as near as each other the last one is named; indices are those of the view that is read."""
+    """The last one of equally near writes is named; indices are those of the view that is read."""
 
     def kernel() -> None:
         tile = nl.ndarray((64, 6), nl.float32)

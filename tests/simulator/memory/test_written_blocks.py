@@ -76,7 +76,7 @@ def test_the_mask_counts_the_narrowest_elements() -> None:
 
 
 def test_single_elements_of_rows_are_found_in_blocks() -> None:
-    """As the backward scatters the gradient at the targets over blocks that it has stored before."""
+    """The backward scatters the gradient so, at the targets over blocks that it has stored before."""
     written = blocks()
     written.mark(block(1, 2, 2, 0, 5), 4)  # rows 1 and 3
     elements = Layout((ROWS * COLUMNS, 1), (1, 1), 0)

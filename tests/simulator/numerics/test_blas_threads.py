@@ -72,7 +72,7 @@ def test_a_launch_takes_one_thread(cores: int, openblas: FakeThreads) -> None:
 
 
 def test_numpy_has_an_openblas_whose_threads_can_be_set() -> None:
-    """In numpy's own builds; of another BLAS there is nothing to see."""
+    """This holds for numpy's own builds; another BLAS shows nothing."""
     threads = blas_threads._openblas()
     if threads is None:
         pytest.skip("numpy computes with another library")

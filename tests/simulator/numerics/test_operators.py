@@ -98,13 +98,13 @@ def test_an_operator_without_a_function_says_so() -> None:
 
 def test_an_operator_calls_the_function_that_is_bound_to_it() -> None:
     def function(x: int, y: int = 3) -> int:
-        """Text."""
+        """Return x - y."""
         return x - y
 
     operator = Operator("minus")
     operator.bind(function)
     assert operator(7) == 4 and operator(y=1, x=2) == 1
-    assert inspect.signature(operator) == inspect.signature(function) and operator.__doc__ == "Text."
+    assert inspect.signature(operator) == inspect.signature(function) and operator.__doc__ == "Return x - y."
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_powers_of_floats() -> None:
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32])
 def test_shifts(dtype: Any) -> None:
-    """On the bit pattern, in the width of the type: what is shifted in is 0, what is shifted out is lost."""
+    """Shifts work on the bit pattern, in the width of the type: zeros are shifted in, bits shifted out are lost."""
     width = 8 * np.dtype(dtype).itemsize
     pattern = 0b1011 << (width - 4) | 0b101
     signed = pattern - (2**width if np.issubdtype(dtype, np.signedinteger) else 0)

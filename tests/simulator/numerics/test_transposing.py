@@ -41,7 +41,7 @@ def test_a_small_one_and_one_in_order() -> None:
 
 
 def test_source_and_destination_may_overlap() -> None:
-    """As where a DMA transposes a matrix in HBM onto itself."""
+    """They do where a DMA transposes a matrix in HBM onto itself."""
     matrix = numbers(512, 512)
     expected = matrix.T.copy()
     copy_in_order(matrix, matrix.T)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a profile says of a launch, and how it shows it."""
+"""The contents of a profile of a launch, and how it shows them."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_only_kernels_are_profiled() -> None:
 
 
 def test_a_kernel_words_what_is_wrong_with_its_arguments() -> None:
-    """Not the function that states its work, which takes them to be right."""
+    """The message is not from the function that states the kernel's work, which takes them to be right."""
     with pytest.raises(AssertionError, match=r"logits_hbm must be 2-D .* got shape \(64,\)"):
         profile(cross_entropy_forward, spec((64,), nl.bfloat16), spec((64,), nl.int32))
     with pytest.raises(TypeError, match="missing a required argument: 'targets_hbm'"):
@@ -187,7 +187,7 @@ def test_a_picture_without_matplotlib(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_profile_goes_to_another_process() -> None:
-    """What is worked out when it is asked for goes with it."""
+    """Properties that are worked out on request go with it."""
     result = scaled()
     again = pickle.loads(pickle.dumps(result))
     assert again == result

@@ -82,7 +82,7 @@ def test_both_cores_wait_for_the_later_one_at_an_operation_of_the_rank() -> None
 
 
 def test_the_other_ranks_are_not_in_it() -> None:
-    """Of shapes without data too; bytes and instructions are those of one rank."""
+    """This holds for shapes without data too; bytes and instructions are those of one rank."""
     made = profile(ranks(4)(nki.jit(total)), spec((128, 64), nl.bfloat16), all_of(4), work=Work(1 << 20))
     assert made.hbm_read_bytes == made.hbm_written_bytes == 128 * 64 * 2
     assert made.instruction_counts == {"dma_copy": 2, "tensor_scalar": 2, "all_reduce": 1}

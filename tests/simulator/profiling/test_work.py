@@ -115,7 +115,7 @@ def test_no_kernel_is_faster_than_its_bound(make: Any, dtype: Any) -> None:
 
 
 def test_the_bytes_that_must_cross_are_those_of_the_arguments() -> None:
-    """Of 8 x 1,000: logits in bf16 read and written back in place, or written as float32 to a new tensor."""
+    """Logits of 8 x 1,000 in bf16 are read and written back in place, or written as float32 to a new tensor."""
     logits = np.zeros((8, 1000), ml_dtypes.bfloat16)
     targets, lse = np.zeros(8, np.int32), np.full(8, np.log(1000), np.float32)
     rate = 368e3

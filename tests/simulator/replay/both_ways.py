@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a kernel left behind.
+    """The results and arrays that a kernel left behind.
 
     Attributes:
         returned: its results; the number of an argument where that is what it returned.
@@ -77,10 +77,10 @@ def both_ways(kernel: Any, *args: Any, **kwargs: Any) -> Report:
 
 
 def compare(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], data: Sequence[str] = tuple(OTHERS)) -> Report:
-    """As `both_ways`; what differs is in the report.
+    """Do the same as `both_ways`, and return the report, which holds the differences.
 
     Args:
-        kernel: what is launched.
+        kernel: the kernel to launch.
         args, kwargs: its arguments.
         data: names of the other data.
     """
@@ -150,7 +150,7 @@ def _compare(replay: Replay, name: str, data: Sequence[Any], expected: Outcome, 
 def run_as_always(
     kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], originals: list[Any], data: list[Any] | None = None
 ) -> Outcome:
-    """What a launch leaves behind, on copies of its arguments or of other arrays in their place."""
+    """Return what a launch leaves behind, on copies of its arguments or of other arrays in their place."""
     inputs = [_copy(original) for original in (originals if data is None else data)]
     args, kwargs = _with(args, kwargs, originals, inputs)
     try:
@@ -228,7 +228,7 @@ def arrays_in(value: Any) -> list[Any]:
 
 
 def _copy(array: Any) -> Any:
-    """Of the same strides."""
+    """Return a copy with the same strides."""
     if is_torch(array):
         return array.detach().clone().requires_grad_(array.requires_grad)
     copied = array.copy(order="K")

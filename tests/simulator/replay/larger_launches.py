@@ -92,7 +92,7 @@ def _linear(rows: int, features: int, classes: int, dtype: str, cores: int) -> l
 
 
 def _loss(name: str, shape: tuple[int, ...], dtype: str) -> list[Captured]:
-    """What ``nkilib.torch`` launches for a loss and its gradient."""
+    """Return the launches of ``nkilib.torch`` for a loss and its gradient."""
     import nkilib.torch
 
     inputs = LossInputs.of(LossCase(name, shape, dtype))
@@ -101,7 +101,7 @@ def _loss(name: str, shape: tuple[int, ...], dtype: str) -> list[Captured]:
 
 
 def middle() -> Iterator[Larger]:
-    """Those that are quick enough for every run of the tests."""
+    """Yield the launches that are quick enough for every run of the tests."""
     yield Larger("cross-entropy 128 x 6000 fp32", lambda: _cross_entropy(128, 6000, "fp32", 1, True))
     yield Larger("cross-entropy 200 x 5000 bf16", lambda: _cross_entropy(200, 5000, "bf16", 2, False))
     yield Larger("softmax [130, 5000] fp32", lambda: _softmax((130, 5000), -1, "fp32", 2))
@@ -117,7 +117,7 @@ def middle() -> Iterator[Larger]:
 
 
 def large() -> Iterator[Larger]:
-    """Those of the benchmarks."""
+    """Yield the launches of the benchmarks."""
     for dtype in TYPES:
         for cores in (1, 2):
             for rows, classes in ((128, 1000), (384, 32128), (130, 129280)):

@@ -47,7 +47,7 @@ def redrawn(array: Array) -> Array:
 
 
 def hardened(array: Array) -> Array:
-    """As `redrawn`, with infinities, NaN, zeros of both signs, denormal and very large numbers among them."""
+    """Redraw, with infinities, NaN, zeros of both signs, denormal and very large numbers among the values."""
     values = redrawn(array)
     if not is_floating(array) or not array.size:
         return values

@@ -17,7 +17,7 @@ from nkilib.simulator.replay.key import Candidate
 
 @dataclass
 class Stream:
-    """What a test says that a launch did."""
+    """The actions of a launch, as a test states them."""
 
     did: Any
     written: frozenset[int] = frozenset()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What functions of tests read: changed by tests, which put it back."""
+"""Objects that functions of tests read: changed by tests, which put them back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Base:
 
 
 class Shape(Base):
-    """Has methods."""
+    """A class that has methods."""
 
     def method(self) -> int:
         return self.inherited()

@@ -40,7 +40,7 @@ class Number(IntEnum):
 
 @dataclass(frozen=True)
 class Recipe:
-    """A value."""
+    """An immutable value for arguments."""
 
     scale: float
     names: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Changing:
 
 
 class Config(NKIObject):
-    """What public kernels take."""
+    """A configuration as public kernels take it."""
 
     width: int = 1
     tile: Any = None
@@ -72,12 +72,12 @@ class Sub(np.ndarray[Any, Any]):
 
 
 def function(x: Any = None, y: Any = None, **others: Any) -> Any:
-    """A kernel."""
+    """A kernel that returns `x`."""
     return x
 
 
 def another(x: Any = None, y: Any = None) -> Any:
-    """Another kernel."""
+    """Another kernel that returns `x`."""
     return x
 
 

@@ -87,7 +87,7 @@ def test_the_pattern_of_a_view_gives_the_view_again() -> None:
 
 @pytest.mark.parametrize("offset", [0, 1, 5])
 def test_a_dense_slice_may_be_walked_as_a_tensor_of_its_own(offset: int) -> None:
-    """Its first stride is then its own number of elements in a partition; published kernels wrap slices so."""
+    """The first stride is then the slice's own number of elements in a partition; published kernels wrap slices so."""
     array = counted(6, 8)
     part = in_sbuf(array)[1:, 2:6]
     view = part.ap([[4, 3], [2, 2]], offset)
@@ -413,7 +413,7 @@ def test_patterns_that_leave_the_tensor(broken: Any, message: str, corrected: An
     ids=["read", "write", "copy", "index", "reshape", "ap"],
 )
 def test_a_pattern_that_leaves_the_tensor_is_refused_when_it_is_used(use: Any) -> None:
-    """Not when it is made: published kernels make views that a condition stated later keeps from being used."""
+    """Making it is allowed: published kernels make views that a condition stated later keeps from being used."""
 
     def kernel(offset: int) -> None:
         view = tile().ap([[4, 2], [1, 4]], offset=offset)

@@ -247,7 +247,7 @@ def test_only_dma_reads_through_a_vector_offset() -> None:
 
 
 def test_an_index_may_have_more_dimensions_of_size_1() -> None:
-    """As ``ap`` makes them: a column of a tile of indices, in three dimensions, of a published kernel."""
+    """A published kernel makes one with ``ap``: a column of a tile of indices, in three dimensions."""
     array = counted(9, 3)
 
     def gather(source: Any) -> Any:

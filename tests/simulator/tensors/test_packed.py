@@ -40,7 +40,7 @@ def moved(dtype: Any, move: Body, **options: Any) -> Any:
 
 
 def copied(source: Any, buffer: Any = nl.sbuf, **settings: Any) -> Any:
-    """In a kernel: a copy made by an engine, in a tile that held zeros before."""
+    """Copy by an engine into a tile that held zeros before, in a kernel."""
     made = tile(*source.shape, dtype=source.dtype, buffer=buffer)
     nisa.tensor_copy(made, source, **settings)
     return made
@@ -52,7 +52,7 @@ def copied(source: Any, buffer: Any = nl.sbuf, **settings: Any) -> Any:
 @pytest.mark.parametrize("precise_fp", [True, False])
 @pytest.mark.parametrize("dtype", PACKED)
 def test_dma_copy_moves_the_bits(dtype: Any, precise_fp: bool) -> None:
-    """With NKI_PRECISE_FP=0 as well: packed types are not widened."""
+    """This holds with NKI_PRECISE_FP=0 as well: packed types are not widened."""
     np.testing.assert_array_equal(moved(dtype, load, precise_fp=precise_fp), bits(dtype, 4, 6), strict=True)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""In which partitions a view lies: where the kernel placed its tensor, and which accumulator registers that means."""
+"""Partitions in which a view lies: where the kernel placed its tensor, and which accumulator registers follow."""
 
 from __future__ import annotations
 

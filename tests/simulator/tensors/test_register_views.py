@@ -35,7 +35,7 @@ def register(value: int | None = 0) -> VirtualRegister:
 
 
 def read(make_view: View, array: Any, value: int) -> Any:
-    """What a DMA reads through `make_view(array, register)`, where the register holds `value`."""
+    """Return what a DMA reads through `make_view(array, register)`, where the register holds `value`."""
 
     def kernel(source: Any) -> Any:
         view = make_view(source, nisa.register_alloc(value))
@@ -47,7 +47,7 @@ def read(make_view: View, array: Any, value: int) -> Any:
 
 
 def read_on_chip(make_view: View, array: Any, value: int) -> Any:
-    """What the Vector engine reads through `make_view(tile, register)`, where the register holds `value`."""
+    """Return what the Vector engine reads through `make_view(tile, register)`, where the register holds `value`."""
 
     def kernel(source: Any) -> Any:
         view = make_view(load(source), nisa.register_alloc(value))
@@ -125,7 +125,7 @@ def test_views_of_a_window_that_a_register_starts() -> None:
 
 
 def test_the_register_is_read_when_the_view_is_used() -> None:
-    """As the device does it: an instruction takes the value that the register holds when it is issued."""
+    """The device does it so: an instruction takes the value that the register holds when it is issued."""
 
     def kernel(source: Any) -> Any:
         at = nisa.register_alloc(3)

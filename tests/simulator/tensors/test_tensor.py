@@ -113,7 +113,7 @@ def test_a_tensor_is_true_where_an_optional_argument_may_be_none() -> None:
 
 @pytest.mark.parametrize("region", [nl.sbuf, nl.psum])
 def test_assignment_copies_a_tile_into_part_of_another(region: nl.MemoryRegion) -> None:
-    """With a cast, as one tensor_copy that reads its source before it writes."""
+    """The copy casts, as one tensor_copy that reads its source before it writes."""
     x = counted(4, 6)
 
     def kernel(x: nl.NkiTensor) -> nl.NkiTensor:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a tensor prints: one line in messages, the values under `print` and in a debugger."""
+"""Texts of a tensor: one line in messages, the values under `print` and in a debugger."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.simulator.frame import counted, empty, in_hbm, in_sbuf, indices, run,
 
 
 def values_of(text: str) -> str:
-    """What `str` shows below the line that describes the tensor."""
+    """Return what `str` shows below the line that describes the tensor."""
     return text.partition("\n")[2]
 
 

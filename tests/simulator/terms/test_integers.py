@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is no integer where one belongs: views of tensors name the parameter and what came."""
+"""Values that are no integer where one belongs: views of tensors name the parameter and what came."""
 
 from __future__ import annotations
 

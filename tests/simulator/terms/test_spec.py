@@ -31,14 +31,14 @@ def refusal(body: Callable[..., Any], *args: Any, cores: int = 1) -> str:
 
 
 def unknown_register() -> Any:
-    """In a kernel: a register that is loaded from a tile; before that it holds 0."""
+    """Make a register in a kernel that is loaded from a tile; before that it holds 0."""
     register, tile = nisa.register_alloc(0), nl.ndarray((1, 1), nl.int32)
     nisa.register_load(register, tile)
     return register
 
 
 def unknown_scalar() -> Any:
-    """In a kernel: a scalar that is read from a tile."""
+    """Read a scalar from a tile, in a kernel."""
     return nisa.scalar_load(nl.ndarray((1, 1), nl.int32))
 
 

@@ -36,7 +36,7 @@ def test_no_work_is_done_at_once() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=30))
 def test_every_hour_is_given_once_and_none_before_its_time(jobs: list[tuple[int, int]]) -> None:
-    """Beside a list of hours, each free or taken."""
+    """The result is compared with a list of hours, each free or taken."""
     engine, free = BusyTimes(), [True] * 400
     for earliest, duration in jobs:
         hours = [hour for hour in range(earliest, len(free)) if free[hour]][:duration]

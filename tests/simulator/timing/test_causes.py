@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What each instruction has waited for last, and which instruction that was."""
+"""The last wait of each instruction, and the instruction that it has waited for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ELEMENTS = 2048
 
 
 def waits(body: Any, cores: int = 1, **assumptions: Any) -> list[list[tuple[str, str, int]]]:
-    """By core: name of the instruction, what it has waited for, and the number of the instruction that held it up."""
+    """Return by core: each instruction's name, what it has waited for, and the number of the one that held it up."""
 
     def kernel(x: Any) -> None:
         body(x)

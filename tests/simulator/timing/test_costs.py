@@ -22,7 +22,7 @@ BF16, FP32 = nl.bfloat16, nl.float32
 
 
 def tile(dtype: Any = FP32, *, columns: int = N, partitions: int = 128, buffer: Any = nl.sbuf) -> Any:
-    """In a kernel: a tile of ones."""
+    """Make a tile of ones, in a kernel."""
     return nl.ones((partitions, columns), dtype, buffer)
 
 

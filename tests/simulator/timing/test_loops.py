@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What loops of the device, registers and scalars take, and what waits for them; constants as in test_timeline.py."""
+"""Times of device loops, registers and scalars, and what waits for them; constants as in test_timeline.py."""
 
 from __future__ import annotations
 

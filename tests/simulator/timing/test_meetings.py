@@ -29,7 +29,7 @@ def of_core(result: Profile, core: int) -> list[Event]:
 
 
 def busy(times: int) -> Any:
-    """In a kernel: a tile after so many microseconds of work, give or take what lies between instructions."""
+    """Make a tile in a kernel after `times` microseconds of work, give or take what lies between instructions."""
     tile = nl.ndarray((128, N), FP32)
     for _ in range(times):
         nisa.tensor_copy(tile, tile)

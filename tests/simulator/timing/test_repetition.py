@@ -244,7 +244,7 @@ def test_streams_that_drift_apart_run_whole() -> None:
 @pytest.mark.parametrize("buffers", [2, 3, 4])
 @pytest.mark.parametrize("model", ["draining", "overlapping"])
 def test_buffers_used_round_robin(buffers: int, model: str) -> None:
-    """What a body that rotates its buffers would do: a period of as many iterations."""
+    """A body that rotates its buffers has a period of as many iterations."""
 
     def body(x: Any, flag: Any, count: int) -> None:
         tiles = [nl.ndarray((ROWS, 512), FP32) for _ in range(buffers)]

@@ -38,7 +38,7 @@ def events(body: Any, *arrays: Any, cores: int = 1, **assumptions: Any) -> list[
 
 
 def tiles(count: int, columns: int = N, partitions: int = 128, dtype: Any = nl.float32) -> list[Any]:
-    """In a kernel: new tiles."""
+    """Make new tiles in a kernel."""
     return [nl.ndarray((partitions, columns), dtype) for _ in range(count)]
 
 
@@ -174,7 +174,7 @@ def test_each_core_has_its_own_engines() -> None:
 
 
 def test_functions_that_share_a_table_load_it_once() -> None:
-    """Which do is not published: a parameter. A copy needs no table."""
+    """The functions that do are not published: they are a parameter. A copy needs no table."""
 
     def body() -> None:
         a, b = tiles(2)

@@ -128,7 +128,7 @@ def test_a_gather_takes_software_descriptors() -> None:
 
 
 def test_a_scatter_waits_for_the_stores_of_its_rows() -> None:
-    """Which rows it writes is known at run time: it waits for every store that it may meet."""
+    """The rows that it writes are known at run time: it waits for every store that it may meet."""
 
     def body(x: Any) -> None:
         tile, index = nl.ndarray((128, 64), FP32), nl.ndarray((128, 1), nl.int32)

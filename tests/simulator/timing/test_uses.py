@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""For which earlier accesses a read and a write of a part of a storage have to wait."""
+"""Earlier accesses for which a read and a write of a part of a storage have to wait."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def done(by: Engine, until_ns: float) -> Done:
 
 
 def read(uses: Any, part: Part, by: Engine = Engine.tensor) -> float:
-    """From when on it can be read."""
+    """Return the time from which on it can be read."""
     return float(uses[part].last_write(by).ready_ns(by))
 
 
 def write(uses: Any, part: Part, by: Engine = Engine.tensor) -> float:
-    """From when on it can be overwritten."""
+    """Return the time from which on it can be overwritten."""
     return float(uses[part].last_access(by)[0].ready_ns(by))
 
 

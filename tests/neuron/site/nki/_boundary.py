@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What goes from a kernel to the simulator and back, in the documented types on this side.
+"""Conversion of what goes from a kernel to the simulator and back, with the documented types on this side.
 
-Each class that kernels get objects of is paired with the simulator's: `Held` keeps such an object out of sight.
+Each class that kernels get objects of is paired with the simulator's: `Held` keeps such an object out of
+sight.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Held:
 
 
 class Opaque(Held):
-    """What a kernel only hands on: a slice of `nl.ds`, an operator that is no function."""
+    """An object that a kernel only hands on: a slice of `nl.ds`, an operator that is no function."""
 
     __slots__ = ()
 

@@ -40,7 +40,7 @@ def _make(module: str, name: str, documented: dict[str, Any]) -> Any:
 
 
 def _simulated(module: str, name: str) -> Any:
-    """What stands behind a name, None where nothing does. Names of older releases do not count."""
+    """Return the simulator's object of a name, None if there is none. Names of older releases do not count."""
     return vars(SIMULATED[module]).get(name) if module in SIMULATED else None
 
 

@@ -36,5 +36,5 @@ def _guarded(
 
 
 def refuse_the_simulator() -> None:
-    """From now on in this process."""
+    """Refuse imports of the simulator in this process from now on."""
     builtins.__import__ = _guarded

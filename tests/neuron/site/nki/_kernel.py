@@ -17,7 +17,7 @@ from ._boundary import to_kernel, to_simulator
 
 
 class Kernel:
-    """What `nki.jit` returns: `kernel(...)`, `kernel[2](...)`, and an order of instructions."""
+    """The result of `nki.jit`: `kernel(...)`, `kernel[2](...)`, and an order of instructions."""
 
     def __init__(self, function: Callable[..., Any], launched: Any) -> None:
         functools.update_wrapper(self, function)

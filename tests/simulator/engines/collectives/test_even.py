@@ -76,7 +76,7 @@ def test_all_to_all(count: int, memory: Any, cores: int) -> None:
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=name_of)
 @pytest.mark.parametrize("op", REDUCTIONS)
 def test_types_of_a_reduction(dtype: Any, op: str) -> None:
-    """In float32 and rounded once; what does not fit an integer type of 8 or 16 bits saturates."""
+    """Results are computed in float32 and rounded once; they saturate in integer types of 8 or 16 bits."""
     x = integers(0, 4, 4, 6, dtype=dtype, low=0 if np.dtype(dtype).kind == "u" else -8)
     kernel = around(lambda src, dst: ncc.all_reduce([src], [dst], all_of(4), getattr(nl, op)), (4, 6), nl.private_hbm)
     expected = REDUCTIONS[op](x.astype(np.float64)).astype(np.float32).astype(dtype)
@@ -174,7 +174,7 @@ def test_parts_of_tensors_are_operands() -> None:
 
 
 def test_each_core_of_a_rank_reduces_what_it_has() -> None:
-    """In SBUF: core 0 has the first rows and core 1 the others."""
+    """The tensors are in SBUF: core 0 has the first rows and core 1 the others."""
 
     def kernel(x: Any) -> Any:
         core = nl.program_id(0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the operations refuse of their tensors and parameters, each before anything is written."""
+"""The tensors and parameters that the operations refuse, each before anything is written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ H, S, B = nl.private_hbm, nl.shared_hbm, nl.sbuf
 
 
 def t(*shape: int, memory: Any = H, dtype: Any = nl.float32) -> Any:
-    """In a kernel: a tensor of zeros."""
+    """Make a tensor of zeros, in a kernel."""
     return nl.zeros(shape, dtype, memory)
 
 

@@ -152,7 +152,7 @@ def test_all_gather_v(operation: Callable[..., object], lists: list[list[int]], 
 
 
 def test_prepared_metadata_are_those_of_the_prepare() -> None:
-    """What is written to the metadata later does not count; the source is that of the trigger."""
+    """Metadata written after the prepare do not count; the source is that of the trigger."""
 
     def kernel(x: Any, metadata: Any) -> Any:
         src, dst = nl.zeros((4,), x.dtype, nl.private_hbm), nl.zeros((4,), x.dtype, nl.private_hbm)
@@ -171,7 +171,7 @@ def test_prepared_metadata_are_those_of_the_prepare() -> None:
 
 
 def tensors() -> tuple[list[Any], list[Any], Any, Any]:
-    """In a kernel: what an operation among two ranks needs, of 4 elements."""
+    """Make the tensors that an operation among two ranks needs, of 4 elements, in a kernel."""
     src, dst = nl.zeros((4,), nl.float32, nl.private_hbm), nl.zeros((4,), nl.float32, nl.private_hbm)
     return [src], [dst], all_of(2), nl.zeros((3, 2), nl.uint32, nl.private_hbm)
 

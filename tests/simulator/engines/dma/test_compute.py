@@ -49,7 +49,7 @@ def add(dst: Any, *srcs: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("destination", ["hbm", "sbuf"])
 @pytest.mark.parametrize("source", ["hbm", "sbuf"])
 def test_sum_of_tensors(source: str, destination: str, count: int) -> None:
-    """Of float32, from left to right: bit for bit what float32 numpy gives in that order."""
+    """Sums of float32 from left to right are bit for bit what float32 numpy gives in that order."""
 
     def body(*data: Any) -> Any:
         made = hbm_zeros(5, 7) if destination == "hbm" else sbuf(5, 7)
@@ -184,7 +184,7 @@ def test_what_was_added_up_counts_as_written() -> None:
 
 
 def test_tiles_that_the_kernel_places_on_each_other_may_be_filled_alternately() -> None:
-    """What a sum overwrites as a whole is not needed any more; what it is added to is."""
+    """A tile that a sum overwrites as a whole is not needed any more; a tile that the sum is added to is."""
 
     def kernel(is_update: bool) -> Body:
         def body() -> None:
@@ -241,14 +241,14 @@ def test_every_generation_adds(target: str) -> None:
 
 
 def scatter_add(output: Any, index: Any, data: Any, swapped: bool = False, **options: Any) -> None:
-    """In a kernel: row `index[p]` of `output` += row p of `data`."""
+    """Add row p of `data` to row `index[p]` of `output`, in a kernel."""
     rows = output.vector_select(0, index)
     srcs = [data, output.vector_select(0, index)]
     nisa.dma_compute(rows, srcs[::-1] if swapped else srcs, nl.add, **options)
 
 
 def gather_add(made: Any, data: Any, index: Any, swapped: bool = False, **options: Any) -> None:
-    """In a kernel: row p of `made` += row `index[p]` of `data`."""
+    """Add row `index[p]` of `data` to row p of `made`, in a kernel."""
     srcs = [data.vector_select(0, index), made]
     nisa.dma_compute(made, srcs[::-1] if swapped else srcs, nl.add, **options)
 
@@ -516,7 +516,7 @@ def test_rules(rule: Rule) -> None:
     ids=["other columns", "another type"],
 )
 def test_a_view_of_other_elements_of_the_tensor_is_not_dst_itself(other: Any) -> None:
-    """Of columns 0 and 1 of a tile, rows are gathered and added; to others, or to their bits, they are not."""
+    """Gathered rows are added to columns 0 and 1 of a tile, but not to other columns or to a view of their bits."""
 
     def kernel(source: Any) -> Body:
         def body() -> None:

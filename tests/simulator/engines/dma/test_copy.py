@@ -27,7 +27,7 @@ ENGINE = nisa.engine
 
 
 def indices(*values: int, dtype: Any = nl.int32) -> Any:
-    """In a kernel: an SBUF tensor of shape `(P, 1)` with these values."""
+    """Make an SBUF tensor of shape `(P, 1)` with these values, in a kernel."""
     made = sbuf(len(values), 1, dtype=dtype)
     for partition, value in enumerate(values):
         nisa.dma_copy(made[partition : partition + 1], nl.full((1, 1), value, dtype, nl.private_hbm))
@@ -592,7 +592,7 @@ def test_skip_leaves_untouched_what_a_gather_would_have_written() -> None:
 
 
 def test_a_mode_may_be_given_by_its_value() -> None:
-    """As published kernels do: 1 is to skip, and software descriptors; 2 is hardware, which casts nothing."""
+    """Published kernels do so: 1 is to skip, and software descriptors; 2 is hardware, which casts nothing."""
 
     def gather(data: Any) -> Any:
         gathered, result = tile(2, 2, value=-1), hbm(2, 2)

@@ -238,7 +238,7 @@ def test_hardware_descriptors(shape: Any) -> None:
 
 @pytest.mark.parametrize("mode", [DGE.none, 3])
 def test_descriptors_made_before_the_kernel_runs(mode: Any) -> None:
-    """Which published kernels ask for, by the number too: any number of rows, any type."""
+    """Published kernels ask for such descriptors, also by the number: any number of rows, any type."""
 
     def body(data: Any) -> Any:
         made = sbuf(3, 1, 1, 5, dtype=nl.float32)
@@ -259,7 +259,7 @@ def test_priorities_on_trn3(priority: int) -> None:
 
 
 def gather(data: Any, index: Any, rows: int) -> Any:
-    """In a kernel: the view of `rows` rows of `data` that `index` names, column by column."""
+    """Make the view of `rows` rows of `data` that `index` names, column by column, in a kernel."""
     strides = [1]
     for size in reversed(data.shape[1:]):
         strides.insert(0, strides[0] * size)
@@ -268,7 +268,7 @@ def gather(data: Any, index: Any, rows: int) -> Any:
 
 
 def gathered(values: Any, index: Any, rows: int, **options: Any) -> Any:
-    """What a gather of `rows` rows and its transpose leave in a tile of -1."""
+    """Return what a gather of `rows` rows and its transpose leave in a tile of -1."""
 
     def body(data: Any, index_hbm: Any) -> Any:
         made = tile(*transposed_shape((rows, *data.shape[1:])), dtype=data.dtype, value=-1)

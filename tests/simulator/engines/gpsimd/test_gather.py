@@ -164,7 +164,7 @@ def test_every_partition_gathers_with_its_own_indices() -> None:
 
 
 def test_the_example_of_the_language_reference() -> None:
-    """That of `nl.gather_flattened`, the function of the language for this instruction."""
+    """The example is that of `nl.gather_flattened`, the function of the language for this instruction."""
     data = np.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], np.float32)
     index = np.array([[[0, 1], [1, 3]], [[3, 3], [1, 0]]], np.uint32)
     result = run(nisa.nc_n_gather, [data, index], Result((2, 2, 2)))
@@ -194,14 +194,14 @@ def test_more_elements_than_one_instruction_of_the_hardware_gathers() -> None:
 
 
 def locally(dst: Any, source: Any) -> None:
-    """In a kernel: elements 3, 0, 0, ... of each partition, the index of partition 0 being the 3."""
+    """Gather elements 3, 0, 0, ... of each partition in a kernel; the index of partition 0 is the 3."""
     index = tile(16, 1, dtype=nl.uint16)
     nisa.memset(index[0:1], 3)
     nisa.local_gather(dst, source, index)
 
 
 def by_partition(dst: Any, source: Any) -> None:
-    """In a kernel: elements 3, 0, 0, ... of each partition."""
+    """Gather elements 3, 0, 0, ... of each partition, in a kernel."""
     indices = tile(16, 16, dtype=nl.uint32)
     nisa.memset(indices[:, 0:1], 3)
     nisa.nc_n_gather(dst, source, indices)
@@ -332,7 +332,7 @@ def uint32(*shape: int, value: int = 0) -> Any:
 
 
 def placed(shape: tuple[int, int], dtype: Any, partition: int) -> Any:
-    """In a kernel: a tile of zeros that starts at a partition of the kernel's choice."""
+    """Make a tile of zeros that starts at a partition of the kernel's choice, in a kernel."""
     made = nl.ndarray(shape, dtype, nl.sbuf, address=(partition, 0))
     nisa.memset(made, 0)
     return made

@@ -89,7 +89,7 @@ def test_values_that_float32_cannot_hold_are_exact() -> None:
 
 
 def test_arithmetic_is_of_32_bits() -> None:
-    """Beyond 2^31 the values wrap; an unsigned tile shows the same bits."""
+    """Values beyond 2^31 wrap; an unsigned tile shows the same bit patterns."""
     signed = run(lambda dst: nisa.iota(dst, [[1, 3]], 2**31 - 2), [], Result((1, 3), INT32))
     assert signed.tolist() == [[2**31 - 2, 2**31 - 1, -(2**31)]]
     unsigned = run(lambda dst: nisa.iota(dst, [[1, 3]], 2**31 - 2), [], Result((1, 3), nl.uint32))

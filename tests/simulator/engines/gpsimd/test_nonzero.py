@@ -31,7 +31,7 @@ def listed(row: Any, index_offset: int = 0, padding_val: int = -1) -> list[int]:
 
 
 def run_nonzero(source: Any, target: str = "trn2", **options: Any) -> Any:
-    """What the instruction leaves in a tile that was full of 99."""
+    """Return what the instruction leaves in a tile that was full of 99."""
 
     def body(dst: Any, src: Any) -> None:
         nisa.memset(dst, 99)

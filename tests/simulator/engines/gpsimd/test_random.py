@@ -32,7 +32,7 @@ UNIFORM = [*INTEGERS, nl.float8_e4m3, nl.float8_e5m2, nl.float16, nl.bfloat16, n
 def drawn(
     shape: Any, dtype: Any = UINT32, buffer: Any = nl.sbuf, engine: Any = VECTOR, target: str = "trn2", seed: Any = None
 ) -> Any:
-    """What one `rng` draws, after seeding the Vector engine if a seed is given."""
+    """Return the numbers that one `rng` draws, after seeding the Vector engine if a seed is given."""
 
     def body(dst: Any) -> None:
         if seed is not None:
@@ -360,7 +360,7 @@ def test_neighbouring_bounds_give_nothing_else() -> None:
 
 
 def test_the_rate_of_zeros_is_the_probability() -> None:
-    """Of 65536 elements, within 5 standard deviations sqrt(p (1 - p) / n)."""
+    """The rate among 65536 elements is within 5 standard deviations sqrt(p (1 - p) / n)."""
     data = np.ones((128, 512), np.float32)
     for prob in (0.1, 0.5, 0.75):
         kept = run(lambda dst, data, prob=prob: nisa.dropout(dst, data, prob), [data], Result(data.shape))

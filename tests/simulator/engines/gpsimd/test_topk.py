@@ -49,9 +49,9 @@ def largest(sequence: Any, k: int, descending: bool = False) -> tuple[list[float
 
 
 def run_topk(source: Any, n: int, k: int, target: str = "trn2", **options: Any) -> Any:
-    """What `topk` leaves in `val_dst` and `idx_dst`, the columns that hold results.
+    """Return the columns of `val_dst` and `idx_dst` that hold results of `topk`.
 
-    In the last one of these what holds none reads as NaN, or 4.
+    Elements of the last of these columns that hold no result read as NaN, or 4.
     """
     shape = (source.array.shape[0] if isinstance(source, Tile) else source.shape[0], -(-k // 16))
 
@@ -86,7 +86,7 @@ def test_sorted_the_largest_comes_first(target: str) -> None:
 
 @given(st.lists(st.integers(-8, 8), min_size=8, max_size=60), st.booleans(), st.data())
 def test_any_sequence(sequence: list[int], is_sorted: bool, data: Any) -> None:
-    """With ties, any K up to the number of elements, and columns beyond the sequence that are ignored."""
+    """Sequences have ties, any K up to the number of elements, and columns behind them that are ignored."""
     k = data.draw(st.integers(1, len(sequence)))
     columns = -(-len(sequence) // 16) + data.draw(st.integers(0, 2))
     values, indices = run_topk(snake(sequence, columns, rest=100), len(sequence), k, sorted=is_sorted)
@@ -94,7 +94,7 @@ def test_any_sequence(sequence: list[int], is_sorted: bool, data: Any) -> None:
 
 
 def test_every_16_partitions_are_a_snake_of_their_own() -> None:
-    """As many as 8 top-k run at once."""
+    """Up to 8 top-k run at once."""
     sequences = [normal(100, seed=seed).astype(ml_dtypes.bfloat16).tolist() for seed in range(8)]
     values, indices = run_topk(np.concatenate([snake(sequence, 7) for sequence in sequences]), 100, 20)
     for core, sequence in enumerate(sequences):
@@ -109,7 +109,7 @@ def test_of_equal_elements_the_lowest_positions_are_taken_and_stand_higher() -> 
 
 
 def test_a_row_that_was_loaded_in_contiguous_runs() -> None:
-    """As kernels call it: partition p holds elements [63 p, 63 p + 63) of 1000, and padding that never wins.
+    """Kernels call it so: partition p holds elements [63 p, 63 p + 63) of 1000, and padding that never wins.
 
     Position i of the snake then holds element i % 16 * 63 + i // 16.
     """

@@ -45,7 +45,7 @@ def run3(body: Any, inputs: Any, *outputs: Result) -> Any:
 
 
 def copying(dst: Any, data: Any, op: Any = nl.copy, imm0: Any = 0.0, op0: Any = BYPASS, **options: Any) -> None:
-    """In a kernel: `activate2` without a second step; a copy unless the arguments say otherwise."""
+    """Run `activate2` without a second step, in a kernel; a copy unless the arguments say otherwise."""
     nisa.activate2(dst, op, data, imm0, 0.0, op0, BYPASS, **options)
 
 
@@ -464,7 +464,7 @@ def test_a_tile_without_columns_reduces_to_the_identity(name: str) -> None:
 
 
 def test_a_sum_starts_from_zero() -> None:
-    """Of negative zeros it is the positive one, 0 + -0."""
+    """The sum of negative zeros is the positive one, 0 + -0."""
 
     def body(result: Any) -> None:
         zeros = tile(2, 3, value=-0.0)

@@ -25,7 +25,7 @@ ENGINE = nisa.engine
 
 
 def shared(*shape: int) -> Any:
-    """In a kernel: a tensor that both cores see."""
+    """Make a tensor that both cores see, in a kernel."""
     return nl.ndarray(shape, nl.float32, nl.shared_hbm)
 
 
@@ -141,7 +141,7 @@ def test_rules_on_two_cores(rule: Rule) -> None:
 
 
 def test_the_cores_may_synchronise_on_a_tile_of_their_own() -> None:
-    """As published kernels do at the end of an iteration. It orders nothing in shared HBM."""
+    """Published kernels do so at the end of an iteration. It orders nothing in shared HBM."""
 
     def kernel(*, on_tile: bool) -> Any:
         exchange, result, core = shared(2, 1), shared(2, 1), nl.program_id(0)

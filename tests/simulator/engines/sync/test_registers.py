@@ -26,7 +26,7 @@ INT32 = nl.int32
 
 
 def filled_hbm(*shape: int, dtype: Any = INT32, value: int = 0) -> Any:
-    """In a kernel: a tensor in HBM filled with `value`."""
+    """Make a tensor in HBM filled with `value`, in a kernel."""
     return store(tile(*shape, dtype=dtype, value=value))
 
 
@@ -365,7 +365,7 @@ def test_registers_race_with_the_other_core_unless_a_barrier_orders_them(first: 
 
 
 def test_hbm_bytes() -> None:
-    """Those of one element, and none for a tile in SBUF."""
+    """The bytes are those of one element, and none for a tile in SBUF."""
 
     def kernel() -> Any:
         register, made = nisa.register_alloc(), nl.ndarray((1, 1), nl.int16, nl.shared_hbm)
@@ -381,6 +381,6 @@ def test_hbm_bytes() -> None:
 
 
 def test_in_wide_storage_a_bfloat16_stays_one() -> None:
-    """With `NKI_PRECISE_FP=0` its memory is float32, and the register knows what it was."""
+    """Memory with `NKI_PRECISE_FP=0` is float32, and the register knows what the type was."""
     with nkilib.simulator.using(precise_fp=False):
         assert through_a_register(np.full((1, 1), 2.5, ml_dtypes.bfloat16), "bfloat16") == 2.5

@@ -24,14 +24,14 @@ INT32, INT64 = nl.int32, nl.int64
 
 
 def scalar(value: int, dtype: Any = INT32) -> Any:
-    """In a kernel: a scalar that is read from memory."""
+    """Read a scalar of this value from memory, in a kernel."""
     halves = nl.zeros((1, 2), INT32)
     nisa.memset(halves[:, 0:1], value)
     return nisa.scalar_load(halves.view(dtype)[:, 0:1])
 
 
 def through_a_scalar(array: Any, compute: Any = lambda s: s) -> Any:
-    """What `compute` makes of the scalar in `array`, by way of SBUF and of HBM alone."""
+    """Return what `compute` makes of the scalar in `array`, by way of SBUF and of HBM alone, which must agree."""
 
     @nki.jit
     def kernel(given: Any) -> Any:
@@ -169,7 +169,7 @@ def test_iota_and_affine_select_take_it_as_offset(make: Any) -> None:
 
 
 def wide(*shape: int) -> Any:
-    """In a kernel: a tile of int64, written by its halves."""
+    """Make a tile of int64, written by its halves, in a kernel."""
     return tile(*shape[:-1], 2 * shape[-1], dtype=INT32).view(INT64)
 
 

@@ -28,13 +28,13 @@ GPSIMD = nisa.dma_engine.gpsimd_dma
 
 
 def swap(src: Any, dst: Any, pipe_id: Any = 0, **options: Any) -> Any:
-    """In a kernel: swap with the other core."""
+    """Swap with the other core, in a kernel."""
     other = 1 - nl.program_id(0)
     return nisa.sendrecv(src, dst, other, other, pipe_id, **options)
 
 
 def swapped(arrays: Any, **options: Any) -> Any:
-    """What each core receives when core c sends `arrays[c]`."""
+    """Return what each core receives when core c sends `arrays[c]`."""
 
     def kernel(inputs: Any) -> Any:
         core = nl.program_id(0)

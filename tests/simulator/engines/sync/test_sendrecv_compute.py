@@ -27,13 +27,13 @@ NUMPY = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum}
 
 
 def meet(src: Any, dst: Any, op: Any = nl.add) -> Any:
-    """In a kernel: reduce with the other core."""
+    """Reduce with the other core, in a kernel."""
     other = 1 - nl.program_id(0)
     return nisa.sendrecv_compute(src, dst, other, other, op)
 
 
 def reduced(arrays: Any, op: Any, make: Callable[..., Any] = sbuf) -> Any:
-    """What each core holds afterwards when core c brings `arrays[c]`; `make` says in which memory."""
+    """Return what each core holds when core c has brought `arrays[c]`; `make` says in which memory."""
 
     def kernel(inputs: Any) -> Any:
         core = nl.program_id(0)
@@ -80,7 +80,7 @@ def test_nan_and_infinity() -> None:
 
 
 def test_in_place_and_again() -> None:
-    """What a core brings is what it held before: 1 and 2, then 3 on both."""
+    """A core brings what it held before: 1 and 2, then 3 on both."""
 
     def kernel() -> Any:
         core = nl.program_id(0)
@@ -114,7 +114,7 @@ def test_parts_of_a_tile_that_no_compute_engine_accesses() -> None:
 
 @pytest.mark.parametrize(("make", "nbytes"), [(tile, 0), (hbm_zeros, 2 * 2 * 3 * 4)], ids=["sbuf", "private_hbm"])
 def test_bytes_that_cross_hbm_are_counted(make: Any, nbytes: int) -> None:
-    """On both cores, once read and once written, besides what makes the tensors."""
+    """The bytes count on both cores, once read and once written, besides what makes the tensors."""
 
     def traffic(meets: bool) -> tuple[int, int]:
         def kernel() -> None:

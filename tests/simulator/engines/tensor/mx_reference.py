@@ -70,7 +70,7 @@ class Matrix:
         return values(self.words, self.dtype, self.scales)
 
     def loaded(self, words: Any, scales: Any, scale_dtype: Any = nl.uint8, start: int = 0) -> tuple[Any, Any]:
-        """In a kernel: the words as a packed tile, and a tile of scales from partition `start` of each quadrant."""
+        """Load, in a kernel, the words as a packed tile, and the scales from partition `start` of each quadrant."""
         partitions, columns = words.shape
         tile_of_scales = nl.ndarray((partitions if partitions > 32 else start + 4, columns), scale_dtype)
         for quadrant in range(partitions // 32):

@@ -27,7 +27,7 @@ ENGINE = nisa.engine
 
 
 def psum(*shape: int, dtype: Any = nl.float32) -> Any:
-    """In a kernel: a new PSUM tile, unwritten."""
+    """Make a new PSUM tile, unwritten, in a kernel."""
     return nl.ndarray(shape, dtype, PSUM)
 
 
@@ -491,7 +491,7 @@ def transposing(dtype: Any = nl.float32, result: Any = None, moving_value: Any =
 
 
 def unit_rectangle(rows: int, columns: int) -> Any:
-    """In a kernel: ones on the diagonal, zeros elsewhere."""
+    """Make a tile with a one at its first element and zeros elsewhere, in a kernel."""
     made = tile(rows, columns)
     nisa.memset(made[0:1, 0:1], 1)
     return made

@@ -62,7 +62,7 @@ def multiplied(
     starts: tuple[int, int] = (0, 0),
     **settings: Any,
 ) -> Any:
-    """What `nc_matmul_mx` leaves in a new PSUM tile."""
+    """Return what `nc_matmul_mx` leaves in a new PSUM tile."""
 
     def kernel(arrays: list[Any]) -> Any:
         x, x_scale = left.loaded(arrays[0], arrays[1], scale_dtypes[0], starts[0])
@@ -505,10 +505,11 @@ def test_nc_matmul_mx_rules(rule: Rule) -> None:
 
 @pytest.mark.parametrize("dtype", MXFP8)
 def test_the_product_of_quantized_matrices(dtype: Any) -> None:
-    """From 256 x 6 and 256 x 10 bfloat16 matrices to their product, laid out, quantized and multiplied on chip.
+    """Matrices of 256 x 6 and 256 x 10 bfloat16 are laid out, quantized and multiplied on chip.
 
-    It is the product of what `quantize_mx` left, and near that of the matrices: an element is off by at most half a
-    unit in its last place, 2**-4 (e4m3) or 2**-3 (e5m2) of it, a product by little more than twice that.
+    The result is the product of what `quantize_mx` left, and near that of the matrices: an element is off by at
+    most half a unit in its last place, 2**-4 (e4m3) or 2**-3 (e5m2) of it, a product by little more than twice
+    that.
     """
     left, right = normal(256, 6).astype(ml_dtypes.bfloat16), normal(256, 10, seed=1).astype(ml_dtypes.bfloat16)
 

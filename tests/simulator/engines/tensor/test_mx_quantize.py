@@ -83,7 +83,7 @@ def test_a_block_by_hand_in_e5m2() -> None:
 
 @pytest.mark.parametrize(("dtype", "scale"), [(nl.float8_e4m3fn_x4, 127 - 7), (nl.float8_e5m2_x4, 127 - 14)])
 def test_the_scale_is_twice_that_of_the_ocp_algorithm(dtype: Any, scale: int) -> None:
-    """For the largest magnitude 1, OCP's conversion takes 2**-8 and 2**-15; the sign does not matter."""
+    """OCP's conversion takes 2**-8 and 2**-15 for the largest magnitude 1; the sign does not matter."""
     for largest, step in ((1.0, 0), (1.9921875, 0), (-1.0, 0), (-1.9921875, 0), (2.0, 1), (0.99609375, -1)):
         _, scales = quantized(block(largest, 0.25), dtype)
         assert scales[0, 0] == scale + step
@@ -437,7 +437,7 @@ def test_scales_have_four_free_dimensions_at_most() -> None:
 
 
 def test_scales_are_in_the_quadrant_of_their_data() -> None:
-    """In tensors of 128 partitions or with an address. Any other tile of scales is put where it belongs."""
+    """The rule is for tensors of 128 partitions or with an address. Other tiles of scales are put where they belong."""
 
     def body(start: int, partitions: int, address: Any = None) -> Body:
         def kernel() -> None:

@@ -134,7 +134,7 @@ def test_neighbours_are_cast_once_and_multiplied_tile_by_tile(dtype: Any, monkey
 
 
 def test_each_product_is_summed_by_itself() -> None:
-    """As in PSUM: 2^24 is too large for a 1 to be added to, and not for the sums of 16 ones."""
+    """Sums are as in PSUM: 2^24 is too large for a 1 to be added to, and not for the sums of 16 ones."""
     left, right = np.ones_like(LEFT), np.ones_like(RIGHT)
     for factor in (left, right):
         factor[:, 0] = 0.0
@@ -160,7 +160,7 @@ def test_what_is_not_finite_spreads_over_its_row_and_column(factor: float) -> No
 
 @nki.jit
 def two_sums(left: Any, right: Any, spoils: bool) -> Any:
-    """On each core; between its products it may overwrite the first operands, which counts for later ones only."""
+    """Sum products on each core; operands overwritten between the products (`spoils`) count for later ones only."""
     result = nl.ndarray((ROWS, COLUMNS), dtype=nl.float32, buffer=nl.private_hbm)
     a = nl.ndarray(left.shape, dtype=left.dtype, buffer=nl.sbuf)
     b = nl.ndarray(right.shape, dtype=right.dtype, buffer=nl.sbuf)

@@ -285,7 +285,7 @@ def _twice(data: Any, *results: Any) -> None:
 
 
 def test_scalar_tensor_tensor_goes_on_from_the_registers() -> None:
-    """Those of the Vector engine, which other instructions go on from as well; None leaves the sum there."""
+    """Other instructions continue from these registers of the Vector engine as well; None leaves the sum there."""
 
     def body(second: Any, third: Any, data: Any) -> None:
         _twice(data, None, second)
@@ -299,7 +299,7 @@ def test_scalar_tensor_tensor_goes_on_from_the_registers() -> None:
 
 
 def plain() -> tuple[Any, ...]:
-    """What every call of `scalar_tensor_tensor` has: `(zeros + 1) + zeros`."""
+    """Return the arguments that every call of `scalar_tensor_tensor` has: `(zeros + 1) + zeros`."""
     return nl.ndarray((2, 2), nl.float32), tile(2, 2), nl.add, 1, nl.add, tile(2, 2)
 
 
@@ -307,7 +307,7 @@ def plain() -> tuple[Any, ...]:
     "options", [{}, {"reduce_cmd": COMMAND.idle}, {"reduce_cmd": COMMAND.idle, "reduce_op": nl.max}]
 )
 def test_scalar_tensor_tensor_without_a_reduction_leaves_nothing_defined(options: Any) -> None:
-    """As before NKI 0.7, nobody asks for one; but the registers are no longer what they were."""
+    """No reduction is asked for, as before NKI 0.7, but the registers are no longer what they were."""
 
     def body() -> None:
         nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.add, 0, nl.add)
@@ -817,7 +817,7 @@ def test_tiles_larger_than_a_block_of_rows() -> None:
 
 
 def test_results_in_bfloat16_memory() -> None:
-    """What reaches `reduce_res` is rounded once: from the float32 register."""
+    """The value that reaches `reduce_res` is rounded once: from the float32 register."""
     total = run(
         lambda res: nisa.tensor_scalar_reduce(
             nl.ndarray((1, 257), nl.float32), tile(1, 257, value=1), nl.add, 0, nl.add, res

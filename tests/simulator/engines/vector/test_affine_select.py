@@ -186,7 +186,7 @@ def test_casts_the_other_value_from_float32_to_the_type_of_dst(dtype: Any, value
 
 @pytest.mark.parametrize("dtype", [nl.float32, nl.bfloat16])
 def test_may_write_over_its_input(dtype: Any) -> None:
-    """As the very same tile, and shifted by one element."""
+    """The input is the very same tile, or is shifted by one element."""
 
     def body(same: Any, shifted: Any, src: Any) -> None:
         nisa.tensor_copy(same, src)

@@ -29,7 +29,7 @@ AGGREGATED_ERROR = 2**-18
 
 
 def statistics(values: Any) -> Any:
-    """What `bn_stats` leaves of a (P, n) array, in float64."""
+    """Return what `bn_stats` leaves of a (P, n) array, in float64."""
     wide = values.astype(np.float64)
     columns = []
     for half in (wide[:, 0::2], wide[:, 1::2]):
@@ -75,7 +75,7 @@ def test_one_element_leaves_no_odd_ones() -> None:
 
 
 def test_free_dimensions_are_flattened() -> None:
-    """In rows of three elements, evenness changes from row to row."""
+    """Evenness changes from row to row, as rows have three elements."""
     data = np.array([[[1, 2, 3], [40, 5, 60]]], np.float32)
     assert run(nisa.bn_stats, [data], Result((1, 2, 3))).tolist() == [[[3, 3, 8], [3, 34, 1736]]]
 
@@ -182,7 +182,7 @@ def test_the_variance_is_that_of_the_population() -> None:
 
 
 def aggregated(dst: Any, data: Any) -> None:
-    """In a kernel: mean and variance of the rows of a tile, by pieces that write side by side into one tile."""
+    """Compute mean and variance of a tile's rows in a kernel, by pieces that write side by side into one tile."""
     pieces = range(0, data.shape[1], nl.tile_size.bn_stats_fmax)
     stats = nl.ndarray((data.shape[0], len(pieces), 6), nl.float32)
     for number, start in enumerate(pieces):

@@ -26,7 +26,7 @@ PREDICATE = np.array([[1, 0, 0, 2], [0, 255, 1, 0]], np.uint8)
 
 
 def copied(source: Any, predicate: Any, before: float = 7, **options: Any) -> Any:
-    """What `dst`, filled with `before`, holds afterwards; `source` is an array, a `Tile` or a number."""
+    """Return what `dst` holds after it was filled with `before`; `source` is an array, a `Tile` or a number."""
     tiles = [predicate] if isinstance(source, int | float) else [predicate, source]
 
     def body(dst: Any, predicate: Any, src: Any = source) -> None:
@@ -170,7 +170,7 @@ def test_src_may_overlap_dst() -> None:
 
 
 def test_the_predicate_may_be_dst_itself() -> None:
-    """In the very tile that it overwrites: 0 becomes 9, everything else stays."""
+    """The predicate is the very tile that is overwritten: 0 becomes 9, everything else stays."""
 
     def body(dst: Any, predicate: Any) -> None:
         nisa.tensor_copy(dst, predicate)

@@ -118,7 +118,7 @@ def test_types_of_on_true_tile(dtype: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [nl.bfloat16, nl.float16, nl.float8_e4m3, nl.float8_e5m2])
 def test_fills_narrower_types_with_minus_infinity_but_keeps_a_finite_maximum(dtype: Any) -> None:
-    """So that exp(-inf - FP32_MIN) is 0 and not NaN, reduce_res has to be float32."""
+    """The type of reduce_res has to be float32, so that exp(-inf - FP32_MIN) is 0 and not NaN."""
     selected, largest = ranged(numbered(1, 3), column(5), column(9), Result((1, 3), dtype))
     assert selected.astype(np.float32).tolist() == [[-np.inf] * 3]
     assert largest.tolist() == [[LOW]]
@@ -228,7 +228,7 @@ def test_resets_and_accumulates_by_default() -> None:
 
 
 def ranged_with(command: Any) -> None:
-    """In a kernel: a range_select with this command."""
+    """Run a range_select with this command, in a kernel."""
     nisa.range_select(tile(2, 2), tile(2, 2), nl.greater_equal, nl.less, tile(2, 1), tile(2, 1), command)
 
 

@@ -68,7 +68,7 @@ PYTHON: dict[str, Callable[[float, float], float]] = {
 
 
 def scan(data0: Any, data1: Any, initial: Any, op0: Any, op1: Any, result: Result | None = None, **options: Any) -> Any:
-    """What `tensor_tensor_scan` leaves; arrays or `Tile`s become tiles, a number stays one."""
+    """Return what `tensor_tensor_scan` leaves; arrays or `Tile`s become tiles, a number stays one."""
     columns = [initial] if isinstance(initial, np.ndarray | Tile) else []
 
     def body(dst: Any, data0: Any, data1: Any, initial: Any = initial) -> None:
@@ -129,7 +129,7 @@ def test_scan_takes_every_binary_arithmetic_operator(name: str, place: str) -> N
 
 
 def scan_on_trn3(data0: Any, data1: Any, initial: float, op0: Any, op1: Any) -> Any:
-    """As :func:`scan`, on the generation that has every operator."""
+    """Do the same as :func:`scan` on the generation that has every operator."""
     return run(
         lambda dst, x, y: nisa.tensor_tensor_scan(dst, x, y, initial, op0, op1),
         [data0, data1],
@@ -349,7 +349,7 @@ def test_cumulative_commands(name: str) -> None:
 
 
 def test_cumulative_ignores_imm1_unless_it_is_loaded() -> None:
-    """So that one call in a chain can pass the same arguments as the others."""
+    """One call in a chain can therefore pass the same arguments as the others."""
 
     def body(results: Any, data: Any) -> None:
         nisa.tensor_scalar_cumulative(results[:, 0], data, nl.add, nl.add, 0.0, 100.0, COMMAND.load_reduce)

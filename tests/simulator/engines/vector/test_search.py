@@ -31,7 +31,7 @@ LARGEST = [[9, 6, 5, 5, 4, 3, 2, 1], [-1, -1, -2, -3, -4, -5, -5, -6]]
 
 
 def find(row: Sequence[float], wanted: Sequence[float], order: Sequence[int]) -> list[int | None]:
-    """For each wanted value, served in the given order, the position of its first element that is not taken yet."""
+    """Return for each wanted value, served in the given order, its first position that is not taken yet."""
     positions: list[int | None] = [None] * len(wanted)
     for slot in order:
         for position, value in enumerate(row):
@@ -42,12 +42,12 @@ def find(row: Sequence[float], wanted: Sequence[float], order: Sequence[int]) ->
 
 
 def found(row: Sequence[float], wanted: Sequence[float]) -> list[int]:
-    """What `nc_find_index8` gives: the first of equal values is served first."""
+    """Return what `nc_find_index8` gives: the first of equal values is served first."""
     return [ABSENT if position is None else position for position in find(row, wanted, range(8))]
 
 
 def replaced(row: Sequence[float], wanted: Sequence[float], imm: float) -> tuple[list[float], list[int]]:
-    """What `nc_match_replace8` gives: the last of equal values is served first."""
+    """Return what `nc_match_replace8` gives: the last of equal values is served first."""
     positions = find(row, wanted, range(7, -1, -1))
     return (
         [imm if position in positions else value for position, value in enumerate(row)],
@@ -272,7 +272,7 @@ def test_find_index8_onto_its_own_values() -> None:
 
 
 def test_find_index8_of_the_most_elements() -> None:
-    """In more than one block of rows; 16383 is an index that uint16 holds."""
+    """The rows are searched in more than one block; 16383 is an index that uint16 holds."""
     data = np.random.default_rng(3).permuted(np.tile(np.arange(16384, dtype=np.float32), (128, 1)), axis=1)
     rows = np.arange(128)
     wanted = np.stack([data[rows, (rows * 97 + 2340 * slot) % 16384] for slot in range(7)] + [data[:, -1]], axis=1)

@@ -318,7 +318,7 @@ def test_what_is_written_into_psum_is_no_longer_a_matmul_result() -> None:
 
 
 def placed(partition: int) -> Any:
-    """In a kernel: a quadrant of zeros that starts at a partition of the kernel's choice."""
+    """Make a quadrant of zeros that starts at a partition of the kernel's choice, in a kernel."""
     made = nl.ndarray((32, 2), nl.float32, nl.sbuf, address=(partition, 0))
     nisa.memset(made, 0)
     return made

@@ -57,7 +57,7 @@ def one_after_the_other(x: Any) -> None:
 
 
 def one_buffer(x: Any) -> Any:
-    """As ``sound``, with one tile for all loads."""
+    """A kernel like ``sound``, with one tile for all loads."""
     result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
     loaded = nl.ndarray((128, WIDE), nl.float32, name="only")
     for first in range(0, x.shape[0], 128):
@@ -69,7 +69,7 @@ def one_buffer(x: Any) -> Any:
 
 
 def second_of_two(x: Any) -> Any:
-    """As ``one_buffer``, with another tile of the same line, for which nothing waits."""
+    """A kernel like ``one_buffer``, with another tile of the same line, for which nothing waits."""
     result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
     once, loaded = [nl.ndarray((128, WIDE), nl.float32, name=name) for name in ("once", "again")]
     nisa.dma_copy(once, x[0:128])
@@ -127,12 +127,12 @@ def barriers(x: Any) -> None:
 
 
 def undivided(x: Any) -> Any:
-    """As ``sound``, whatever the number of the core."""
+    """Do the same as ``sound``, whatever the number of the core."""
     return sound(x)
 
 
 def divided(x: Any) -> Any:
-    """As ``sound``, each core every second block of rows."""
+    """Do the same as ``sound``, each core on every second block of rows."""
     return _blocks(x, nl.program_id(0), nl.num_programs(0))
 
 

@@ -96,7 +96,7 @@ def test_a_kernel_that_says_which_descriptors_it_wants_gets_these(mode: dict[str
 
 
 def test_what_only_gpsimd_can_write_is_no_choice() -> None:
-    """On trn1 an address from a register; on trn2 the hardware may write its descriptors too."""
+    """An address from a register is such a case on trn1; on trn2 the hardware may write its descriptors too."""
 
     def kernel(x: Any) -> None:
         at = nl.ndarray((1, 1), nl.int32)

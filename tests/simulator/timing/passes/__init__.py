@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the passes do to the instructions of small kernels."""
+"""Effects of the passes on the instructions of small kernels."""

@@ -82,7 +82,7 @@ def loaded_over(x: Any) -> None:
 
 
 def partly_selected(_: Any) -> None:
-    """What a predicate leaves is still the fill."""
+    """Elements that a predicate leaves are still the fill."""
     tile, predicate = sbuf(), nl.ndarray((128, 512), nl.uint8)
     nisa.memset(tile, 0.0)
     nisa.tensor_copy_predicated(tile, sbuf(), predicate)

@@ -17,7 +17,7 @@ FP32 = nl.float32
 
 
 def copies(buffer: Any, target: str, **arguments: Any) -> Counter[str]:
-    """On which engines eight copies run that share nothing."""
+    """Count by engine eight copies that share nothing."""
 
     def body(_: Any) -> None:
         for _ in range(8):

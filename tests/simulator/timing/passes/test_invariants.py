@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a line computes again is dropped only if its inputs and its result are the same."""
+"""Instructions that a line computes again are dropped only if their inputs and their result are the same."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_constants_are_filled_in_once_with_all_that_follows_from_them() -> None:
 
 
 def test_a_reader_waits_for_the_instruction_that_runs() -> None:
-    """Of two equal fills the second is dropped, and its reader starts when the first one is done."""
+    """The second of two equal fills is dropped, and its reader starts when the first one is done."""
 
     def body(_: Any) -> None:
         for _ in range(2):
