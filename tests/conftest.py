@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What holds for every test: random inputs repeat in CI, and errors are reads of memory that was never written and
-groups of products that take turns in a bank of PSUM."""
+"""Settings that hold for every test: random inputs repeat in CI, and reads of memory that was never written and
+groups of products that interleave in a bank of PSUM are errors.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What plugins of pytest share that launch the kernels of tests once more: nobody notices, and a file is told."""
+"""Shared code of pytest plugins that launch the kernels of tests once more: tests see nothing, a file records it."""
 
 from __future__ import annotations
 

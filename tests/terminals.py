@@ -91,7 +91,7 @@ def _listen_to_ctrl_c() -> None:
 
 
 def _read(terminal: int) -> bytes:
-    """What comes next, empty at the end, which a terminal reports as an error."""
+    """Return the next output, empty at the end, which a terminal reports as an error."""
     try:
         return os.read(terminal, _READ)
     except OSError:

@@ -85,7 +85,7 @@ def imported_file(path: str, node: ast.ImportFrom) -> str:
 
 
 def calls_of(function: Function) -> list[ast.expr]:
-    """What a function calls."""
+    """Return the expressions that a function calls."""
     return [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
 
 

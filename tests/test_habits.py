@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What keeps checkouts alike: hooks, linters and tests run the same commands; the pages of the root are as they say."""
+"""Rules that keep checkouts alike: hooks, linters and tests run the same commands; root pages are as they say."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_program_that_gets_no_environment_is_seen() -> None:
 
 
 def test_programs_that_tests_start_get_an_environment() -> None:
-    """With that of the tests alone, a program would import whichever nkilib is installed, or none."""
+    """Every program gets an environment: the tests' own would let it import whichever nkilib is installed, or none."""
     sources = {file: file.read_text("utf-8") for file in sorted((CHECKOUT / "tests").rglob("*.py"))}
     results = {
         str(file.relative_to(CHECKOUT)): calls_without_environment(source)

@@ -34,7 +34,7 @@ Graph = Mapping[str, set[str]]
 
 
 def imports_of(root: Path, package: str) -> dict[str, set[str]]:
-    """By module of a package: the names of all modules that it imports, of the package itself and of others."""
+    """Return by module of a package the names of all modules that it imports, the package's own and others."""
     files = {_name(root, file): file for file in sorted((root / package).rglob("*.py"))}
     return {name: set(_imported(name, file, files)) - {name} for name, file in files.items()}
 

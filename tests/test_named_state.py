@@ -29,7 +29,7 @@ Rule = Callable[[ast.Module], Iterator[ast.AST]]
 
 
 def annotated(module: ast.Module) -> Iterator[ast.expr]:
-    """Of parameters, results, fields and variables; those in quotes are read too."""
+    """Yield the annotations of parameters, results, fields and variables; those in quotes are read too."""
     for node in ast.walk(module):
         results: list[ast.expr | None] = []
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -44,7 +44,7 @@ def annotated(module: ast.Module) -> Iterator[ast.expr]:
 
 
 def aliases(module: ast.Module) -> Iterator[ast.expr]:
-    """What names of a module stand for: `Pair = tuple[A, B]` is an annotation elsewhere."""
+    """Yield the values that names of a module stand for: `Pair = tuple[A, B]` is an annotation elsewhere."""
     for node in module.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Subscript | ast.Name):
             yield node.value
@@ -198,7 +198,7 @@ def test_a_rule_finds_what_breaks_it(rule: Rule) -> None:
 
 
 def test_no_warning_is_silenced() -> None:
-    """What ruff and mypy say of traced code is mended; an import may be there for its effect alone."""
+    """Complaints of ruff and mypy about traced code are mended; an import may be there for its effect alone."""
     silencing = re.compile(r"noqa(?!: F401$)|type: ignore", re.MULTILINE)
     assert [path for path in TRACED if silencing.search(path.read_text(encoding="utf-8"))] == []
 

@@ -36,7 +36,7 @@ class Ended:
 
 
 def _run(script: str, output: str) -> None:
-    """In the forked process: the script as ``__main__``, its output in a file."""
+    """Run the script as ``__main__`` in the forked process, its output in a file."""
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What goes away warns first, at the line that uses it, in words that say what to do; and it goes when it says so."""
+"""A deprecated name warns first, at the line that uses it, in words that say what to do, and goes when it says so."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SENTENCE = "{} is deprecated since nkilib 0.3 and will be removed in nkilib 0.5;
 
 @deprecated("nkilib.torch.old", since="0.3", removed_in="0.5", instead="use nkilib.torch.new")
 def old(number: int, *, factor: int = 2) -> int:
-    """Doubles."""
+    """Double a number."""
     return number * factor
 
 
@@ -50,7 +50,7 @@ def test_a_function_warns_at_the_line_of_the_call_and_works_as_before() -> None:
     assert str(warning.message) == SENTENCE.format("nkilib.torch.old", "use nkilib.torch.new")
     assert (old.__name__, old.__doc__, str(inspect.signature(old)).partition(" ->")[0]) == (
         "old",
-        "Doubles.",
+        "Double a number.",
         "(number: 'int', *, factor: 'int' = 2)",
     )
 
@@ -96,7 +96,7 @@ def test_a_name_that_a_module_never_had_is_an_error_as_ever(module: ModuleType) 
 
 
 def test_users_of_a_program_see_the_warning(tmp_path: Path) -> None:
-    """Which they would not, were it a DeprecationWarning."""
+    """The warning is shown by default, which a DeprecationWarning would not be."""
     (tmp_path / "training.py").write_text(
         "import sys\nfrom nkilib.base.deprecation import deprecated\n"
         "old = deprecated('a', since='0.3', removed_in='0.5', instead='use b')(lambda: None)\n"

@@ -82,7 +82,7 @@ def test_a_command_whose_output_nobody_reads(tmp_path: Path, arguments: tuple[st
 
 @pytest.mark.parametrize(("option", "end"), [("-u", ""), ("-B", "raise SystemExit(3)\n")])
 def test_a_script_whose_output_nobody_reads(tmp_path: Path, option: str, end: str) -> None:
-    """With -u there is no buffer: it is already the print that fails."""
+    """A script ends quietly on a closed pipe; with -u there is no buffer, and the print itself already fails."""
     (tmp_path / "script.py").write_text("print(1)\n" + end)
     assert run_unread(option, "-m", "nkilib.simulator", "script.py", directory=tmp_path) == (CLOSED_PIPE, "", "")
 

@@ -68,11 +68,11 @@ class Machine:
         assert done.returncode == 0, done.stderr
 
     def install(self, wheel: Path) -> None:
-        """As pip does it."""
+        """Install a wheel with pip."""
         self.pip("install", "--no-deps", "--no-index", "--no-compile", "--force-reinstall", wheel)
 
     def unpack(self, *wheels: Path) -> None:
-        """What an installation comes to, sooner: a wheel's paths are those in site-packages."""
+        """Do what an installation comes to, sooner: a wheel's paths are those in site-packages."""
         for wheel in wheels:
             shutil.unpack_archive(wheel, self.site, "zip")
 
@@ -154,7 +154,7 @@ def bare_machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    """What the doctor says, by what was looked at."""
+    """Return the doctor's findings by the thing that it looked at."""
     assert done.stderr == ""
     return {what: text.strip() for what, _, text in (line.partition("  ") for line in done.stdout.splitlines())}
 
@@ -235,7 +235,7 @@ def test_ours_alone_and_what_stands_before_it(wheels: dict[str, Path], machine: 
 
 
 def test_the_source_distribution_builds_the_same_wheel(wheels: dict[str, Path], tmp_path: Path) -> None:
-    """What `make`, the tests and the wheel need is in it, and nothing that git ignores."""
+    """The archive has everything that `make`, the tests and the wheel need, and nothing that git ignores."""
     before = Path.cwd()
     os.chdir(CHECKOUT)
     try:
@@ -315,7 +315,7 @@ def test_theirs_over_ours_is_one_clear_error(one_directory: Path, bare_machine: 
 
 
 def test_ours_without_the_files_that_both_had_is_refused(one_directory: Path, bare_machine: Machine) -> None:
-    """As after the removal of theirs: a directory without __init__ is still a package to Python."""
+    """A removal of theirs leaves this state: a directory without __init__ is still a package to Python."""
     for name in THEIRS:
         (one_directory / name).unlink()
     error = bare_machine.error_of("import nkilib.simulator", one_directory)

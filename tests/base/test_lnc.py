@@ -85,7 +85,7 @@ def test_a_disagreement_names_both_sides_and_the_cure(
 
 @pytest.mark.parametrize(("grid", "variable", "flags"), [(None, "", ""), (1, "", ""), (2, "", ""), (1, "2", "--lnc=1")])
 def test_the_cure_cures(grid: int | None, variable: str, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the message says to do, done: the grid stays, the variable says the same, and the flag goes."""
+    """The message's advice works when followed: the grid stays, the variable says the same, and the flag goes."""
     set_to(monkeypatch, variable, flags)
     try:
         launch_cores("kernel", grid)

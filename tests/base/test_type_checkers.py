@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What type checkers see of a launch: in a checkout, installed, and beside AWS's package of the same name."""
+"""A launch as type checkers see it: in a checkout, installed, and beside AWS's package of the same name."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def checked(command: list[str | Path], script: Path, **variables: str) -> list[str]:
-    """What a type checker says of the script, a message a line."""
+    """Return a type checker's messages about the script, one a line."""
     environment = with_checkout("PYTHONPATH", "MYPYPATH", **variables) | {"PYTHONPATH": ""}
     done = subprocess.run(
         [*command, script], cwd=script.parent, env=environment, capture_output=True, text=True, check=False

@@ -108,7 +108,7 @@ def test_tuning_tries_legal_ones_only_and_picks_the_fastest(
 
 
 def test_quick_bench_prints_every_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of one size in both dtypes: each pass takes a new process."""
+    """The passes of one size in both dtypes are printed: each pass takes a new process."""
     cases = bench.cases(quick=True)
     assert [case.dtype_name for case in cases[:2]] == ["bf16", "fp32"] and len(cases) == 4
     monkeypatch.setattr(bench, "cases", lambda quick: cases[:2] if quick else pytest.fail("not quick"))

@@ -37,7 +37,7 @@ def test_the_goal() -> None:
 
 @pytest.mark.parametrize("name", instruction_cost._CASES)
 def test_numpy_does_the_same_as_the_instruction(name: str) -> None:
-    """What is subtracted is the work of the instruction, on the same values."""
+    """The numpy work that is subtracted is the work of the instruction, on the same values."""
     case = instruction_cost._CASES[name]
 
     def kernel(hbm: Any) -> None:

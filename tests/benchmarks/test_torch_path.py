@@ -49,7 +49,7 @@ def test_a_step_is_that_of_pytorch(way: str) -> None:
 
 
 def test_memory_of_a_fresh_process() -> None:
-    """With what the command asks for, see the next test."""
+    """A new process is measured with the same values that the command asks for, see the next test."""
     case = Case(300, 20_000, "fp32")
     use = measure_memory(case, *MEASURED)
     assert use.arrays == case.logits_bytes + case.rows * 4
@@ -59,7 +59,7 @@ def test_memory_of_a_fresh_process() -> None:
 
 
 def test_the_quick_form_prints_every_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of one size in both dtypes. What a new process measures, which has to load torch, is tested above."""
+    """One size runs in both dtypes. Measurements in a new process, which has to load torch, are tested above."""
     cases = torch_path.cases(quick=True)
     assert [case.dtype_name for case in cases[:2]] == ["bf16", "fp32"] and len(cases) == 4
     monkeypatch.setattr(torch_path, "cases", lambda quick: cases[:2] if quick else pytest.fail("not quick"))

@@ -93,7 +93,7 @@ def test_the_cores_of_a_launch_and_a_disagreement_about_them(monkeypatch: pytest
 
 
 def test_devices_and_cores(tmp_path: Path) -> None:
-    """As the driver shows a machine of two devices with eight cores each; `neuron_device` has other entries too."""
+    """A machine of two devices with eight cores each, as the driver shows it; `neuron_device` has other entries too."""
     (tmp_path / "dev").mkdir()
     for device in range(2):
         (tmp_path / "dev" / f"neuron{device}").touch()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What kernels guarantee is printed, and docs/reference/guarantees.md shows the same."""
+"""The guarantees of kernels are printed, and docs/reference/guarantees.md shows the same."""
 
 from __future__ import annotations
 

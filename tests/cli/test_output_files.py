@@ -54,7 +54,7 @@ def test_what_is_no_file_or_in_no_directory(tmp_path: Path, of: object) -> None:
 
 
 def test_what_may_not_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of a file that is there it is asked itself, else the directory; root may write anything."""
+    """Access is asked of a file that exists, else of its directory; root may write anything."""
     asked: list[Path] = []
 
     def access(path: Path, mode: int) -> bool:

@@ -92,7 +92,7 @@ def test_without_the_simulator_the_cpu_is_refused(
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What is said to arguments that are refused, before anything else is shown."""
+    """Return the message about arguments that are refused before anything else is shown."""
     with pytest.raises(SystemExit) as ended:
         train_language_model.main(arguments)
     shown = capsys.readouterr()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What environment variables could change is pinned: the generation, and the storage of bfloat16."""
+"""Fixtures that pin what environment variables could change: the generation, and the storage of bfloat16."""
 
 from __future__ import annotations
 

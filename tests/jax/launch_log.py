@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which launches there are: the kernels themselves run, and are counted."""
+"""A log of launches: the kernels themselves run, and are counted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What `import nkilib.jax` says without JAX, or with one that is too old."""
+"""The message of `import nkilib.jax` without JAX, or with one that is too old."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def named(name: str) -> Setting:
 
 
 def test_sensitive_tests_pass_as_on_the_plainest_machine() -> None:
-    """In one process, which asks PyTorch, numpy and OpenBLAS whether they have left out what they should."""
+    """One process runs them, and asks PyTorch, numpy and OpenBLAS whether they have left out what they should."""
     outcome = run(named(PLAINEST), ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *SENSITIVE])
     assert not outcome.names and outcome.status == 0
     assert outcome.counts == {"passed": len(SENSITIVE), "failed": 0, "error": 0, "skipped": 0}

@@ -20,7 +20,7 @@ def capped(x: Tensor, softcap: float | None, temperature: float = 1.0) -> Tensor
 
 
 def entropy_of(z: Tensor) -> Tensor:
-    """Of the softmax over the last dimension: a class of -inf adds nothing, to the gradient either."""
+    """Return the entropy of the last dimension's softmax: a class of -inf adds nothing, to the gradient either."""
     p = z.softmax(-1)
     return z.logsumexp(-1) - torch.where(p == 0.0, 0.0, p * torch.where(p == 0.0, 0.0, z)).sum(-1)
 

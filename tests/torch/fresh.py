@@ -14,7 +14,7 @@ from tests.fresh_python import CHECKOUT, with_checkout
 
 
 def run_module(module: str, *arguments: str, timeout: float = 300.0, **environment: str) -> str:
-    """What ``python -m module`` prints; ``environment`` is added to this one."""
+    """Return the output of ``python -m module``; ``environment`` is added to this one."""
     process = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         env=with_checkout(**environment),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the versions of PyTorch that the tests may run with do not all have."""
+"""Features that not all versions of PyTorch that the tests may run with have."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which operators run."""
+"""A log of the operators that run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OperatorLog(TorchDispatchMode):
 
     @property
     def names(self) -> list[str]:
-        """Of the operators, in order."""
+        """The names of the operators, in order."""
         return [name for name, _ in self.calls]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -96,7 +96,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be off beside the one rounding of a result to its type, with the reason at the place of use.
+    """The error allowed beside the one rounding of a result to its type, with the reason at the place of use.
 
     The allowed error of an element is ``u * abs(exact) + (of_type * u + of_float32 * 2^-24) * scale``, with u the
     rounding of the result's type (2^-24 for float32, 2^-8 for bfloat16, 2^-11 for float16) and scale the largest finite
@@ -385,7 +385,7 @@ def _magnitude(tensors: Sequence[Tensor]) -> float:
 
 
 def _terms(theirs: Callable[..., Any], sample: Sample, exact: Tensor) -> float:
-    """What the magnitudes of the terms come to of which ``exact`` is the sum or mean; 0 where it is neither."""
+    """Return the total magnitude of the terms of which ``exact`` is the sum or mean; 0 where it is neither."""
     is_module = isinstance(theirs, type)
     reduction = (sample.constructor[1] if is_module else sample.kwargs).get("reduction", "mean")
     if reduction == "none":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What sums and means of losses have in common beside PyTorch's: they are float32, and add roundings."""
+"""Differences from PyTorch that all sums and means of losses share: they are float32, and add roundings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUMS_OF_PYTORCH: Final = Budget(of_float32=64.0, of_sum=199.0 + 12.0)
 
 
 def is_reduced_half(sample: Sample) -> bool:
-    """Of a type with 16 bits, in which PyTorch returns its sum or mean."""
+    """Tell whether a sample has a type of 16 bits, in which PyTorch returns its sum or mean."""
     _, keywords = sample.constructor
     reduction = sample.kwargs.get("reduction", keywords.get("reduction", "mean"))
     return sample.dtype != torch.float32 and reduction != "none"

@@ -16,10 +16,10 @@ from nkilib.torch.dispatch.register import OPERATORS
 
 
 class StandIn:
-    """What a launch asks of a kernel: ``kernel[cores](...)``, or ``kernel(...)`` on the cores of the environment.
+    """A stand-in for a kernel that is launched: ``kernel[cores](...)``, or ``kernel(...)`` on the environment's cores.
 
     Attributes:
-        launches: for each the cores, the keywords and what was returned.
+        launches: the cores, the keywords and the return value of each launch.
     """
 
     def __init__(self, function: Callable[[int, dict[str, Any]], Any]) -> None:

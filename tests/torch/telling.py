@@ -73,7 +73,7 @@ def _assert_same_shape(actual: Tensor, exact: Tensor, what: str = "the result") 
 
 
 def _result_and_reference(difference: str) -> str:
-    """What PyTorch says of two tensors, and which two they are."""
+    """Return PyTorch's words about two tensors, with which two they are."""
     return f"the result of the kernels (actual) is not near enough to the float64 reference (expected):\n{difference}"
 
 

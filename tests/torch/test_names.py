@@ -58,7 +58,7 @@ FUNCTIONS: list[Callable[..., Any]] = [
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_every_option_is_a_keyword_of_every_function(function: Callable[..., Any]) -> None:
-    """Those that PyTorch has too are written there; the others are shared, and shown by signature and help."""
+    """The options that PyTorch has too are written there; the others are shared, and shown by signature and help."""
     shown = inspect.signature(function).parameters
     for name, default in vars(LossOptions()).items():
         assert shown[name].default == default

@@ -25,7 +25,7 @@ Values = dict[str, np.ndarray]
 
 
 def recipes() -> dict[str, Any]:
-    """What the blocks of the page define that have losses."""
+    """Return the definitions in the blocks of the page that have losses."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     namespace: dict[str, Any] = {}
     for source in [block for block in blocks if re.search(r"^def ", block, re.MULTILINE)]:
@@ -136,7 +136,7 @@ def gspo(values: Values) -> float:
 
 
 def cispo(values: Values) -> float:
-    """With the weight of the policy as it was when the gradient was asked for: it has no derivative."""
+    """Compute the loss with the policy's weight at the time the gradient was asked for: it has no derivative."""
     fixed = values.get("fixed", values["logprob"])
     weights = np.minimum(np.exp(fixed - values["old"]), 1.1)
     losses = -weights * values["advantage"] * values["logprob"]
@@ -250,7 +250,7 @@ def as_tensor(values: np.ndarray) -> torch.Tensor:
 
 
 def derivative(formula: Callable[[Values], float], values: Values, name: str) -> np.ndarray:
-    """By central differences, in float64."""
+    """Approximate the derivative by central differences, in float64."""
     result = np.zeros_like(values[name])
     for index in np.ndindex(*result.shape):
         either = []
@@ -263,7 +263,7 @@ def derivative(formula: Callable[[Values], float], values: Values, name: str) ->
 
 
 def inputs_of(name: str) -> Values:
-    """What a recipe is called with, and more."""
+    """Return the values that a recipe is called with, and more."""
     inputs, _, _ = CASES[name]
     if "student" in inputs:
         return likeliest()

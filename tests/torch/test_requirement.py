@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What `import nkilib.torch` says without PyTorch, or with one that is too old."""
+"""The message of `import nkilib.torch` without PyTorch, or with one that is too old."""
 
 from __future__ import annotations
 

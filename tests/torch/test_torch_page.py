@@ -43,7 +43,7 @@ def names(cell: str) -> set[str]:
 
 
 def named(kind: str, column: int) -> set[str]:
-    """What stands in a column of the rows of tensors or of constants."""
+    """Return the names in a column of the rows of tensors or of constants."""
     return {name for row in table("What recompiles") if row[1].startswith(kind) for name in names(row[column])}
 
 

@@ -39,8 +39,9 @@ by_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
 def logprobs(logits: Tensor, target: Tensor) -> Tensor:
-    """Of each target, as TorchTitan's vocabulary-parallel function has it of the whole: maximum, sum of exponentials,
-    target; 0 where the target is -100."""
+    """Return each target's log-probability, by the formula of TorchTitan's vocabulary-parallel function for the whole:
+    maximum, sum of exponentials, target; 0 where the target is -100.
+    """
     shifted = logits - logits.detach().amax(-1, keepdim=True)
     everything = shifted - shifted.exp().sum(-1, keepdim=True).log()
     return torch.where(target == -100, 0.0, everything.gather(-1, target.clamp(min=0)[:, None])[:, 0])
@@ -68,7 +69,7 @@ def found_by_processes(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def of_group(actual: Found, ranks: int, *names: str) -> list[dict[str, Any]]:
-    """What the first group of ``ranks`` has found."""
+    """Return the findings of the first group of ``ranks``."""
     results = [result[ranks] for result in actual[:ranks]]
     for name in names:
         results = [result[name] for result in results]

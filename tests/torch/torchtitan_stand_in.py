@@ -33,7 +33,7 @@ def compute_logprobs(logits: Tensor, labels: Tensor, *, return_entropy: bool = F
 
 
 class CrossEntropyLoss:
-    """With the call of TorchTitan's, without its configuration."""
+    """A loss with the call of TorchTitan's, without its configuration."""
 
     def __call__(
         self, pred: Tensor, labels: Tensor, global_valid_tokens: Any = None, **kwargs: Any
@@ -43,7 +43,7 @@ class CrossEntropyLoss:
 
 
 class ChunkedLossWrapper:
-    """With the call of TorchTitan's, in one piece, without its configuration; it notes that it ran."""
+    """A wrapper with the call of TorchTitan's, in one piece, without its configuration; it notes that it ran."""
 
     calls = 0
 

@@ -180,7 +180,7 @@ def chunks_of_fsdp(mesh: DeviceMesh) -> Results:
 
 
 def features_and_weight() -> tuple[Tensor, Tensor]:
-    """Of losses without logits; four ranks have as many classes each."""
+    """Return inputs of losses without logits; four ranks have as many classes each."""
     return make_logits(TOKENS, FEATURES, seed=4, spread=1.0), make_logits(CLASSES - 1, FEATURES, seed=5, spread=0.5)
 
 

@@ -30,7 +30,7 @@ def scores(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: Any) -> 
 
 
 class LinearCrossEntropy:
-    """With the arguments of verl's autograd Function; it notes that it ran."""
+    """A class with the arguments of verl's autograd Function; it notes that it ran."""
 
     calls = 0
 
@@ -49,12 +49,12 @@ class LinearCrossEntropy:
 
     @classmethod
     def apply(cls, *args: Any) -> tuple[Tensor, Tensor]:
-        """As ``torch.autograd.Function.apply``: by position alone."""
+        """Take arguments by position alone, like ``torch.autograd.Function.apply``."""
         return cls.forward(None, *args)
 
 
 class FusedLinearForPPO(nn.Module):
-    """With the arguments of verl's module; it notes that it ran."""
+    """A module with the arguments of verl's; it notes that it ran."""
 
     calls = 0
 

@@ -17,7 +17,7 @@ from nkilib.verify.step import Step
 
 
 def steps() -> list[Step]:
-    """Those that take no seconds and no framework."""
+    """Return the steps that take no seconds and no framework."""
     results = [step for some in all_steps(("kernels", "probes")).values() for step in some]
     return [step for step in results if "32128" not in step.name and not isinstance(step, FrameworkProbe)]
 

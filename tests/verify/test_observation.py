@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch gave, through a file."""
+"""The results of a launch, through a file."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ STEPS = {step.name: (number, step) for number, step in enumerate(steps())}
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What every step gives on the stand-in, in one process."""
+    """Return the directory with the results of every step on the stand-in, from one process."""
     directory = tmp_path_factory.mktemp("launched")
     done = machine.run("-m", "tests.verify.launch_all", directory)
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ from nkilib.jax.dispatch.platforms import check_platforms
 
 @dataclass(frozen=True)
 class OnGpu:
-    """What is asked of an array."""
+    """A stand-in for an array on a GPU, with the only method that is asked for."""
 
     def devices(self) -> set[object]:
         return {type("Device", (), {"platform": "gpu"})()}

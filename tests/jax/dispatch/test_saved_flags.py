@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is saved for a backward, without elements."""
+"""Flags that are saved for a backward, without elements."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_every_option_is_a_keyword() -> None:
 
 
 def test_linear_functions_have_the_names_of_those_of_torch() -> None:
-    """Beside what JAX cannot have: sums that are written in place, groups of processes, a launch that grants memory."""
+    """JAX alone cannot have sums that are written in place, process groups, and a launch that grants memory."""
     torch = pytest.importorskip("nkilib.torch")
     without = {"options", "grad_weight_sum", "memory_limit", "group", "num_classes", "shard_sizes"}
     for name in ("linear_cross_entropy", "linear_token_scores"):

@@ -88,7 +88,7 @@ def of_a_layer(loss_function: Callable[..., Tensor], **arguments: Any) -> dict[s
 
 
 def logged(loss_function: Callable[..., Tensor], target_dtype: torch.dtype) -> dict[str, Any]:
-    """As ``results``, with the names of the operators that ran."""
+    """Return ``results`` and the names of the operators that ran."""
     with OperatorLog() as log:
         result = results(loss_function, target_dtype)
     return {**result, "operators": log.names}
@@ -97,7 +97,7 @@ def logged(loss_function: Callable[..., Tensor], target_dtype: torch.dtype) -> d
 def in_a_graph(
     loss_function: Callable[..., Tensor], target_dtype: torch.dtype, ignored: int | None = -100
 ) -> dict[str, Any]:
-    """As ``results``, from one graph of each direction: the nodes of both, and the types of all that is in them."""
+    """Return ``results`` from one graph of each direction, the nodes of both and the types of all that is in them."""
     graphs = AotEagerAndRecordGraphs()
     compiled = torch.compile(loss_function, fullgraph=True, dynamic=False, backend=graphs)
     result = results(compiled, target_dtype, ignored)
@@ -167,7 +167,7 @@ def fake_shapes() -> list[Any]:
 
 
 def main() -> None:
-    """Print everything."""
+    """Print the results of all runs as JSON."""
     registrations = install()
     from nkilib.torch import cross_entropy, linear_cross_entropy, vocab_parallel_cross_entropy
     from nkilib.torch.dispatch.native import registrar

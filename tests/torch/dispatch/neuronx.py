@@ -40,14 +40,14 @@ def nki_op(name: str, function: Callable[..., Any] | None = None, mutates_args: 
 
 @dataclass(frozen=True)
 class _Launch:
-    """What a call of a kernel is compiled for, beside shapes and types.
+    """The things that a call of a kernel is compiled for, beside shapes and types.
 
     Attributes:
-        kernel: of the simulator.
-        cores: it is launched on.
-        names: of the tensors, None among them, the one that is written over first.
+        kernel: the kernel of the simulator.
+        cores: the number of cores it is launched on.
+        names: the names of the tensors, None among them, the one that is written over first.
         constants: all other keywords, by name.
-        writes: the kernel writes over the first tensor, and returns it among its results.
+        writes: whether the kernel writes over the first tensor, and returns it among its results.
     """
 
     kernel: Any
@@ -57,7 +57,7 @@ class _Launch:
     writes: bool
 
     def run(self, tensors: Iterable[Tensor | None]) -> list[Tensor]:
-        """With tensors on the CPU."""
+        """Run the kernel with tensors on the CPU."""
         returned = self.kernel[self.cores](**dict(zip(self.names, tensors, strict=True)), **dict(self.constants))
         return list(returned) if isinstance(returned, tuple) else [returned]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What messages recommend instead of a function is there: a function of PyTorch, or else the formula."""
+"""Messages recommend something that exists instead of a function: a function of PyTorch, or else the formula."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which device runs what: launches on the cores of the environment, a native device, and refusals."""
+"""Devices and the code that they run: launches on the cores of the environment, a native device, and refusals."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _forward_results(kernel: Any, cores: int, keywords: dict[str, Any]) -> Any:
 def test_the_device_implementations_look_at_no_value(
     target_dtype: torch.dtype, kernel_writes_in_place: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What XLA and the native device run, on tensors without values; a kernel on XLA returns a new tensor always."""
+    """The code of XLA and of the native device runs without values; a kernel on XLA returns a new tensor always."""
 
     def backward_results(kernel: Any, cores: int, keywords: dict[str, Any]) -> torch.Tensor:
         logits: torch.Tensor = keywords["logits_hbm"]

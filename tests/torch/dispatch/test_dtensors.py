@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the placements of a DTensor mean, and those without a meaning, in a pretended group of two ranks."""
+"""Meanings of the placements of a DTensor, and those without a meaning, in a pretended group of two ranks."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ KNOWN = Operator(
 
 
 class Kernels(NamedTuple):
-    """Of each operator, and what was launched of it."""
+    """The stand-ins of the operators' kernels, with the launches of each."""
 
     forward: StandIn
     backward: StandIn
@@ -117,7 +117,7 @@ class Kernels(NamedTuple):
 
 @pytest.fixture
 def kernels() -> Iterator[Kernels]:
-    """Of registered operators, for one test."""
+    """Register operators for one test, and yield the stand-ins of their kernels."""
     functions = (_products, _gradients, _gradients, _product_with_gradients)
     stand_ins = Kernels(*map(StandIn, functions))
     described = (FORWARD, BACKWARD, ADDING, KNOWN)

@@ -39,7 +39,7 @@ assert callable(nkilib.torch.cross_entropy), "imported, so that its operators ar
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    """What ran on the stand-in."""
+    """Return the report of the runs on the stand-in."""
     environment = {"NKILIB_TORCH_OPS": "nki_op", "NEURON_LOGICAL_NC_CONFIG": "2"}
     printed = run_module("tests.torch.dispatch.native_ops_run", **environment)
     result: dict[str, Any] = json.loads(printed.splitlines()[-1])
@@ -124,7 +124,7 @@ def nothing(*args: Any, **keywords: Any) -> None:
 
 
 def as_schema(operator: Operator, overwrites: bool) -> str:
-    """What PyTorch infers from the types, with the alias and the size type of the descriptions."""
+    """Return the schema that PyTorch infers from the types, with the alias and the size type of the descriptions."""
     mutated = set(operator.written(overwrites))
     schema = torch.library.infer_schema(typed_function(operator, overwrites, nothing), mutates_args=mutated)
     return re.sub(r"\(a\d+!\)", "(a!)", schema.replace("SymInt", "int"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a gradient in place must not write over: leaves of autograd, and parts of other tensors."""
+"""Tensors that a gradient in place must not write over: leaves of autograd, and parts of other tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What follows from a description: schema, implementations of every device, shapes, refusals, the kernel's keywords."""
+"""Consequences of a description: schema, implementations of every device, shapes, refusals, the kernel's keywords."""
 
 from __future__ import annotations
 

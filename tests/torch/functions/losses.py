@@ -57,7 +57,7 @@ def poisson_nll_loss(
 
 
 def _takes_logarithm_of_no_count(sample: Sample) -> bool:
-    """Of a target that is not positive, whose gradient is wanted."""
+    """Tell whether the gradient of a target that is not positive is wanted."""
     target, inputs = sample.args[1], {**sample.constructor[1], **sample.kwargs}
     return bool(inputs.get("full", False)) and target.requires_grad and bool((target <= 0.0).any())
 
@@ -70,12 +70,12 @@ STIRLING: Final = Difference(
 
 
 def numbers(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
-    """Normal ones."""
+    """Return normally distributed numbers."""
     return torch.randn(shape, generator=generator)
 
 
 def positive(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
-    """From 1/8 on."""
+    """Return numbers from 1/8 on."""
     return torch.randn(shape, generator=generator).abs() + 0.125
 
 
@@ -85,17 +85,17 @@ def signs(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
 
 
 def unit_interval(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
-    """In (0, 1)."""
+    """Return numbers in (0, 1)."""
     return torch.randn(shape, generator=generator).sigmoid()
 
 
 def log_probabilities(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
-    """Of the classes along the last dimension."""
+    """Return log-probabilities of the classes along the last dimension."""
     return torch.randn(shape, generator=generator).log_softmax(-1)
 
 
 def probabilities(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
-    """Of the classes along the last dimension."""
+    """Return probabilities of the classes along the last dimension."""
     return log_probabilities(generator, shape).exp()
 
 
@@ -105,12 +105,12 @@ def signs_of_rows(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
 
 
 def labels(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
-    """In (0, 1)."""
+    """Return numbers in (0, 1), which may be labels."""
     return torch.rand(shape, generator=generator)
 
 
 def class_weights(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
-    """Positive."""
+    """Return positive weights of classes."""
     return torch.rand(shape[-1:], generator=generator) + 0.125
 
 
@@ -134,7 +134,7 @@ def labels_of_sequences(generator: torch.Generator, shape: tuple[int, ...]) -> T
 
 
 def steps_of_sequences(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
-    """As many as there are."""
+    """Return as many steps for each sequence as there are."""
     return torch.full(shape[1:2], shape[0])
 
 
@@ -144,7 +144,7 @@ def lengths_of_labels(generator: torch.Generator, shape: tuple[int, ...]) -> Ten
 
 
 class Steps(NamedTuple):
-    """Of ``gradcheck`` in float32: the difference of two losses keeps 2^-15 of them, and the curvature costs 2^-10."""
+    """Settings of ``gradcheck`` in float32: the difference of two losses keeps 2^-15 of them, curvature costs 2^-10."""
 
     eps: float = 2.0**-8
     atol: float = 2e-3
@@ -198,18 +198,18 @@ class Loss:
 
     @property
     def theirs(self) -> Callable[..., Tensor]:
-        """That of ``torch.nn.functional``, in every type."""
+        """The function of ``torch.nn.functional``, in every type."""
         function: Callable[..., Tensor] = getattr(F, self.name)
         return in_every_type(function) if self.lacks_half else function
 
     @property
     def our_module(self) -> type[nn.Module]:
-        """That of :mod:`nkilib.torch`."""
+        """The module of :mod:`nkilib.torch`."""
         return getattr(ours, self.module)  # type: ignore[no-any-return]
 
     @property
     def their_module(self) -> type[nn.Module]:
-        """That of ``torch.nn``."""
+        """The module of ``torch.nn``."""
         return getattr(nn, self.module)  # type: ignore[no-any-return]
 
     def inputs(self, *shape: int) -> list[Tensor]:
@@ -219,7 +219,7 @@ class Loss:
         return [result.requires_grad_(at < self.differentiated) for at, result in enumerate(results)]
 
     def keywords(self, form: Mapping[str, Any], *shape: int) -> dict[str, Any]:
-        """Those of a form, with its tensors."""
+        """Return the keywords of a form, with its tensors."""
         generator = torch.Generator().manual_seed(7)
         return {name: value(generator, shape) if callable(value) else value for name, value in form.items()}
 
@@ -237,7 +237,7 @@ class Loss:
         return module_samples(self.module, dtype)
 
     def checked(self, dtype: torch.dtype = torch.float32, is_module: bool = False) -> Checked:
-        """Beside PyTorch's, for samples of a type."""
+        """Pair ours with PyTorch's, for samples of a type."""
         pair = (self.our_module, _module_in_every_type(self)) if is_module else (self.ours, self.theirs)
         differences = [] if self.lacks_half else _differences(self.differs, dtype)
         return Checked(*pair, self.values, self.gradients, differences=differences)

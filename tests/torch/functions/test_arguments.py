@@ -61,7 +61,7 @@ def test_a_number_in_a_tensor_is_refused_with_the_remedy() -> None:
     ],
 )
 def test_a_graph_takes_another_value_of_an_option(module: str, option: str, target: Tensor, is_dynamic: Any) -> None:
-    """Of the second one the compiler makes a symbol."""
+    """The compiler makes a symbol of the second value."""
     torch.compiler.reset()
     for value in (1.0, 0.5, 0.25):
         loss = getattr(ours, module)(**{option: value})
@@ -92,7 +92,7 @@ def test_integers_are_computed_in_float32(name: str, arguments: tuple[Tensor, ..
 
 
 def test_variances_are_no_integers() -> None:
-    """Those of the other tensors are computed in float32, as above."""
+    """Integers in the other tensors are computed in float32, as above."""
     with pytest.raises(RuntimeError, match="gaussian_nll_loss: Integral inputs not supported, got var"):
         ours.gaussian_nll_loss(torch.rand(2), torch.rand(2), WHOLE)
 

@@ -74,7 +74,7 @@ def test_loss_and_gradients_are_those_of_one_piece(num_chunks: int) -> None:
 
 
 def test_the_gradient_of_weights_is_summed_up_in_float32() -> None:
-    """In bfloat16, 2^-9 after 1 is lost; 128 of them are a quarter."""
+    """A bfloat16 sum loses 2^-9 after 1; 128 of them are a quarter."""
     head = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
     tokens = torch.full((129, 1), 2.0**-9, dtype=torch.bfloat16)
     tokens[0] = 1.0

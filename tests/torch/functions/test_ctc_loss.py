@@ -85,7 +85,7 @@ def test_lengths_on_a_device_are_not_looked_at() -> None:
 
 @pytest.mark.filterwarnings("ignore:Input #. requires gradient")
 def test_gradcheck() -> None:
-    """By the logits, behind whose log_softmax the gradient is right; a step of 2^-7 keeps 2^-15 of a float32 loss."""
+    """Check by logits, behind whose log_softmax the gradient is right; a step of 2^-7 keeps 2^-15 of a float32 loss."""
     _, *arguments = inputs(3, 2, 3)
     logits = torch.randn(3, 2, 3, generator=torch.Generator().manual_seed(1), requires_grad=True)
 

@@ -27,7 +27,7 @@ FORMS: tuple[dict[str, Any], ...] = (
 
 
 def logits(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a student and a teacher, and labels, one of which is ignored."""
+    """Return logits of a student and a teacher, and labels, one of which is ignored."""
     generator = torch.Generator().manual_seed(0)
     student, teacher = (torch.randn(2, 3, 70, generator=generator).to(dtype) for _ in range(2))
     labels = torch.tensor([[0, -100, 5], [3, 3, 1]])

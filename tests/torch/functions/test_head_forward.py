@@ -29,7 +29,7 @@ def group() -> Iterator[None]:
 
 
 def _sharded_head() -> nn.Linear:
-    """Of float32, computed in bfloat16, with results that are cast to float16."""
+    """Return a float32 layer that is computed in bfloat16, with results that are cast to float16."""
     head = nn.Linear(WIDTH, CLASSES)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float16)
     fully_shard(head, reshard_after_forward=True, mp_policy=policy)  # which changes it where it is
@@ -101,7 +101,7 @@ def test_a_sharded_module_hands_its_gradient_to_no_sum() -> None:
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_the_loss_keeps_the_parameters_themselves_under_autocast_too(autocast: bool) -> None:
-    """Their memory is given back after the forward, and is there again in the backward."""
+    """The parameters' memory is given back after the forward, and is there again in the backward."""
     whole, result = nn.Linear(WIDTH, CLASSES), []
     sharded = fully_shard(copy.deepcopy(whole), reshard_after_forward=True)
     target, kept = make_targets(TOKENS, classes=CLASSES), []

@@ -26,7 +26,7 @@ MANY_SAMPLES = 50
 
 
 def _some(loss: Loss, dtype: torch.dtype, samples: Sequence[Sample], step: int) -> Sequence[Sample]:
-    """Of those of ctc_loss another part for each type; in 16 bits every fifth where there are many."""
+    """Choose samples: another part of ctc_loss's for each type; in 16 bits every fifth where there are many."""
     if loss is CTC:
         return samples[DTYPES.index(dtype) :: step]
     return samples[::5] if dtype != torch.float32 and len(samples) > MANY_SAMPLES else samples
@@ -116,7 +116,7 @@ def test_opcheck(loss: Loss, form: Mapping[str, Any], is_reduced: bool) -> None:
 
 
 def _names(operator: Any) -> tuple[list[str], list[str]]:
-    """Of its tensors, and of its options."""
+    """Return the names of its tensors, and of its options."""
     arguments = operator._schema.arguments
     tensors = [argument.name for argument in arguments if not argument.kwarg_only]
     return tensors, [argument.name for argument in arguments if argument.kwarg_only]
@@ -190,7 +190,7 @@ def test_a_full_graph_gives_equal_results(loss: Loss, reduction: str) -> None:
 
 
 def _assert_same(loss: Loss, result: Tensor, expected: Tensor) -> None:
-    """In every bit, but those of CTC within the tolerance of PyTorch."""
+    """Require bitwise identical results, but those of CTC within the tolerance of PyTorch."""
     if loss is CTC:
         torch.testing.assert_close(result, expected)
     else:

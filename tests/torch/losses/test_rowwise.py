@@ -137,7 +137,7 @@ def test_classes_along_a_dimension_that_is_not_the_last() -> None:
 
 @pytest.mark.parametrize("shape", [(4,), (1, 4), (3, 1), (3, 4), (1,), (), (2, 1, 4), (2, 3, 4)])
 def test_gradients_of_the_weight(shape: tuple[int, ...]) -> None:
-    """Of every shape that broadcasts, beside the other gradients and alone, in the type of the weight."""
+    """A weight of every shape that broadcasts has a gradient, beside the others and alone, in the weight's type."""
     x, t, weight = torch.randn(3, 4), torch.rand(3, 4), torch.rand(shape) + 0.125
     calls = [
         call_of(x.requires_grad_(flag), t.requires_grad_(flag), weight.requires_grad_(), reduction=reduction).fresh()
@@ -158,7 +158,7 @@ def test_the_gradient_of_weights_of_many_rows() -> None:
 
 
 def test_small_losses_are_right() -> None:
-    """Of logits far from 0, with the labels that they say."""
+    """Losses of logits far from 0 are right, with the labels that the logits say."""
     x = torch.tensor([[-20.0, 20.0], [-60.0, 90.0]], requires_grad=True)
     t = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
     expected = F.multilabel_soft_margin_loss(x.detach().double(), t.double(), reduction="none")

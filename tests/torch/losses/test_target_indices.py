@@ -22,7 +22,7 @@ IGNORED = (-100, 3, 2**31 - 1, 2**32 - 100, 2**32 + 3, 2**63 - 1, -(2**63))
 
 
 def held_by(dtype: torch.dtype) -> list[int]:
-    """Those of the values that a type holds."""
+    """Return the values that a type holds."""
     limits = torch.iinfo(dtype)
     return [value for value in VALUES if limits.min <= value <= limits.max]
 
@@ -46,7 +46,7 @@ def test_a_kernel_gets_classes_ignored_positions_and_what_is_neither(dtype: torc
 
 @pytest.mark.parametrize("ignore_index", [-100, 3])
 def test_without_memory_to_read_64_bits_are_computed_with(ignore_index: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a graph. Clamping and comparing are right with 32 bits too, for what an int32 holds: nothing is shifted."""
+    """A graph has no memory. Clamping and comparing are right in 32 bits too, for int32 values: nothing is shifted."""
     values = [value for value in held_by(torch.int64) if value != ignore_index]
     expected = kernel_target(torch.tensor([*values, ignore_index]), ignore_index, CLASSES)[0]
     monkeypatch.setattr(target_indices, "is_traced", lambda target: True)
@@ -58,7 +58,7 @@ def test_without_memory_to_read_64_bits_are_computed_with(ignore_index: int, mon
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint64, torch.uint32])
 def test_a_target_of_one_position_has_any_stride(dtype: torch.dtype) -> None:
-    """As the first one of a column has, or an expanded one; PyTorch calls both contiguous."""
+    """The first element of a column has such a stride, or an expanded one; PyTorch calls both contiguous."""
     column = torch.tensor([[3, 1], [2, 0]], dtype=torch.int64).to(dtype)[:, 0]
     for target in (column[:1], column[0].expand(1)):
         assert kernel_target(target, -100, CLASSES)[0].tolist() == [3]

@@ -114,7 +114,7 @@ def _train(model: PreTrainedModel, batches: list[dict[str, Tensor]]) -> list[Ten
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
-    """By name, averaged over ranks: those of a sharded model are already, and have to be gathered."""
+    """Return the gradients by name, averaged over ranks: a sharded model's are already, and have to be gathered."""
     results = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -149,7 +149,7 @@ def _weights_saved(model: PreTrainedModel, batch: dict[str, Tensor]) -> list[int
 
 
 def run(name: str, rank: int) -> dict[str, Any]:
-    """What one rank finds: of ``"stock"``, ``"ours"`` and, under mixed precision, ``"exact"``."""
+    """Return the findings of one rank: of ``"stock"``, ``"ours"`` and, under mixed precision, ``"exact"``."""
     case = CASES[name]
     stock, ours = (model.train() for model in pair(case.make))
     for model in (stock, ours):

@@ -64,7 +64,7 @@ def mistral() -> PreTrainedModel:
 
 
 def gemma2() -> PreTrainedModel:
-    """With tied embeddings, as it is published, and a cap that bends its logits."""
+    """Return a model with tied embeddings, as it is published, and a cap that bends its logits."""
     return Gemma2ForCausalLM(Gemma2Config(**_SIZES, head_dim=8, final_logit_softcapping=0.5))
 
 
@@ -96,7 +96,7 @@ class Windows(torch.utils.data.Dataset):
 
 
 def training_arguments(directory: object, **further: Any) -> TrainingArguments:
-    """Of a trainer that takes three steps of three micro-batches."""
+    """Return the arguments of a trainer that takes three steps of three micro-batches."""
     return TrainingArguments(
         output_dir=str(directory),
         max_steps=3,
@@ -114,7 +114,7 @@ def training_arguments(directory: object, **further: Any) -> TrainingArguments:
 
 
 def gradients_of(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Of its parameters, by name; every one has a gradient."""
+    """Return the gradients of the model's parameters, by name; every parameter has a gradient."""
     gradients = {}
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, f"{name} has no gradient"
@@ -154,7 +154,7 @@ def assert_rounded_alike(actual: Tensor, expected: Tensor) -> None:
 
 
 def gradient_budget(stock: PreTrainedModel, batch: Mapping[str, Any]) -> float:
-    """What a parameter's gradient may be off by, as a share of its norm; ``stock`` has gradients of the batch.
+    """Return the error allowed of a parameter's gradient, as a share of its norm; ``stock`` has gradients of the batch.
 
     In bfloat16 one logit's gradient that is rounded the other way changes roundings of all that follows, so two right
     backwards differ by up to the error of each. That of the stock model is measured: a copy of it in float64 knows the

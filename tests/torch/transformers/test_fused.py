@@ -60,7 +60,7 @@ def _pair(make: Make, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedMod
 
 
 def _exact_loss(model: PreTrainedModel, batch: dict[str, Tensor], items: int | None = None) -> Tensor:
-    """Of the model's own hidden states, in float64 from there on."""
+    """Compute the loss of the model's own hidden states, in float64 from there on."""
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     hidden = model.model(**inputs).last_hidden_state
     logits = F.linear(hidden.double(), model.lm_head.weight.double())
@@ -153,7 +153,7 @@ def test_no_tensor_has_the_size_of_the_logits() -> None:
     ids=["last", "positions", "positions of each", "mask"],
 )
 def test_logits_to_keep_keeps_hidden_states(kept: Any) -> None:
-    """Of all logits the same ones: releases of transformers before 5.23 take no positions of each sequence."""
+    """The reference takes the same of all logits: transformers before 5.23 takes no positions of each sequence."""
     stock, ours = _pair(llama)
     batch = padded_batch()
     labels = batch.pop("labels")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What ``fuse_linear_loss`` refuses, and what stands in the place of logits."""
+"""The refusals of ``fuse_linear_loss``, and the object that stands in the place of logits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Own(LlamaForCausalLM):
 
 
 class _Adapted(nn.Module):
-    """As LoRA's, in the place of a layer."""
+    """A module in the place of a layer, like LoRA's."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ def test_the_trainer_accumulates_evaluates_and_predicts_as_with_the_stock_model(
 
 
 class _Wrapper(nn.Module):
-    """What PEFT puts around a model: it calls the model's ``forward`` itself."""
+    """A wrapper like the one that PEFT puts around a model: it calls the model's ``forward`` itself."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

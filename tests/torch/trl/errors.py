@@ -25,12 +25,12 @@ TIMES_TRL = 2.0
 
 @dataclass(frozen=True)
 class Error:
-    """Of one quantity.
+    """The error of one quantity.
 
     Attributes:
-        name: of the quantity.
+        name: the name of the quantity.
         size: the error.
-        floor: what it may be in any case.
+        floor: the error allowed in any case.
     """
 
     name: str

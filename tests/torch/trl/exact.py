@@ -136,7 +136,7 @@ class Replaced:
 
     @property
     def current(self) -> Any:
-        """What trainers find."""
+        """The object that trainers find."""
         return getattr(self.place, self.name)
 
 

@@ -22,12 +22,12 @@ from tests.torch.trl.trainers import KINDS, Case
 
 @dataclass
 class Run:
-    """What one run gave.
+    """The results of one run.
 
     Attributes:
-        losses: from ``compute_loss``, one a step.
-        gradients: of all parameters with one, by name, one dictionary a step.
-        results: of the calls of the function in the first step, and before it.
+        losses: the losses from ``compute_loss``, one a step.
+        gradients: the gradients of all parameters with one, by name, one dictionary a step.
+        results: the results of the calls of the function in the first step, and before it.
         tiles: how many of TRL's tiles were computed.
     """
 

@@ -79,7 +79,7 @@ def operands(
 
 
 def call(replaced: Replaced, inputs: list[Tensor], **options: Any) -> tuple[Tensor | None, ...]:
-    """As a trainer calls it."""
+    """Call the function as a trainer does."""
     temperature, scale = options.get("temperature", 1.0), options.get("scale", 1.0)
     if replaced is SCORES:
         outputs = options.get("outputs", OUTPUTS)
@@ -277,7 +277,7 @@ def test_a_function_of_somebody_else_is_not_replaced(replaced: Replaced, monkeyp
 
 
 class _Renamed:
-    """With an argument of another name."""
+    """A function with an argument of another name."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, labels, temperature, chunk_size, cap=None, logit_scale=1.0, outputs=()):
@@ -285,7 +285,7 @@ class _Renamed:
 
 
 class _OtherDefault:
-    """With another default."""
+    """A function with another default."""
 
     @staticmethod
     def forward(
@@ -304,7 +304,7 @@ class _OtherDefault:
 
 
 class _OtherDivergence:
-    """With an argument that the known one has not."""
+    """A function with an argument that the known one has not."""
 
     @staticmethod
     def forward(ctx, student_hidden, student_weight, student_bias, teacher_hidden, mask):

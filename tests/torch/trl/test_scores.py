@@ -58,7 +58,7 @@ def operands(*dtypes: torch.dtype) -> list[Tensor]:
 
 
 def total(results: Results) -> Tensor:
-    """Of results with a gradient, another factor for each position."""
+    """Sum up the results that have a gradient, with another factor for each position."""
     factors = torch.linspace(-1.0, 2.0, POSITIONS)
     return (factors * results[0]).sum() + (0.0 if results[1] is None else (0.1 * factors.square() * results[1]).sum())
 

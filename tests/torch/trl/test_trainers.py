@@ -65,18 +65,18 @@ def products(case: Case) -> torch.dtype:
 
 
 def later_budget(case: Case) -> float:
-    """What rounding log-probabilities alone moves gradients by, from the second step on, as a share of their norm.
+    """Return gradients' error from rounding log-probabilities alone, from the second step on, as a share of their norm.
 
     RLOO weighs a sequence by the ratio of its probabilities, now and at first: exp of twice ``COMPLETION``
-    log-probabilities between 4 and 8, each rounded to a float32. Before, the ratio is 1 to the bit. What the sequences
-    of a group add cancels in part, by a factor of 2 or so.
+    log-probabilities between 4 and 8, each rounded to a float32. Before, the ratio is 1 to the bit. The contributions
+    of the sequences of a group cancel in part, by a factor of 2 or so.
     """
     half_a_step = 4 * 2.0**-24
     return 2 * 2 * COMPLETION * half_a_step if case.kind == "rloo" else 0.0
 
 
 def three_runs(case: Case, directory: Path) -> tuple[Run, Run, Run]:
-    """In float64, TRL's own and ours, each checked for whose code ran."""
+    """Run the trainer in float64, with TRL's own function and with ours, each checked for whose code ran."""
     exact, theirs, ours = (run(case, directory, function) for function in ("exact", "trl", "ours"))
     assert theirs.tiles > 0, "the tiles are not counted"
     assert exact.tiles == ours.tiles == 0

@@ -53,7 +53,7 @@ class FakeZero3:
 
     @contextmanager
     def GatheredParameters(self, parameters: list[nn.Parameter]) -> Iterator[None]:
-        """As DeepSpeed names it."""
+        """Gather parameters, under DeepSpeed's name for it."""
         self.gathered.append(len(parameters))
         for parameter in parameters:
             assert parameter.ds_status == NOT_AVAILABLE and parameter.numel() == 0  # type: ignore[attr-defined]
@@ -68,7 +68,7 @@ class FakeZero3:
 
 @pytest.fixture
 def zero3(monkeypatch: pytest.MonkeyPatch) -> FakeZero3:
-    """What stands for DeepSpeed."""
+    """Install and return a stand-in for DeepSpeed."""
     fake = FakeZero3()
     status = ModuleType("deepspeed.runtime.zero.partition_parameters")
     status.ZeroParamStatus = SimpleNamespace(AVAILABLE=AVAILABLE)  # type: ignore[attr-defined]
@@ -89,7 +89,7 @@ def operands() -> tuple[Tensor, nn.Parameter, nn.Parameter, Tensor]:
 
 
 def call(inputs: tuple[Any, ...], outputs: tuple[str, ...] = OUTPUTS) -> tuple[Tensor | None, ...]:
-    """As TRL calls it: within its context."""
+    """Call the function as TRL does: within its context."""
     hidden, weight, bias, targets = inputs
     with place.maybe_gather_lm_head_ctx(weight, bias):
         return SCORES.current.apply(hidden, weight, bias, targets, 0.8, 64, None, 1.0, outputs)
@@ -168,7 +168,7 @@ def test_without_a_gradient_nothing_is_gathered_again(zero3: FakeZero3) -> None:
 
 
 def test_a_parameter_that_is_whole_anyway_is_not_gathered(zero3: FakeZero3) -> None:
-    """As a tied one is, which the embedding's module keeps."""
+    """A tied parameter is whole, because the embedding's module keeps it."""
     hidden, weight, bias, targets = operands()
     weight.ds_status = bias.ds_status = AVAILABLE  # type: ignore[attr-defined]
     with install(devices=("cpu",)):
@@ -195,7 +195,7 @@ def parameters(inputs: Models, first: int = 0) -> list[nn.Parameter]:
 
 
 def compare(inputs: Models, beta: float) -> tuple[Tensor, Tensor]:
-    """As TRL calls it, whose function gathers by itself."""
+    """Call the divergence as TRL does, whose function gathers by itself."""
     return DIVERGENCES.current.apply(*inputs, beta, 0.8, 1.3, 4.0)
 
 

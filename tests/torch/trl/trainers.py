@@ -47,7 +47,7 @@ TEACHER_LOGITS: Final = {"logits_scaling": 0.8, "final_logit_softcapping": 6.0}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Of words ``w3`` to the end of the vocabulary, apart by spaces."""
+    """Return a tokenizer of words from ``w3`` to the end of the vocabulary, apart by spaces."""
     words = {name: number for number, name in enumerate(_SPECIAL)}
     words |= {f"w{number}": number for number in range(len(_SPECIAL), VOCABULARY)}
     of_words = Tokenizer(WordLevel(words, unk_token="<unk>"))
@@ -132,15 +132,15 @@ KINDS: Final = {
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and how.
+    """The model that is trained, and how.
 
     Attributes:
-        kind: of :data:`KINDS`.
+        kind: one of :data:`KINDS`.
         precision: ``"float32"``, ``"autocast"``, which is float32 under bf16 autocast, or ``"bfloat16"``, which is a
-            model of that type under it.
+            model of bfloat16 under it.
         tied: the output layer's weight is the embedding's.
         lora: adapters are trained, and the output layer is frozen.
-        options: of the trainer's configuration.
+        options: options of the trainer's configuration.
         teacher: the type of a teacher's parameters, that of the student's by default.
         capped: student and teacher scale and cap their logits, each in its own way.
     """

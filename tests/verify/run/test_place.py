@@ -19,7 +19,7 @@ DEVICES = ["/dev/neuron0", "/dev/neuron1"]
 
 @dataclass
 class Backend:
-    """What `nkilib.nki` has chosen."""
+    """A backend that `nkilib.nki` has chosen."""
 
     name: str
     reason: str

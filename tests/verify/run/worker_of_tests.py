@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""In place of the worker: does what the name of the step says."""
+"""A stand-in for the worker, which does what the name of the step says."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ US = 1e-6
 
 
 def by_clock(figure: Figure, *values_us: float) -> Observation:
-    """What a clock of the SDK would say of the launches of a figure."""
+    """Return the observation of an SDK clock of the launches of a figure."""
     names = [launch.name for launch in (figure.timed, figure.base) if launch is not None]
     arrays = {f"{name} by the clock": np.full(5, value * US) for name, value in zip(names, values_us, strict=True)}
     return Observation(arrays, notes={"clock": "nrtpy", "refusals": {}})
@@ -100,7 +100,7 @@ def test_an_error_is_no_time() -> None:
 
 
 def test_what_is_compiled_for_each_launch_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of the compiler, which leaves the program of a launch where the variable says."""
+    """The kernel stands in for the compiler, which leaves the program of a launch where the variable says."""
     home = tmp_path / "artifacts"
     home.mkdir()
     monkeypatch.setenv(ARTIFACTS, str(home))

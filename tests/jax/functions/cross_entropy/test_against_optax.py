@@ -30,7 +30,7 @@ from tests.jax.telling import assert_gradient, assert_loss
 
 @cache
 def exact_of(dtype: Any) -> Exact:
-    """For ``make_logits`` and ``make_targets``."""
+    """Return the exact results for ``make_logits`` and ``make_targets``."""
     return of_optax(make_logits(dtype=dtype), make_targets())
 
 
@@ -45,7 +45,7 @@ def exact_of(dtype: Any) -> Exact:
     ],
 )
 def test_loss_and_gradient(reduction: str, dtype: Any) -> None:
-    """Not under jit: that comes with a large vocabulary."""
+    """Loss and gradient are checked without jit, which comes with a large vocabulary."""
     x, target, exact = make_logits(dtype=dtype), make_targets(), exact_of(dtype)
     loss, gradient_of = jax.vjp(lambda x: cross_entropy(x, target, reduction=reduction), x)
     upstream = np.linspace(0.5, 1.5, POSITIONS, dtype=np.float32) if reduction == "none" else np.float32(0.75)
@@ -114,7 +114,7 @@ def test_with_64_bits_switched_on() -> None:
 
 
 def test_a_step_takes_next_to_no_memory() -> None:
-    """Beside logits and gradient, as XLA plans it; nothing runs. A copy of the logits in float32 is twice as large."""
+    """A step's temporary memory, as XLA plans it without a run, is small; logits in float32 would be twice as large."""
     x, target = jax.ShapeDtypeStruct((256, 8192), jnp.bfloat16), jax.ShapeDtypeStruct((256,), jnp.int32)
     planned = jax.jit(jax.value_and_grad(cross_entropy)).lower(x, target).compile().memory_analysis()
     assert planned.output_size_in_bytes >= 2 * x.size

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is refused, before anything is compiled: who, what is required, what came, what to do."""
+"""Refusals before anything is compiled: they say who refuses, what is required, what came and what to do."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_more_classes_than_an_argmax_counts() -> None:
 
 
 def test_a_class_that_does_not_exist_is_nan_where_targets_are_traced() -> None:
-    """Its loss, its log-probability and its row of the gradient; the other positions are as they were."""
+    """The position's loss, log-probability and row of the gradient are NaN; the other positions are as they were."""
     wrong = TARGET.at[2].set(CLASSES)
 
     @jax.jit

@@ -60,7 +60,7 @@ def test_vmap_over_class_weights_launches_for_each(launches: LaunchLog) -> None:
 
 
 def test_the_gradient_of_a_scan_with_checkpoints() -> None:
-    """As a loss in chunks over tokens has it; the sum of all losses."""
+    """A loss in chunks over tokens has such a scan; its value is the sum of all losses."""
 
     def total(x: jax.Array) -> jax.Array:
         chunk = jax.checkpoint(lambda x, target: cross_entropy(x, target, reduction="sum"))

@@ -44,7 +44,7 @@ WEIGHT = jnp.asarray((0.5 + np.random.default_rng(3).random(CLASSES)).astype(np.
 def assert_loss_and_gradients(
     loss: jax.Array, gradients: Any, problem: LinearProblem, operands: Operands, divisor: float
 ) -> None:
-    """Of a sum of losses over ``divisor``, with the gradients of all operands in their types."""
+    """Check a sum of losses over ``divisor``, and the gradients of all operands in their types."""
     result = linear_forward_reference(problem)
     assert loss.dtype == jnp.float32
     assert_within(loss, result.loss.sum() / divisor, linear_forward_bounds(problem)["loss"].sum() / divisor)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is refused, before anything is compiled: who, what is required, what came, what to do."""
+"""Refusals before anything is compiled: they say who refuses, what is required, what came and what to do."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_refused(arguments: tuple[Any, ...], options: dict[str, Any], error: typ
 
 
 def test_a_class_that_does_not_exist_is_nan_where_targets_are_traced() -> None:
-    """Its loss and its row of the gradient; the other positions are as they were."""
+    """The loss of such a position and its row of the gradient are NaN; the other positions are as they were."""
     wrong, others = TARGET.at[2].set(CLASSES), np.arange(POSITIONS) != 2
 
     @jax.jit

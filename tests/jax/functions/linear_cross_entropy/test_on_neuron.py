@@ -56,7 +56,7 @@ class StandIn:
 
 
 def _results(arguments: dict[str, Any]) -> list[Result]:
-    """What the kernel's documentation says that it returns."""
+    """Return the results that the kernel's documentation names."""
     if "lse_hbm" in arguments:
         wanted = [arguments[name] for flag, name in _GRADIENTS.items() if arguments[flag]]
         return [Result(array.shape, array.dtype) for array in wanted]

@@ -42,7 +42,7 @@ def assert_same(result: Any, expected: Any) -> None:
 
 
 def test_a_step_under_jit_with_a_checkpoint(launches: LaunchLog, expected: Any) -> None:
-    """What is recomputed is one more launch, and what is compiled in is static."""
+    """A recomputed forward is one more launch, and everything that is compiled in is static."""
     step = jax.jit(jax.value_and_grad(jax.checkpoint(loss_of), (0, 1, 2)))
     assert_same(step(X, W, B), expected)
     assert launches.backward == [(POSITIONS, FEATURES)]
@@ -55,7 +55,7 @@ def test_a_step_under_jit_with_a_checkpoint(launches: LaunchLog, expected: Any) 
 def test_gradients_that_nobody_asks_for_are_not_computed(
     argument: int, wanted: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch, expected: Any
 ) -> None:
-    """As of a frozen output layer, or of a frozen body."""
+    """A frozen output layer and a frozen body need fewer gradients, and only those wanted are computed."""
     from nkilib.jax.dispatch.launch import Kernel
 
     asked, run = [], Kernel.launch
@@ -71,7 +71,7 @@ def test_gradients_that_nobody_asks_for_are_not_computed(
 
 
 def test_vmap_is_one_launch_but_for_gradients_of_the_output_layer(launches: LaunchLog) -> None:
-    """Those are sums over the rows of an example."""
+    """Gradients of the output layer are sums over the rows of an example, and take one launch an example."""
     many = jnp.stack([X, 0.5 * X, -X])
 
     def total(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is refused, before anything is compiled: who, what is required, what came, what to do."""
+"""Refusals before anything is compiled: they say who refuses, what is required, what came and what to do."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_positions_spread_over_two_devices(ids: int | None, launches: LaunchLog)
 
 
 def test_vmap_of_ids_is_one_launch(launches: LaunchLog) -> None:
-    """As of samples of one prompt each: hidden states and ids by example."""
+    """Hidden states and ids differ by example, like samples of one prompt each, and one launch computes them."""
     many, target = jnp.stack([X, -X]), make_targets(2, POSITIONS, 3)
     gradient = jax.vmap(jax.grad(lambda x, t: total(x, W, t, UPSTREAM)))(many, target)
     assert launches.forward == launches.backward == [(2 * POSITIONS, FEATURES)]

@@ -69,7 +69,7 @@ def measure(loss: Callable[[Tensor, Tensor], Tensor], positions: int) -> float:
 
 
 def print_memory(loss: str, positions: int) -> None:
-    """In MiB."""
+    """Print the peak memory of a loss with its gradient, in MiB."""
     chosen = LOSSES[loss]
     give_memory_back()
     measure(chosen, 8)  # what is loaded or kept once

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What users of other cross-entropy kernels complain of, each by name: none of it may happen here."""
+"""Complaints of users of other cross-entropy kernels, each by name: none of it may happen here."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_either_form_is_the_loss_of_pytorch(exact_maximum: bool | None) -> None:
 
 
 def test_which_maximum_the_forward_returns() -> None:
-    """In a row of several chunks the shift does not see what stands at its end."""
+    """The shift of a row of several chunks does not see the values at the row's end."""
     logits = torch.full((2, 80_000), -20.0)
     logits[:, :2], logits[:, -1] = 0.0, 3.0
     maxima = {

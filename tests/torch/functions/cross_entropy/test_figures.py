@@ -64,7 +64,7 @@ MOST_OF_BFLOAT16 = 2.02 * 2.0**-8
 
 
 def most_in_float32(positions: int, classes: int, loss: float) -> float:
-    """Of PyTorch's mean or sum on logits in float32, relative, whatever the order in which a machine adds.
+    """Bound the error of PyTorch's mean or sum on float32 logits, relative, in whatever order a machine adds.
 
     V positive terms are off by at most (V - 1) 2^-24 of their sum, which is an absolute error of its logarithm, with
     four units for exp, log and the difference; N losses by (N - 1) 2^-24 of theirs.
@@ -73,8 +73,8 @@ def most_in_float32(positions: int, classes: int, loss: float) -> float:
 
 
 def most_of_ours(positions: int, loss: float) -> float:
-    """Of our mean or sum, relative: 16 units for a loss of at least 1, and as much for a smaller one as for 1
-    (``host/bounds.py``), and PyTorch's sum of N losses, in any order.
+    """Bound the error of our mean or sum, relative: 16 units for a loss of at least 1, as much for a smaller one as
+    for 1 (``host/bounds.py``), and the error of PyTorch's sum of N losses, in any order.
     """
     return 16 * 2.0**-23 * (1 + loss) / loss + (positions - 1) * 2.0**-24
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What docs/evidence/peers.md says about PyTorch's own losses; a release that changes one of them changes the page."""
+"""Statements of docs/evidence/peers.md about PyTorch's own losses; a release that changes one changes the page."""
 
 from __future__ import annotations
 

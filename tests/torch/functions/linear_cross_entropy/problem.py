@@ -43,19 +43,19 @@ class Problem:
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def with_arguments(self, **arguments: Any) -> Problem:
-        """With other or further ones."""
+        """Return the problem with other or further arguments."""
         return replace(self, arguments={**self.arguments, **arguments})
 
     @property
     def upstream(self) -> Tensor:
-        """Of the loss."""
+        """The upstream gradient of the loss."""
         if self.arguments.get("reduction") != "none":
             return torch.tensor(-1.5)
         shape = self.target.shape
         return make_logits(*shape, seed=9) if shape else torch.tensor(1.7)
 
     def leaves(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """What is differentiated by, by name."""
+        """Return the tensors to differentiate by, by name."""
         tensors = {"input": self.input, "linear_weight": self.linear_weight, "linear_bias": self.linear_bias}
         return {
             name: tensor.detach().to(dtype or tensor.dtype).clone().requires_grad_()
@@ -76,7 +76,7 @@ class Problem:
         return Results(loss.detach().reshape(upstream.shape), {name: leaf.grad for name, leaf in leaves.items()})
 
     def ours(self, **further: Any) -> Results:
-        """Those of ``linear_cross_entropy``, with further arguments of its own."""
+        """Return the results of ``linear_cross_entropy``, with further arguments of its own."""
         leaves = self.leaves()
         loss = linear_cross_entropy(target=self.target, **leaves, **self.arguments, **further)
         loss.backward(self.upstream)

@@ -77,7 +77,7 @@ def _launch(kernel: Any, cores: int, keywords: dict[str, Any]) -> Any:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, StandIn]:
-    """What is launched, by the name of the operator."""
+    """Return stand-ins for the kernels that are launched, by the name of the operator."""
     names = ("forward", "backward", "backward_adding", "with_gradients")
     return {name: stand_in_for(monkeypatch, f"linear_cross_entropy_{name}", _launch) for name in names}
 

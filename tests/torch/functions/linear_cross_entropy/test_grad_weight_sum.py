@@ -27,7 +27,7 @@ def micro_batches(dtype: torch.dtype = torch.bfloat16) -> tuple[list[Tensor], Te
 
 
 def exact_sum(scale: float) -> Tensor:
-    """Of all micro-batches, of ``scale`` times the summed losses, in float64."""
+    """Return the weight gradient of ``scale`` times the summed losses of all micro-batches, in float64."""
     inputs, weight, targets = micro_batches()
     w = weight.detach().double().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)

@@ -27,7 +27,7 @@ ENOUGH = 2**30
 
 
 def operators_of(problem: Any, **arguments: Any) -> list[str]:
-    """Of this library, in a forward and, of a loss that requires grad, a backward."""
+    """Return this library's operators in a forward and, where a loss requires grad, a backward."""
     leaves = problem.leaves()
     with OperatorLog() as log:
         loss = linear_cross_entropy(target=problem.target, **leaves, **problem.arguments, **arguments)

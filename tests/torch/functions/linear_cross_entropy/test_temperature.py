@@ -76,7 +76,7 @@ def test_the_module_has_both() -> None:
 
 @pytest.mark.usefixtures("compile_afresh")
 def test_a_graph_takes_another_temperature() -> None:
-    """Of the second one the compiler makes a symbol."""
+    """The compiler makes a symbol of the second temperature."""
     problem = make_problem(POSITIONS)
     compiled = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
     for value in (0.5, 0.8):

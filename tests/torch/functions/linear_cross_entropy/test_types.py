@@ -43,7 +43,7 @@ def _problem(input_dtype: torch.dtype, weight_dtype: torch.dtype) -> Problem:
 
 
 def _cast(problem: Problem, dtype: torch.dtype) -> Problem:
-    """As a cast before the call makes it."""
+    """Return the problem as a cast before the call makes it."""
     bias = None if problem.linear_bias is None else problem.linear_bias.to(dtype)
     return Problem(problem.input.to(dtype), problem.linear_weight.to(dtype), problem.target, bias)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What each of the processes of ``vocab_parallel.ranks_run`` does with a distillation of output layers in parts.
+"""Distillations of output layers in parts, as each of the processes of ``vocab_parallel.ranks_run`` runs them.
 
 ``python -m tests.torch.functions.linear_distillation.on_ranks DIRECTORY RANKS`` does it in RANKS processes, for sweeps.
 """
@@ -37,7 +37,7 @@ OF_CLASSES: Final = ("linear_weight", "linear_bias", "teacher_weight", "teacher_
 
 
 def distillation_problems() -> dict[str, DistillationProblem]:
-    """By name; one has classes that both models mask, and one so few classes that a rank of three has none."""
+    """Return problems by name; one has classes that both models mask, and one so few that a rank of three has none."""
     options = {"temperature": 0.75, "logit_scale": 0.5, "teacher_logit_softcap": 5.0, "temperature_squared": True}
     problems = {
         "forward": make_distillation(2, 3, classes=CLASSES, ignored=-100, weighted=True, **options),
@@ -71,7 +71,7 @@ def _constants(problem: DistillationProblem) -> dict[str, Any]:
 
 
 def run_parts(problem: DistillationProblem, group: dist.ProcessGroup | None) -> Results:
-    """Of plain tensors, of which this rank has its classes."""
+    """Run the loss on plain tensors, of which this rank has its classes."""
     kept = len(problem.leaves_of["linear_weight"]) // dist.get_world_size(group)
     rank = dist.get_rank(group)
 
@@ -84,7 +84,7 @@ def run_parts(problem: DistillationProblem, group: dist.ProcessGroup | None) -> 
 
 
 def run_dtensors(problem: DistillationProblem, group: dist.ProcessGroup | None, of_teacher: Placement) -> Results:
-    """Of replicated hidden states, and layers in shards: the student's of classes, the teacher's as it is said."""
+    """Run on replicated hidden states and layers in shards: the student's of classes, the teacher's ``of_teacher``."""
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
     placements = dict.fromkeys(("linear_weight", "linear_bias", "teacher_bias"), Shard(0))
     placements |= {"input": Replicate(), "teacher_input": Replicate(), "teacher_weight": of_teacher}
@@ -97,7 +97,7 @@ def run_dtensors(problem: DistillationProblem, group: dist.ProcessGroup | None, 
 
 
 def run_gathered(problem: DistillationProblem, group: dist.ProcessGroup | None) -> Results:
-    """Of this rank's own hidden states, and layers that FSDP2 has sharded."""
+    """Run the loss on this rank's own hidden states, and layers that FSDP2 has sharded."""
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
     own = of_rank(problem, dist.get_rank(group))
     leaves: Kept = {"input": own.leaves_of["input"].requires_grad_()}

@@ -25,12 +25,12 @@ Kept = dict[str, Tensor]
 
 
 class Divergence(NamedTuple):
-    """Of every position, in float64, with what an error of a logit does to it.
+    """The divergence of every position, in float64, with the effect of an error of a logit on it.
 
     Attributes:
         value: [...], in nats.
         slack: how much a divergence, and an element of its gradient by logits, may move where each logit moves by 1.
-        of_gradient: the same of each element of the gradient, [..., V].
+        of_gradient: the same for each element of the gradient, [..., V].
     """
 
     value: Tensor
@@ -39,7 +39,7 @@ class Divergence(NamedTuple):
 
 
 def divergence_of(z_s: Tensor, z_t: Tensor, beta: float) -> Divergence:
-    """By its definition; a class of -inf in both adds nothing.
+    """Compute the divergence by its definition; a class of -inf in both adds nothing.
 
     The gradient of KL(P || Q) by the student's logits is Q - P, those of KL(Q || P) and of the mixed divergence are
     weights Q times the distance of a log ratio r from its mean. A softmax moves by twice of itself, r by as much.
@@ -91,24 +91,24 @@ class DistillationProblem:
     upstream: tuple[str, ...] = ("loss", "logprob")
 
     def leaves(self) -> Kept:
-        """What is differentiated by, by name."""
+        """Return the tensors to differentiate by, by name."""
         return {name: tensor.detach().clone().requires_grad_() for name, tensor in self.leaves_of.items()}
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of a call, beside the leaves."""
+        """The arguments of a call, beside the leaves."""
         return {"labels": self.labels, **self.constants, **self.options}
 
     @property
     def beta(self) -> float:
-        """Of the divergence."""
+        """The beta of the divergence."""
         of_direction = {"forward": 0.0, "reverse": 1.0}[self.options.get("direction", "forward")]
         beta: float = self.options.get("beta", of_direction)
         return beta
 
     @property
     def temperature(self) -> float:
-        """Of both models."""
+        """The temperature of both models."""
         temperature: float = self.options.get("temperature", 1.0)
         return temperature
 
@@ -118,7 +118,7 @@ class DistillationProblem:
         return self.labels != self.options.get("ignore_index", IGNORED)
 
     def compute_dtype(self, name: str) -> torch.dtype:
-        """Of the products of a model, by the name of its hidden states."""
+        """Return the type of the products of a model, by the name of its hidden states."""
         arguments = {**self.leaves_of, **self.constants}
         models = (("input", "linear_weight"), ("teacher_input", "teacher_weight"))
         are_alike = all(arguments[input].dtype == arguments[weight].dtype for input, weight in models)
@@ -133,13 +133,13 @@ class DistillationProblem:
         return outputs, self.gradients(outputs, leaves)
 
     def gradients_of_results(self) -> Kept:
-        """What comes upstream."""
+        """Return the upstream gradients of the results, by name."""
         return {
             name: make_logits(*self.labels.shape, seed=30 + at, spread=1.0) for at, name in enumerate(self.upstream)
         }
 
     def gradients(self, outputs: LinearDistillationOutputs, leaves: Kept) -> Kept:
-        """Of the leaves, by name. What comes to an ignored position is NaN."""
+        """Return the gradients of the leaves, by name. The upstream gradient of an ignored position is NaN."""
         upstream = self.gradients_of_results()
         inputs = [torch.where(self.counts, gradient, torch.nan) for gradient in upstream.values()]
         results = torch.autograd.grad([getattr(outputs, name) for name in upstream], list(leaves.values()), inputs)

@@ -30,7 +30,7 @@ class Operands(NamedTuple):
     teacher_weight: Tensor
 
     def logits(self) -> tuple[Tensor, Tensor]:
-        """Of student and teacher."""
+        """Return the logits of student and teacher."""
         return F.linear(*self[:2]), F.linear(*self[2:])
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What one process can show of a loss of a vocabulary in shards.
+"""A loss of a vocabulary in shards, as far as one process can show it.
 
 The group is a pretended one, of two ranks of which only this one exists: its all-reduces leave tensors as they are.
 This rank has all classes, so its results are those of the whole.
@@ -36,14 +36,14 @@ BETAS = pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 
 @pytest.fixture(autouse=True)
 def _two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of which the first one has all classes."""
+    """Pretend a group of two ranks, of which the first one has all classes."""
     monkeypatch.setattr(parts, "shards_of_ranks", lambda *_: VocabularyShards((CLASSES, 0), 0))
     with two_ranks():
         yield
 
 
 def outputs_of(problem: DistillationProblem, **arguments: Any) -> LinearDistillationOutputs:
-    """Of this rank, which has all classes."""
+    """Return the outputs of this rank, which has all classes."""
     options = {**problem.arguments, "reduction": "none", "outputs": OUTPUTS, "group": dist.group.WORLD, **arguments}
     outputs = linear_distillation_loss(**options)
     assert isinstance(outputs, LinearDistillationOutputs)
@@ -98,7 +98,7 @@ def test_what_is_infinite_of_the_whole_is_infinite_of_ranks(masked: str, beta: f
 
 @pytest.fixture
 def backwards(monkeypatch: pytest.MonkeyPatch) -> dict[str, StandIn]:
-    """What is launched for gradients, by the name of the operator."""
+    """Return stand-ins for the kernels that are launched for gradients, by the name of the operator."""
     names = ("linear_distillation_shard_backward", "linear_distillation_shard_backward_adding")
     return {
         name: stand_in_for(monkeypatch, name, lambda kernel, cores, argument: kernel[cores](**argument))

@@ -31,7 +31,7 @@ POSITIONS, CLASSES = 6, 20
 
 
 def results_of(z_s: Tensor, z_t: Tensor, beta: float) -> ShardResults:
-    """What kernels return of a shard, rounded to float32."""
+    """Return the results of kernels for a shard, rounded to float32."""
     if z_s.shape[1] == 0:
         none = torch.zeros(len(z_s))
         low, nothing = none + torch.finfo(torch.float32).min, none - torch.inf
@@ -65,13 +65,13 @@ class Ranks:
 
     @property
     def divergence(self) -> Tensor:
-        """Of all classes."""
+        """The divergence of all classes."""
         shares = zip(self.own, self.students, self.teachers, strict=True)
         return torch.stack([divergence_term(*share, self.beta) for share in shares]).sum(0)
 
     @property
     def entropy(self) -> Tensor:
-        """Of the student, of all classes."""
+        """The entropy of the student, of all classes."""
         return torch.stack([entropy_term(*item) for item in zip(self.own, self.students, strict=True)]).sum(0)
 
 

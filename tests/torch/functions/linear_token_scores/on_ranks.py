@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What each of the processes of ``vocab_parallel.ranks_run`` does with scores of an output layer in parts."""
+"""Scores of an output layer in parts, as each of the processes of ``vocab_parallel.ranks_run`` computes them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROUNDED_TO_MASKED: Final = 2
 
 
 def score_problems() -> dict[str, ScoreProblem]:
-    """By name; that with a bias has two masked classes, one of them by the rounding of its bias."""
+    """Return problems by name; "masked" has a bias and two masked classes, one of them by the rounding of its bias."""
     problems = {
         "plain": make_scores(2, 3, ignored=-100),
         "bfloat16": make_scores(6, dtype=torch.bfloat16, temperature=0.75, logit_softcap=5.0),
@@ -65,7 +65,7 @@ def run_scores(problem: ScoreProblem, group: dist.ProcessGroup | None) -> Result
 
 
 def run_scores_of_dtensors(problem: ScoreProblem, group: dist.ProcessGroup | None) -> Results:
-    """Of replicated hidden states and a layer in shards of classes."""
+    """Run the scores on replicated hidden states and a layer in shards of classes."""
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
     placements = {"input": Replicate(), "linear_weight": Shard(0), "linear_bias": Shard(0)}
     leaves: dict[str, Tensor] = {
@@ -79,7 +79,7 @@ def run_scores_of_dtensors(problem: ScoreProblem, group: dist.ProcessGroup | Non
 
 
 def run_gathered(problem: ScoreProblem, group: dist.ProcessGroup | None) -> Results:
-    """Of this rank's own hidden states, a multiple of those of the problem, and a layer that FSDP2 has sharded."""
+    """Run the scores on this rank's own hidden states, the problem's rolled, and a layer that FSDP2 has sharded."""
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
     operands = problem.operands
     bias, (classes, features) = operands.linear_bias, operands.linear_weight.shape

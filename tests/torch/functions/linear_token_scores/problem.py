@@ -47,7 +47,7 @@ class ScoreProblem:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Of the products."""
+        """The type of the products."""
         dtype: torch.dtype = self.options.get("compute_dtype") or self.operands.input.dtype
         return dtype
 
@@ -86,13 +86,13 @@ class ScoreProblem:
 
     @property
     def factor(self) -> float:
-        """Of the logits."""
+        """The factor of the logits."""
         factor: float = self.options.get("logit_scale", 1.0)
         return factor
 
     @property
     def logit_error(self) -> float:
-        """What a logit may be off by after the temperature."""
+        """The bound of a logit's error after the temperature."""
         return max(1.0, self.factor / self.options.get("temperature", 1.0)) * self.operands.logit_error()
 
     def _exact_scores(self, z: Tensor) -> dict[str, Tensor]:
@@ -142,7 +142,7 @@ class ScoreProblem:
         }
 
     def gradients_of_scores(self) -> dict[str, Tensor]:
-        """What comes upstream."""
+        """Return the upstream gradients of the scores, by name."""
         operands = self.operands
         shapes = {"logprob": operands.target.shape}
         return {
@@ -151,7 +151,7 @@ class ScoreProblem:
         }
 
     def gradients(self, scores: dict[str, Any], leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Of the operands, by name. What comes to the log-probability of an ignored id is NaN."""
+        """Return the operands' gradients by name. The upstream gradient of an ignored id's log-probability is NaN."""
         upstream = self.gradients_of_scores()
         if "logprob" in upstream:
             upstream["logprob"] = torch.where(self.ignored, torch.nan, upstream["logprob"])

@@ -18,7 +18,7 @@ POSITIONS, FEATURES, CLASSES = 256, 512, 4096
 
 
 class Errors(NamedTuple):
-    """In norm and the largest one of a score; in norm and of the worst row of a gradient."""
+    """Errors in norm, and the worst: of scores the largest absolute one, of gradients the worst row's relative one."""
 
     logprob: tuple[float, float]
     entropy: tuple[float, float]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What one process can show of scores of a vocabulary in shards, of one target id of each position and of several.
+"""Scores of a vocabulary in shards, of one target id of each position and of several, as far as one process shows them.
 
 The group is a pretended one, of two ranks of which only this one exists: its all-reduces leave tensors as they are. So
 where this rank has all classes, the results are those of the whole.
@@ -34,7 +34,7 @@ def _two_ranks() -> Iterator[None]:
 
 
 def scores_of(problem: ScoreProblem, **arguments: Any) -> LinearTokenScores:
-    """Of this rank, which has all classes."""
+    """Return the scores of this rank, which has all classes."""
     options = {"target": problem.operands.target, "outputs": EVERY, "shard_sizes": [CLASSES, 0], **problem.options}
     return linear_token_scores(group=dist.group.WORLD, **{**options, **arguments})
 
@@ -67,7 +67,7 @@ def test_one_rank_with_all_classes_has_the_scores_of_the_whole(adds: bool, ids: 
 
 @pytest.fixture
 def backwards(monkeypatch: pytest.MonkeyPatch) -> dict[str, StandIn]:
-    """What is launched for gradients, by the name of the operator."""
+    """Return stand-ins for the kernels that are launched for gradients, by the name of the operator."""
     names = ("linear_token_scores_shard_backward", "linear_token_scores_shard_backward_adding")
     return {
         name: stand_in_for(monkeypatch, name, lambda kernel, cores, argument: kernel[cores](**argument))

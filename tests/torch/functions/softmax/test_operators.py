@@ -141,7 +141,7 @@ def test_autocast_of_the_cpu_leaves_types_as_pytorch_does(name: str, dtype: torc
 
 @pytest.mark.parametrize("name", NAMES)
 def test_autocast_of_an_accelerator_gives_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As PyTorch's list of operators for CUDA has it. Shapes and types alone: there is no such device here."""
+    """PyTorch's list of operators for CUDA has it so. Shapes and types alone: there is no such device here."""
     monkeypatch.setattr("nkilib.torch.functions.softmax.autocast_dtype", lambda device: torch.bfloat16)
     x = torch.empty(3, 4, dtype=torch.bfloat16, device="meta", requires_grad=True)
     result = CHECKED[name].ours(x, 0)

@@ -120,8 +120,9 @@ def objective(
     logprob: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> Tensor:
-    """What the backward starts from: the loss of every position times the upstream gradient of the case, and lse,
-    logprob and entropy, where there are any, with gradients of their own."""
+    """Return the scalar that the backward starts from: the loss of every position times the upstream gradient of the
+    case, and lse, logprob and entropy, where there are any, with gradients of their own.
+    """
     upstream = case.upstream()
     total = loss.sum() if upstream is None else (loss * upstream.to(loss.dtype)).sum()
     for seed, values in ((10, lse), (11, logprob), (12, entropy)):
@@ -131,8 +132,9 @@ def objective(
 
 
 def reference(case: Case) -> dict[str, Tensor]:
-    """What the unsharded logits [*shape, V] give in float64, by name: ``gradient`` and ``target_gradient`` of the
-    objective, and the outputs."""
+    """Return the results of the unsharded logits [*shape, V] in float64, by name: ``gradient`` and
+    ``target_gradient`` of the objective, and the outputs.
+    """
     logits, target = logits_and_targets(case)
     x = logits.double().reshape(-1, case.num_classes).requires_grad_()
     arguments = case.arguments()

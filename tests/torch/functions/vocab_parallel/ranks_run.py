@@ -163,9 +163,9 @@ def main(rank: int, directory: Path) -> None:
 
 
 def _compile_once() -> None:
-    """What the first graph loads and sets up, the others need not.
+    """Load and set up everything that the first graph needs, so that other graphs need not.
 
-    Without a gradient: where torch is built for CUDA, autograd starts threads, and refuses to work in forked processes.
+    No gradient is taken: torch built for CUDA starts threads in autograd, and refuses to work in forked processes.
     """
     torch.compile(lambda x: (2.0 * x).logsumexp(0), backend="aot_eager", fullgraph=True)(torch.ones(2))
 

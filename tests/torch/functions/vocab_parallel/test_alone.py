@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What one process can show of the vocabulary-parallel loss: refusals, torch.compile, and that no value is looked at.
+"""The vocabulary-parallel loss in one process: refusals, torch.compile, and that no value is looked at.
 
 The group is a pretended one, of two ranks of which only this one exists: its all-reduces leave tensors as they are.
 """

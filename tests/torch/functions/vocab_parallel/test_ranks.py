@@ -44,7 +44,7 @@ SECONDS = 120.0
 
 
 def run_processes(directory: Path) -> Found:
-    """What each process has found, in order."""
+    """Run the processes and return their findings, in order."""
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     run_module("tests.torch.functions.vocab_parallel.ranks_run", str(directory), timeout=SECONDS, **one_thread)
     return [torch.load(directory / f"{rank}.pt") for rank in range(PROCESSES)]
@@ -57,7 +57,7 @@ def found_by_processes(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 @pytest.fixture(scope="module")
 def found_by_ranks(found_by_processes: Found) -> dict[int, Found]:
-    """What the ranks of the groups of 2 and 3 have found."""
+    """Return the findings of the ranks of the groups of 2 and 3."""
     return {ranks: [process[ranks] for process in found_by_processes if ranks in process] for ranks in (2, 3)}
 
 
@@ -66,7 +66,7 @@ def _parameters(cases: Any) -> Any:
 
 
 def _classes(case: Case, gradients: list[Tensor]) -> list[Tensor]:
-    """Of every rank's gradient the columns that are classes, last; those of padding are 0."""
+    """Return the columns of every rank's gradient that are classes, last; those of padding are 0."""
     columns = [gradient.movedim(case.class_dim, -1) for gradient in gradients]
     for item, size in zip(columns, case.sizes, strict=True):
         assert not item[..., size:].any()
@@ -166,7 +166,7 @@ def test_all_ignored_is_what_pytorch_makes_of_it(case: Case, found_by_ranks: dic
 
 
 def test_a_full_graph_of_torch_compile_gives_equal_results(found_by_ranks: dict[int, Found]) -> None:
-    """Of a group whose ranks are not those among all; ``test_alone`` compiles the default group."""
+    """The group's ranks are not those among all; ``test_alone`` compiles the default group."""
     for rank in found_by_ranks[2]:
         expected, actual = rank["compiled"]["expected"], rank["compiled"]["actual"]
         assert expected[1].any() and all(torch.equal(*pair) for pair in zip(expected, actual, strict=True))

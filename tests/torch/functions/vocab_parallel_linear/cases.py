@@ -70,7 +70,7 @@ class LinearCase:
         return arguments
 
     def problem(self) -> Problem:
-        """Of all ranks; its arguments are those that a tolerance depends on."""
+        """Return the problem of all ranks; its arguments are those that a tolerance depends on."""
         ignored = self.options.get("ignore_index", IGNORED)
         known = {"reduction": self.reduction}
         if "weight" in self.options:
@@ -85,7 +85,7 @@ class LinearCase:
         return made
 
     def leaves(self, rank: int) -> dict[str, Tensor]:
-        """What a rank has, by name of the argument, padding included."""
+        """Return the tensors that a rank has, by name of the argument, padding included."""
         first, padding = sum(self.sizes[:rank]), self.widths[rank] - self.sizes[rank]
         arguments = {}
         for name, whole in self.problem().leaves().items():
@@ -106,7 +106,7 @@ def _confident(made: Problem) -> Problem:
 
 
 def objective(case: LinearCase, loss: Tensor, lse: Tensor | None = None, logprob: Tensor | None = None) -> Tensor:
-    """What the backward starts from: the upstream gradient of the loss, and of lse and logprob where there are any."""
+    """Return the scalar of the backward: the loss, and lse and logprob if there are any, with upstream gradients."""
     total = (loss * case.problem().upstream.to(loss.dtype)).sum()
     for seed, values in ((10, lse), (11, logprob)):
         if values is not None:
@@ -115,19 +115,19 @@ def objective(case: LinearCase, loss: Tensor, lse: Tensor | None = None, logprob
 
 
 def _outputs_upstream(case: LinearCase, seed: int) -> Tensor:
-    """Of lse or logprob."""
+    """Return the upstream gradient of lse or logprob."""
     return 0.3 * make_logits(*case.shape, seed=seed)
 
 
 @dataclass(frozen=True)
 class LinearReference:
-    """What the whole weight gives in float64.
+    """The results of the whole weight in float64.
 
     Attributes:
-        loss: reduced.
-        gradients: by name, None for what is frozen.
-        bounds: of the errors of these gradients.
-        outputs: by name.
+        loss: the reduced loss.
+        gradients: the gradients by name, None for a frozen argument.
+        bounds: bounds of the errors of these gradients.
+        outputs: the outputs by name.
     """
 
     loss: Tensor
@@ -137,7 +137,7 @@ class LinearReference:
 
 
 def linear_reference(case: LinearCase) -> LinearReference:
-    """From the very values that the ranks are given."""
+    """Compute the reference from the very values that the ranks are given."""
     leaves = case.problem().leaves(torch.float64)
     logits = F.linear(leaves["input"].flatten(0, -2), leaves["linear_weight"], leaves.get("linear_bias"))
     logits.retain_grad()

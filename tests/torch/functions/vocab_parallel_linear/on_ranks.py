@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What each of the processes of ``vocab_parallel.ranks_run`` does with an output layer in parts."""
+"""An output layer in parts, as each of the processes of ``vocab_parallel.ranks_run`` computes it."""
 
 from __future__ import annotations
 

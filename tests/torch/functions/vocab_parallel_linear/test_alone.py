@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What one process can show of the loss of an output layer in parts.
+"""The loss of an output layer in parts, as far as one process can show it.
 
 The group is a pretended one, of two ranks of which only this one exists: its all-reduces leave tensors as they are. So
 where this rank has all classes, the results are those of the whole.
@@ -130,7 +130,7 @@ def test_the_gradient_of_the_input_is_summed_in_float32_and_rounded_once(
 
 @pytest.fixture
 def backwards(monkeypatch: pytest.MonkeyPatch) -> dict[str, StandIn]:
-    """What is launched for gradients, by the name of the operator."""
+    """Return stand-ins for the kernels that are launched for gradients, by the name of the operator."""
     names = ("linear_cross_entropy_shard_backward", "linear_cross_entropy_shard_backward_adding")
     return {
         name: stand_in_for(monkeypatch, name, lambda kernel, cores, argument: kernel[cores](**argument))

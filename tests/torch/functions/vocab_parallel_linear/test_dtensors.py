@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What an output layer that is a DTensor means, in a pretended group of two ranks of which this is the first."""
+"""The meaning of an output layer that is a DTensor, in a pretended group of two ranks of which this is the first."""
 
 from __future__ import annotations
 
