@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch of a kernel shows of the kernel's guarantee, and checks that hold each claim against it."""
+"""Observations of a kernel's launch that concern its guarantee, and checks of each claim against them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def kernel_of(case: Case) -> Any:
 
 @dataclass
 class Seen:
-    """What a launch leaves behind.
+    """The observations of one launch.
 
     Attributes:
-        results: by name.
-        arguments: arrays that it was given, as it left them.
-        workspace_bytes: of HBM that the kernel allocated, without what it returned.
+        results: results by name.
+        arguments: arrays that the launch was given, in the state in which it left them.
+        workspace_bytes: bytes of HBM that the kernel allocated, without the results that it returned.
         sums: the types in which elements were added up, with the instructions that did so.
     """
 
@@ -110,7 +110,7 @@ def seen_of(name: str, cores: int) -> Seen:
 
 
 def check_bits(guarantee: Guarantee, on_one: Seen, on_two: Seen, again: Seen) -> None:
-    """Of launches on one core, on two, and once more on two."""
+    """Check the bits of results of launches on one core, on two, and once more on two."""
     if guarantee.deterministic:
         assert on_two.bits() == again.bits(), "another run is not bitwise identical"
     if guarantee.same_bits_on_cores:

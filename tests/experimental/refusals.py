@@ -46,7 +46,7 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """With which its messages begin."""
+        """The name with which the kernel's messages begin."""
         return str(self.function.__name__)
 
     def accepted(self, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Arguments:
@@ -370,7 +370,7 @@ class Refusal:
     target: str = "trn2"
 
     def arguments_of(self, kernel: Kernel) -> Arguments:
-        """Those in which a call of the kernel differs."""
+        """Return the arguments in which a call of the kernel differs."""
         return {name.format(**kernel.words): value for name, value in self.arguments.items()}
 
     def concerns(self, kernel: Kernel) -> bool:
@@ -405,7 +405,7 @@ def parametrized(refusals: Iterable[Refusal], kernels: Mapping[str, Kernel] = KE
 
 
 def assert_refused(refusal: Refusal, kernel: Kernel, cores: int | None) -> None:
-    """With the whole message, before the first instruction, and with every array as it was."""
+    """Assert that a call raises its whole message before the first instruction, and leaves every array as it was."""
     if refusal.target == "trn1" and cores == 2:
         pytest.skip("trn1 has no logical NeuronCore of two: the launch itself is refused")
     arguments = {**kernel.accepted(refusal.shape), **refusal.arguments_of(kernel)}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""At most one unfinished sum of products in a bank of PSUM, in every kernel that sums over several products.
+"""A bank of PSUM has at most one unfinished sum of products, in every kernel that sums over several products.
 
 The documentation of NKI allows several. On trn2, however, a product that begins a sum was seen to clear what is pending
 in its bank (public notes of a workshop, October 2026, NKI 0.6: all sums of a bank but the last lost a product). So the
@@ -97,7 +97,7 @@ class Products:
 
 @contextmanager
 def observed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Products]:
-    """What Tensor is given meanwhile."""
+    """Yield the products that Tensor is given meanwhile."""
     products, multiply, transpose = Products(), nisa.nc_matmul, nisa.nc_transpose
 
     def observed_matmul(dst: nl.NkiTensor, *args: Any, accumulate: bool | None = None, **kwargs: Any) -> Any:

@@ -85,7 +85,7 @@ def test_what_a_kernel_guarantees_holds(kernel: str, name: str) -> None:
 
 @pytest.mark.parametrize("form", ["special rows, float32, under a shift", "small, float32"])
 def test_a_forward_of_one_form_is_bitwise_identical_on_one_core_and_two(form: str) -> None:
-    """Which its guarantee says in its notes: what it does not promise is the choice of a form."""
+    """The notes of its guarantee say so: only the choice of a form is not promised."""
     name = f"cross_entropy_forward: {form}"
     assert seen_of(name, 1).bits() == seen_of(name, 2).bits()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What every kernel over rows refuses: each with its whole message, and before anything is written.
+"""Refusals of every kernel over rows, each with its whole message, before anything is written.
 
 The limits of what they take are accepted. `python -O`, which drops asserts, changes none of it.
 """

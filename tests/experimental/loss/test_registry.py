@@ -132,7 +132,7 @@ def test_the_page_has_the_tables_that_are_printed() -> None:
 
 
 def test_times_are_checked_against_little_more_than_they_are() -> None:
-    """By the figures of the page, which the sweep compares with the model: a loose goal would hide a slower kernel."""
+    """Goals are near the page's figures, which the sweep compares with the model: loose ones hide a slower kernel."""
     launches = {(f"`{entry.name}`", launch.label): launch for entry in LOSSES for launch in entry.launches}
     rows = [tuple(line.strip("| ").split(" | ")) for line in PAGE.splitlines()]
     timed = [row for row in rows if row[:2] in launches]

@@ -51,12 +51,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        """For the identifier of a test."""
+        """The name for the identifier of a test."""
         return "-".join(str(value) for value in [*self.launched.values(), *self.limits.values()])
 
 
 def _no_sizes() -> Iterator[tuple[Size, Limits]]:
-    """Of a family whose smallest sizes are cheap."""
+    """Return no sizes, for a family whose smallest sizes are cheap."""
     return iter(())
 
 
@@ -91,7 +91,7 @@ class PlanFamily:
         return TABLES / f"{self.name}.jsonl"
 
     def rows(self) -> list[Row]:
-        """Those of the committed table."""
+        """Return the rows of the committed table."""
         return [Row(**json.loads(line)) for line in self.table.read_text(encoding="utf-8").splitlines()]
 
     def write(self, rows: list[Row]) -> None:

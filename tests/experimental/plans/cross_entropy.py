@@ -57,7 +57,7 @@ _WEIGHTED = ("recipe", "probabilities")
 
 
 def _options_of(size: Size) -> Options:
-    """Of a launch, before its form is chosen."""
+    """Return the options of a launch, before its form is chosen."""
     name, vocabulary = size["options"], size["vocabulary"]
     classes = Classes(0, vocabulary, vocabulary)
     if name == "plain":
@@ -67,7 +67,7 @@ def _options_of(size: Size) -> Options:
 
 
 def tiling_of(size: Size) -> dict[str, int]:
-    """The chooser's."""
+    """Return the tiling that the chooser gives."""
     shape = size["positions"], size["vocabulary"]
     chosen = choose_tiling(
         *shape, size["dtype"], size["direction"], size["target"], extended=size["options"] != "plain"
@@ -82,7 +82,7 @@ def _launch_of(size: Size) -> Launch:
 
 
 def branches(size: Size) -> Branches:
-    """Of the plan of the first core, and whether the second one has rows."""
+    """Return the branches of the first core's plan, and whether the second one has rows."""
     cores, is_forward = size["cores"], size["direction"] == "forward"
     launch, options = _launch_of(size), _options_of(size)
     with using(target=size["target"]), on_core(0, cores):
@@ -132,7 +132,7 @@ def _sizes(
 
 
 def sizes(wide: bool) -> Iterator[Size]:
-    """Of language models."""
+    """Return sizes of language models."""
     names = ("plain", *OPTIONS)
     if wide:
         return _sizes(_POSITIONS, _VOCABULARIES, tuple(TYPES), names)
@@ -163,7 +163,7 @@ def logits_of(size: Size) -> Any:
 
 
 def targets_of(size: Size) -> Any:
-    """Classes."""
+    """Draw the target classes."""
     return np.random.default_rng(5).integers(0, size["vocabulary"], size["positions"]).astype(np.int32)
 
 

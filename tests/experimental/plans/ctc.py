@@ -66,7 +66,7 @@ def _has_loop(plan: Plan, is_forward: bool) -> bool:
 
 
 def branches(size: Size) -> Branches:
-    """Of the plan of the first core, and whether the second one has sequences."""
+    """Return the branches of the first core's plan, and whether the second one has sequences."""
     plan, is_forward = plan_of(size), size["direction"] == "forward"
     cores = "one" if size["cores"] == 1 else "two" if plan.groups > 1 else "two, one without sequences"
     groups = cut_class(plan.groups, plan.sequences % plan.rows != 0)
@@ -111,7 +111,7 @@ def _sizes(
 
 
 def sizes(wide: bool) -> Iterator[Size]:
-    """Of speech, of characters and of word pieces."""
+    """Return sizes of speech, of characters and of word pieces."""
     return _sizes(_STEPS, _SEQUENCES, _CLASSES, _LABELS) if wide else _sizes(*_SAMPLED)
 
 

@@ -53,7 +53,7 @@ def launch_of(size: Size) -> Launch:
 
 
 def branches(size: Size) -> Branches:
-    """Of the plan of the first core, and whether the second one has rows."""
+    """Return the branches of the first core's plan, and whether the second one has rows."""
     with on_core(0, size["cores"]):
         launch = launch_of(size)
         parts, batches = launch.parts(), len(launch.batches())
@@ -105,7 +105,7 @@ def _sizes(positions: tuple[int, ...], vocabularies: tuple[int, ...], dtypes: tu
 
 
 def sizes(wide: bool) -> Iterator[Size]:
-    """Of language models."""
+    """Return sizes of language models."""
     if wide:
         return _sizes(_POSITIONS, _VOCABULARIES + _LONG_VOCABULARIES, ("bfloat16", "float32"))
     return _sizes(*_SAMPLED, ("bfloat16", "float32"))

@@ -76,7 +76,7 @@ def _reduction_of(size: Size) -> str:
 
 
 def _weight_part(size: Size, name: str) -> tuple[slice, slice]:
-    """What of a weight of each element a launch is given: that of a row, or of a column, where they are shared."""
+    """Return the part of an elementwise weight that a launch is given: one value per row or column if shared."""
     everything = slice(None), slice(None)
     shared = {"rows": (slice(None), slice(0, 1)), "columns": (slice(0, 1), slice(None))}
     return shared.get(size["weights"], everything) if name == "weight" else everything
@@ -113,7 +113,7 @@ def _wanted(size: Size) -> list[str]:
 
 
 def branches(size: Size) -> Branches:
-    """Of the plan of both cores together: tiles do not depend on them."""
+    """Return the branches of both cores' plan: tiles do not depend on the cores."""
     with on_core(0, size["cores"]):
         launch = launch_of(size)
     columns, piece = launch.tiling.columns, piece_columns(launch.scratch_tiles)
@@ -167,7 +167,7 @@ def _sizes(shapes: tuple[tuple[int, int], ...], dtypes: tuple[str, ...]) -> Iter
 
 
 def sizes(wide: bool) -> Iterator[Size]:
-    """From one element to a hundred million: only beyond that are there two buffers."""
+    """Return sizes from one element to a hundred million: only beyond that are there two buffers."""
     return _sizes(_SHAPES, ("bfloat16", "float32")) if wide else _sizes(_SAMPLED_SHAPES, ("bfloat16",))
 
 

@@ -77,7 +77,7 @@ class Planned(NamedTuple):
 
 
 def planned(plan: BackwardPlan, vocab_size: int, cores: int, num_positions: int) -> Planned:
-    """As ``write_gradients`` goes on with a plan that fits."""
+    """Complete a plan that fits, as ``write_gradients`` does."""
     shares = [share for share in shares_of_cores(vocab_size, cores) if share.size > 0]
     covers = [planned_cover(plan, shares, core, num_positions) for core in range(len(shares))]
     result = tuple(cover for cover in covers if cover is not None)
@@ -89,7 +89,7 @@ def planned(plan: BackwardPlan, vocab_size: int, cores: int, num_positions: int)
 
 
 def of_backward(size: Size) -> Planned:
-    """Of a launch with the default tiling."""
+    """Plan a launch with the default tiling."""
     return _of_backward(tuple(size.items()), limits_in_force())
 
 
@@ -118,7 +118,7 @@ def tiling_of(size: Size) -> LinearTiling:
 
 
 def sizes_of(size: Size, variant: Variant) -> BackwardSizes:
-    """What the plan depends on."""
+    """Return the sizes that the plan depends on."""
     options = OPTIONS[variant.options]
     has_spread = "label_smoothing" in options
     return BackwardSizes(
@@ -151,7 +151,7 @@ def standing(plan: BackwardPlan) -> str:
 
 
 def parts_of_operands(result: Planned, positions: int, with_weight: bool) -> Branches:
-    """In how many parts the operands of a block are worked on."""
+    """Name the number of parts in which the operands of a block are worked on."""
     plan, largest = result.plan, result.largest
     block = balanced_spans(Span(0, positions), plan.position_tiles * TILE)[0]
     stripes = [Span(0, plan.features)]
@@ -178,7 +178,7 @@ def blocks_of_positions(plan: BackwardPlan) -> str:
 
 
 def branches_of_operands(size: Size) -> Branches:
-    """What of the operands stays, and in how many parts they are worked on."""
+    """Name the operands that stay, and the number of parts in which they are worked on."""
     result, plan = of_backward(size), of_backward(size).plan
     branches = {"layout": size["layout"], "logits": standing(plan), "blocks of positions": blocks_of_positions(plan)}
     if plan.streams_weight:
@@ -187,7 +187,7 @@ def branches_of_operands(size: Size) -> Branches:
 
 
 def way_through_classes(result: Planned) -> tuple[str, str]:
-    """Which blocks stand in the program of a core, and which are a loop; and how much a trip loads for the next one."""
+    """Name the blocks that are unrolled and those in a loop, and how much an iteration loads for the next one."""
     if result.covers:
         return "cover, " + ("its own" if all(cover.is_exact for cover in result.covers) else "shared"), "nothing"
     lead, blocks = result.blocks[0].lead, result.blocks[0].blocks
@@ -222,7 +222,7 @@ def branches_of_classes(size: Size) -> Branches:
 
 
 def _upstream(problem: LinearProblem, variant: Variant) -> tuple[BackwardInputs, dict[str, Any]]:
-    """What comes to the gradients, and maximum and log_sum where the variant has them."""
+    """Return the upstream gradients, and maximum and log_sum where the variant has them."""
     forward = linear_forward_reference(problem)
     lse = forward.lse.astype(np.float32)
     pair = {}

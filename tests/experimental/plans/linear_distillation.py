@@ -99,7 +99,7 @@ def _has_room(sizes: PairForwardSizes | KeptSizes | MixtureSizes, positions: int
 
 
 def _schedule(size: Size, plan: PositionPlan, shared: int, class_block: int, bodies: int) -> ClassSchedule:
-    """Of the first core."""
+    """Return the schedule of the first core."""
     division = divide_classes(size["classes"], shared, size["cores"], class_block)
     return ClassSchedule.make(division, 0, class_block, bodies)
 
@@ -142,7 +142,7 @@ def branches_of_groups(size: Size) -> Branches:
 
 
 def branches_of_mixed(size: Size) -> Branches:
-    """Of a divergence from a mixture: scores are kept for the second visit, or both products run twice."""
+    """Name a mixture divergence's branches: scores are kept for the second visit, or both products run twice."""
     if not keeps_scores(size["positions"], size["classes"], MEMORY_LIMIT):
         return {"scores": "computed twice"}
     sizes = KeptSizes(forward_sizes(size), MEMORY_LIMIT)
@@ -157,7 +157,7 @@ def branches_of_mixed(size: Size) -> Branches:
 
 
 def branches_of_mixture(size: Size) -> Branches:
-    """Of the sums of a mixture, whose log-sum-exps are given."""
+    """Name the branches of the sums of a mixture, whose log-sum-exps are given."""
     sizes = MixtureSizes(forward_sizes(size))
     tiling = fastest_tiling(sizes, usable_sbuf_bytes())
     _has_room(sizes, size["positions"], tiling)

@@ -73,7 +73,7 @@ def shrunk_grid(
 
 
 def needs_of(size: Size) -> PairNeeds:
-    """What a launch keeps and does: nothing that is optional, or all of it."""
+    """Return the needs of a launch: nothing that is optional, or all of it."""
     is_all = size["variant"] == "all"
     model = ModelNeeds(is_all, is_all, is_all)
     mixed = 0.0 < size["beta"] < 1.0
@@ -81,7 +81,7 @@ def needs_of(size: Size) -> PairNeeds:
 
 
 def forward_sizes(size: Size, program_share: float = 1.0) -> PairForwardSizes:
-    """What the plan of a visit with both products depends on."""
+    """Return the sizes that the plan of a visit with both products depends on."""
     itemsize = DTYPES[size["dtype"]].itemsize
     student, teacher = (StreamSizes(size[f"{name}_features"], itemsize) for name in ("student", "teacher"))
     return PairForwardSizes(

@@ -35,7 +35,7 @@ from tests.experimental.plans.linear_sizes import (
 
 
 def needs_of(size: Size, kept: bool = False) -> ForwardNeeds:
-    """Of a launch; of one that keeps its logits, without further results."""
+    """Return the needs of a launch, or of one that keeps its logits, without further results."""
     variant = VARIANTS[size["variant"]]
     chosen, results = OPTIONS[variant.options], () if kept else variant.results
     cap, temperature = chosen.get("logit_softcap"), chosen.get("temperature", 1.0)
@@ -56,7 +56,7 @@ def needs_of(size: Size, kept: bool = False) -> ForwardNeeds:
 
 
 def forward_tiling(size: Size, positions: int, needs: ForwardNeeds) -> LinearTiling:
-    """That is chosen for so many of the positions of a launch."""
+    """Choose the tiling for this many positions of a launch."""
     tiling = choose_linear_tiling(
         positions,
         size["features"],
@@ -74,7 +74,7 @@ def forward_tiling(size: Size, positions: int, needs: ForwardNeeds) -> LinearTil
 
 
 def forward_sizes(size: Size, positions: int, needs: ForwardNeeds) -> ForwardSizes:
-    """What the plan of so many of the positions depends on."""
+    """Return the sizes that the plan of this many positions depends on."""
     itemsize = DTYPES[size["dtype"]].itemsize
     return ForwardSizes(positions, size["features"], size["classes"], itemsize, size["cores"], needs)
 
@@ -98,12 +98,12 @@ class PlannedForward(NamedTuple):
 
     @property
     def schedule(self) -> ClassSchedule:
-        """Of the first core."""
+        """The schedule of the first core."""
         return ClassSchedule.make(self.division, 0, self.class_block, self.bodies)
 
 
 def of_forward(size: Size) -> PlannedForward:
-    """Of the loss alone, whose cores may share classes."""
+    """Plan the loss alone, whose cores may share classes."""
     needs = needs_of(size)
     tiling = forward_tiling(size, size["positions"], needs)
     sizes = forward_sizes(size, size["positions"], needs)
@@ -114,7 +114,7 @@ def of_forward(size: Size) -> PlannedForward:
 
 
 def of_kept(size: Size, positions: int, program_share: float) -> PlannedForward:
-    """Of the loss of so many positions whose logits are kept: no class is shared, and no loop counts positions."""
+    """Plan the loss of so many positions whose logits are kept: no class is shared, and no loop counts positions."""
     needs = needs_of(size, kept=True)
     tiling = forward_tiling(size, positions, needs)
     sizes = replace(forward_sizes(size, positions, needs), program_share=program_share)
@@ -150,7 +150,7 @@ def blocks_of_positions(plan: PositionPlan) -> str:
 
 
 def way_through_classes(schedule: ClassSchedule) -> str:
-    """Which blocks stand in the program of a core, and which are a loop."""
+    """Name the blocks that are unrolled in the program of a core, and those that are a loop."""
     if schedule.count == 0:
         return "none"
     if schedule.head is None:

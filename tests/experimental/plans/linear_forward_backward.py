@@ -67,7 +67,7 @@ def _parts(size: Size) -> tuple[int, int, int]:
 
 
 def of_gradients(size: Size) -> Planned:
-    """Of the gradients of a whole part, whose loss has to fit as well."""
+    """Plan the gradients of a whole part, whose loss has to fit as well."""
     return _of_gradients(tuple(size.items()), limits_in_force())
 
 
@@ -135,7 +135,7 @@ def branches_of_classes(size: Size) -> Branches:
 
 
 def branches_of_operands(size: Size) -> Branches:
-    """In how many parts the operands of the gradients are worked on."""
+    """Name the number of parts in which the operands of the gradients are worked on."""
     result = of_gradients(size)
     parts = parts_of_operands(result, _parts(size)[0], "weight" in VARIANTS[size["variant"]].wanted)
     return {

@@ -180,9 +180,9 @@ def _planned_under(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> _
 
 
 def branches(size: Size) -> Branches:
-    """Of operands that are cast how W is, how it stands and how many staged tiles a transfer of it takes.
+    """Name how the logits stand, and for a W that is cast its layout and the staged tiles of a transfer of it.
 
-    Of others whether the positions are split, which is a branch of the backward alone.
+    Without a cast of W, name instead whether the positions are split, which is a branch of the backward alone.
     """
     planned = _planned(size)
     results: Branches = {"kernel": size["direction"]}

@@ -42,12 +42,12 @@ class Candidate:
 
     @property
     def facts(self) -> frozenset[str]:
-        """What varies over a table."""
+        """The facts that vary over a table."""
         return frozenset(facts_of(self.size))
 
 
 def facts_of(size: Size) -> Iterator[str]:
-    """What is no branch of a table and has to vary over its rows."""
+    """Yield the facts that are no branch of a table and have to vary over its rows."""
     for name in ("positions", "features", "classes"):
         whole, ragged, small = ENDS
         yield f"{name}: {whole if size[name] % TILE == 0 else ragged if size[name] > TILE else small}"
@@ -57,7 +57,7 @@ def facts_of(size: Size) -> Iterator[str]:
 
 
 def _pairs(row: Row, candidate: Candidate) -> set[tuple[str, str]]:
-    """Of each branch and what varies."""
+    """Pair each branch with each fact that varies."""
     return {(f"{name}: {value}", fact) for name, value in row.branches.items() for fact in candidate.facts}
 
 
@@ -73,7 +73,7 @@ class Search:
         self.found: dict[str, dict[str, list[Candidate]]] = {family.name: {} for family in families}
 
     def try_at_random(self, count: int) -> None:
-        """So many sizes under limits."""
+        """Try ``count`` random sizes under limits."""
         for _ in range(count):
             self.take(self._random())
 
@@ -117,7 +117,7 @@ class Search:
         return [item[3] for item in ranked[:8]]
 
     def _changed(self, start: Candidate) -> Candidate:
-        """With one to three properties of another launch."""
+        """Return the launch with one to three properties of another launch."""
         other = self._random()
         size, limits = dict(start.size), dict(start.limits)
         names = [*size, *_LIMITS]
@@ -189,7 +189,7 @@ class Search:
         return Candidate(size, limits)
 
     def _smaller(self, candidate: Candidate) -> Iterator[Candidate]:
-        """With one size less, or limits that differ a little."""
+        """Yield the launch with one size less, or with limits that differ a little."""
         for name, values in (("positions", _POSITIONS), ("features", _FEATURES), ("classes", _CLASSES)):
             less = [value for value in values if value < candidate.size[name]]
             for value in less[-2:]:

@@ -57,17 +57,17 @@ _SAMPLED = 31
 
 @dataclass(frozen=True)
 class Variant:
-    """What a launch has beside its sizes.
+    """The properties of a launch beside its sizes.
 
     Attributes:
         options: one of ``OPTIONS``.
-        further: there are upstream gradients of lse and of the log-probability.
-        entropy: there is an upstream gradient of the entropy.
-        adds: dW is added to a float32 sum.
-        wanted: the gradients.
-        float32: dX is not rounded.
-        with_pair: maximum and log_sum are given.
-        results: of the forward, beyond loss and lse.
+        further: whether there are upstream gradients of lse and of the log-probability.
+        entropy: whether there is an upstream gradient of the entropy.
+        adds: whether dW is added to a float32 sum.
+        wanted: the gradients that are wanted.
+        float32: whether dX is not rounded.
+        with_pair: whether maximum and log_sum are given.
+        results: results of the forward, beyond loss and lse.
     """
 
     options: str = "none"
@@ -112,7 +112,7 @@ def _grid(every: int) -> Iterator[Size]:
 
 
 def size_of(positions: int, features: int, classes: int, dtype: str, layout: str, cores: int, variant: str) -> Size:
-    """A launch."""
+    """Return the size of a launch."""
     return {
         "positions": positions,
         "features": features,

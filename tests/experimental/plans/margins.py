@@ -43,7 +43,7 @@ _MARGIN = 0.75
 
 
 def multi_margin_branches(size: Size) -> Branches:
-    """Of both cores together: blocks do not depend on them. Forward and backward have one plan, and so have both p."""
+    """Name both cores' branches, since blocks do not depend on cores. Both directions and both p have one plan."""
     shape = Shape(size["rows"], size["classes"], 1)
     blocks, chunk_size = blocks_of(shape), choose_multi_margin_tiling(size["classes"]).chunk_size
     own = len(blocks[:: size["cores"]])
@@ -61,7 +61,7 @@ def multi_margin_branches(size: Size) -> Branches:
 
 
 def multilabel_branches(size: Size) -> Branches:
-    """Of the first core; of a single row each core takes the same one."""
+    """Name the branches of the first core; each core takes the same row where there is only one."""
     shape = size["rows"], size["classes"]
     bytes_of_class = {"forward": multilabel_forward, "backward": multilabel_backward}[size["direction"]]._BYTES_OF_CLASS
     with on_core(0, size["cores"]):
@@ -87,12 +87,12 @@ def _sizes(rows: tuple[int, ...], classes: tuple[int, ...], directions: tuple[st
 
 
 def multi_margin_sizes(wide: bool) -> Iterator[Size]:
-    """Of classifiers."""
+    """Return sizes of classifiers."""
     return _sizes(_ROWS, _CLASSES, ("both",)) if wide else _sizes(_SAMPLED_ROWS, _SAMPLED_CLASSES, ("both",))
 
 
 def multilabel_sizes(wide: bool) -> Iterator[Size]:
-    """Of classifiers whose rows are on chip."""
+    """Return sizes of classifiers whose rows are on chip."""
     directions = ("forward", "backward")
     return _sizes(_ROWS, _LABELS, directions) if wide else _sizes(_SAMPLED_ROWS, _SAMPLED_CLASSES, directions)
 

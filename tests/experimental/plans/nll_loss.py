@@ -37,7 +37,7 @@ _TOGETHER = 16
 
 
 def branches(size: Size) -> Branches:
-    """Of both directions: forward and backward have one plan."""
+    """Name the branches of both directions: forward and backward have one plan."""
     shape, dtype = Shape(size["rows"], size["classes"], size["places"]), getattr(nl, size["dtype"])
     is_stream = is_streamed(shape, dtype)
     taken: Branches = {"way": "streamed" if is_stream else "gathered"}
@@ -85,14 +85,14 @@ def _size(dtype: str, shape: tuple[int, ...], cores: int) -> Size:
 
 
 def sizes(wide: bool) -> Iterator[Size]:
-    """Of classifiers, language models and segmentation."""
+    """Yield sizes of classifiers, language models and segmentation."""
     yield from _sizes(_ROWS, _CLASSES, _PLACES) if wide else _sizes(*_SAMPLED)
     # Labels of the words of many sentences: more tiles than a partition keeps sums of.
     yield from (_size("bfloat16", (5000, 20, places), cores) for places in (2000, 2048) for cores in (1, 2))
 
 
 def shrunk_sizes() -> Iterator[tuple[Size, Limits]]:
-    """Few sums."""
+    """Yield sizes under limits of few sums."""
     for places, cores in product((250, 256), (1, 2)):
         yield _size("bfloat16", (40, 5, places), cores), {"parts": 16}
 

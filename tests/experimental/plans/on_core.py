@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What code of a kernel computes from shapes alone, computed outside of a launch, for any core."""
+"""Computations of a kernel from shapes alone, outside of a launch, for any core."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ class _Reached(Exception):
 
 
 def arguments_of(where: str, kernel: Any, **inputs: Any) -> tuple[Any, ...]:
-    """What a kernel calls the function ``where``, by its full name, with: after it has checked and planned a launch.
+    """Return the arguments with which a kernel that has checked and planned a launch calls ``where``.
 
-    Tensors are :func:`nkilib.simulator.spec`; nothing is computed. To be called under :func:`on_core`.
+    The function ``where`` is given by its full name. Tensors are :func:`nkilib.simulator.spec`; nothing is
+    computed. Call this under :func:`on_core`.
     """
 
     def stop(*arguments: Any) -> None:
@@ -49,7 +50,7 @@ def arguments_of(where: str, kernel: Any, **inputs: Any) -> tuple[Any, ...]:
 
 
 def result_of(where: str, kernel: Any, **inputs: Any) -> Any:
-    """What the function ``where`` gives the kernel, as :func:`arguments_of` what it gets."""
+    """Return the result that the function ``where`` gives the kernel, as :func:`arguments_of` does its arguments."""
     function = pkgutil.resolve_name(where)
 
     def stop(*arguments: Any, **named: Any) -> None:

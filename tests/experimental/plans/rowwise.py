@@ -38,7 +38,7 @@ _SHRUNK_COLUMNS = (1, 2, 9, 64, 100, 300, 512, 513, 768, 1024, 1100, 2048, 3000,
 
 
 def _arguments_without_data(size: Size) -> dict[str, Any]:
-    """Of the kernel."""
+    """Return the arguments of the kernel, without data."""
     entry, rows = _OF_NAME[size["kind"]], size["rows"]
     shape, is_forward = (rows, size["columns"]), size["launch"] != "backward"
     made = entry.made((2, 1))
@@ -73,7 +73,7 @@ def launch_of(size: Size) -> RowLaunch:
 
 
 def branches(size: Size) -> Branches:
-    """Of the plan of the first core, and whether the second one has tiles."""
+    """Return the branches of the first core's plan, and whether the second one has tiles."""
     with on_core(0, size["cores"]):
         launch = launch_of(size)
         tiles, groups = launch.tiles(), launch.groups()
@@ -110,7 +110,7 @@ def _sizes(rows: tuple[int, ...], columns: tuple[int, ...], dtypes: tuple[str, .
 
 
 def sizes(wide: bool) -> Iterator[Size]:
-    """Of embeddings and of labels."""
+    """Return sizes of embeddings and of labels."""
     if wide:
         return _sizes(_ROWS, _COLUMNS, ("bfloat16", "float32"))
     return _sizes(_SAMPLED_ROWS, _SAMPLED_COLUMNS, ("bfloat16",))

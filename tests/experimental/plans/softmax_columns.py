@@ -45,7 +45,7 @@ _SHRUNK = Grid(
 
 
 def loop_of(launched: Launched, core: int) -> ColumnLoop:
-    """What a core of a launch does."""
+    """Return the loop of a core of a launch."""
     _, outer, length, inner, _, cores = launched
     shape, dtypes = Sizes(outer, length, inner), launched.dtypes
     if launched.is_forward:

@@ -42,7 +42,7 @@ class Grids:
     takes: Callable[[Launched], bool] = lambda launched: True
 
     def sizes(self, wide: bool) -> Iterator[Size]:
-        """Those of the wide grid, or of the sample."""
+        """Return the sizes of the wide grid, or of the sample."""
         return (launched.size for launched in (self.wide if wide else self.sample).sizes() if self.takes(launched))
 
     def shrunk_sizes(self) -> Iterator[tuple[Size, Limits]]:

@@ -46,13 +46,13 @@ class Launched(NamedTuple):
 
     @classmethod
     def of(cls, size: Size) -> Launched:
-        """From what a table holds."""
+        """Make the launch from a size of a table."""
         inputs, saved, result = size["types"].split()
         return cls(size["kernel"], size["outer"], size["length"], size["inner"], (inputs, saved, result), size["cores"])
 
     @property
     def size(self) -> Size:
-        """For a table."""
+        """The size for a table."""
         return {**self._asdict(), "types": " ".join(self.types)}
 
     @property
@@ -62,17 +62,17 @@ class Launched(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """Of which function."""
+        """The function that is computed."""
         return Kind.LOG_SOFTMAX if self.kernel.startswith("log") else Kind.SOFTMAX
 
     @property
     def dtypes(self) -> BackwardTypes:
-        """Of x or dy, of y, and of the result."""
+        """The types of x or dy, of y, and of the result."""
         return BackwardTypes(*(_NAMED_TYPES[name] for name in self.types))
 
     @property
     def elements(self) -> int:
-        """Of each tensor."""
+        """The number of elements of each tensor."""
         return self.outer * self.length * self.inner
 
 
@@ -111,7 +111,7 @@ class Grid:
                     yield Launched(kernel, outer, length, inner, types, cores)
 
     def drawn(self, count: int, seed: int) -> Iterator[tuple[Launched, Limits]]:
-        """So many sizes at random, with limits: the same ones for a seed."""
+        """Yield ``count`` sizes at random, with limits: the same ones for a seed."""
         draw = random.Random(seed)
         result = 0
         while result < count:
@@ -152,13 +152,13 @@ def inputs_of(launched: Launched) -> list[Any]:
 
 
 def launch(launched: Launched, inputs: list[Any], **options: Any) -> Any:
-    """With the plan that the kernel takes by itself, if there are no options."""
+    """Launch a kernel, with the plan that it takes by itself if there are no options."""
     kernel = KERNELS[launched.kernel].function[launched.cores]
     return kernel(*inputs, 1, dtype=launched.dtypes.grad_x, **options)
 
 
 def assert_right(launched: Launched, inputs: list[Any], result: Any) -> None:
-    """Of the type that was asked for, and within the derived bound of every element.
+    """Assert that a result has the type that was asked for, and is within the derived bound of every element.
 
     Raises:
         AssertionError: another type, or an error above its bound.

@@ -47,7 +47,7 @@ _SHRUNK = Grid(
 
 
 def plan_of(launched: Launched) -> RowPlan:
-    """Of every core."""
+    """Return the plan of every core."""
     dtypes = launched.dtypes
     if launched.is_forward:
         return forward_plan(launched.length, launched.kind, dtypes.grad, dtypes.grad_x, None)

@@ -40,7 +40,7 @@ _SHRUNK = Grid(
 
 
 def plan_of(launched: Launched, core: int) -> ShortPlan:
-    """That of a core."""
+    """Return the plan of a core."""
     _, outer, length, inner, _, cores = launched
     shape, dtypes = Sizes(outer, length, inner), launched.dtypes
     if launched.is_forward:

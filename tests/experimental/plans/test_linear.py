@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is no branch of a plan of the fused linear cross-entropy varies over the rows of its tables."""
+"""Facts that are no branch of a plan of the fused linear cross-entropy vary over the rows of its tables."""
 
 from __future__ import annotations
 

@@ -22,13 +22,13 @@ KILOBYTE = 1024
 
 
 def bits_of(results: Any) -> list[bytes]:
-    """Of each result."""
+    """Return the bytes of each result."""
     every = results if isinstance(results, tuple | list) else (results,)
     return [np.asarray(result).tobytes() for result in every]
 
 
 def assert_equal_bits(launches: list[list[bytes]]) -> None:
-    """Of all launches, of which there are several."""
+    """Assert that all launches, of which there are several, are bitwise identical."""
     assert len(launches) > 1 and all(launch == launches[0] for launch in launches)
 
 
@@ -125,7 +125,7 @@ def test_distillation(direction: str, kernel: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("kilobytes", [10, 16, 40, 200])
 def test_distillation_in_groups_of_any_size(kilobytes: int) -> None:
-    """Of chunks that are worked on together, and with rows that are kept or read twice."""
+    """The groups are chunks that are worked on together; rows are kept or read twice."""
     size: Size = {"kernel": "mixture", "dtype": "bfloat16", "cores": 2, "positions": 140, "vocabulary": 1100}
     with shrunk(PlanLimits(sbuf_bytes=kilobytes * KILOBYTE)):
         for direction in ("forward", "backward"):
@@ -151,7 +151,7 @@ def test_multi_margin_loss(dtype: str) -> None:
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_multilabel_margin_loss(direction: str) -> None:
-    """In groups of one block of rows and of several."""
+    """Groups of one block of rows and of several are bitwise identical."""
     size: Size = {"direction": direction, "dtype": "float32", "rows": 700, "classes": 20, "cores": 2}
     results = []
     for limits in (PlanLimits(), PlanLimits(sbuf_bytes=1024), PlanLimits(sbuf_bytes=1536)):
@@ -162,7 +162,7 @@ def test_multilabel_margin_loss(direction: str) -> None:
 
 @pytest.mark.parametrize(("steps", "labels", "room"), [(75, 9, (200, 28, 20)), (40, 70, (200, 40, 22))])
 def test_ctc_loss(steps: int, labels: int, room: tuple[int, ...]) -> None:
-    """In chunks of many and of few time steps, which change no bit of losses and gradients."""
+    """Chunks of many and of few time steps change no bit of losses and gradients."""
     size: Size = {"direction": "backward", "dtype": "float32", "sequences": 3, "classes": 6, "cores": 2}
     size |= {"steps": steps, "labels": labels}
     results, chunks = [], set()

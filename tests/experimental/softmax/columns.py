@@ -33,12 +33,12 @@ Array = npt.NDArray[Any]
 
 
 def logits(shape: tuple[int, ...], dtype: Any, seed: int = 0, scale: float = 3.0) -> Array:
-    """Normal numbers."""
+    """Draw logits from a normal distribution."""
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(dtype)
 
 
 def saved_output(shape: tuple[int, ...], dtype: Any, is_log: bool, seed: int = 1) -> Array:
-    """What the forward would have saved."""
+    """Return the output that the forward would have saved."""
     exact, _ = _FORWARD_REFERENCE[is_log]
     return exact(logits(shape, np.float32, seed), AXIS).astype(dtype)
 

@@ -212,7 +212,7 @@ class DryArithmetic:
                 read(views[reader], self._wanted(item, phase))
 
     def _wanted(self, item: Item, phase: Phase) -> Any:
-        """What a view must hold: a transposed copy of the item in PSUM, or else the load of the phase's own pass."""
+        """Name a view's content: a transposed copy of the item in PSUM, or else the load of the phase's own pass."""
         plan = self.loop.plan
         if plan.layout is Layout.TENSOR_TRANSPOSED:
             return name(item)
@@ -233,7 +233,7 @@ class WatchedSchedule(Schedule):
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a core issued.
+    """The work that a core issued.
 
     Attributes:
         issued: loads, phases and stages in the order in which they were issued.
@@ -278,7 +278,7 @@ def dry_run(loop: ColumnLoop) -> DryRun:
 
 
 def _banks(loop: ColumnLoop, phases: tuple[Phase, ...]) -> dict[int, Tiles]:
-    """Of PSUM, as the kernels give them: three where a view is read in both halves of the first pass."""
+    """Return banks of PSUM as the kernels have them: three where a view is read in both halves of the first pass."""
     if len(loop.phases) == 1:
         return {phase.visit: Tiles.make(3 if phase is Phase.BEGIN else 2) for phase in phases}
     is_of_grad = phases == (Phase.GATHER, Phase.RESULT)

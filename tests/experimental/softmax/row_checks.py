@@ -31,7 +31,7 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """Of the kernel."""
+        """The name of the kernel."""
         return str(self.function.__name__)
 
     def inputs(self, shape: tuple[int, ...], dtype: Any, seed: int = 0, axis: int = -1) -> list[Any]:

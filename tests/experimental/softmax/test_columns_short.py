@@ -31,7 +31,7 @@ NAMED = {np.float32: nl.float32, np.float16: nl.float16, BFLOAT16: nl.bfloat16}
 
 
 def _worst(shape, dtypes, is_log, cores=2, seed=0, **options):
-    """Of the forward and the backward, each as a share of its bound; types of x or dy, of y, and of the results."""
+    """Return the worst error of forward and backward over its bound; types are of x or dy, of y, and of results."""
     given_type, saved_type, result_type = dtypes
     x, y = logits(shape, given_type, seed), saved_output(shape, saved_type, is_log, seed + 1)
     result = FORWARD[is_log][cores](x, 1, dtype=NAMED[result_type], **options)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What plans choose, and why: tiles, cuts, and the work of a launch."""
+"""The choices of plans, and their reasons: tiles, cuts, and the work of a launch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels refuse: each with its whole message, and before anything is written."""
+"""Refusals of the kernels, each with its whole message, before anything is written."""
 
 from __future__ import annotations
 

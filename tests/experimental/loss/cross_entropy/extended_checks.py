@@ -76,7 +76,7 @@ def forward(logits: Array, targets: Array, options: ExtendedLoss, launch: Launch
 def backward(
     logits: Array, targets: Array, lse: Array, upstream: Upstream, options: ExtendedLoss, launch: Launch, **more: Any
 ) -> Array:
-    """The gradient."""
+    """Launch the extended backward and return the gradient."""
     with using(uninitialized="error"):
         return extended_cross_entropy_backward[launch.cores](
             logits,

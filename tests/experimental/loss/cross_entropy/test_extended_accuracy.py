@@ -23,7 +23,7 @@ ALL = {"with_argmax": True, "with_entropy": True, "with_distance_sum": True, "wi
 
 
 def class_weights(vocabulary: int) -> Array:
-    """From 0.5 to 1.5, no two alike next to each other, so that a shift by one class shows."""
+    """Draw weights from 0.5 to 1.5, no two neighbours alike, so that a shift by one class shows."""
     return np.random.default_rng(5).uniform(0.5, 1.5, vocabulary).astype(np.float32)
 
 
@@ -138,7 +138,7 @@ def test_chunks_longer_than_a_search(chunk_size: int) -> None:
 @pytest.mark.parametrize("name", ["off", "z-loss", "smoothing"])
 @pytest.mark.parametrize(("logits_dtype", "dtype"), DTYPE_PAIRS, ids=pair_name)
 def test_confident_targets(logits_dtype: Any, dtype: Any, name: str, probability: float) -> None:
-    """In bfloat16 p = 0.999 rounds to 1, and p - 1 to 0: the target's gradient has to be computed before that."""
+    """The target's gradient is computed before p = 0.999 rounds to 1 in bfloat16, and p - 1 to 0."""
     logits, targets = confident_batch(20, 2000, probability)
     logits = logits.astype(logits_dtype)
     launch, options = Launch(dtype, 2, 16, 600), options_of(name, 2000)

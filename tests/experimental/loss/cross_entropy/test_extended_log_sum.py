@@ -88,7 +88,7 @@ def test_a_shard_whose_logits_are_all_masked_adds_nothing() -> None:
 
 
 def _error_over_bound(gradient: Array, logits: Array, targets: Array, upstream: Upstream, options: ExtendedLoss) -> Any:
-    """Of a gradient whose softmax is not off by a rounded lse; the bound of ``gradient_bounds`` without that."""
+    """Return a gradient's largest error over the bound of ``gradient_bounds`` without that of a rounded lse."""
     z = options.scores(logits, logits.dtype)
     lse = extended_forward_reference(logits, targets, logits.dtype, options).lse
     more = (upstream.lse, None if targets.ndim == 2 else upstream.logprob)

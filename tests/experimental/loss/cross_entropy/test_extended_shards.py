@@ -169,7 +169,7 @@ def test_shards_of_probabilities() -> None:
 
 
 def test_what_is_given_is_not_summed_again() -> None:
-    """Of the whole vocabulary too: the results are as good, and the class weights are read once less."""
+    """A weight sum of the whole vocabulary works too: results are as good, class weights are read once less."""
     options = OPTIONS["everything"]
     logits, targets = _inputs()
     launch = Launch(FP32, 1, 37, 50)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the extended kernels alone refuse, and how their options limit a chunk; the rest is in test_shared_refusals."""
+"""Refusals of the extended kernels alone, and their options' limits of a chunk; see test_shared_refusals too."""
 
 from __future__ import annotations
 

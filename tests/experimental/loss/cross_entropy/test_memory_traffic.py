@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What crosses HBM, what is written over, and how many instructions it takes."""
+"""Tests of the bytes that cross HBM, of the arrays that are written over, and of the number of instructions."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_targets_and_lse_are_left_alone() -> None:
 
 @pytest.mark.parametrize("num_chunks", [1, 8, 16, 43, 64, 128, 129])
 def test_small_tiles_fit_what_is_set_aside_for_them(num_chunks: int) -> None:
-    """Beside the chunk buffers, whatever number of batches shares the statistics."""
+    """The small tiles fit beside the chunk buffers, whatever number of batches shares the statistics."""
     positions, chunk_size = 128 * 19, 10
     logits = spec((positions, num_chunks * chunk_size), nl.float32)
     targets, lse = spec((positions,), nl.int32), spec((positions,), nl.float32)

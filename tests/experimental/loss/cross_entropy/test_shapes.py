@@ -175,7 +175,7 @@ def test_a_launch_without_cores_is_one_core() -> None:
 
 
 def test_the_gradient_does_not_depend_on_the_chunks() -> None:
-    """With the LSE given, every element stands alone."""
+    """Every element stands alone when the LSE is given."""
     logits, targets = normal_batch(7, 100)
     _, lse = forward(logits, targets, cores=1, chunk_size=100, dtype=as_nl(FP32))
     options: dict[str, Any] = {"cores": 1, "dtype": as_nl(FP32), "inplace": False}

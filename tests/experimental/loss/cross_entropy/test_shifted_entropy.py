@@ -145,7 +145,7 @@ def test_by_default_long_rows_of_bfloat16_take_the_shift(
 
 
 def test_scores_of_a_long_vocabulary_are_within_their_goals() -> None:
-    """Beside the plain forward with the exact maximum, modelled: a fused sum, and no maximum."""
+    """Times with a fused sum, and with no maximum, are modelled relative to the plain forward with the maximum."""
     launch = 4096, 129280, "bfloat16", "forward"
     plain = profile_launch(*launch, Tiling(128, 25856), exact_maximum=True)
     tiling = choose_tiling(*launch, extended=True)

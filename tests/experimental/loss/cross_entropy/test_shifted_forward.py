@@ -198,10 +198,10 @@ def test_rows_beside_recomputed_rows_keep_every_bit() -> None:
 @pytest.mark.parametrize("probability", [0.9, 0.999, 1 - 1e-6])
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 def test_confident_losses_are_as_exact_as_with_the_maximum(probability: float, dtype: Any) -> None:
-    """At most a tenth of the loss, or two units of float32 at 1, worse.
+    """The error is at most 2^-21, and at most a tenth of the smallest loss, above that of the exact form.
 
-    The exact form itself is within the 16 units that ``forward_bounds`` derives, and within half of the smallest loss,
-    which tells the losses of the rows apart.
+    The exact form itself is within the 16 units that ``forward_bounds`` derives, and within half of the
+    smallest loss, which tells the losses of the rows apart.
     """
     logits, targets = confident_batch(64, 5000, probability)
     launch = {"dtype": as_nl(dtype), "positions_per_batch": 32, "chunk_size": 1500}

@@ -92,7 +92,7 @@ def test_a_single_position_and_a_vocabulary_of_one_refuse(cores: int) -> None:
 
 
 def test_the_batch_of_a_bad_target_keeps_its_logits() -> None:
-    """In place, the targets of a batch are looked up before its first store; later batches are not reached."""
+    """A launch in place looks up the targets of a batch before its first store, and does not reach later batches."""
     logits, targets, lse = _inputs()
     before = logits.copy()
     targets[17] = VOCABULARY

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the plain kernels alone refuse, and the largest chunks that they take; the rest is in test_shared_refusals."""
+"""Refusals of the plain kernels alone, and the largest chunks that they take; see test_shared_refusals too."""
 
 from __future__ import annotations
 

@@ -23,5 +23,5 @@ def pair(seed: int, shape: tuple[int, int], types: tuple[str, str] = ("float32",
 
 
 def upstream(positions: int) -> Any:
-    """Of either sign."""
+    """Draw upstream gradients of either sign."""
     return np.random.default_rng(positions).standard_normal(positions).astype(np.float32)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels refuse, with the whole message."""
+"""Refusals of the distillation kernels, each with its whole message."""
 
 from __future__ import annotations
 

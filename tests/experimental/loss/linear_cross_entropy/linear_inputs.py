@@ -26,7 +26,7 @@ ProblemMaker = Callable[["Sizes", np.random.Generator], LinearProblem]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a problem: positions, features, classes, and the dtype of X and W."""
+    """The sizes of a problem: positions, features, classes, and the dtype of X and W."""
 
     positions: int
     features: int

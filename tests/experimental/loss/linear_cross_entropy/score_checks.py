@@ -92,7 +92,7 @@ class Launch:
         }
 
     def results(self, problem: LinearProblem, **shard: int) -> dict[str, Array]:
-        """What the forward returns, by name."""
+        """Launch the forward and return its results by name."""
         result = linear_token_scores_forward[self.cores](
             problem.input,
             problem.weight,
@@ -108,7 +108,7 @@ class Launch:
         return dict(zip(names, result, strict=True))
 
     def gradients(self, problem: LinearProblem, upstream: ScoreInputs, **further: Any) -> dict[str, Array]:
-        """What the backward returns, by name; NaN comes as the gradient of ignored ids."""
+        """Launch the backward and return its results by name; the upstream gradient of ignored ids is NaN."""
         array = upstream.grad_logprob
         if array is not None:
             array = np.where(problem.targets == problem.options.ignore_index, np.float32(np.nan), array)

@@ -76,13 +76,13 @@ def _relative(result: Array, expected: Array) -> float:
 
 @cache
 def problem(kind: str) -> LinearProblem:
-    """The inputs."""
+    """Return the inputs of a kind."""
     return problem_of(kind, SIZES)
 
 
 @cache
 def expected(kind: str) -> Computed:
-    """In float64."""
+    """Compute loss and gradients in float64."""
     inputs, scale = problem(kind), 1.0 / SIZES.positions
     forward = linear_forward_reference(inputs)
     result = linear_backward_reference(inputs, BackwardInputs(forward.lse, np.full(SIZES.positions, scale)))
@@ -91,7 +91,7 @@ def expected(kind: str) -> Computed:
 
 @cache
 def computed(kind: str, form: str) -> Computed:
-    """By the kernels, with the default tiling on two cores."""
+    """Compute loss and gradients by the kernels, with the default tiling on two cores."""
     inputs, scale = problem(kind), 1.0 / SIZES.positions
     operands = inputs.input, inputs.weight, inputs.targets
     if form == "one launch":
@@ -106,7 +106,7 @@ def computed(kind: str, form: str) -> Computed:
 
 @cache
 def of_torch(kind: str) -> Computed:
-    """With bfloat16 products whose logits become float32 for the loss."""
+    """Compute loss and gradients in PyTorch, with bfloat16 products whose logits become float32 for the loss."""
     inputs = problem(kind)
     x, w = (_leaf(values) for values in (inputs.input, inputs.weight))
     loss = F.cross_entropy(F.linear(x, w).float(), torch.from_numpy(inputs.targets).long())

@@ -51,7 +51,7 @@ def problem_of(types: tuple[Any, Any], layout: str = "vd", sizes: Sizes | None =
 
 
 def rounded(problem: LinearProblem, compute: Any) -> LinearProblem:
-    """What the products see. The bias of the reference is float32, of the numbers of the type."""
+    """Return the problem that the products see. The reference's bias is float32, with the numbers of the type."""
     assert problem.bias is not None
     bias = problem.bias.astype(compute).astype(np.float32)
     return replace(problem, input=problem.input.astype(compute), weight=problem.weight.astype(compute), bias=bias)

@@ -70,7 +70,7 @@ def small_gradients(largest: float, layout: str = "vd", cores: int = 2) -> tuple
 @pytest.mark.parametrize("layout", ["vd", "dv"])
 @pytest.mark.parametrize("largest", [1e-6, 1e-5, 1e-4])
 def test_small_gradients_are_rounded_once_and_lose_no_more_than_that(largest: float, layout: str, cores: int) -> None:
-    """Of the float32 sums nothing is lost, whatever their size; float16 takes the digits that it has no numbers for."""
+    """The float32 sums lose nothing, whatever their size; float16 drops the digits that it has no numbers for."""
     result, *unrounded = small_gradients(largest, layout, cores)
     result.check()
     for name, sums in zip(("input", "weight"), unrounded, strict=True):

@@ -41,7 +41,7 @@ NAMES = ("loss", "lse", "input", "weight", "bias")
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launch gave beside the reference and how far it may be off, by the names of ``NAMES``."""
+    """The results of a launch, the reference and the allowed errors, by the names of ``NAMES``."""
 
     found: dict[str, Any]
     expected: dict[str, Any]
@@ -89,7 +89,7 @@ def test_several_blocks_of_positions(name: str, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", ["vd", "dv"])
 def test_a_loop_of_the_device(layout: str) -> None:
-    """So many classes that neither pass is unrolled, with a ragged last block."""
+    """The classes are so many that neither pass is unrolled, and the last block is ragged."""
     problem = with_options(problem_of("30% ignored", Sizes(130, 16, 15_011, BF16), layout=layout), "bias")
     launched(problem).check()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What one launch takes of HBM, of the program and of the time, beside forward and backward apart."""
+"""The HBM, the program and the time that one launch takes, compared with forward and backward apart."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tensors(positions: int, features: int, classes: int) -> tuple[Any, ...]:
 
 
 def one_launch(*sizes: int, **arguments: Any) -> Profile:
-    """Of a launch on two cores."""
+    """Profile one launch on two cores."""
     return profile(linear_cross_entropy_forward_backward[2], *tensors(*sizes), grad_scale=1.0, **arguments)
 
 

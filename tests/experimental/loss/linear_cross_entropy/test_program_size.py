@@ -51,7 +51,7 @@ def test_of_a_large_vocabulary() -> None:
 def test_the_plan_of_the_backward(
     positions: int, features: int, classes: int, cores: int, adds: bool, layout: str
 ) -> None:
-    """By the plan's own count, which the traces below hold."""
+    """A plan is short enough by its own count, which the traces below confirm."""
     tiling = choose_linear_tiling(
         positions, features, classes, "bfloat16", "backward", cores=cores, weight_layout=layout, extended=adds
     )

@@ -88,13 +88,13 @@ def _upstream(problem: LinearProblem) -> BackwardInputs:
 
 @pytest.fixture(scope="module", params=["vd", "dv"])
 def problem(request: pytest.FixtureRequest) -> LinearProblem:
-    """In both layouts."""
+    """Return the problem in each of both layouts."""
     return with_options(problem_of("30% ignored", SIZES, layout=request.param), "bias")
 
 
 @pytest.fixture(scope="module")
 def references_and_bounds(problem: LinearProblem) -> Iterator[tuple[Results, Results]]:
-    """Of all results."""
+    """Yield the references and the bounds of all results."""
     forward, upstream = linear_forward_reference(problem), _upstream(problem)
     references = {"loss": forward.loss, "lse": forward.lse, **linear_backward_reference(problem, upstream)._asdict()}
     yield references, linear_forward_bounds(problem) | linear_gradient_bounds(problem, upstream)._asdict()

@@ -56,7 +56,7 @@ def test_all_types_and_numbers_of_ids(dtype: np.dtype, ids: int) -> None:
 
 @pytest.mark.parametrize("kind", ["half at 0.999", "spread 50", "bias 1e4", "masked classes", "duplicate rows"])
 def test_hard_rows(kind: str) -> None:
-    """With gradients of all results, a temperature, and a cap or none."""
+    """Hard rows are checked with gradients of all results, a temperature, and a cap or none."""
     number = len(kind)
     cap = 5.0 if kind in ("masked classes", "half at 0.999") else None
     problem = of_ids(kind, 9, Sizes(130, 48, 300, TYPES[number % 3]), temperature=0.7, logit_softcap=cap)
@@ -85,7 +85,7 @@ def test_positions_in_parts() -> None:
 
 
 def test_shards_of_the_vocabulary() -> None:
-    """What wrappers combine: lse and logits at the ids of all shards; summands of dX, and a shard's own dW and db."""
+    """Wrappers combine lse and logits at the ids of all shards, and summands of dX; a shard has its own dW and db."""
     problem = of_ids("masked classes", 5, Sizes(140, 64, 500, FP32))
     assert problem.bias is not None
     expected, bounds = scores_forward_reference(problem), scores_forward_bounds(problem)
@@ -106,7 +106,7 @@ def test_shards_of_the_vocabulary() -> None:
 
 
 def test_one_id_is_linear_cross_entropy() -> None:
-    """To the bit: minus its loss, and the gradients of its log-probability."""
+    """Scores are bitwise identical to minus the loss of one id, and gradients to those of its log-probability."""
     problem = problem_of("half at 0.999", Sizes(200, 48, 300, BF16))
     loss, lse = linear_cross_entropy_forward[2](problem.input, problem.weight, problem.targets)[:2]
     one = replace(problem, targets=problem.targets[:, np.newaxis])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels of several target ids refuse, before anything is written."""
+"""Refusals of the kernels of several target ids, before anything is written."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Launch(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """As keyword arguments of a kernel."""
+        """The options as keyword arguments of a kernel."""
         arguments = {"position_block": self.position_block, "class_block": self.class_block}
         result: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
         return result if self.compute_dtype is None else {**result, "compute_dtype": np.dtype(self.compute_dtype).name}
@@ -165,7 +165,7 @@ def upstream_of(problem: PairProblem, with_logprob: bool = True, seed: int = 5) 
 
 
 def vectors_of(statistics: Statistics) -> dict[str, Array]:
-    """As arguments of a kernel."""
+    """Return the statistics as arguments of a kernel."""
     return {
         "student_maximum_hbm": statistics.student_maximum,
         "student_log_sum_hbm": statistics.student_log_sum,

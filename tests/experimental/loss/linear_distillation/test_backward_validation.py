@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the backward of two models refuses, before anything is written, and what fits."""
+"""Refusals of the backward of two models, before anything is written, and sizes that fit."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_features_that_do_not_fit_are_refused_with_their_number_and_a_remedy() -
 @pytest.mark.parametrize("extended", [False, True])
 @pytest.mark.parametrize("positions", [1, 4096, 65536, 10**6])
 def test_as_many_features_fit_as_a_model_may_have(positions: int, extended: bool) -> None:
-    """In 16 bits all of both models; in float32 20,480 of both together."""
+    """All features of both models fit in 16 bits; in float32 20,480 of both together do."""
     for student, teacher, dtype in ((16384, 16384, "bfloat16"), (4096, 16384, "float32"), (8192, 12288, "float32")):
         for beta in (0.0, 0.5):
             tiling = choose_linear_distillation_tiling(

@@ -119,7 +119,7 @@ def test_the_loops_run_as_often_as_the_longest_list_needs() -> None:
 
 @pytest.mark.parametrize("classes", [500, 1000, 1333, 2048, 4096])
 def test_groups_of_blocks_fit_on_chip(classes: int) -> None:
-    """Of as many blocks as pass a loop together. Starting a loop takes 25 us, modelled."""
+    """A group has as many blocks as pass a loop together. Starting a loop takes 25 us, modelled."""
     options = {"input_hbm": spec((4096, classes), nl.float32), "targets_hbm": spec((4096, classes), nl.int32)}
     most = nl.tile_size.sbuf_fmax_bytes
     for kernel, further in (

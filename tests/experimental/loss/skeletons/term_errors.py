@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 def assert_near(name: str, part: str, stated: float, of_reference: float, least: float) -> None:
-    """What the reference derives is at most what is stated, and at least ``least`` times that."""
+    """Assert that the reference derives at most the stated error, and at least ``least`` times that."""
     assert least * stated <= of_reference <= stated + 1e-6, (
         f"{name}: {part} of its TermError must be 1 to {1.0 / least:g} times what the reference derives: stated "
         f"{stated:g} u, derived {of_reference:.4g} u of the largest term on hard inputs; correct the TermError, or "

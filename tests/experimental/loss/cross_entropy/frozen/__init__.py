@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the cross-entropy kernels took, and accepted, before their plain and extended forms became one."""
+"""The times of the cross-entropy kernels, and the chunks they accepted, before plain and extended became one."""

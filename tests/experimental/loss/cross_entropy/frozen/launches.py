@@ -193,7 +193,7 @@ def frozen_launches() -> list[tuple[Launch, float]]:
 
 
 def frozen_boundaries() -> list[Boundary]:
-    """What was accepted."""
+    """Return the boundaries that were accepted."""
     rows = json.loads(BOUNDARIES.read_text())
     return [Boundary(**{**row, "switches": row["switches"] and tuple(row["switches"])}) for row in rows]
 

@@ -46,7 +46,7 @@ def _by_kernel() -> dict[str, list[Boundary]]:
 
 
 def _shows_a_tile(boundary: Boundary) -> bool:
-    """Of the kernel as it is, one switch, or all: each switch adds its tile to those of the others."""
+    """Tell whether a boundary is of the plain kernel, no switch, one or all: each switch adds its own tile."""
     most = 6 if boundary.direction == "forward" else 4
     return boundary.switches is None or len(boundary.switches) in (0, 1, most)
 

@@ -20,7 +20,7 @@ OPTIONS = ExtendedLoss(lse_square_scale=0.25)
 
 
 def bounds_of(row: list[float], options: ExtendedLoss) -> dict[str, float]:
-    """Of one position, whose target is the first class."""
+    """Return the bounds of one position, whose target is the first class."""
     logits, targets = np.array([row], np.float32), np.zeros(1, np.int32)
     results = extended_forward_bounds(logits, targets, FP32, options)
     return {name: float(values[0]) for name, values in results.items()}

@@ -43,8 +43,9 @@ def _profile(direction: str, vocabulary: int, dtype: Any, **options: Any) -> Pro
 
 
 def _beyond_the_bound_us(profile: Profile, vocabulary: int, dtype: Any) -> float:
-    """What the bound leaves out: how long a loop of the device takes to start and end, and the DMA engines to store two
-    vectors [N] more than the plain kernel, of which each element is a transfer."""
+    """Return the time that the bound leaves out: a loop of the device starts and ends, and the DMA engines store
+    two vectors [N] more than for the plain kernel, of which each element is a transfer.
+    """
     tiling = choose_tiling(POSITIONS, vocabulary, dtype, "forward", extended=True)
     is_exact = not profile.trips
     plain = profile_launch(POSITIONS, vocabulary, dtype, "forward", tiling, trips="none", exact_maximum=is_exact)
@@ -90,7 +91,7 @@ def test_what_is_off_costs_no_instruction_of_a_chunk(direction: str) -> None:
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_instructions_are_few(shape: Shape, cores: int) -> None:
-    """At most 7 for a chunk of a batch and 48 for a batch, however many positions it has."""
+    """There are at most 7 instructions for a chunk of a batch and 48 for a batch, however many positions it has."""
     own = (len(range(core, shape.positions, cores)) for core in range(cores))
     batches = sum(ceil(positions / shape.tiling.positions_per_batch) for positions in own)
     allowed = (7 * ceil(shape.vocabulary / shape.tiling.chunk_size) + 48) * batches
@@ -167,7 +168,7 @@ def _launch_everything(logits: Any, dtype: Any, chunk_size: int, is_probable: bo
     "num_chunks", [1, 16, 128, 129, *(pytest.param(number, marks=pytest.mark.sweep) for number in (8, 43, 64))]
 )
 def test_small_tiles_fit_what_is_set_aside_for_them(num_chunks: int, is_probable: bool) -> None:
-    """With every option, whatever number of batches shares the statistics."""
+    """The small tiles fit with every option, whatever number of batches shares the statistics."""
     chunk_size = 10
     logits = spec((128 * 19, num_chunks * chunk_size), nl.float32)
     peaks = _launch_everything(logits, nl.float32, chunk_size, is_probable)

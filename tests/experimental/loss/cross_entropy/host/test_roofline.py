@@ -70,9 +70,10 @@ def test_forward_is_within_a_tenth_of_the_bound(vocabulary: int, dtype: Any, hal
 
 @pytest.mark.parametrize(("vocabulary", "most"), [(32128, 1.15), (129280, 1.06), (202408, 1.06)])
 def test_without_the_exact_maximum_forward_is_faster_and_close_to_its_bound(vocabulary: int, most: float) -> None:
-    """Of Scalar and DMA; and at most 2.3 times as slow as with it if every position is recomputed.
+    """The bound is of Scalar and DMA; with every position recomputed it takes at most 2.3 times the exact form.
 
-    25 us of it are what a loop of the device takes to start and end, with no trip: without them 32,128 is within 1.10.
+    A loop of the device takes 25 us of it to start and end, with no iteration; without these 32,128 classes are
+    within 1.10 times the bound.
     """
     launch = POSITIONS, vocabulary, BF16, "forward"
     chosen = choose_tiling(*launch)
@@ -110,10 +111,10 @@ def test_one_queue_for_loads_and_stores_is_enough(dtype: Any) -> None:
 
 @pytest.mark.parametrize(("exact_maximum", "halves", "others"), [(True, 0, 2 + 2), (False, 1, 2)])
 def test_logs_are_rare(exact_maximum: bool, halves: int, others: int) -> None:
-    """For 16 batches a core takes two logs, not 16: each loads two activation tables, while exponentials wait.
+    """A core takes two logs for 16 batches, not 16: each loads two activation tables, while exponentials wait.
 
-    What remains of the activations beside one a chunk are these logs, and with the exact maximum as many exponentials
-    of weights. Without it the first and the last chunk of a row are halves.
+    The activations beyond one for each chunk are these logs, and with the exact maximum as many exponentials of
+    weights. Without it the first and the last chunk of a row are halves.
     """
     chunks = POSITIONS // 128 * (halves + ceil(32128 / _tiling(32128, BF16).chunk_size))
     profiled = _profile("forward", 32128, BF16, exact_maximum=exact_maximum)
@@ -122,14 +123,14 @@ def test_logs_are_rare(exact_maximum: bool, halves: int, others: int) -> None:
 
 @pytest.mark.parametrize(("direction", "passes", "maxima"), [("forward", 1, 0.0), ("backward", 2, 0.0)])
 def test_a_batch_streams_while_the_one_before_is_finished(direction: str, passes: int, maxima: float) -> None:
-    """What a further batch adds is hardly more than the bound: no engine drains between batches."""
+    """A further batch adds hardly more than the bound: no engine drains between batches."""
     fewer, more = (_profile(direction, 32128, BF16, positions=count).time_us for count in (2048, 4096))
     assert more - fewer <= 1.05 * _bound_us(32128, BF16, passes, maxima) / 2
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A launch."""
+    """The sizes and the tiling of a launch."""
 
     positions: int
     vocabulary: int
@@ -151,7 +152,7 @@ SHAPES = [
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_instructions_are_few(shape: Shape, cores: int) -> None:
-    """At most 6 for a chunk of a batch and 24 for a batch, whatever engine they run on."""
+    """There are at most 6 instructions for a chunk of a batch and 24 for a batch, whatever engine they run on."""
     tiling = shape.tiling
     own = (len(range(core, shape.positions, cores)) for core in range(cores))
     batches = sum(ceil(positions / tiling.positions_per_batch) for positions in own)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch moves and takes, modelled, beside what its work needs."""
+"""The modelled traffic and time of a launch, compared with the needs of its work."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def powers_of(first, second):
     ],
 )
 def test_the_largest_coefficient_becomes_2_to_the_12_to_13(first: float, second: float, exponent: int) -> None:
-    """Of the sum of the largest magnitudes of both tiles, on whatever partitions they are; at least 2^-100."""
+    """The power comes from the sum of both tiles' largest magnitudes on any partitions, taken as at least 2^-100."""
     tiles = [np.zeros((128, 3), np.float32) for _ in range(2)]
     for tile, row, value in zip(tiles, (77, 77), (first, second), strict=True):
         tile[row, 1] = value

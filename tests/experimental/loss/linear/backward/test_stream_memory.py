@@ -22,7 +22,7 @@ FEATURES, TEACHER_FEATURES, ITEMSIZES = 200, 300, {"bfloat16": 2, "float32": 4}
 
 
 def plan_of(dtypes: tuple[str, str], shares_memory: int) -> BackwardPlan:
-    """For 256 positions and two tiles of X^T."""
+    """Plan a backward for 256 positions and two tiles of X^T."""
     own, further = (ITEMSIZES[dtype] for dtype in dtypes)
     sizes = BackwardSizes(256, FEATURES, 256, own, further=(PairSizes(TEACHER_FEATURES, further),))
     plan = BackwardPlan.of(sizes, 256, 256)

@@ -59,7 +59,7 @@ def test_balanced_pieces_differ_by_a_tile(first: int, size: int, most: int) -> N
 
 
 def steps_of(plan: BlockPlan, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
-    """What a plan runs, with the loop as one of Python."""
+    """Return the steps that a plan runs, with the loop as one of Python."""
 
     def fori_loop(lower: int, upper: int, body, step: int) -> None:
         for value in range(lower, upper, step):

@@ -48,7 +48,7 @@ BLOCKS = {"position_block": 128, "class_block": 128}
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launch gave beside the reference and how far it may be off; the bias counts where there is one."""
+    """The results of a launch, the reference and the allowed errors; the bias is included where there is one."""
 
     found: dict[str, Any]
     expected: LinearGradients
@@ -63,7 +63,7 @@ class Launched:
 
 
 def lse_of(problem: LinearProblem) -> Any:
-    """As the forward returns it."""
+    """Return the LSE as the forward returns it."""
     return linear_forward_reference(problem).lse.astype(np.float32)
 
 
@@ -158,7 +158,7 @@ def test_gradients_of_any_shape_are_within_their_bounds(
 
 
 def test_a_loop_of_the_device_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As large a program as is allowed unrolls these; a small one has the loop."""
+    """The largest program that is allowed unrolls these problems; a small one has the loop."""
     for layout in ("vd", "dv"):
         problem = with_options(problem_of("normal", Sizes(130, 48, 2100, BF16), layout=layout), "weights, smoothing")
         problem = replace(problem, bias=np.linspace(-1.0, 1.0, 2100, dtype=np.float32))
@@ -173,7 +173,7 @@ def test_a_loop_of_the_device_gives_the_same(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("classes", "layout"), [(640, "vd"), (512, "dv"), (1201, "vd"), (777, "dv")])
 def test_a_loop_over_all_classes_gives_the_same(classes: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 640 classes the cores share a block, which counts once in dX; of 512 none; of others no whole tiles."""
+    """The cores share a block of 640 classes, which counts once in dX, none of 512; others have ragged tiles."""
     sizes = Sizes(130, 48, classes, BF16)
     problem = with_options(problem_of("normal", sizes, layout=layout), "weights, smoothing")
     problem = replace(problem, bias=np.linspace(-1.0, 1.0, classes, dtype=np.float32))
@@ -188,7 +188,7 @@ def test_a_loop_over_all_classes_gives_the_same(classes: int, layout: str, monke
 
 @pytest.mark.parametrize("adds", [False, True])
 def test_a_loop_without_a_block_before_it_gives_the_same(adds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one core, whose blocks none may share, or of a sum that nothing may be added to twice."""
+    """The loop comes first on one core, which shares no block, and with a sum to which nothing may be added twice."""
     problem = with_options(problem_of("normal", Sizes(130, 48, 777, BF16)), "bias")
 
     def run() -> dict[str, Any]:
@@ -362,7 +362,7 @@ def test_one_stripe_of_the_weight_at_a_time() -> None:
 def test_weights_that_stream_by_the_input(
     sizes: Sizes, name: str, layout: str, program: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In more slices than there are buffers for; unrolled, and in a loop, which begins with slices that are there."""
+    """Slices outnumber their buffers; they stream unrolled, and in a loop that begins with slices that are there."""
     backward = "nkilib.experimental.loss.linear.backward"
     planned, sized = f"{backward}.plan", f"{backward}.geometry"
     for module in (sized, f"{backward}.weight_slices"):
@@ -394,7 +394,7 @@ def test_inputs_that_stream_beside_the_weight(
     way: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In more slices than there are buffers for, of batches of unlike size; and in every way through the classes."""
+    """The slices, of batches of unlike size, outnumber their buffers; every way through the classes is taken."""
     backward = "nkilib.experimental.loss.linear.backward"
     planned, sized = f"{backward}.plan", f"{backward}.geometry"
     for module in (sized, f"{backward}.weight_slices"):
@@ -422,7 +422,7 @@ def test_inputs_that_stream_beside_the_weight(
 
 
 def test_inputs_stream_where_that_is_of_use() -> None:
-    """Of many positions and features in 16 bits, [V, D], without a cap, in blocks that are long enough."""
+    """Inputs of many positions and features in 16 bits, [V, D], without a cap, stream in long enough blocks."""
     sizes = BackwardSizes(4096, 8192, 32128, 2)
     shares = shares_of_cores(32128, 2)
     for positions, has_cover in ((4096, False), (16384, True)):

@@ -56,7 +56,7 @@ def test_loss_and_gradients_of_parts_in_one_launch(positions: int) -> None:
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_rows_are_those_of_a_launch_that_is_not_split(positions: int) -> None:
-    """To the bit: results of the forward, and dX."""
+    """The results of the forward, and dX, are bitwise identical to those of the launch that is not split."""
     problem = with_options(problem_of("30% ignored", Sizes(positions, 200, 900, BF16)), "bias")
     launch = Launch(position_block=256, class_block=128, wanted=WANTED)
     whole = launch.results(problem)

@@ -38,7 +38,7 @@ Gradients = dict[str, Array]
 
 
 def gradients(sizes: Sizes, seed: int, *, unrounded: bool = False) -> tuple[Gradients, Gradients]:
-    """What a launch gives, and the reference."""
+    """Return the gradients of a launch, and those of the reference."""
     rng = np.random.default_rng(seed)
     problem = normal_problem(sizes, rng, spread=2.5)
     of_logprob = rng.standard_normal(sizes.positions).astype(np.float32)

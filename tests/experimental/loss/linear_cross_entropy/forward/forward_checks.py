@@ -39,7 +39,7 @@ class Launch:
     wanted: tuple[str, ...] = ()
 
     def results(self, problem: LinearProblem, **shard: int) -> dict[str, Array]:
-        """What the kernel returns, by name."""
+        """Launch the kernel and return its results by name."""
         options = problem.options
         result = linear_cross_entropy_forward[self.cores](
             problem.input,

@@ -57,7 +57,7 @@ def test_the_first_classes_are_loaded_again_for_each_block_of_positions(classes:
 
 @pytest.mark.parametrize(("positions", "name"), [(600, "none"), (300, "all")])
 def test_classes_that_the_cores_share(monkeypatch: pytest.MonkeyPatch, positions: int, name: str) -> None:
-    """With parts of two tiles and of one; of a rest of one tile the second core has none."""
+    """The cores share parts of two tiles and of one; the second core has none of a remainder of one tile."""
     problem = with_options(normal_problem(Sizes(positions, 16, 2001), np.random.default_rng(1)), name)
     launch = replace(EVERYTHING, position_block=256 if positions < 600 else 512)
     unshared = check(problem, launch)
@@ -99,7 +99,7 @@ def profiled(positions: int, features: int, classes: int, **arguments: Any) -> P
 
 
 def test_a_program_is_short_whatever_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a tenth of what a program may have, and of the classes."""
+    """A tenth of the instructions that a program may have is allowed, for a tenth of the classes."""
     monkeypatch.setattr(forward_tiling, "_INSTRUCTIONS", 2_800)
     sizes = [program_instructions(partial(profiled, 256, 1024, classes)) for classes in (50_000, 100_000)]
     assert max(sizes) <= 3_000

@@ -118,7 +118,7 @@ def test_of_equal_z_the_first_class(recipe: tuple[float, float, float | None], c
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_a_temperature_makes_neighbours_equal(cores: int) -> None:
-    """Of 2^23 and more, integers are neighbours in float32, and 1.25 times two of them may be one number."""
+    """Integers of 2^23 and more are neighbours in float32, and 1.25 times two of them may be one number."""
     logits = np.full(500, 59.0 * 2**18)
     rows, features = np.zeros((130, 16), np.float32), np.zeros((500, 16), np.float32)
     rows[:, 0], rows[:, 1] = 2.0**18, 1.0

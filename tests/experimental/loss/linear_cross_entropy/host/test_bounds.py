@@ -33,7 +33,7 @@ def _ratios(linear_gradients: LinearGradients, problem: LinearProblem, upstream:
 
 
 def _rounded(problem: LinearProblem, upstream: BackwardInputs) -> LinearGradients:
-    """As a kernel computes them: G and the results rounded to the dtype, sums in float32."""
+    """Compute gradients as a kernel does: G and the results are rounded to the dtype, sums are in float32."""
     dtype, weight = problem.input.dtype, problem.classes_first.astype(np.float32)
     exact = gradient_of_logits(problem, upstream, slice(0, len(problem.input)), problem.classes_first)
     power = 2.0 ** np.floor(-np.log2(np.abs(upstream.grad_loss).max(initial=1e-30)) + 8) if dtype == FP16 else 1.0
@@ -92,7 +92,7 @@ def test_gradients_with_options_keep_the_bounds(name: str) -> None:
 
 
 def test_bfloat16_is_allowed_its_rounding_and_little_more() -> None:
-    """In norm: a sum grants every term its rounding, of which those of both signs cancel in the sum."""
+    """The norms are compared: a sum grants every term its rounding, and those of both signs cancel in the sum."""
     problem = problem_of("normal", Sizes(64, 512, 300))
     upstream = upstream_of(problem, linear_forward_reference(problem).lse)
     exact, bounds = linear_backward_reference(problem, upstream), linear_gradient_bounds(problem, upstream)

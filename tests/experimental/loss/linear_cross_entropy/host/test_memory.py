@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels take of HBM, worked out by hand, and that no choice takes more than it may."""
+"""The kernels' use of HBM equals numbers worked out by hand, and no choice uses more than it may."""
 
 from __future__ import annotations
 

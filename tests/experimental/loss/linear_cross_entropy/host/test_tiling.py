@@ -31,14 +31,14 @@ Launch = tuple[int, int, int, str, str]
 
 
 def every_option(classes: int) -> dict[str, Any]:
-    """That all kernels have."""
+    """Return the options that all kernels have."""
     vector = spec((classes,), "float32")
     options = {"label_smoothing": 0.1, "logit_softcap": 30.0, "lse_square_scale": 1e-4}
     return {"bias_hbm": vector, "class_weight_hbm": vector, **options}
 
 
 def further(positions: int, features: int, classes: int, direction: str) -> dict[str, Any]:
-    """What only one of them has."""
+    """Return the options that only the kernel of one direction has."""
     of_positions = spec((positions,), "float32")
     options: dict[str, dict[str, Any]] = {
         "forward": {f"with_{name}": True for name in ("target", "argmax", "entropy", "distance_sum", "log_sum")},

@@ -111,7 +111,7 @@ def test_softcaps_and_groups_of_tiles(with_bias: bool, caps: tuple[float | None,
 @pytest.mark.parametrize("caps", [(None, None), (5.0, None), (None, 3.0), (4.0, 4.0)], ids=str)
 @every_beta
 def test_masked_classes(masked: str, caps: tuple[float | None, float | None], beta: float) -> None:
-    """In both models, in one alone where the divergence stays finite, and all classes of a block."""
+    """Classes are masked in both models, in the one where the divergence stays finite, and throughout a block."""
     sizes = Sizes(40, 32, 48, 600)
     problem = PROBLEMS["masked classes"](sizes, 1, {"beta": beta, "temperature": 0.5, "logit_softcap": caps[0]})
     problem = with_teacher(problem, logit_softcap=caps[1])

@@ -31,7 +31,7 @@ SOFTCAPS = {"student_logit_softcap": 30.0, "teacher_logit_softcap": 30.0}
 
 
 def time_over_bound(positions: int, student: int, teacher: int, classes: int, beta: float) -> float:
-    """Of a launch with the default tiling."""
+    """Return the modelled time of a launch with the default tiling as a multiple of its bound."""
     profiled = profile_linear_distillation_launch(positions, student, teacher, classes, "bfloat16", BACKWARD, beta=beta)
     assert profiled.fraction_of_bound is not None
     return profiled.fraction_of_bound
@@ -57,7 +57,7 @@ def test_a_launch_of_a_small_vocabulary_takes_little_more_than_its_products(beta
     ids=str,
 )
 def test_a_plan_counts_what_a_launch_takes_of_memory(dtype: str, options: dict[str, Any], beta: float) -> None:
-    """Of SBUF, where columns of positions, rings of tiles and buffers of both models are much of it."""
+    """The plan counts SBUF, much of which is columns of positions, rings of tiles and buffers of both models."""
     positions, classes, arguments = 4000, 512, dict(options)
     if arguments.pop("has_bias", False):
         arguments |= {f"{name}_bias_hbm": spec((classes,), "float32") for name in ("student", "teacher")}

@@ -22,7 +22,7 @@ def normal(sizes: Sizes, beta: float) -> PairProblem:
 
 
 def error(result: Array, exact: Array) -> float:
-    """In norm over the positions."""
+    """Return the relative error in norm over the positions."""
     return float(np.linalg.norm(result.astype(np.float64) - exact) / np.linalg.norm(exact))
 
 

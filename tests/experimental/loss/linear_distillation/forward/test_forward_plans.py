@@ -63,7 +63,7 @@ def test_many_positions_are_a_loop() -> None:
 def test_classes_that_the_cores_share(
     positions: int, position_block: int, classes: int, options: dict[str, Any]
 ) -> None:
-    """With parts of two tiles and of one; of a rest of one tile the second core has none. And behind a loop."""
+    """The cores share parts of two tiles and of one, behind a loop too; of one last tile the second core has none."""
     problem = pair_of(Sizes(positions, 16, 24, classes), beta=1.0, **options)
     launch = Launch(position_block=position_block, class_block=128)
     unshared = check_forward(problem, launch)
@@ -104,7 +104,7 @@ def test_results_do_not_depend_on_the_tiling(tiling: tuple[int | None, int | Non
 def test_softcaps_in_groups_of_short_and_long_products(
     of_teacher: dict[str, Any], with_bias: bool, features: int
 ) -> None:
-    """Of five tiles in groups of three or two, the last one is smaller."""
+    """Five tiles are worked on in groups of three or two, of which the last one is smaller."""
     sizes = Sizes(520, 24, features, 300)
     problem = pair_of(sizes, beta=1.0, dtype=BF16, with_bias=with_bias, logit_softcap=5.0)
     check_forward(with_teacher(problem, **of_teacher))
@@ -128,7 +128,7 @@ def test_the_least_and_the_largest_softcaps(caps: tuple[float, float], beta: flo
 @pytest.mark.parametrize("caps", [(None, None), (5.0, None), (None, 3.0), (4.0, 4.0)])
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 def test_masked_classes(masked: str | None, caps: tuple[float | None, float | None], beta: float) -> None:
-    """In both models, and in the one alone where the divergence stays finite; and all classes of a block."""
+    """Classes are masked in both models, in the one where the divergence stays finite, and throughout a block."""
     sizes = Sizes(40, 32, 48, 600)
     problem = PROBLEMS["masked classes"](sizes, 1, {"beta": beta, "temperature": 0.5, "logit_softcap": caps[0]})
     problem = with_teacher(problem, logit_softcap=caps[1])

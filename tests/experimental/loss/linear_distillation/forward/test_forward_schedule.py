@@ -89,7 +89,7 @@ def test_programs_of_large_launches_are_short(sizes: tuple[int, int, int, int]) 
 
 
 def test_a_program_is_short_whatever_the_vocabulary_and_the_positions() -> None:
-    """With a tenth of what a program may have, and of the sizes."""
+    """A tenth of the instructions that a program may have is allowed, for a tenth of the sizes."""
     with shrunk(PlanLimits(program_instructions=2_800)):
         for positions, classes in ((256, 12_000), (256, 24_000), (2000, 3000)):
             assert program_instructions(partial(profiled, positions, 256, 512, classes)) <= 3_000

@@ -128,7 +128,7 @@ def test_wrong_gradients_are_refused(beta: float) -> None:
 
 
 def test_gradients_of_float16_keep_what_underflows() -> None:
-    """Beside the power of two of its largest coefficient, half of what float16 tells apart is granted."""
+    """The bound has half of the spacing of float16 subnormals, relative to the largest coefficient's power of two."""
     problem = pair_of(dtype=FP16)
     upstream = _upstream(problem, pair_forward_reference(problem))
     half, single = (pair_gradient_bounds(problem, upstream, input_dtype=item) for item in (FP16, np.float32))

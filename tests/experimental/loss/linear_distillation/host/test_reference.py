@@ -123,7 +123,7 @@ def test_gradients_and_mixture_sums_of_shards_add_up() -> None:
 
 
 def test_masked_classes() -> None:
-    """In both models a class adds nothing; in one it makes the divergence infinite where its formula does."""
+    """A class masked in both models adds nothing; in one, it makes the divergence infinite where its formula does."""
     bias = np.zeros(96, np.float32)
     bias[[5, 50]] = -np.inf
     nothing = np.zeros(96, np.float32)

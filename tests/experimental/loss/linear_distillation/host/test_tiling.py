@@ -60,7 +60,7 @@ def test_a_launch_takes_what_is_chosen() -> None:
 
 
 def test_types_and_layouts_take_room() -> None:
-    """Of an operand that is cast on its way; in [D, V] W needs none."""
+    """An operand that is cast on its way takes room, but W in [D, V] takes none."""
     plain = chosen(2048, 2048, 4096, 50_000)
     wide = choose_linear_distillation_tiling(2048, 2048, 4096, 50_000, "float32", "forward")
     assert wide.position_block * wide.class_block < plain.position_block * plain.class_block

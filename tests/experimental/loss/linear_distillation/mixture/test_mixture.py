@@ -66,7 +66,7 @@ def mixed(sizes: Sizes, **options: Any) -> PairProblem:
     ids=["default", "four", "three", "two", "none"],
 )
 def test_any_memory(cores: int, tiles: int | None, slots: tuple[int, ...], blocks_seen: list[MixtureBlocks]) -> None:
-    """Of five tiles of positions, the last one short: two blocks, several, the shortest, and both products twice."""
+    """Five tiles of positions, the last short, make two, several or shortest blocks, or both products run twice."""
     problem = mixed(Sizes(600, 24, 40, 700), dtype=BF16, with_bias=True)
     limit = None if tiles is None else (tiles + 1) * tile_bytes(700) - 1
     check_forward(problem, Launch(cores, position_block=384 if tiles is None else None), memory_limit=limit)
@@ -106,7 +106,7 @@ def test_few_positions_and_classes(positions: int, classes: int) -> None:
 def test_a_loop_over_pairs_of_blocks_of_positions(
     cores: int, classes: int, limits: dict[str, int], blocks_seen: list[MixtureBlocks]
 ) -> None:
-    """Its iterations end the second visits of those before; labels and weights are loaded for these."""
+    """An iteration ends the second visit of the block before it; labels and weights are loaded for that block."""
     problem = mixed(Sizes(890, 16, 16, classes), with_bias=True)
     launch = Launch(cores, position_block=128, class_block=128)
     with shrunk(PlanLimits(**limits)):
@@ -129,7 +129,7 @@ def test_loops_over_the_classes(unrolled: int, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("caps", [(5.0, None), (None, 3.0), (4.0, 4.0)])
 @pytest.mark.parametrize("limit", [None, 0], ids=["kept", "twice"])
 def test_softcaps_with_masked_classes(caps: tuple[float | None, float | None], limit: int | None) -> None:
-    """In groups of tiles of which the last one is smaller; classes masked in both models and in each alone."""
+    """The last group of tiles is smaller than the others; classes are masked in both models and in each alone."""
     problem = mixed(Sizes(390, 16, 24, 300), with_bias=True)
     biases = [np.array(model.bias) for model in (problem.student, problem.teacher)]
     biases[0][3::7] = biases[1][3::7] = biases[0][4::7] = biases[1][5::7] = -np.inf
@@ -219,7 +219,7 @@ def test_loops_of_the_sums_alone() -> None:
 
 
 def test_errors_at_a_short_vocabulary() -> None:
-    """At most 4.5e-7 in norm; exp(z - lse) with a rounded lse errs by 5e-7."""
+    """The error is at most 2e-7 in norm; exp(z - lse) with a rounded lse errs by 5e-7."""
     for classes in (4096, 5003):
         sizes = Sizes(64, 32, 48, classes)
         problem = replace(pair_of(sizes, beta=0.5), labels=None, row_weight=None)
@@ -231,7 +231,7 @@ def test_errors_at_a_short_vocabulary() -> None:
 
 
 def _exact_divergence(problem: PairProblem) -> np.ndarray:
-    """In float64."""
+    """Compute the divergence in float64."""
     z = [
         model.input.astype(np.float64) @ model.weight.astype(np.float64).T
         for model in (problem.student, problem.teacher)

@@ -58,7 +58,7 @@ def chosen(counted: mock.Mock) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
 def test_what_a_tiling_counts_is_enough(options: dict[str, Any]) -> None:
-    """Of SBUF."""
+    """A tiling counts at least the SBUF that a launch takes."""
     sizes = (1024, 1024, 1024, 8_000)
     sized = partial(mock.patch.object, attribute="bytes_of", autospec=True)
     with sized(kept_tiling.KeptSizes, side_effect=KEPT_BYTES) as counted:
@@ -70,7 +70,7 @@ def test_what_a_tiling_counts_is_enough(options: dict[str, Any]) -> None:
 
 
 def test_a_program_is_short_whatever_the_vocabulary_and_the_positions() -> None:
-    """With a tenth of what a program may have, and of the sizes."""
+    """A tenth of the instructions that a program may have is allowed, for a tenth of the sizes."""
     with shrunk(PlanLimits(program_instructions=2_800)):
         for sizes in ((512, 128, 256, 15_000), (1280, 128, 128, 4_000)):
             for limit in (None, 0):

@@ -17,7 +17,7 @@ SCORES = np.array([[2.0, 3.0, -5.0]], np.float32)  # the first one is the target
 
 @pytest.mark.parametrize("p", [1, 2])
 def test_the_bound_of_a_loss(p: int) -> None:
-    """Of a hinge h, u (|m| + (|x_t| + h) / 2); of its square twice h times that, and u / 2 of the square."""
+    """A hinge h may be off by u (|m| + (|x_t| + h) / 2), its square by twice h times that and u / 2 of the square."""
     reference = MultiMarginReference.of(SCORES, np.zeros(1, np.int32), p=p, margin=MARGIN)
     of_hinges = 0.5 * U * (2.0 * MARGIN + 2.0 + np.array([0.0, 2.0, 0.0]))
     np.testing.assert_allclose(hinge_errors(SCORES, reference, MARGIN)[0], of_hinges, rtol=1e-12)

@@ -26,7 +26,7 @@ TILING = {"columns": 512, "buffers": 2}
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_the_bits_of_both_launches(entry: ElementwiseEntry, reduction: str, dtype: Any) -> None:
-    """With the same tiling."""
+    """The results are bitwise identical to those of forward and backward with the same tiling."""
     tensors = entry.made((130, 700), (dtype,))
     upstream = np.full((130, 700) if reduction == "none" else (1,), 1.5, np.float32)
     arguments = entry.backward_arguments(tensors, upstream)
@@ -39,7 +39,7 @@ def test_the_bits_of_both_launches(entry: ElementwiseEntry, reduction: str, dtyp
 
 @every_entry
 def test_the_bounds_hold_and_tell_wrong_results(entry: ElementwiseEntry) -> None:
-    """With the tiling that is chosen, and the gradient of the input alone, in place."""
+    """The launch takes the tiling that is chosen, and only the gradient of the input, in place."""
     tensors = entry.made((40, 40))
     upstream = np.full(1, -2.0, np.float32)
     arguments = entry.backward_arguments({**tensors, "input": tensors["input"].copy()}, upstream, input=True)

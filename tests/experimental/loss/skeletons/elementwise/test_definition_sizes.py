@@ -24,7 +24,7 @@ FILES = sorted(
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:
-    """Of the module, its classes and functions."""
+    """Return the line numbers of the docstrings of the module, its classes and functions."""
     result: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:

@@ -27,12 +27,12 @@ every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.
 
 
 def is_within(result: Any, exact: Exact) -> bool:
-    """Every number."""
+    """Tell whether every number is within its bound."""
     return bool(error_over_bound(result, exact.value, exact.error).max() <= 1.0)
 
 
 def of_both_cores(kernel: Any, **arguments: Any) -> tuple[Any, ...]:
-    """What the kernel returns, with equal bits on one core and on two."""
+    """Launch a kernel and return its results, which must be bitwise identical on one core and on two."""
     results = []
     for cores in (1, 2):
         returned = kernel[cores](**arguments)

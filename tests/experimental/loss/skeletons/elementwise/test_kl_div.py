@@ -38,7 +38,7 @@ def pair(shape: tuple[int, ...], log_target: bool, types: tuple[str, str] = ("fl
 
 
 def is_within(result: Any, exact: Exact) -> bool:
-    """Every number."""
+    """Tell whether every number is within its bound."""
     return bool(error_over_bound(result, exact.value, exact.error).max() <= 1.0)
 
 
@@ -114,7 +114,7 @@ def test_an_infinite_element_leaves_its_neighbours() -> None:
 
 
 def test_sums_of_equal_numbers() -> None:
-    """Which a sum in one accumulator would round in one direction."""
+    """A sum in one accumulator would round equal numbers in one direction."""
     x, t = np.full((300, 1000), -0.1, np.float32), np.full((300, 1000), 0.3, np.float32)
     loss = float(kl_div_forward[2](x, t)[0])
     assert abs(loss / kl_div_reference(x, t, False)[0, 0] - 1.0) < 5e-7

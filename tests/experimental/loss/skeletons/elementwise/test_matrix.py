@@ -31,7 +31,7 @@ def test_every_element_is_in_one_tile(rows: int, row_columns: int, columns: int)
 def test_of_the_same_columns_the_first_tile_has_the_most_rows_and_the_others_follow(
     rows: int, row_columns: int
 ) -> None:
-    """On each core: a weight of columns is loaded with the first one, and every later one finds it."""
+    """Each core loads a weight of columns with the first tile, and every later tile finds it."""
     tiles = matrix_tiles(rows, row_columns, 512)
     for cores, core in ((1, 0), (2, 0), (2, 1)):
         own = tiles[core::cores]

@@ -73,7 +73,7 @@ def test_losses_and_gradients_in_one_launch() -> None:
 
 
 def test_a_weight_of_columns_passes_once() -> None:
-    """What is modelled: [1, C] is no more of a launch than nothing, where a weight of each element is a third of it."""
+    """A weight [1, C] is no more of a launch than nothing, modelled; a weight of each element is a third of it."""
     times = {}
     for name, shape in {"columns": (1, 1000), "rows": (4096, 1), "elements": (4096, 1000)}.items():
         arguments = {"input_hbm": spec((4096, 1000), "float32"), "target_hbm": spec((4096, 1000), "float32")}

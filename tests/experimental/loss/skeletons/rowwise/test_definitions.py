@@ -48,7 +48,7 @@ def as_tuple(returned: Any) -> tuple[Any, ...]:
 
 
 def of_both_cores(kernel: Any, **arguments: Any) -> tuple[Any, ...]:
-    """What the kernel returns, with equal bits on one core and on two."""
+    """Launch a kernel and return its results, which must be bitwise identical on one core and on two."""
     one, two = (as_tuple(kernel[cores](**arguments)) for cores in (1, 2))
     for left, right in zip(one, two, strict=True):
         assert left.tobytes() == right.tobytes()

@@ -84,7 +84,7 @@ def test_ties_share_the_gradient_as_pytorch_has_it() -> None:
 
 
 def test_a_loss_of_just_0_has_a_gradient() -> None:
-    """As the clamp of PyTorch has it."""
+    """The gradient is that of the clamp of PyTorch."""
     anchor, positive, negative = (np.full((1, 1), value, np.float32) for value in (0.0, 1.0, 2.0))
     loss, coefficients = triplet_margin_loss_forward[2](anchor, positive, negative, margin=1.0, eps=0.0)
     gradient, *_ = triplet_margin_loss_backward[2](anchor, positive, negative, coefficients, ONE, eps=0.0)

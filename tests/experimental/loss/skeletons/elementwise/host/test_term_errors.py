@@ -24,18 +24,18 @@ SHAPE: Final = (128, 320)
 
 
 def hard_sizes(random: np.random.Generator) -> Numbers:
-    """Of all magnitudes that matter beside 1, and beside each other."""
+    """Draw sizes of all magnitudes that matter beside 1, and beside each other."""
     sizes = 2.0 ** random.uniform(-30.0, 6.0, SHAPE)
     return np.where(random.random(SHAPE) < 0.5, 2.0 ** random.uniform(-2.0, 2.0, SHAPE), sizes)
 
 
 def hard_numbers(random: np.random.Generator) -> Numbers:
-    """Of both signs."""
+    """Draw numbers of both signs."""
     return hard_sizes(random) * random.choice([-1.0, 1.0], SHAPE)
 
 
 def hard_logits(random: np.random.Generator) -> Numbers:
-    """Confident ones."""
+    """Draw confident logits of both signs."""
     return hard_numbers(random)
 
 
@@ -51,7 +51,7 @@ def hard_probabilities(random: np.random.Generator) -> Numbers:
 
 
 def hard_log_probabilities(random: np.random.Generator) -> Numbers:
-    """At most 0."""
+    """Draw log-probabilities of at most 0."""
     return -hard_sizes(random)
 
 
@@ -82,7 +82,7 @@ def hard_tensors(entry: ElementwiseEntry) -> dict[str, Numbers]:
 
 
 def derived(entry: ElementwiseEntry, tensors: dict[str, Numbers]) -> Derived:
-    """Of the losses."""
+    """Derive the losses and their errors."""
     with np.errstate(all="ignore"):
         return entry.reference.value({name: tensor.astype(np.float64) for name, tensor in tensors.items()})
 
@@ -108,7 +108,7 @@ def allowed(entry: ElementwiseEntry) -> float:
 
 @every_entry
 def test_a_stated_error_is_derived_and_kept(entry: ElementwiseEntry) -> None:
-    """What is derived is never more than what is stated, and comes near it; the kernel's error is never more either."""
+    """The derived error is never more than the stated one, and comes near it; the kernel's is never more either."""
     tensors, stated = hard_tensors(entry), entry.reference.stated
     result = derived(entry, tensors)
     assert_same_functions(entry.name, stated.functions, result.functions)

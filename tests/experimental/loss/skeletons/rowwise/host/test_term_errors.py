@@ -47,7 +47,7 @@ def hard_tensors(entry: RowwiseEntry, shape: tuple[int, int]) -> dict[str, Numbe
 
 
 def derived(entry: RowwiseEntry, tensors: dict[str, Numbers]) -> Derived:
-    """Of the losses."""
+    """Derive the losses and their errors."""
     with np.errstate(all="ignore"):
         return entry.reference.value({name: tensor.astype(np.float64) for name, tensor in tensors.items()})
 
@@ -75,7 +75,7 @@ def allowed(entry: RowwiseEntry, columns: int) -> float:
 @every_entry
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_stated_error_is_derived_and_kept(entry: RowwiseEntry, shape: tuple[int, int]) -> None:
-    """What is derived is never more than what is stated; the kernel's error is never more either."""
+    """The derived error is never more than the stated one; the kernel's error is never more either."""
     tensors, stated = hard_tensors(entry, shape), entry.reference.stated
     result = derived(entry, tensors)
     assert_same_functions(entry.name, stated.functions, result.functions)

@@ -14,7 +14,7 @@ from nkilib.experimental.loss.poisson_nll import PoissonReference
 
 
 def losses(full: bool, log_input: bool, target: list[float]) -> Derived:
-    """Of inputs of a quarter."""
+    """Derive the losses of inputs of a quarter."""
     tensors = {"input": np.full(len(target), 0.25), "target": np.array(target)}
     return PoissonReference(log_input, full).value(tensors)
 

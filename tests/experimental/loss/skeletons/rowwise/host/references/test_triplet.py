@@ -18,7 +18,7 @@ EPS = 2.0**-60
 
 @pytest.mark.parametrize("p", [1.5, 3.0])
 def test_small_magnitudes_count_as_the_least_that_has_a_logarithm(p: float) -> None:
-    """Of each distance D^(1/p) times: u eps, that least magnitude, and the root of a power that was flushed to zero."""
+    """Each distance errs by D^(1/p) times u eps, that least magnitude and the root of a power flushed to zero."""
     random = np.random.default_rng(0)
     rows = {name: random.standard_normal((3, COLUMNS)) for name in ("anchor", "positive", "negative")}
     result = TripletReference(1.0, p, EPS, False).value(rows)
