@@ -22,7 +22,7 @@ class Outcome:
     """How a process ended.
 
     Attributes:
-        output: what it printed on standard output, stripped.
+        output: the text on standard output, stripped.
         error: the last line of its traceback, `Type: message`; empty if it ended well.
     """
 
@@ -35,7 +35,7 @@ def with_checkout(*without: str, **variables: str) -> dict[str, str]:
 
     Args:
         without: names of variables to leave out.
-        variables: what is added, or replaces others.
+        variables: variables to add, or to replace others.
     """
     kept = {name: value for name, value in os.environ.items() if name not in without}
     return {**kept, "PYTHONPATH": str(CHECKOUT), **variables}
@@ -56,7 +56,7 @@ def run_fresh(
         backend: value of NKILIB_BACKEND; None leaves the variable unset.
         before: directories on the import path ahead of `home`.
         after: directories on the import path behind `home`, ahead of what is installed.
-        options: of the interpreter, such as ``-O``.
+        options: the options of the interpreter, such as ``-O``.
     """
     path = os.pathsep.join(str(directory) for directory in (*before, home, *after))
     environment = with_checkout("NKILIB_BACKEND", PYTHONPATH=path)

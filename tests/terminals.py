@@ -24,8 +24,8 @@ class Ended(NamedTuple):
 
     Attributes:
         code: its exit code.
-        output: what it wrote to its output, a pipe.
-        shown: what it wrote to the error stream.
+        output: the text on standard output, a pipe.
+        shown: the text on the error stream.
     """
 
     code: int

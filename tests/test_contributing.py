@@ -42,7 +42,7 @@ class Change:
     """One file of a diff.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         is_new: it is not there yet.
         hunks: for each its lines with their first character: " ", "+" or "-"; an empty line stands for " ".
     """

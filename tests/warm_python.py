@@ -28,7 +28,7 @@ class Ended:
 
     Attributes:
         returncode: 0 if it came to its end.
-        output: what it wrote, on standard error too.
+        output: the text on standard output and standard error.
     """
 
     returncode: int

@@ -35,9 +35,9 @@ class Kernel:
     """A kernel, and how it calls what all of them have.
 
     Attributes:
-        function: what is launched.
-        further: what it takes beside matrix and tiling, for a matrix of so many rows and columns.
-        words: of its messages: what a matrix is called, a row of it, and the argument for rows at a time.
+        function: the function that is launched.
+        further: a function that returns the arguments beside matrix and tiling, for a number of rows and of columns.
+        words: the words of its messages for a matrix, for a row of it, and for the argument for rows at a time.
     """
 
     function: Any
@@ -184,7 +184,7 @@ MARGIN_KERNELS = {
 
 @dataclass(frozen=True)
 class ElementwiseKernel(Kernel):
-    """A kernel of a loss of elements; a matrix is its first tensor."""
+    """A kernel of an elementwise loss; a matrix is its first tensor."""
 
     kind: ElementwiseEntry
 
@@ -207,7 +207,7 @@ ELEMENTWISE_KERNELS = {kernel.name: kernel for kind in ENTRIES for kernel in _el
 
 @dataclass(frozen=True)
 class RowwiseKernel(Kernel):
-    """A kernel of a loss of rows; a matrix is its first tensor."""
+    """A kernel of a row-wise loss; a matrix is its first tensor."""
 
     kind: RowwiseEntry
 
@@ -358,7 +358,7 @@ class Refusal:
         message: after the kernel's name; `{matrix}` and the like are words of the kernel.
         arguments: in which it differs; their names may have such words.
         kernels: names of those that refuse it; None for all that have these arguments.
-        shape: of the accepted call's matrix.
+        shape: the shape of the accepted call's matrix.
         target: generation.
     """
 

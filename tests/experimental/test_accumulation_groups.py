@@ -182,7 +182,7 @@ def token_scores() -> None:
 
 
 def two_models(beta: float, **options: Any) -> None:
-    """The backward of a student and its teacher, whose logits take turns in the same banks."""
+    """The backward of a student and its teacher, whose logits alternate in the same banks."""
     rng = np.random.default_rng(6)
     operands = [
         (rng.standard_normal((rows, features)) / features**0.5).astype(ml_dtypes.bfloat16)
@@ -250,7 +250,7 @@ def test_a_bank_holds_one_unfinished_sum(name: str, monkeypatch: pytest.MonkeyPa
 
 
 def two_sums(dst: str) -> Any:
-    """A kernel whose two sums take turns: in one bank, or in a bank each."""
+    """A kernel whose two sums alternate: in one bank, or in a bank each."""
 
     @nki.jit
     def kernel(operand_hbm: nl.NkiTensor) -> nl.NkiTensor:

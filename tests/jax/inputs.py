@@ -56,8 +56,8 @@ class Exact:
     """float64 results.
 
     Attributes:
-        losses: of each position.
-        gradient: of the sum of the losses by the logits.
+        losses: the loss of each position.
+        gradient: the gradient of the sum of the losses by the logits.
     """
 
     losses: np.ndarray

@@ -18,7 +18,7 @@ class LaunchLog:
     """The shapes of the logits, or of the hidden states, of each launch.
 
     Attributes:
-        forward, backward: of each launch.
+        forward, backward: the shapes of the forward launches, and of the backward launches.
         arguments: the names of what the latest launch of each kernel was given.
     """
 

@@ -50,9 +50,9 @@ class Launch:
     """A launch of a kernel.
 
     Attributes:
-        kernel: what `nki.jit` returned.
+        kernel: the result of `nki.jit`.
         arguments: by name; arrays are copied for a launch, since it may write them.
-        cores: of the launch.
+        cores: the number of cores of the launch.
     """
 
     kernel: Any

@@ -26,7 +26,7 @@ def run(*command: str | Path, backend: str = "neuron", before: Path = SITE) -> s
     """Run Python with these arguments.
 
     Args:
-        command: what follows `python`.
+        command: the arguments after `python`.
         backend: value of NKILIB_BACKEND.
         before: directories on the import path ahead of the stand-in.
     """

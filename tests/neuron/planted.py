@@ -39,7 +39,7 @@ class Case:
     """A kernel that is refused, and its corrected twin.
 
     Attributes:
-        name: what is wrong.
+        name: the name of the mistake.
         refused: lines between the two parts above.
         error: type of the error and a part of its message.
         instead: lines that run in their place.

@@ -36,7 +36,7 @@ class Rule(NamedTuple):
     """A rule of the documentation: a kernel that breaks it, the message, and the kernel put right.
 
     Attributes:
-        name: of the rule, for the test's id.
+        name: the name of the rule, for the test's id.
         broken: the kernel that is refused.
         message: with which it is refused, after `file:line: `.
         corrected: the kernel that runs.
@@ -67,13 +67,13 @@ class Broken(NamedTuple):
     """A row of a table: a call with changes that break a rule.
 
     Attributes:
-        name: of the rule, for the test's id.
+        name: the name of the rule, for the test's id.
         args: positional arguments in place of those of the call; none for the same.
         changes: operands in place of those of the call, or besides.
         on: generation; None for that of the call.
         error: the class of the refusal; None for that of the call.
         message: after the name of the function, with the names of operands in braces.
-        fix: what puts it right; None for the call as it stands.
+        fix: the correction; None for the call as it stands.
     """
 
     name: str

@@ -35,9 +35,9 @@ class Sample:
 
     Attributes:
         name: for messages: where it is listed, its place there, shapes and keywords.
-        dtype: of its floating tensors.
-        args, kwargs: of the call; tensors that require grad are those to differentiate by.
-        constructor: of a module, the arguments of its ``__init__``: positional, and by keyword.
+        dtype: the type of its floating tensors.
+        args, kwargs: the arguments of the call; tensors that require grad are those to differentiate by.
+        constructor: the arguments of a module's ``__init__``: positional, and by keyword.
     """
 
     name: str
@@ -79,9 +79,9 @@ class Difference:
 
     Attributes:
         reason: why.
-        where: which samples.
+        where: a function that tells which samples show it.
         raises: ours refuses it with an error of this type, and PyTorch does not raise that.
-        says: what the message of ours must match.
+        says: the pattern that the message of ours must match.
         result_dtype: ours has this type, and PyTorch's has another.
         like: ours is this function of the same arguments instead of PyTorch's, and PyTorch's own result differs.
     """
@@ -131,7 +131,7 @@ class Checked:
     Attributes:
         ours: the function, or the class of a module.
         theirs: PyTorch's.
-        values, gradients: what may be off.
+        values, gradients: the error allowed in values, and in gradients.
         differences: the documented ones.
     """
 
@@ -289,9 +289,9 @@ def op_samples(name: str, dtype: torch.dtype, variant: str = "") -> tuple[Sample
     """The samples of an ``OpInfo``.
 
     Args:
-        name: as ``OpInfo`` has it: ``"softmax"``, ``"nn.functional.nll_loss"``.
-        dtype: of the inputs; gradients are asked for where it is floating.
-        variant: as ``"with_dtype"``.
+        name: the name in ``OpInfo``: ``"softmax"``, ``"nn.functional.nll_loss"``.
+        dtype: the type of the inputs; gradients are asked for where it is floating.
+        variant: the name of the variant, such as ``"with_dtype"``.
     """
     (info,) = [entry for entry in op_db if (entry.name, entry.variant_test_name) == (name, variant)]
     with torch.random.fork_rng():

@@ -28,7 +28,7 @@ def assert_loss(actual: Tensor, exact: Tensor, magnitude: float) -> None:
     """``actual`` is float32 and within the budget of ``exact``, a float64 loss.
 
     Args:
-        actual: what the kernels gave.
+        actual: the result of the kernels.
         exact: float64, of the same shape.
         magnitude: the largest summand that enters: logits, log V, times weights; for a sum, times its length.
     """
@@ -40,7 +40,7 @@ def assert_gradient(actual: Tensor, exact: Tensor, scale: float) -> None:
     """``actual``, float32, bfloat16 or float16, is within the budget of ``exact``, a float64 gradient.
 
     Args:
-        actual: what the kernels gave.
+        actual: the result of the kernels.
         exact: float64, of the same shape.
         scale: the largest factor of a softmax in it: upstream gradient times weight.
     """

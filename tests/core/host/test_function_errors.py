@@ -26,7 +26,7 @@ class Function:
     """An activation function in float64, and where it is looked at.
 
     Attributes:
-        exact: what it computes.
+        exact: the function in float64.
         least, most: magnitudes of arguments: of documented ranges those that are computed with, else of normal results.
         is_signed: negative arguments, too.
     """

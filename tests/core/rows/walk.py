@@ -36,9 +36,9 @@ class Cut:
     """How a matrix is cut up.
 
     Attributes:
-        rows, columns: of the matrix.
-        rows_per_batch, chunk_size: of a chunk.
-        cores: of the launch.
+        rows, columns: the sizes of the matrix.
+        rows_per_batch, chunk_size: the sizes of a chunk.
+        cores: the number of cores of the launch.
     """
 
     rows: int
@@ -110,12 +110,12 @@ class Visit:
     """A chunk on chip, and where what is known of it is kept.
 
     Attributes:
-        group: of its batch.
-        columns: of the group's tiles.
+        group: the group of its batch.
+        columns: the layout of the group's tiles.
         chunk: its place in the matrix.
         place: its place in the tiles.
         tile_sbuf: [rows, columns of the chunk].
-        chunks: of a row.
+        chunks: the number of chunks of a row.
     """
 
     group: BatchGroup

@@ -65,11 +65,12 @@ class PlanFamily:
     """Kernels whose launches are cut up by one kind of plan.
 
     Attributes:
-        name: of the table.
+        name: the name of the table.
         kernels: the public kernels that take the plan of a size.
         sizes: the grid: real sizes, options and numbers of cores; True for the wide one, which takes minutes, False for
             a sample of it that takes seconds.
-        branches: what the plan of a launch does, from the plan's own fields. It is called under the limits of a row.
+        branches: a function that returns the branches that the plan of a launch takes, from the plan's own fields. It
+            is called under the limits of a row.
         cost: an order of sizes by what it takes to simulate them with data; about the elements that are moved, or the
             multiplications.
         check: launch a size with data and compare all results with float64.

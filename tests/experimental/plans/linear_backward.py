@@ -57,9 +57,9 @@ class Planned(NamedTuple):
     """How a launch is cut up.
 
     Attributes:
-        plan: of the operands.
+        plan: the plan of the operands.
         covers: the loop of each core, where that is all; else empty.
-        blocks: of classes of each core; else empty.
+        blocks: the blocks of classes of each core; else empty.
         is_shortened: blocks of classes are shorter than the tiling has them, for a shorter program.
     """
 

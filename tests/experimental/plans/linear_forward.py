@@ -83,8 +83,8 @@ class PlannedForward(NamedTuple):
     """How a launch is cut up.
 
     Attributes:
-        plan: of the positions.
-        division: of the classes.
+        plan: the plan of the positions.
+        division: the division of the classes.
         class_block: classes of a block, at most.
         bodies: blocks that the program may have.
         group_tiles: tiles of positions of a group, at most.

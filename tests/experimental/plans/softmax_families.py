@@ -28,8 +28,8 @@ class Grids:
     """Where a plan is looked for.
 
     Attributes:
-        wide, sample: of real sizes.
-        small: of small sizes and limits, of which ``drawn`` are drawn at random.
+        wide, sample: the grids of real sizes.
+        small: the grid of small sizes and limits, of which ``drawn`` are drawn at random.
         drawn, seed: how many, and from where on.
         takes: whether a launch has such a plan at all.
     """
@@ -59,8 +59,9 @@ def families_of(
     """A family for each table.
 
     Args:
-        grids: of all tables.
-        every_branch: of the plan of a launch under the limits in force, which it is given as the key of its cache.
+        grids: the grids of all tables.
+        every_branch: a function that returns every branch of the plan of a launch under the limits in force, which it
+            is given as the key of its cache.
         tables: the branches that each one lists, by name.
     """
     return tuple(

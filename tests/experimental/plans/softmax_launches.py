@@ -84,7 +84,7 @@ class Grid:
         outer, length, inner: sizes around the axis and of it.
         most: elements of a tensor at most.
         types: see :data:`TYPES`.
-        cores: of a launch.
+        cores: the numbers of cores of a launch.
         limits: fields of :class:`PlanLimits`, where a size is for smaller limits.
     """
 

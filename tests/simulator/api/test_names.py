@@ -56,7 +56,7 @@ class Name:
     """A documented name: of a module, or of a class in it.
 
     Attributes:
-        module: which one.
+        module: the name of the module.
         name: in the module.
         member: a method or attribute, if the name is a class.
     """

@@ -55,7 +55,7 @@ class Counter:
     """How often a kernel's function was called, and what was computed then.
 
     Attributes:
-        made: of each call, whether each tile that :meth:`note` was given has memory.
+        made: a list for each call: whether each tile that :meth:`note` was given has memory.
     """
 
     def __init__(self) -> None:
@@ -421,7 +421,7 @@ def added_to_nothing(x: Any) -> Any:
 
 
 def groups_in_turns(x: Any) -> Any:
-    """Two groups of products take turns in a bank."""
+    """Two groups of products alternate in a bank."""
     bank, inputs = nl.ndarray((3, 2), nl.float32, nl.psum), load(x)
     for step in range(2):
         for group in range(2):

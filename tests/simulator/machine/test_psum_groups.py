@@ -68,7 +68,7 @@ def loaded(x: Any, w: Any) -> tuple[Any, Any]:
 
 @nki.jit
 def interleaved(x: Any, w: Any) -> Any:
-    """x.T @ w: four tiles of rows take turns, k outside, in the columns of one PSUM tile."""
+    """x.T @ w: four tiles of rows alternate, k outside, in the columns of one PSUM tile."""
     left, right = loaded(x, w)
     sums = psum(ROWS, TILES)
     for k in range(K):
@@ -584,7 +584,7 @@ class Part(NamedTuple):
     """A part of one of the tensors.
 
     Attributes:
-        tensor: which one.
+        tensor: the index of the tensor in ``TENSORS``.
         top, rows: partitions.
         left, columns, every: the columns, so many of them at equal distances.
     """
@@ -605,8 +605,8 @@ class Step(NamedTuple):
 
     Attributes:
         kind: `matmul`, `transpose` (by the Tensor engine) or `memset`.
-        accumulate: of the matmul.
-        part: what it writes.
+        accumulate: the argument ``accumulate`` of the matmul.
+        part: the part that it writes.
     """
 
     kind: str

@@ -50,7 +50,7 @@ class Report:
         refusal: why there is no plan; empty if there is one.
         fallbacks: by name of the data, why the launch had to run as it always does.
         replayed: names of the data on which it was replayed.
-        instructions: of the launch that was planned.
+        instructions: the number of instructions of the launch that was planned.
         differences: where the bits are others, one line each.
     """
 

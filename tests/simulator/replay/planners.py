@@ -57,9 +57,9 @@ class Planner:
     """Records and plans; its streams are what ``decides`` says of a launch.
 
     Attributes:
-        decides: what the stream of a launch depends on, besides its key.
-        nbytes: of each plan.
-        refusal: of each recording.
+        decides: a function that returns the value on which the stream of a launch depends, besides its key.
+        nbytes: the size of each plan in bytes.
+        refusal: the refusal of each recording; empty for none.
         recording_error: a mistake in recording.
         error: raised in building.
         recorded, built: how often.

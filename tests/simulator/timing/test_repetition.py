@@ -264,7 +264,7 @@ def test_buffers_used_round_robin(buffers: int, model: str) -> None:
 
 
 def test_meetings_are_not_left_out() -> None:
-    """Two cores that meet in each iteration come equally often, and a tensor that both share is made by both."""
+    """Two cores that synchronise in each iteration do so equally often, and both make a tensor that they share."""
 
     def body(x: Any, flag: Any, count: int) -> None:
         mine, others = nl.ndarray((ROWS, 512), FP32), nl.ndarray((ROWS, 512), FP32)

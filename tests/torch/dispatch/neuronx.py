@@ -80,7 +80,7 @@ class Kernel:
     """A kernel in the hands of torch-neuronx.
 
     Attributes:
-        kernel: of the simulator.
+        kernel: the kernel of the simulator.
         cores_of_launches: for each call.
         keywords_of_launches: for each call.
     """

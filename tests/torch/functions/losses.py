@@ -159,15 +159,15 @@ class Loss:
     """A function of ours and PyTorch's.
 
     Attributes:
-        name: of both.
-        module: of both.
-        tensors: what makes each of the tensors that every call has, in the order of the arguments.
+        name: the name of both functions.
+        module: the name of both modules.
+        tensors: a function for each of the tensors that every call has, which makes it, in the order of the arguments.
         differentiated: how many of them, from the first one on, PyTorch gives a gradient of.
         forms: keywords of calls, each another formula; tensors of them are made from generator and shape.
         module_forms: the keywords of the module that are those of ``forms``; None: the same.
-        shape: of small inputs.
-        most_dims: of the first tensor.
-        values, gradients: what may be off from PyTorch in float64, beside the rounding.
+        shape: the shape of small inputs.
+        most_dims: the largest number of dimensions of the first tensor.
+        values, gradients: the error allowed against PyTorch in float64, beside the rounding.
         gradcheck: None: of inputs that the loss's own test chooses.
         mixed: PyTorch's type of reduced losses of a bfloat16 and a float32 tensor.
         differs: where PyTorch's own result is not the right one.

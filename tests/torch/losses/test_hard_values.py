@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses of elements of numbers that are 0, huge, infinite or NaN, beside PyTorch's in float64."""
+"""Elementwise losses of numbers that are 0, huge, infinite or NaN, beside PyTorch's in float64."""
 
 from __future__ import annotations
 

@@ -47,13 +47,13 @@ class Case:
 
     Attributes:
         make: the model.
-        groups: what ``fully_shard`` gets beside the layers, before the whole model.
+        groups: the groups of modules that ``fully_shard`` gets beside the layers, before the whole model.
         reshard: ``reshard_after_forward``, of all.
         is_fused_first: ``fuse_linear_loss`` comes before ``fully_shard``.
         policy: mixed precision of layers and of the whole model.
-        head_policy: of the groups.
+        head_policy: the mixed precision of the groups.
         micro_batches: backwards in a step, of which the last one reduces gradients.
-        memory_limit: of ``fuse_linear_loss``.
+        memory_limit: the argument ``memory_limit`` of ``fuse_linear_loss``.
         is_frozen: the output layer has no gradient.
     """
 

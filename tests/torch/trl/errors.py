@@ -42,11 +42,11 @@ def errors(run: Run, exact: Run, names: tuple[str, ...], products: torch.dtype, 
     """All errors of a run.
 
     Args:
-        run: what is compared.
+        run: the run that is compared.
         exact: the run in float64.
-        names: of the function's results that are numbers.
+        names: the names of the function's results that are numbers.
         products: the type that products are computed in.
-        later: what gradients may be off by beside, from the second step on.
+        later: the further error allowed in gradients, from the second step on.
     """
     assert len(run.losses) == len(exact.losses) and len(run.results) == len(exact.results)
     assert len(run.gradients) == len(exact.gradients)

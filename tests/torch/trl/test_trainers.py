@@ -122,7 +122,7 @@ class StockRuns(NamedTuple):
 
     Attributes:
         exact, theirs: the runs.
-        names: of the function's results that are numbers.
+        names: the names of the function's results that are numbers.
     """
 
     exact: Run

@@ -32,7 +32,7 @@ class FakeZero3:
 
     Attributes:
         gathered: how often each number of parameters has been gathered.
-        memory: what has been gathered, without keeping it.
+        memory: weak references to the memory that has been gathered.
     """
 
     def __init__(self) -> None:

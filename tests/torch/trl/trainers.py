@@ -86,10 +86,10 @@ class Kind:
 
     Attributes:
         trainer, config: its classes.
-        columns: of its data set.
-        arguments: of its configuration.
+        columns: the columns of its data set.
+        arguments: the arguments of its configuration.
         has_reference: it takes a reference model.
-        further: what the trainer is given beside.
+        further: further arguments of the trainer.
         replaced: the function of TRL by which it computes its loss.
     """
 

@@ -50,9 +50,9 @@ class Launch(NamedTuple):
     """How a problem is launched.
 
     Attributes:
-        cores: of the launch.
-        position_block, class_block: of the tiling; None: the default.
-        compute_dtype: which the operands are rounded to; None for their own.
+        cores: the number of cores of the launch.
+        position_block, class_block: the block sizes of the tiling; None: the default.
+        compute_dtype: the type that the operands are rounded to; None for their own.
     """
 
     cores: int = 2

@@ -32,7 +32,7 @@ class StandIn:
 
     Attributes:
         calls: the arguments of each.
-        cores: of each launch with brackets.
+        cores: the number of cores of each launch with brackets.
     """
 
     def __init__(self, kernel: Kernel) -> None:

@@ -137,7 +137,7 @@ INTEGERS = [0, 1, 3, 0b1010_0101, 0x7FFF, 0x8000, 0xFFFF]
 @pytest.mark.parametrize("as_vector", [False, True], ids=["constant", "vector"])
 @pytest.mark.parametrize("name", BITS)
 def test_bitwise_operators_on_16_bits(name: str, as_vector: bool) -> None:
-    """Python integers have no width: the result is cut to 16 bits. Signed types hold the same bits."""
+    """Python integers have no width: the result is cut to 16 bits. Results of signed types are bitwise identical."""
     operands = [5] if "shift" in name else [0, 0x0FF0, 0xFFFF]
     for operand in operands:
         expected = [BITS[name](x, operand) & 0xFFFF for x in INTEGERS]

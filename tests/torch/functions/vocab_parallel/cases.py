@@ -27,14 +27,14 @@ class Case:
     """One call of ``vocab_parallel_cross_entropy`` on all ranks, and a backward.
 
     Attributes:
-        name: of the test.
+        name: the name of the test.
         sizes: classes of each rank.
         widths: columns of each rank.
         layout: the keyword arguments that say so.
-        dtype: of the logits.
+        dtype: the type of the logits.
         options: further keyword arguments; ``weight`` and ``normalizer`` are True for those of the case.
-        kind: of logits and targets, see :func:`logits_and_targets`.
-        shape: of the positions.
+        kind: the kind of logits and targets, see :func:`logits_and_targets`.
+        shape: the shape of the positions.
     """
 
     name: str

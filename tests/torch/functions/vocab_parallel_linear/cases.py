@@ -29,16 +29,16 @@ class LinearCase:
     """One call of ``vocab_parallel_linear_cross_entropy`` on all ranks, and a backward.
 
     Attributes:
-        name: of the test.
+        name: the name of the test.
         sizes: classes of each rank.
         widths: rows of each rank.
         layout: the keyword arguments that say so.
-        dtype: of input and weight.
+        dtype: the type of input and weight.
         options: further keyword arguments; ``weight`` and ``normalizer`` are True for those of the case.
         bias: there is one.
         frozen: names of what needs no gradient.
         kind: ``normal``; ``confident``, where the target has a probability of 0.999; ``all ignored``.
-        shape: of the positions.
+        shape: the shape of the positions.
     """
 
     name: str

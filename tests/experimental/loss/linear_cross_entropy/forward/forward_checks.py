@@ -28,8 +28,8 @@ class Launch:
     """How the kernel is launched; nothing of it changes the reference.
 
     Attributes:
-        cores: of the launch.
-        position_block, class_block: of the tiling; None for the default.
+        cores: the number of cores of the launch.
+        position_block, class_block: the block sizes of the tiling; None for the default.
         wanted: further results.
     """
 

@@ -53,11 +53,11 @@ def pair_of(
     """A problem with labels, of which some are ignored, and weights of positions.
 
     Args:
-        sizes: of the problem.
-        seed: of all numbers.
-        dtype: of the student.
-        teacher_dtype: of the teacher; None: likewise.
-        beta, temperature: of the loss.
+        sizes: the sizes of the problem.
+        seed: the seed of all numbers.
+        dtype: the type of the student.
+        teacher_dtype: the type of the teacher; None: that of the student.
+        beta, temperature: the parameters of the loss.
         with_bias: both models have a bias.
         of_student: further fields of the student.
     """

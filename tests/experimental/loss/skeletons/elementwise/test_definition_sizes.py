@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A loss of elements stays small: what is not its own arithmetic belongs to the skeleton."""
+"""An elementwise loss stays small: what is not its own arithmetic belongs to the skeleton."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Every loss of elements against float64, within its derived bounds: types, shapes, cores, in place, wrong results."""
+"""Every elementwise loss against float64, within its derived bounds: types, shapes, cores, in place, wrong results."""
 
 from __future__ import annotations
 

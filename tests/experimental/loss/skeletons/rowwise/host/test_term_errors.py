@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The error of each loss of rows in u of its largest term: references derive what is stated, and kernels keep it."""
+"""The error of each row-wise loss in u of its largest term: references derive what is stated, and kernels keep it."""
 
 from __future__ import annotations
 
