@@ -3,9 +3,9 @@
 
 """Check the English of docstrings and pages as far as a rule can: ``make lint`` runs it.
 
-- The docstring of a public module, class, function or property in nkilib/ is a sentence or a noun phrase, not a
-  fragment: it does not start with a word that only continues something ("Of", "Those"), and has three words or more
-  unless it names code, as in "Implement :meth:`Source.load`."
+- The docstring of a public module, class, function or property is a sentence or a noun phrase, not a fragment: it does
+  not start with a word that only continues something ("Of", "Those"), and has three words or more unless it names code,
+  as in "Implement :meth:`Source.load`."
 - The description in a line of ``Args:``, ``Attributes:``, ``Returns:`` or ``Raises:`` does not start with such a word.
 - Docstrings and pages use the terms of docs/glossary.md, not the phrases that they replace.
 - Prose in Markdown has at most 120 columns. Tables, code blocks and lines with an address are exempt.
@@ -23,6 +23,8 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parent.parent
 COLUMNS: Final = 120
 FEWEST_WORDS: Final = 3
+# The folders whose docstrings are checked.
+FOLDERS: Final = ("nkilib", "tests", "benchmarks", "examples", "tools")
 
 _STARTS = """
 As At Beside Beyond By For From In Into Its Not Of On So Than That Their Those To What Which Whose With
@@ -193,6 +195,15 @@ def check_page(path: Path) -> Iterator[Finding]:
     yield from _check_phrases(path, 1, "\n".join(prose))
 
 
+def modules() -> list[Path]:
+    """List the modules of the repository.
+
+    Returns:
+        The paths of all Python files in ``FOLDERS``.
+    """
+    return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
 def pages() -> list[Path]:
     """List the Markdown pages of the repository.
 
@@ -212,7 +223,7 @@ def main() -> int:
     Returns:
         The exit code: 1 if something breaks a rule, otherwise 0.
     """
-    findings = [finding for path in sorted((ROOT / "nkilib").rglob("*.py")) for finding in check_docstrings(path)]
+    findings = [finding for path in modules() for finding in check_docstrings(path)]
     findings += [finding for path in pages() for finding in check_page(path)]
     for finding in findings:
         print(finding)

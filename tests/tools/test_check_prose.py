@@ -72,3 +72,9 @@ def test_a_long_line_of_prose_is_reported_and_tables_code_and_addresses_are_not(
     [finding] = findings_of_page(tmp_path, f"{word}\n")
     assert "at most 120" in finding
     assert findings_of_page(tmp_path, f"| {word} |\n\n```text\n{word}\n```\n\n{word} https://example.org\n") == []
+
+
+def test_the_docstrings_of_tests_and_benchmarks_are_checked_too() -> None:
+    assert {"nkilib", "tests", "benchmarks", "examples", "tools"} == {
+        path.relative_to(check_prose.ROOT).parts[0] for path in check_prose.modules()
+    }
