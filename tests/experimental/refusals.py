@@ -354,9 +354,9 @@ class Refusal:
     """A call that differs from an accepted one in one point.
 
     Attributes:
-        name: for the test's id.
-        message: after the kernel's name; `{matrix}` and the like are words of the kernel.
-        arguments: in which it differs; their names may have such words.
+        name: the name in the test's id.
+        message: the message, after the kernel's name; `{matrix}` and the like are words of the kernel.
+        arguments: the arguments that differ; their names may have such words.
         kernels: names of those that refuse it; None for all that have these arguments.
         shape: the shape of the accepted call's matrix.
         target: generation.

@@ -38,7 +38,7 @@ class Rule(NamedTuple):
     Attributes:
         name: the name of the rule, for the test's id.
         broken: the kernel that is refused.
-        message: with which it is refused, after `file:line: `.
+        message: the message of the refusal, after `file:line: `.
         corrected: the kernel that runs.
         target: generation for the broken kernel.
         corrected_target: generation for the corrected one; None for the same.

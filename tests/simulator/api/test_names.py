@@ -57,7 +57,7 @@ class Name:
 
     Attributes:
         module: the name of the module.
-        name: in the module.
+        name: the name in the module.
         member: a method or attribute, if the name is a class.
     """
 
