@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
+from difflib import get_close_matches
 from inspect import Parameter
 from typing import Any, TypeVar
 
@@ -72,9 +73,13 @@ def refuse_unknown(function: Callable[..., Any], keywords: Mapping[str, Any], kn
     """Check that every keyword of a call is known. Python checks this itself where keywords are not shared.
 
     Raises:
-        TypeError: an unknown keyword; the message names the function, the keyword and the known ones.
+        TypeError: an unknown keyword; the message names the function, the keyword, the known ones and the nearest one.
     """
     for name in keywords:
         if name not in known:
-            there_are = ", ".join(inspect.signature(function).parameters)
-            raise TypeError(f"{function.__name__}: there is no argument {name!r}; the arguments are {there_are}")
+            parameters = list(inspect.signature(function).parameters)
+            nearest = get_close_matches(name, parameters, n=1)
+            guess = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+            raise TypeError(
+                f"{function.__name__}: there is no argument {name!r}{guess}; the arguments are {', '.join(parameters)}"
+            )

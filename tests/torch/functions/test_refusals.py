@@ -183,7 +183,8 @@ REFUSED_HERE: dict[str, tuple[type[Exception], Call, str]] = {
     "no such argument": (
         TypeError,
         lambda f: f(X, T, label_smooting=0.1),
-        "there is no argument 'label_smooting'; the arguments are input, target, .*label_smoothing.*lse_square_scale",
+        r"there is no argument 'label_smooting' \(did you mean 'label_smoothing'\?\); the arguments are input, target, "
+        ".*label_smoothing.*lse_square_scale",
     ),
     "an option of the operators": (
         TypeError,
