@@ -10,10 +10,11 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 unexport NEURON_LOGICAL_NC_CONFIG NEURON_CC_FLAGS
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-torch lint docs docs-serve dist sweep fuzz bench profile clean
+.PHONY: help demo dev test test-core test-torch lint docs docs-serve dist sweep fuzz bench profile clean
 
 help:
 	@echo "make demo     the kernels on two simulated cores beside float64, and a model trained with them"
+	@echo "make dev      install what tests and linters need into $(VENV); run nothing"
 	@echo "make test     what make lint does, and all tests"
 	@echo "make test-core, make test-torch   what of it runs without PyTorch and JAX, and without JAX, installed without them"
 	@echo "make lint     linters, type checker, rules of prose and a strict build of the documentation site only"
@@ -27,6 +28,9 @@ help:
 
 demo: $(VENV)/.installed-cli
 	$(RUN) -m examples.demo
+
+dev: $(VENV)/.installed-test
+	@echo "$(RUN) -m pytest runs tests; make lint runs the linters"
 
 # Two processes on two cores, in which PyTorch's threads would only wait for each other; each takes whole files, so that a
 # fixture of a module is made once; and the many short processes of the tests compile nkilib once.

@@ -18,21 +18,27 @@ LEAST_ARGUMENT_OF_LOG: Final = 1.0 / LIMIT_OF_LOG
 LARGEST: Final = 2.0**128 * (1.0 - 2.0**-24)
 
 
-def require_option(function: str, name: str, value: float, least: float = -LARGEST) -> float:
-    """Check that an option is a finite number, at least ``least``, and round it to float32, the type of the engines.
+def require_option(function: str, name: str, value: float, least: float = -LARGEST, most: float = LARGEST) -> float:
+    """Check that an option is a finite number from ``least`` to ``most``, and round it to float32, the type of the
+    engines.
 
     Raises:
         AssertionError: another number.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     require(
-        is_number and isfinite(value) and least <= value <= LARGEST,
-        f"{function}: {name} must be a finite number of float32{_from(least)}, got {value}",
+        is_number and isfinite(value) and least <= value <= most,
+        f"{function}: {name} must be a finite number of float32{_range(least, most)}, got {value}",
     )
     rounded: float = unpack("f", pack("f", value))[0]
     return rounded
 
 
-def _from(least: float) -> str:
-    known = {-LARGEST: "", 0.0: " of at least 0", LEAST_NORMAL: " of at least 2^-126"}
-    return known.get(least, f" of at least {least}")
+def _range(least: float, most: float) -> str:
+    if least == -LARGEST:
+        return "" if most == LARGEST else f" of at most {_bound(most)}"
+    return f" of at least {_bound(least)}" if most == LARGEST else f" from {_bound(least)} to {_bound(most)}"
+
+
+def _bound(number: float) -> str:
+    return "2^-126" if number == LEAST_NORMAL else f"{number}".removesuffix(".0")
