@@ -5,7 +5,7 @@
 
 from importlib.util import find_spec
 
-from nkilib.base.installation import extra_remedy
-
 if find_spec("rich") is None:
-    raise ModuleNotFoundError(f"examples: the programs print with rich, which is not installed; {extra_remedy('cli')}")
+    raise ModuleNotFoundError(
+        "examples: the programs print with rich, which is not installed; pip install '.[cli]' in the checkout"
+    )

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from ..language.ranges import while_loop
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes, enums
-from .other_names import OTHER_NAMES
+from ..terms.other_names import OTHER_NAMES
 
 
 def _module(name: str, contents: dict[str, Any]) -> ModuleType:

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Protocol
 
+from ..hardware.generation import Generation
 from ..terms.enums import Engine, nc_version
 from ..terms.errors import NkiValidationError
 from ..terms.signatures import call_error
@@ -27,6 +28,22 @@ class Cost(Protocol):
     """
 
     def __call__(self, call: Any, /) -> float: ...
+
+
+class EngineRule(Protocol):
+    """A function that checks whether an engine can run a call of an instruction on a generation of the hardware.
+
+    Its last argument holds the parameters by name. The simulator passes all of them. The model of time passes
+    descriptions of the tensors, with ``shape``, ``free_size``, ``dtype`` and ``buffer``, and of the other parameters
+    only those of ``DECIDING`` in ``timing/plans.py``.
+    """
+
+    def __call__(self, engine: Engine, generation: Generation, values: Mapping[str, Any], /) -> None:
+        """Return if the engine can run the call.
+
+        Raises:
+            NkiValidationError: if it cannot.
+        """
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,8 @@ class Definition:
         is_transfer: whether the DMA engines do the work.
         is_untimed: whether it takes no time in the model of time because nothing is known of its duration.
         module: the module in which kernels find it, ``nisa`` for instance.
+        engine_rule: the function that checks whether an engine can run a call; None if each of ``engines`` can, apart
+            from what holds for all instructions (see :func:`check_engine`).
         names: the names of the parameters of ``signature``.
         checks: each of ``operands``, with its position in ``names`` and the position of its ``like`` (0 if it has
             none).
@@ -75,6 +94,7 @@ class Definition:
     is_transfer: bool
     is_untimed: bool
     module: str
+    engine_rule: EngineRule | None
     names: tuple[str, ...] = field(init=False)
     # Worked out once, because every call needs them: defaults, and positions in ``names``.
     _defaults: tuple[Any, ...] = field(init=False)

@@ -239,22 +239,13 @@ def _positions(name: str, indirect: Indirect, choice: Choice) -> npt.NDArray[np.
 def check_indirect_operands(
     instruction: str, engine: Engine, values: dict[str, Any], operands: list[IndirectOperand]
 ) -> None:
-    """Check what an instruction with indirect operands requires of its engine and of several operands together.
+    """Check what an instruction with indirect operands requires of several operands together.
 
-    The requirements on a single operand are checked elsewhere.
+    The requirements on a single operand, and on the engine, are checked elsewhere.
 
     Raises:
         NkiValidationError: naming operand, requirement and value.
     """
-    allowed = RULES[instruction].engines
-    if engine not in allowed:
-        names = " or ".join(sorted(f"nki.isa.engine.{able.name}" for able in allowed))
-        raise NkiValidationError(f"a view of indirect() needs {names}, got nki.isa.engine.{engine.name}")
-    for operand in operands:
-        if engine is Engine.scalar and operand.is_output and operand.base.buffer is MemoryRegion.psum:
-            raise NkiValidationError(
-                f"operand {operand.name!r}: the Scalar engine cannot scatter to psum, got {operand.gathered}"
-            )
     by_name = {operand.name: operand for operand in operands}
     _check_places(RULES[instruction].operands, values, by_name)
     if engine is Engine.tensor:

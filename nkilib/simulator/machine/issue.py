@@ -15,21 +15,21 @@ from functools import update_wrapper
 from typing import Any
 
 from ..isa.access import check_engine_access
-from ..isa.definition import Cost, Definition
+from ..isa.definition import Cost, Definition, EngineRule
+from ..isa.engine_rules import check_engine
 from ..isa.handle import NkiInstruction
 from ..isa.indirection import check_indirect_operands, with_indirection
 from ..isa.operand import Operand
 from ..tensors.tensor import NkiTensor
 from ..terms.enums import Engine, nc_version
 from ..terms.errors import CoreAbortedError, NkiValidationError, add_location
-from ..terms.regions import MemoryRegion
 from ..terms.spec import DataNeeded, ValuesWanted
 from .call import Call
 from .core import Core, current_core
 from .operands import check_operand
 
-# Members of an Enum are looked up by a Python function before 3.12; these are asked for in every call.
-_GPSIMD, _PSUM = Engine.gpsimd, MemoryRegion.psum
+# Members of an Enum are looked up by a Python function before 3.12; this one is asked for in every call.
+_GPSIMD = Engine.gpsimd
 
 REGISTRY: dict[str, Definition] = {}
 
@@ -41,6 +41,7 @@ def instruction(
     default: Engine | None = None,
     since: nc_version = nc_version.gen2,
     choose_engine: Callable[[dict[str, Any]], Engine] | None = None,
+    engine_rule: EngineRule | None = None,
     is_lane_bound: bool = True,
     is_matmul: bool = False,
     cost: Cost | None = None,
@@ -72,6 +73,7 @@ def instruction(
             is_transfer,
             is_untimed,
             module,
+            engine_rule,
         )
         if module == "nisa":
             REGISTRY[definition.name] = definition
@@ -146,16 +148,16 @@ def _validate(call: Call) -> None:
         if value is not None or not rule.is_optional:
             values[position] = check_operand(call, rule, value, values[like])
     call.engine = engine = definition.pick_engine(values)
-    if call.indirect:
+    if definition.engine_rule is not None or engine is _GPSIMD or call.indirect:
         parameters = dict(zip(definition.names, values, strict=True))
-        check_indirect_operands(definition.name, engine, parameters, call.indirect)
+        check_engine(definition, engine, core.generation, parameters, [operand.name for operand in call.indirect])
+        if call.indirect:
+            check_indirect_operands(definition.name, engine, parameters, call.indirect)
     if definition.is_lane_bound:
         for rule, position, _ in definition.checks:
             value = values[position]
             if type(value) is NkiTensor and not value.may_be_accessed:
                 check_engine_access(rule.name, value)
-        if engine is _GPSIMD:
-            _refuse_psum(definition, values)
 
 
 def _execute(call: Call) -> None:
@@ -174,10 +176,3 @@ def _execute(call: Call) -> None:
             written.mark_written(definition.is_matmul)
     for operand in call.indirect:
         operand.finish()
-
-
-def _refuse_psum(definition: Definition, values: list[Any]) -> None:
-    for rule, position, _ in definition.checks:
-        value = values[position]
-        if isinstance(value, NkiTensor) and value.buffer is _PSUM:
-            raise NkiValidationError(f"operand {rule.name!r}: the GpSimd engine cannot access psum, got {value}")

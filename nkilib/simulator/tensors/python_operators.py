@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Python's operators on tensors: NKI documents none, and each error names the function to use instead."""
+"""Python's operators and numpy's functions on tensors: NKI documents none, and each error names what to use instead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import numpy as np
+
 from ..terms.errors import TensorTypeError
 from ..terms.objects import NKIObject
+from ..terms.other_names import NUMPY_NAMES
 
 _BINARY = {
     "add": ("+", "nl.add"),
@@ -37,6 +40,17 @@ _UNARY = {
     "abs": ("abs()", "nl.abs"),
     "invert": ("~", "nl.invert"),
 }
+# The functions by which numbers and arrays of numpy compute an operator, with its symbol and the function to use.
+_BY_UFUNC = {
+    np.floor_divide: _BINARY["floordiv"],
+    **{
+        getattr(np, function.removeprefix("nl.")): (symbol, function)
+        for symbol, function in (*_BINARY.values(), *_COMPARISONS.values())
+        if " " not in function
+    },
+}
+_EQUALITY = {np.equal: False, np.not_equal: True}
+_ELSE = "the functions of nki.language (in a debugger, .array is a numpy view)"
 
 
 def _refusal(symbol: str, function: str) -> Callable[..., NoReturn]:
@@ -51,15 +65,42 @@ class PythonOperators(NKIObject):
 
     __slots__ = ()
 
-    # Numbers of numpy leave an operator to the tensor on its other side.
-    __array_priority__ = 1000.0
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> bool:
+        """Raise TensorTypeError, unless a number or an array of numpy is compared with the tensor: they are not equal.
+
+        numpy calls this for its elementwise functions, and for an operator with such a number or array on its left.
+        """
+        is_call = method == "__call__"
+        if is_call and ufunc in _EQUALITY and isinstance(inputs[0], np.generic | np.ndarray):
+            return _EQUALITY[ufunc]
+        if is_call and ufunc in _BY_UFUNC:
+            symbol, function = _BY_UFUNC[ufunc]
+            raise TensorTypeError(
+                f"{self}: Python's {symbol} is no operation of NKI on tensors, nor is numpy's {ufunc.__name__}; use "
+                f"{function}"
+            )
+        raise self._no_operation(ufunc.__name__ if is_call else f"{ufunc.__name__}.{method}")
+
+    def __array_function__(self, function: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of numpy's other functions if they compute nothing, such as ``np.shape``, or else raise.
+
+        Raises:
+            TensorTypeError: naming the function, and what to use instead.
+        """
+        try:
+            return function._implementation(*args, **kwargs)
+        except TensorTypeError:
+            raise self._no_operation(function.__name__) from None
+
+    def _no_operation(self, name: str) -> TensorTypeError:
+        """Return the error about a function of numpy."""
+        return TensorTypeError(
+            f"{self}: numpy's {name} is no operation of NKI on tensors; use {NUMPY_NAMES.get(name, _ELSE)}"
+        )
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise TensorTypeError: numpy would treat a tensor as one object, and its sum as the tensor itself."""
-        raise TensorTypeError(
-            f"{self}: numpy cannot compute with a tensor; use the functions of nki.language (in a debugger, .array is "
-            f"a numpy view)"
-        )
+        raise TensorTypeError(f"{self}: numpy cannot compute with a tensor; use {_ELSE}")
 
     def __index__(self) -> NoReturn:
         """Raise TensorTypeError; ``int()``, ``float()`` and ``range()`` call this too."""

@@ -5,12 +5,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import FrameType
 from typing import TypeVar
 
 # The package whose frames are no user's kernel, by the name under which everybody imports it.
 _SIMULATOR = "nkilib.simulator"
+# Other packages whose frames are none: a kernel that calls them is meant, not they.
+_LIBRARIES = (_SIMULATOR, "numpy")
+# The directory of the standard library, and those in it that hold installed packages.
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = ("site-packages", "dist-packages")
+# Code without a file that belongs to the standard library, and to numpy before 1.25.
+_WITHOUT_FILE = ("<frozen ", "<__array_function__ internals>")
 
 Class = TypeVar("Class", bound=type)
 
@@ -119,26 +127,36 @@ class CoreAbortedError(BaseException):
     """
 
 
-# For each file seen so far, whether it is part of the simulator.
+# For each file seen so far, whether it is part of the simulator or of a library that kernels call.
 _KNOWN: dict[str, bool] = {}
 
 
-def _is_simulator(frame: FrameType) -> bool:
-    """Return whether ``frame`` runs a function of the simulator."""
+def _is_library(frame: FrameType) -> bool:
+    """Return whether ``frame`` runs a function of the simulator, of numpy or of the standard library."""
     file = frame.f_code.co_filename
-    name = str(frame.f_globals.get("__name__", ""))
-    # What is compiled from a string has no file of its own.
-    _KNOWN[file] = not file.startswith("<") and (name == _SIMULATOR or name.startswith(f"{_SIMULATOR}."))
+    if file.startswith("<"):  # no file of its own: many modules may share the name
+        _KNOWN[file] = file.startswith(_WITHOUT_FILE)
+        return _KNOWN[file]
+    name = f"{frame.f_globals.get('__name__', '')}."
+    _KNOWN[file] = name.startswith(tuple(f"{library}." for library in _LIBRARIES)) or _is_standard(file)
     return _KNOWN[file]
 
 
+def _is_standard(file: str) -> bool:
+    """Return whether a file is part of the standard library."""
+    return file.startswith(_STANDARD) and not file[len(_STANDARD) :].startswith(_INSTALLED)
+
+
 def kernel_frame() -> FrameType | None:
-    """Return the innermost frame outside the simulator, which is at the current line of the user's kernel."""
+    """Return the innermost frame of the user's code, which is at the current line of the kernel.
+
+    Frames of the simulator, of numpy and of the standard library are none.
+    """
     frame: FrameType | None = sys._getframe(1)
     known = _KNOWN
     while frame is not None:
-        is_simulator = known.get(frame.f_code.co_filename)
-        if not (_is_simulator(frame) if is_simulator is None else is_simulator):
+        is_library = known.get(frame.f_code.co_filename)
+        if not (_is_library(frame) if is_library is None else is_library):
             return frame
         frame = frame.f_back
     return None
@@ -186,11 +204,11 @@ def add_core(error: Exception, core: str) -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """Return ``file:line`` of the traceback's innermost frame outside the simulator, or an empty string without one."""
+    """Return ``file:line`` of the traceback's innermost frame of the user's code, or an empty string without one."""
     place = ""
     traceback = error.__traceback__
     while traceback is not None:
-        if not _is_simulator(traceback.tb_frame):
+        if not _is_library(traceback.tb_frame):
             place = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return place

@@ -22,8 +22,9 @@ from .plans import Roles
 Access = tuple[Tracked, Layout, DType, Reach | None, "Access | None"]
 
 
-# Tensor indirection: the index that it reads, the tensor that it chooses from, and whether it writes there.
-Indirection = tuple[Access, Access, bool]
+# Tensor indirection: the index that it reads, the tensor that it chooses from, whether it writes there, and the name of
+# the operand.
+Indirection = tuple[Access, Access, bool, str]
 
 
 class Noted:
@@ -37,7 +38,7 @@ class Noted:
         label: the argument ``name=`` of the call.
         operands: the tensors, in the order of the roles; None where a parameter is no tensor.
         deciding: the values of the parameters of ``plans.DECIDING``, in the order of the roles.
-        besides: for each operand with tensor indirection, the index and the tensor that it chooses from.
+        besides: for each operand with tensor indirection, see :data:`Indirection`.
         met_ns: for a barrier or an exchange, when the last core came to it.
         code, position: the code object of the kernel and the bytecode offset that issued it.
         constants: the values of its parameters that are no tensors, where a pass asks for them; else empty.

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 from ..hardware.generation import Generation
 from ..isa.definition import Definition
-from ..terms.enums import Engine, nc_version
-from ..terms.regions import MemoryRegion
+from ..isa.engine_rules import engines_besides
+from ..terms.enums import Engine
 from .busy_times import DmaWork
 from .costs import CostInputs
 from .footprints import Form
 from .parameters import ModelParameters
 from .transfers import Address, Queue, Side, bytes_of, engine_times, queue_of, row_bytes_of
 
-# The non-tensor parameters on which a cost or a queue depends; they get no others.
-DECIDING = frozenset({"op", "value", "perf_mode", "reduce_cmd", "dge_mode", "dma_engine", "engine", "n"})
+# The non-tensor parameters on which a cost, a queue or the rule for an engine depends; they get no others.
+DECIDING = frozenset({"op", "op0", "op1", "value", "perf_mode", "reduce_cmd", "dge_mode", "dma_engine", "engine", "n"})
 # A parameter that takes a list of tensors; these are no operands.
 _LIST_OF_TENSORS = "srcs"
 
@@ -101,6 +101,7 @@ class Plans:
         forms: Sequence[Form | None],
         deciding: Sequence[Any],
         address: Address = Address.known,
+        indirect: tuple[str, ...] = (),
     ) -> Plan:
         """Return the plan of a call of an instruction.
 
@@ -110,16 +111,17 @@ class Plans:
             forms: the forms of its tensors, in the order of its roles; None where a parameter is no tensor.
             deciding: the values of its parameters of :data:`DECIDING`, in the order of its roles.
             address: for a transfer, the source of its address.
+            indirect: the names of the operands with tensor indirection.
         """
-        key = (definition.name, engine, address, *forms, *deciding)
+        key = (definition.name, engine, address, indirect, *forms, *deciding)
         try:
             plan = self._known.get(key)
         except TypeError:  # a value without a hash
-            return self._made(definition, engine, forms, deciding, address)
+            return self._made(definition, engine, forms, deciding, address, indirect)
         if plan is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            plan = self._known[key] = self._made(definition, engine, forms, deciding, address)
+            plan = self._known[key] = self._made(definition, engine, forms, deciding, address, indirect)
         return plan
 
     def queue(self, values: Mapping[str, Any], address: Address, to_chip: bool, is_transpose: bool = False) -> Queue:
@@ -158,6 +160,7 @@ class Plans:
         forms: Sequence[Form | None],
         deciding: Sequence[Any],
         address: Address,
+        indirect: tuple[str, ...],
     ) -> Plan:
         roles = roles_of(definition)
         named = _named(definition, roles, forms)
@@ -166,7 +169,7 @@ class Plans:
         if definition.is_transfer:
             queue = self.queue(values, address, values["dst"].is_on_chip, definition.name == "dma_transpose")
             return Plan(definition.name, "dma", operands, queue=queue.name, other_queue=queue.otherwise)
-        others = _others(definition, engine, forms, self.generation)
+        others = engines_besides(definition, engine, self.generation, values, indirect)
         cost = definition.cost
         cycles, *other_cycles = (
             0.0 if cost is None else cost(CostInputs(each, values, self.generation, self.parameters))
@@ -188,21 +191,6 @@ class Plans:
             return ""
         function = getattr(values.get("op"), "key", "")
         return self.parameters.table_of(function) if function else ""
-
-
-def _others(
-    definition: Definition, engine: Engine, forms: Sequence[Form | None], generation: Generation
-) -> tuple[Engine, ...]:
-    """Return the other engines that can run an instruction.
-
-    GpSimd cannot run it with an operand in PSUM, nor run an activation before trn3.
-    """
-    is_in_psum = any(form is not None and form.buffer is MemoryRegion.psum for form in forms)
-    is_activation = definition.default_engine is Engine.scalar
-    has_gpsimd = not is_in_psum and not (is_activation and generation.version.value < nc_version.gen4.value)
-    return tuple(
-        other for other in definition.engines if other is not engine and (has_gpsimd or other is not Engine.gpsimd)
-    )
 
 
 def _named(definition: Definition, roles: Roles, forms: Sequence[Form | None]) -> dict[str, Any]:

@@ -81,13 +81,13 @@ class Settling:
             # The written operands come first.
             places = writes if len(forms) < written else reads
             forms.append(None if access is None else self._touch(access, places).form)
-        for index, base, is_output in noted.besides:
+        for index, base, is_output, _ in noted.besides:
             self._touch(index, reads)
             self._touch(base, writes if is_output else reads)
         self._register(noted, reads)
         if definition.cost is not None and definition.name in BY_WORKLOAD and self._parameters.chooses_engines:
             engine = self._least_loaded(noted, forms, reads, writes)
-        plan = self._plans.plan(definition, engine, forms, noted.deciding)
+        plan = self._plan(noted, engine, forms)
         if definition.cost is not None:
             return plan, self.timeline.compute(noted.number, engine, plan.cycles, reads, writes, plan.table)
         if met_ns is not None:  # a barrier
@@ -96,6 +96,11 @@ class Settling:
             return plan, self._sequence(noted, reads, writes)
         now = self.timeline.free_ns(engine)  # a barrier of one core takes no time here
         return plan, Span(now, now, NO_CAUSE)
+
+    def _plan(self, noted: Noted, engine: Engine, forms: list[Form | None]) -> Plan:
+        """Return the plan of an instruction that is no transfer, on an engine."""
+        indirect = tuple([name for *_, name in noted.besides]) if noted.besides else ()
+        return self._plans.plan(noted.definition, engine, forms, noted.deciding, indirect=indirect)
 
     def _sequence(self, noted: Noted, reads: Places, writes: Places) -> Span:
         """Put an instruction on a register or a scalar on the timeline."""
@@ -113,13 +118,11 @@ class Settling:
 
     def _least_loaded(self, noted: Noted, forms: list[Form | None], reads: Places, writes: Places) -> Engine:
         """Return the engine on which an instruction would be done first, if the kernel leaves the engine open."""
-        engines = engines_for(noted, forms, self._plans.generation)
+        engines = engines_for(noted, self._plan(noted, noted.engine, forms).others, self._plans.generation)
         if len(engines) == 1:
             return engines[0]
         ends = [
-            self.timeline.would_end(
-                engine, self._plans.plan(noted.definition, engine, forms, noted.deciding).cycles, reads, writes
-            )
+            self.timeline.would_end(engine, self._plan(noted, engine, forms).cycles, reads, writes)
             for engine in engines
         ]
         return engines[ends.index(min(ends))]

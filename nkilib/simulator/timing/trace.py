@@ -241,7 +241,7 @@ class Trace(Observer):
         return known, tensor.layout, tensor.dtype, Reach(indirect.kind, indirect.stride, indirect.limit), index
 
     def _of_indirection(self, operand: IndirectOperand) -> Indirection:
-        return self._access(operand.index), self._access(operand.base), operand.is_output
+        return self._access(operand.index), self._access(operand.base), operand.is_output, operand.name
 
     def _tracked(self, storage: Storage) -> Tracked:
         """Return the record of a storage."""
@@ -266,6 +266,6 @@ def _accesses(operands: Sequence[Access | None], written: int, besides: Sequence
     """Return a pair for each tensor of an instruction: the tensor, and whether the instruction writes it."""
     accesses = [(access, at < written) for at, access in enumerate(operands) if access is not None]
     accesses += [(access[4], False) for access, _ in accesses if access[4] is not None]
-    for index, base, is_output in besides:
+    for index, base, is_output, _ in besides:
         accesses += [(index, False), (base, is_output)]
     return accesses

@@ -13,7 +13,7 @@ import pytest
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator.api.aliases import MODULES
-from nkilib.simulator.api.other_names import OTHER_NAMES
+from nkilib.simulator.terms.other_names import OTHER_NAMES
 from tests.simulator.kernels import execute, tile
 
 MODULES_BY_NAME = {"nki": nki, "nki.isa": nisa, "nki.language": nl}

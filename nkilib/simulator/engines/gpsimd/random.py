@@ -9,11 +9,13 @@ partition draws from the generator of its own lane.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ...hardware.generation import Generation
 from ...isa.checks import same_tile_size
 from ...isa.operand import SBUF, Operand, output, vector
 from ...machine.call import Call
@@ -65,9 +67,15 @@ def _draw(call: Call, tensor: NkiTensor) -> npt.NDArray[np.uint32]:
     return call.core.random.of(call.engine).draw(_lanes(tensor), tensor.free_size)
 
 
+def _rng_rule(engine: Engine, generation: Generation, _: Mapping[str, Any]) -> None:
+    if engine is Engine.gpsimd:
+        _require_generation(engine, generation, nc_version.gen3, "trn2")
+
+
 @instruction(
     operands=(output("dst", dtypes=_INTEGERS),),
     on=(Engine.vector, Engine.gpsimd),
+    engine_rule=_rng_rule,
     cost=costs.assumed("dst"),
 )
 def rng(call: Call, dst: NkiTensor, engine: Engine = Engine.vector) -> None:
@@ -77,7 +85,6 @@ def rng(call: Call, dst: NkiTensor, engine: Engine = Engine.vector) -> None:
     Vector engine. ``rand_set_state`` sets the state of GpSimd, and on trn3 of the Vector engine too.
     ``engine=nki.isa.engine.gpsimd`` needs trn2 or newer.
     """
-    _require_generation(call, Engine.gpsimd, nc_version.gen3, "trn2")
     dst.array[...] = _draw(call, dst).reshape(dst.shape).astype(dst.array.dtype)
 
 
@@ -166,9 +173,21 @@ def set_rng_seed(call: Call, src_seeds: NkiTensor) -> None:
     call.core.random.of(Engine.vector).seed(int(seed))
 
 
+def _state_rule(engine: Engine, generation: Generation, values: Mapping[str, Any]) -> None:
+    if engine is Engine.vector:
+        _require_generation(engine, generation, nc_version.gen4, "trn3")
+    name = "dst" if "dst" in values else "src_seeds"
+    tensor, words = values[name], STREAMS[engine] * WORDS
+    if len(tensor.shape) != 2 or tensor.shape[1] != words:
+        raise NkiValidationError(
+            f"operand {name!r} must have shape [P, {words}] for engine=nki.isa.engine.{engine.name}, got {tensor}"
+        )
+
+
 @instruction(
     operands=(Operand("src_seeds", regions=SBUF, dtypes=frozenset({uint32})),),
     on=(Engine.gpsimd, Engine.vector),
+    engine_rule=_state_rule,
     since=nc_version.gen3,
     cost=costs.assumed("src_seeds"),
 )
@@ -179,8 +198,6 @@ def rand_set_state(call: Call, src_seeds: NkiTensor, engine: Engine = Engine.gps
     GpSimd, and the 24 words of four on the Vector engine, which needs trn3. Lanes with equal words give equal
     numbers.
     """
-    _require_generation(call, Engine.vector, nc_version.gen4, "trn3")
-    _check_state("src_seeds", src_seeds, call.engine)
     if src_seeds.storage.is_abstract:
         call.core.random.lose(call.engine)
         return
@@ -190,6 +207,7 @@ def rand_set_state(call: Call, src_seeds: NkiTensor, engine: Engine = Engine.gps
 @instruction(
     operands=(output("dst", dtypes=frozenset({uint32})),),
     on=(Engine.gpsimd, Engine.vector),
+    engine_rule=_state_rule,
     since=nc_version.gen3,
     cost=costs.assumed("dst"),
 )
@@ -199,24 +217,14 @@ def rand_get_state(call: Call, dst: NkiTensor, engine: Engine = Engine.gpsimd) -
     There are 6 words a partition on GpSimd, and 24 on the Vector engine, which needs trn3. ``rand_set_state`` with
     these words makes the engine continue from here.
     """
-    _require_generation(call, Engine.vector, nc_version.gen4, "trn3")
-    _check_state("dst", dst, call.engine)
     if dst.storage.is_abstract:
         return
     dst.array[...] = call.core.random.of(call.engine).words[_lanes(dst)]
 
 
-def _require_generation(call: Call, engine: Engine, since: nc_version, name: str) -> None:
-    if call.engine is engine and call.core.generation.version.value < since.value:
+def _require_generation(engine: Engine, generation: Generation, since: nc_version, name: str) -> None:
+    if generation.version.value < since.value:
         raise NkiValidationError(f"engine=nki.isa.engine.{engine.name} needs {name} or newer")
-
-
-def _check_state(name: str, tensor: NkiTensor, engine: Engine) -> None:
-    words = STREAMS[engine] * WORDS
-    if tensor.ndim != 2 or tensor.shape[1] != words:
-        raise NkiValidationError(
-            f"operand {name!r} must have shape [P, {words}] for engine=nki.isa.engine.{engine.name}, got {tensor}"
-        )
 
 
 def _column(value: float | NkiTensor) -> npt.NDArray[Any]:

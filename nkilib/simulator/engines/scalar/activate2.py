@@ -17,7 +17,7 @@ from ...tensors.tensor import NkiTensor
 from ...terms.enums import Engine, nc_version, reduce_cmd
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from .activation import ACTIVATION_ENGINES, activation_key, check_activation_engine
+from .activation import ACTIVATION_ENGINES, activation_engine_rule, activation_key
 from .formula import Step, activate
 from .registers import ScalarAccumulation
 
@@ -44,6 +44,7 @@ _REDUCTIONS = ("add", "maximum", "minimum", "abs_max", "abs_min")
     ),
     on=ACTIVATION_ENGINES,
     since=nc_version.gen4,
+    engine_rule=activation_engine_rule,
     cost=costs.activated,
 )
 def activate2(
@@ -70,7 +71,6 @@ def activate2(
     commands and ``reduce_res`` work as in :func:`nisa.activation`; a reset sets the identity of ``reduce_op``. The
     instruction needs trn3 or newer. It also runs on GpSimd, without the reduction.
     """
-    check_activation_engine(call, reduce_cmd, reduce_res)
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
     key = activation_key(op)
     steps = _steps(("0", op0, imm0, reverse0), ("1", op1, imm1, reverse1))

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from ...hardware.generation import Generation
 from ...isa.checks import same_tile_size
 from ...isa.operand import Operand, output, vector
 from ...isa.operators import operator_key
@@ -40,9 +42,30 @@ _OPERANDS = (
 )
 
 
+def activation_engine_rule(engine: Engine, generation: Generation, values: Mapping[str, Any]) -> None:
+    """Check that an engine has activation functions, and a reduction of their results if the call asks for it.
+
+    Raises:
+        NkiValidationError: for GpSimd before trn3, and for its reduction: only the Scalar engine has the registers.
+    """
+    if engine is Engine.scalar:
+        return
+    if generation.version is not nc_version.gen4:
+        raise NkiValidationError(
+            f"engine=nki.isa.engine.{engine.name} needs trn3 (NeuronCore-v4); the target is {generation.name}"
+        )
+    command, reduce_res = values["reduce_cmd"], values["reduce_res"]
+    if command is not reduce_cmd.idle or reduce_res is not None:
+        raise NkiValidationError(
+            f"engine=nki.isa.engine.{engine.name} has no accumulator registers: reduce_cmd must be idle and "
+            f"reduce_res None, got {command!r} and {reduce_res!r}; the Scalar engine reduces"
+        )
+
+
 @instruction(
     operands=_OPERANDS,
     on=ACTIVATION_ENGINES,
+    engine_rule=activation_engine_rule,
     cost=costs.activated,
 )
 def activation(
@@ -64,7 +87,6 @@ def activation(
     twice), ``reset`` only sets them to 0, and ``idle`` leaves them unchanged. ``reduce_res`` receives the registers
     afterwards. From trn3 on the instruction also runs on the GpSimd engine, without the sum.
     """
-    check_activation_engine(call, reduce_cmd, reduce_res)
     _activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
 
 
@@ -132,26 +154,6 @@ def _activation(
     if isinstance(bias, NkiTensor) or bias not in (None, 0.0):
         steps.append(Step("add", bias))
     activate(core, dst, key, data, steps, accumulation)
-
-
-def check_activation_engine(call: Call, command: Any, reduce_res: NkiTensor | None) -> None:
-    """Check that the chosen engine has activation functions, and a reduction of their results if the call asks for it.
-
-    Raises:
-        NkiValidationError: for GpSimd before trn3, and for its reduction: only the Scalar engine has the registers.
-    """
-    if call.engine is Engine.scalar:
-        return
-    generation = call.core.generation
-    if generation.version is not nc_version.gen4:
-        raise NkiValidationError(
-            f"engine=nki.isa.engine.{call.engine.name} needs trn3 (NeuronCore-v4); the target is {generation.name}"
-        )
-    if command is not reduce_cmd.idle or reduce_res is not None:
-        raise NkiValidationError(
-            f"engine=nki.isa.engine.{call.engine.name} has no accumulator registers: reduce_cmd must be idle and "
-            f"reduce_res None, got {command!r} and {reduce_res!r}; the Scalar engine reduces"
-        )
 
 
 def activation_key(op: Any) -> str:

@@ -8,11 +8,13 @@ Sources: docstrings of ``nc_matmul`` and ``nc_transpose``; ``nki/guides/architec
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ...hardware.generation import Generation
 from ...hardware.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ...isa.operand import PSUM, SBUF, Operand, output
 from ...machine.call import Call
@@ -266,10 +268,22 @@ def _transpose_engine(values: dict[str, Any]) -> Engine:
     return _TENSOR if data.buffer is _SBUF and dst.buffer is _PSUM else Engine.vector
 
 
+def _transpose_rule(engine: Engine, _: Generation, values: Mapping[str, Any]) -> None:
+    data, dst = values["data"], values["dst"]
+    most = PARTITIONS if engine is _TENSOR else _VECTOR_TRANSPOSE_MAX
+    if data.shape[0] > most or data.free_size > most:
+        raise NkiValidationError(
+            f"operand 'data' must be at most [{most}, {most}] on the {engine.name} engine, got {data}"
+        )
+    if engine is _TENSOR and (data.buffer is not _SBUF or dst.buffer is not _PSUM):
+        raise NkiValidationError(f"the Tensor engine transposes from sbuf to psum, got {data} and {dst}")
+
+
 @instruction(
     operands=(output("dst", dtypes=dt.MOVABLE), Operand("data", dtypes=dt.MOVABLE)),
     on=(Engine.tensor, Engine.vector),
     choose_engine=_transpose_engine,
+    engine_rule=_transpose_rule,
     cost=costs.transposed,
 )
 def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: Engine = Engine.unknown) -> None:
@@ -281,13 +295,6 @@ def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: Engine = E
     """
     rows, columns = data.shape[0], data.free_size
     is_on_tensor = call.engine is _TENSOR
-    most = PARTITIONS if is_on_tensor else _VECTOR_TRANSPOSE_MAX
-    if rows > most or columns > most:
-        raise NkiValidationError(
-            f"operand 'data' must be at most [{most}, {most}] on the {call.engine.name} engine, got {data}"
-        )
-    if engine is _TENSOR and _transpose_engine({"data": data, "dst": dst}) is not _TENSOR:
-        raise NkiValidationError(f"the Tensor engine transposes from sbuf to psum, got {data} and {dst}")
     if dst.dtype != data.dtype:
         raise NkiValidationError(f"operand 'dst' must have the type of 'data', got {dst} and {data}")
     if (dst.shape[0], dst.free_size) != (columns, rows):

@@ -8,12 +8,14 @@ The rules are those of the docstrings in ``nki/api/nki/isa/__init__.py``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ...hardware.generation import Generation
 from ...isa.checks import (
     no_cast_of_packed,
     not_both_in_psum,
@@ -32,6 +34,7 @@ from ...numerics.operators import (
     ARITHMETIC_REDUCTIONS,
     BITWISE,
     BITWISE_REDUCTIONS,
+    is_bitwise,
 )
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE
@@ -46,9 +49,15 @@ from ..results import Float32s, compute
 from .elementwise import ScalarOperator, require_bit_patterns
 
 
+def _tensor_copy_rule(engine: Engine, generation: Generation, _: Mapping[str, Any]) -> None:
+    if engine is Engine.scalar and generation.version is nc_version.gen2:
+        raise NkiValidationError("the Scalar engine has no tensor_copy on trn1; use nisa.activation with op=nl.copy")
+
+
 @instruction(
     operands=(output("dst", dtypes=MOVABLE), Operand("src", dtypes=MOVABLE)),
     on=(Engine.vector, Engine.scalar, Engine.gpsimd),
+    engine_rule=_tensor_copy_rule,
     cost=costs.copied("dst", "src"),
 )
 def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: Engine = Engine.unknown) -> None:
@@ -59,8 +68,6 @@ def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: Engine = Eng
     (trainium2_arch.rst, Scalar Engine).
     """
     same_tile_size({"dst": dst, "src": src}, "dst", "src")
-    if call.engine is Engine.scalar and call.core.generation.version is nc_version.gen2:
-        raise NkiValidationError("the Scalar engine has no tensor_copy on trn1; use nisa.activation with op=nl.copy")
     if dst.dtype == src.dtype:
         act(call.core, copy_elements, writes=(dst,), reads=(src,))
         return
@@ -90,10 +97,16 @@ def _tensor_tensor_engine(values: dict[str, Any]) -> Engine:
     return Engine.gpsimd if is_native and key in ARITHMETIC else Engine.vector
 
 
+def _tensor_tensor_rule(engine: Engine, _: Generation, values: Mapping[str, Any]) -> None:
+    if engine is not Engine.gpsimd and operator_key("op", values["op"]) == "power":
+        raise NkiValidationError(f"op=nl.power runs on the GpSimd engine, got engine=nki.isa.engine.{engine.name}")
+
+
 @instruction(
     operands=(output("dst"), Operand("data1"), Operand("data2")),
     on=(Engine.vector, Engine.gpsimd),
     choose_engine=_tensor_tensor_engine,
+    engine_rule=_tensor_tensor_rule,
     cost=costs.of_two_tiles("data1", "data2"),
 )
 def tensor_tensor(
@@ -121,8 +134,6 @@ def tensor_tensor(
         return
     if key not in ARITHMETIC:
         raise NkiValidationError(f"op={op!r} is no binary operator of tensor_tensor")
-    if key == "power" and call.engine is not Engine.gpsimd:
-        raise NkiValidationError("op=nl.power runs on the GpSimd engine, got engine=nki.isa.engine.vector")
     if call.engine is Engine.gpsimd and are_integers(dst, data1, data2):
         compute_integers(call.core, key, dst, data1, data2)
         return
@@ -138,6 +149,22 @@ def _tensor_scalar_engine(values: dict[str, Any]) -> Engine:
 _SCALAR_ENGINE_PAIRS = frozenset({("multiply", "add"), ("multiply", None), ("add", None)})
 
 
+def _tensor_scalar_rule(engine: Engine, _: Generation, values: Mapping[str, Any]) -> None:
+    op0, op1 = values["op0"], values["op1"]
+    keys = operator_key("op0", op0), None if op1 is None else operator_key("op1", op1)
+    if is_bitwise(keys[0]) and engine is not Engine.vector:
+        raise NkiValidationError(
+            f"bit-wise operators run on the Vector engine, got engine=nki.isa.engine.{engine.name}"
+        )
+    if engine is Engine.scalar and keys not in _SCALAR_ENGINE_PAIRS:
+        got = f"op0=nl.{keys[0]}" + (f", op1=nl.{keys[1]}" if keys[1] else "")
+        raise NkiValidationError(f"the Scalar engine runs multiply then add, multiply alone or add alone, got {got}")
+    if engine is Engine.gpsimd and "rsqrt" not in keys:
+        raise NkiValidationError("engine=nki.isa.engine.gpsimd is for op nl.rsqrt only")
+    if engine is not Engine.gpsimd and "rsqrt" in keys:
+        raise NkiValidationError(f"nl.rsqrt runs on the GpSimd engine, got engine=nki.isa.engine.{engine.name}")
+
+
 @instruction(
     operands=(
         output("dst"),
@@ -147,6 +174,7 @@ _SCALAR_ENGINE_PAIRS = frozenset({("multiply", "add"), ("multiply", None), ("add
     ),
     on=(Engine.vector, Engine.scalar, Engine.gpsimd),
     choose_engine=_tensor_scalar_engine,
+    engine_rule=_tensor_scalar_rule,
     cost=costs.copied("dst", "data"),
 )
 def tensor_scalar(
@@ -175,7 +203,6 @@ def tensor_scalar(
         raise NkiValidationError("operand1 and reverse1 need op1")
     if steps[-1].is_bitwise != steps[0].is_bitwise:
         raise NkiValidationError(f"op0={op0!r} and op1={op1!r} must both be bit-wise or both be arithmetic")
-    _check_tensor_scalar_engine(call.engine, steps)
     if steps[0].is_bitwise:
         _tensor_scalar_bits(call.core, dst, data, steps)
         return
@@ -189,21 +216,6 @@ def tensor_scalar(
             loaded = values
 
     compute(call.core, dst, (data,), apply, columns=[step.scalar for step in steps])
-
-
-def _check_tensor_scalar_engine(engine: Engine, steps: list[ScalarOperator]) -> None:
-    keys = (steps[0].key, steps[1].key if len(steps) > 1 else None)
-    if steps[0].is_bitwise and engine is not Engine.vector:
-        raise NkiValidationError(
-            f"bit-wise operators run on the Vector engine, got engine=nki.isa.engine.{engine.name}"
-        )
-    if engine is Engine.scalar and keys not in _SCALAR_ENGINE_PAIRS:
-        got = f"op0=nl.{keys[0]}" + (f", op1=nl.{keys[1]}" if keys[1] else "")
-        raise NkiValidationError(f"the Scalar engine runs multiply then add, multiply alone or add alone, got {got}")
-    if engine is Engine.gpsimd and "rsqrt" not in keys:
-        raise NkiValidationError("engine=nki.isa.engine.gpsimd is for op nl.rsqrt only")
-    if engine is not Engine.gpsimd and "rsqrt" in keys:
-        raise NkiValidationError(f"nl.rsqrt runs on the GpSimd engine, got engine=nki.isa.engine.{engine.name}")
 
 
 def _tensor_scalar_bits(core: Core, dst: NkiTensor, data: NkiTensor, steps: list[ScalarOperator]) -> None:

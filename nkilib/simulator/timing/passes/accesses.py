@@ -26,7 +26,7 @@ def reads_of(noted: Noted) -> Iterator[Access]:
         while access is not None and access[4] is not None:
             access = access[4]
             yield access
-    for index, base, _ in noted.besides:
+    for index, base, *_ in noted.besides:
         yield index
         yield base
 

@@ -5,8 +5,8 @@
 
 The text of ``nisa.tensor_copy`` (``nki/api/nki/isa/__init__.py``) says of ``engine.unknown``, its default, that the
 "compiler selects best engine based on engine workload", and the text of ``memset`` that the compiler selects the best
-one. The model takes the engine that is done first. GpSimd cannot access PSUM. On trn1 both stay on Vector: Scalar has
-no ``tensor_copy`` there, and GpSimd and Vector share their way to SBUF.
+one. The model takes the engine that is done first, of those that can run the instruction. On trn1 both stay on
+Vector: Scalar has no ``tensor_copy`` there, and GpSimd and Vector share their way to SBUF.
 
 Functions of ``nki.language`` that an activation could compute stay on the engine on which they are issued;
 docs/explanation/performance_model.md says why.
@@ -18,8 +18,6 @@ from collections.abc import Sequence
 
 from ...hardware.generation import Generation
 from ...terms.enums import Engine, nc_version
-from ...terms.regions import MemoryRegion
-from ..footprints import Form
 from ..noted import Noted
 
 NAME = "chooses_engines"
@@ -27,9 +25,14 @@ NAME = "chooses_engines"
 BY_WORKLOAD = frozenset({"tensor_copy", "memset"})
 
 
-def engines_for(noted: Noted, forms: Sequence[Form | None], generation: Generation) -> Sequence[Engine]:
-    """Return the engines that can run an instruction of :data:`BY_WORKLOAD`, in the order in which they are tried."""
+def engines_for(noted: Noted, others: Sequence[str], generation: Generation) -> Sequence[Engine]:
+    """Return the engines that may run an instruction of :data:`BY_WORKLOAD`, in the order in which they are tried.
+
+    Args:
+        noted: the instruction.
+        others: the names of the engines besides its own that can run it, as in :class:`.plans.Plan`.
+        generation: the hardware.
+    """
     if noted.decided("engine") is not Engine.unknown or generation.version is nc_version.gen2:
         return (noted.engine,)
-    in_psum = any(form is not None and form.buffer is MemoryRegion.psum for form in forms)
-    return [engine for engine in noted.definition.engines if engine is not Engine.gpsimd or not in_psum]
+    return [engine for engine in noted.definition.engines if engine is noted.engine or engine.name in others]

@@ -98,7 +98,7 @@ _TENSORS: Final = {
     "print": "nl.device_print",
 }
 
-# By module and name, the text that follows "use".
+# By module and name, the text that follows "use". The names of ``NUMPY_NAMES`` are those of functions of numpy.
 OTHER_NAMES: Final[dict[str, dict[str, str]]] = {
     "nki": {},
     "nki.language": {**_TYPES, **_ARITHMETIC, **_REDUCTIONS, **_TENSORS},
@@ -138,4 +138,39 @@ OTHER_NAMES: Final[dict[str, dict[str, str]]] = {
         "gather": "nisa.nc_n_gather on chip, or nisa.dma_copy from a view with ap(vector_offset=...)",
         "scatter": "nisa.dma_copy to a view with ap(vector_offset=...)",
     },
+}
+
+
+def _function(name: str) -> str:
+    return f"nl.{name}"
+
+
+def _activation(op: str) -> str:
+    return f"nl.{op}, or nisa.activation(dst, op=nl.{op}, data=data)"
+
+
+_FUNCTIONS: Final = (
+    *("add", "subtract", "multiply", "divide", "mod", "fmod", "power", "matmul", "maximum", "minimum", "negative"),
+    *("bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift"),
+    *("logical_and", "logical_or", "logical_xor", "logical_not"),
+    *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
+    *("ceil", "floor", "trunc", "cos", "tan", "all", "average", "var"),
+    *("where", "transpose", "broadcast_to", "expand_dims", "copy", "zeros_like", "empty_like"),
+)
+_ACTIVATIONS: Final = ("arctan", "exp", "log", "reciprocal", "sign", "sin", "sqrt", "square", "tanh")
+
+NUMPY_NAMES: Final[dict[str, str]] = {
+    **_ARITHMETIC,
+    **_REDUCTIONS,
+    **_TENSORS,
+    **{name: _function(name) for name in _FUNCTIONS},
+    **{name: _activation(name) for name in _ACTIVATIONS},
+    "absolute": _activation("abs"),
+    "sum": f"nl.sum, or {_reduction('add')}",
+    "prod": f"nl.prod, or {_reduction('multiply')}",
+    "max": f"nl.max, or {_reduction('maximum')}",
+    "amax": f"nl.max, or {_reduction('maximum')}",
+    "min": f"nl.min, or {_reduction('minimum')}",
+    "amin": f"nl.min, or {_reduction('minimum')}",
+    "mean": f"nl.mean, or {_reduction('add')} and nisa.tensor_scalar(dst, dst, op0=nl.multiply, operand0=1 / n)",
 }
