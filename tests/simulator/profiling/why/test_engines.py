@@ -130,7 +130,7 @@ def launched(issue: Issue, target: str, **engine: Any) -> Profile | None:
 
 
 def accepted(issue: Issue, name: str, target: str) -> dict[str, Profile]:
-    """By engine, the profiles of the launches in which the call asks for it, without those that are errors."""
+    """The profiles of the launches that ask for an engine, by its name, without those that are errors."""
     engines = REGISTRY[name].engines
     launches = {engine.name: launched(issue, target, engine=engine) for engine in engines}
     return {engine: launch for engine, launch in launches.items() if launch is not None}
