@@ -72,10 +72,10 @@ class Reads:
         self._add_function(function, weakref.proxy(function))
 
     def add_code(self, code: CodeType, scope: dict[str, Any]) -> None:
-        """Add the values that a piece of code has read; ``scope`` has the globals of its module.
+        """Add the values to which the names in a code object refer; ``scope`` has the globals of its module.
 
         Raises:
-            Unplannable: if the code reads or writes something outside of the program.
+            Unplannable: if the code uses what differs from call to call or has other effects: a clock, a log.
         """
         names = {*code.co_names}
         called = names & _TALKING - scope.keys()
