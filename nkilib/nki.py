@@ -3,9 +3,10 @@
 
 """The one place that chooses the NKI that nkilib's kernels run on: the real `nki`, or nkilib's simulator.
 
-Other modules write `from nkilib.nki import nki, nisa, nl`. They also import `explain_index`, which NKI does not have:
-it words an error of the simulator and is empty on hardware. The choice is made once, when this module is imported, from
-the environment variable `NKILIB_BACKEND`:
+Other modules write `from nkilib.nki import nki, nisa, nl`. They also import what NKI does not have: `explain_index`
+words an error of the simulator and is empty on hardware; `replayable` states that the simulator may replay a kernel,
+and has no effect on hardware. The choice is made once, when this module is imported, from the environment variable
+`NKILIB_BACKEND`:
 
 - `auto`, which unset and empty also mean: the real NKI where it is installed, else the simulator;
 - `neuron`: the real NKI, or an ImportError that says what is missing;
@@ -28,8 +29,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, Literal
 
 from nkilib.base.installation import refuse_mixture
+from nkilib.base.work import replayable
 
-__all__ = ["NOT_SIMULATED", "SIMULATED", "BackendChoice", "backend", "explain_index", "nisa", "nki", "nl"]
+__all__ = ["NOT_SIMULATED", "SIMULATED", "BackendChoice", "backend", "explain_index", "nisa", "nki", "nl", "replayable"]
 
 _VARIABLE: Final = "NKILIB_BACKEND"
 _ALLOWED: Final = ("auto", "neuron", "simulator")

@@ -98,6 +98,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduli
     return FileScheduling(config, log)
 
 
+@pytest.fixture
+def monkeypatch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Replay no launch of a test that may replace what kernels read: they state that it does not change."""
+    monkeypatch.setenv("NKILIB_REPLAY", "0")
+    return monkeypatch
+
+
 @pytest.fixture(autouse=True)
 def _uninitialized_reads_are_errors() -> Iterator[None]:
     """Elsewhere an element never written reads as NaN, which a kernel can use without anybody noticing."""

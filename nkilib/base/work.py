@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The work of a kernel, stated next to the kernel. Profiles compare the modelled time with the least time in which the
-hardware could do this work.
+"""Statements about a kernel, made next to the kernel: its work, the iterations of its loops, and that the simulator may
+replay it. Profiles compare the modelled time with the least time in which the hardware could do this work.
 
-This module imports nothing of this library, so that kernels state their work also on a device, without a simulator.
+This module imports nothing of this library, so that kernels make statements also on a device, without a simulator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -43,6 +45,9 @@ Statement = TypeVar("Statement", bound=Callable[..., Any])
 
 _WORK: WeakKeyDictionary[Callable[..., Any], StatesWork] = WeakKeyDictionary()
 _TRIPS: WeakKeyDictionary[Callable[..., Any], StatesTrips] = WeakKeyDictionary()
+_REPLAYABLE: WeakSet[Callable[..., Any]] = WeakSet()
+# An item for each block of unreplayed() that is open. Of the process: launches run in several threads.
+_UNREPLAYED: list[None] = []
 
 
 def states_work(work: StatesWork) -> Callable[[Function], Function]:
@@ -81,6 +86,56 @@ def states_trips(most: StatesTrips) -> Callable[[Function], Function]:
             with a number for each loop, named by the function that is its body or by its line, ``"file.py:12"``.
     """
     return _states(_TRIPS, most)
+
+
+def replayable(function: Function) -> Function:
+    """State that a kernel depends on nothing that may change but its arguments and the options of the simulator.
+
+    The simulator then replays its repeated launches from a recorded plan, without running its Python
+    (docs/explanation/simulator.md, "Replayed launches"). The statement covers all that the kernel calls:
+
+    - it reads nothing else that changes while the process runs: no variable, attribute, list, dictionary or array that
+      is assigned or written after the import, no file, environment variable, clock or random generator;
+    - it has no other effect than to write tensors: it counts, stores and prints nothing in Python.
+
+    The statement is the author's: where it is wrong, replayed launches give results of earlier values, without an
+    error. The function or kernel itself stays as it is, and under the real NKI the statement has no effect. It may
+    stand above or below ``@nki.jit``. A function or class that is passed to a kernel needs a statement of its own.
+
+    Example::
+
+        @nki.jit
+        @replayable
+        def double(x): ...
+    """
+    # Of a kernel that nki.jit has made, its function states it: kernel[2] is another kernel with the same function.
+    stated = function if isinstance(function, FunctionType) else getattr(function, "__wrapped__", function)
+    with suppress(TypeError):  # no weak reference can point to it, which may be so for kernels of the real NKI
+        _REPLAYABLE.add(stated)
+    return function
+
+
+def is_replayable(function: Callable[..., Any]) -> bool:
+    """Return whether a function itself, and not only one that it wraps, is stated to be :func:`replayable`."""
+    try:
+        return function in _REPLAYABLE
+    except TypeError:  # a callable without a hash
+        return False
+
+
+@contextmanager
+def unreplayed() -> Iterator[None]:
+    """Replay no launch of the process in the ``with`` block, in which constants of kernels have other values."""
+    _UNREPLAYED.append(None)
+    try:
+        yield
+    finally:
+        _UNREPLAYED.pop()
+
+
+def is_unreplayed() -> bool:
+    """Return whether a block of :func:`unreplayed` is open."""
+    return bool(_UNREPLAYED)
 
 
 def stated_work(function: Callable[..., Any]) -> StatesWork | None:

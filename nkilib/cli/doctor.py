@@ -53,8 +53,13 @@ _VARIABLES = (
     "NKILIB_REPLAY",
 )
 
-_REPLAYED = "replayed from the fifth launch on; NKILIB_REPLAY=0 turns that off"
-_NOT_REPLAYED = "not replayed, because NKILIB_REPLAY is 0"
+_REPLAYED = {
+    True: "replayed from the fifth launch on, of kernels that state that they are replayable; NKILIB_REPLAY=0 turns "
+    "that off",
+    "always": "replayed from the fifth launch on, also of kernels that read what changes, because NKILIB_REPLAY is "
+    "always",
+    False: "not replayed, because NKILIB_REPLAY is 0",
+}
 
 
 class Finding(NamedTuple):
@@ -161,7 +166,7 @@ def _backend() -> Iterator[Finding]:
             yield Finding("simulated target", f"cannot be used: {error}", is_wrong=True)
         else:
             yield Finding("simulated target", options.generation.name)
-            yield Finding("repeated launches", _REPLAYED if options.replay else _NOT_REPLAYED)
+            yield Finding("repeated launches", _REPLAYED[options.replay])
 
 
 def _torch_operators() -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
+from nkilib.base.work import unreplayed
 from nkilib.nki import nl
 
 
@@ -75,7 +76,7 @@ def limits_in_force() -> PlanLimits:
 
 @contextmanager
 def shrunk(limits: PlanLimits) -> Iterator[None]:
-    """Let all plans of this process obey smaller limits, for the ``with`` block.
+    """Let all plans of this process obey smaller limits, for the ``with`` block, in which no launch is replayed.
 
     Example::
 
@@ -89,7 +90,8 @@ def shrunk(limits: PlanLimits) -> Iterator[None]:
         raise RuntimeError("plan_limits.shrunk: must not be nested, and one block is open; pass all limits to it")
     _in_force.append(limits)
     try:
-        yield
+        with unreplayed():
+            yield
     finally:
         _in_force.pop()
 

@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 import nkilib.simulator
-from nkilib.base.work import Work, stated_work, states_work
+from nkilib.base.work import (
+    Work,
+    is_replayable,
+    is_unreplayed,
+    replayable,
+    stated_work,
+    states_work,
+    unreplayed,
+)
+from nkilib.nki import nki
 from tests.fresh_python import run_fresh
 
 
@@ -59,6 +68,39 @@ def test_the_statement_keeps_no_function_alive() -> None:
     del kernel
     gc.collect()
     assert seen() is None
+
+
+def test_that_a_function_is_replayable_is_stated_of_itself_alone() -> None:
+    function = made()
+    before = dict(vars(function))
+    assert not is_replayable(function)
+    assert replayable(function) is function
+    assert vars(function) == before and is_replayable(function)
+    assert not is_replayable(functools.wraps(function)(lambda rows: function(rows)))
+    assert not is_replayable(functools.partial(function, 1))
+    assert not is_replayable([])  # which has no hash
+
+
+def test_the_statement_of_a_kernel_goes_with_its_function() -> None:
+    kernel = nki.jit(made())
+    assert replayable(kernel) is kernel
+    for other in (kernel, kernel[2], kernel.with_schedule([("a", "b")]), nki.simulate(kernel), nki.jit(kernel.func)):
+        assert is_replayable(other.func)
+
+
+@pytest.mark.parametrize("kernel", [nki.jit(functools.partial(of_rows, 1)), object(), (), [].append])
+def test_of_what_takes_no_statement_the_decorator_returns_the_thing_itself(kernel: Any) -> None:
+    """A kernel of the real NKI may be of any type."""
+    assert replayable(kernel) is kernel
+
+
+def test_replay_is_off_until_the_last_block_ends() -> None:
+    with pytest.raises(KeyError), unreplayed():
+        with unreplayed():
+            assert is_unreplayed()
+        assert is_unreplayed()
+        raise KeyError
+    assert not is_unreplayed()
 
 
 def test_the_simulator_exports_the_same_names() -> None:

@@ -128,11 +128,14 @@ def test_a_stub_of_nki_is_named_as_the_reason_for_the_simulator(tmp_path: Path) 
     )
 
 
-def test_the_doctor_reports_whether_launches_are_replayed() -> None:
-    code, report = doctor(NKILIB_REPLAY="0")
+@pytest.mark.parametrize(
+    ("value", "words"), [("0", "not replayed, because NKILIB_REPLAY is 0"), ("always", "also of kernels that read")]
+)
+def test_the_doctor_reports_whether_launches_are_replayed(value: str, words: str) -> None:
+    code, report = doctor(NKILIB_REPLAY=value)
     assert code == 0
-    assert report["repeated launches"] == "not replayed, because NKILIB_REPLAY is 0"
-    assert report["NKILIB_REPLAY"] == "'0'"
+    assert words in report["repeated launches"]
+    assert report["NKILIB_REPLAY"] == f"'{value}'"
 
 
 def test_the_real_nki_is_chosen_and_then_nothing_is_simulated(tmp_path: Path) -> None:
@@ -172,7 +175,12 @@ def test_the_frontend_that_kernels_do_not_run_on_is_shown(tmp_path: Path) -> Non
             "cannot be used: NEURON_PLATFORM_TARGET_OVERRIDE: target must be one of trn1",
         ),
         ("NKI_PRECISE_FP", "2", "simulated target", "cannot be used: NKI_PRECISE_FP must be 0 or 1"),
-        ("NKILIB_REPLAY", "no", "simulated target", "cannot be used: NKILIB_REPLAY must be 0, 1 or strict, got 'no'"),
+        (
+            "NKILIB_REPLAY",
+            "no",
+            "simulated target",
+            "cannot be used: NKILIB_REPLAY must be 0, 1, always or strict, got 'no'",
+        ),
     ],
 )
 def test_causes_that_keep_kernels_from_running_are_reported_with_exit_code_1(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from nkilib.base.guarantee import Guarantee, states_guarantee
-from nkilib.base.work import StatesTrips, StatesWork, states_trips, states_work
+from nkilib.base.work import StatesTrips, StatesWork, replayable, states_trips, states_work
 from nkilib.nki import nki
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def launchable(
 def launchable(
     function: Callable[..., Any], guarantee: Guarantee, work: StatesWork, trips: StatesTrips | None = None
 ) -> Any:
-    """Make a kernel of a function of NKI code with ``nki.jit``.
+    """Make a kernel of a function of NKI code with ``nki.jit``, and state that it is replayable.
 
     To type checkers the kernel has the arguments of the function, and its results as :data:`HostArray`: one, a pair,
     or a tuple of as many as the options ask for. If the function is declared to return one result or a tuple, type
@@ -88,7 +88,7 @@ def launchable(
         trips: a function that gives the largest number of iterations of each loop whose iteration count depends on the
             data, from the arguments of a launch.
     """
-    stated = states_guarantee(guarantee)(states_work(work)(function))
+    stated = replayable(states_guarantee(guarantee)(states_work(work)(function)))
     kernel = _MADE[function] = nki.jit(stated if trips is None else states_trips(trips)(stated))
     return kernel
 

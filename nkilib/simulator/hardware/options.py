@@ -36,10 +36,13 @@ _FRONTENDS: dict[str, Frontend] = {
 }
 _PRECISION_VARIABLE = "NKI_PRECISE_FP"
 TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
-# Whether launches may be replayed. "strict" is for developers of the simulator: errors of the replay are raised.
+# Which launches may be replayed: of kernels that state that they are replayable, of all kernels, of none.
+Replay = Literal[True, "always", False]
+ALWAYS: Literal["always"] = "always"
+# "strict" is for developers of the simulator: the same launches as with "1", and errors of the replay are raised.
 REPLAY_VARIABLE = "NKILIB_REPLAY"
 _STRICT = "strict"
-_REPLAYS = {"": True, "1": True, _STRICT: True, "0": False}
+_REPLAYS: dict[str, Replay] = {"": True, "1": True, _STRICT: True, ALWAYS: ALWAYS, "0": False}
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,10 @@ class Options:
         frontend: the rules for loops and registers: ``"tracer"``, the rules of NKI 0.7, where no run-time value steers
             Python; or ``"custom"``, the rules of 0.6, with ``nl.dynamic_range`` and ``while`` on a register. The
             environment variable ``NKI_COMPILER_FRONTEND`` sets it.
-        replay: whether a launch that equals earlier ones may run from a recorded plan, with bitwise identical results.
-            ``NKILIB_REPLAY=0`` turns it off.
+        replay: whether a launch that equals earlier ones may run from a recorded plan, with bitwise identical results:
+            ``True``, if its kernel states that it is :func:`nkilib.nki.replayable`, as the library's kernels do;
+            ``"always"``, whatever its kernel states: wrong, without an error, for kernels that read what changes; or
+            ``False``. ``NKILIB_REPLAY=1``, ``always`` and ``0`` set it.
 
     The environment variables ``NKILIB_UNINITIALIZED``, ``NKILIB_CAPACITY``, ``NKILIB_RACES``,
     ``NKILIB_IDENTICAL_WRITES`` and ``NKILIB_PSUM_GROUPS`` set the checks. ``"warn"`` gives a :class:`SimulatorWarning`,
@@ -87,7 +92,7 @@ class Options:
     identical_writes: Level = "ignore"
     psum_groups: Level = "warn"
     frontend: Frontend = "tracer"
-    replay: bool = True
+    replay: Replay = True
 
     def __post_init__(self) -> None:
         generation(self.target)
@@ -99,8 +104,8 @@ class Options:
             _check_level(f"Options.{name}", getattr(self, name))
         if self.frontend not in FRONTENDS:
             raise ValueError(f"Options.frontend must be one of {', '.join(FRONTENDS)}, got {self.frontend!r}")
-        if not isinstance(self.replay, bool):
-            raise TypeError(f"Options.replay must be a bool, got {self.replay!r}")
+        if not isinstance(self.replay, bool) and self.replay != ALWAYS:
+            raise TypeError(f"Options.replay must be True, False or {ALWAYS!r}, got {self.replay!r}")
 
     @property
     def generation(self) -> Generation:
@@ -125,7 +130,7 @@ class Options:
             raise ValueError(f"{_PRECISION_VARIABLE} must be 0 or 1, got {precise!r}")
         replays = os.environ.get(REPLAY_VARIABLE, "")
         if replays not in _REPLAYS:
-            raise ValueError(f"{REPLAY_VARIABLE} must be 0, 1 or {_STRICT}, got {replays!r}")
+            raise ValueError(f"{REPLAY_VARIABLE} must be 0, 1, {ALWAYS} or {_STRICT}, got {replays!r}")
         target = os.environ.get(TARGET_VARIABLE) or cls.target
         frontend = os.environ.get(_FRONTEND_VARIABLE, "")
         if frontend not in _FRONTENDS:

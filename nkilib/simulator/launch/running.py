@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ class CoreRun:
         core: the core that runs.
         result: the return value of the function.
         error: the exception that the function raised.
-        around: a factory of the context manager that is active in the core's thread while the function runs.
     """
 
     def __init__(self, func: Callable[..., Any], arguments: Arguments, core: Core) -> None:
@@ -36,7 +34,6 @@ class CoreRun:
         self.core = core
         self.result: Any = None
         self.error: BaseException | None = None
-        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def _is_elsewhere(self) -> bool:
@@ -48,7 +45,7 @@ class CoreRun:
         enter(self.core)
         try:
             # Overflow to inf and NaN from inf - inf are results of a device, not mistakes of a program.
-            with np.errstate(all="ignore"), one_thread(), self.around():
+            with np.errstate(all="ignore"), one_thread():
                 self.result = self._func(*self._arguments.args, **self._arguments.kwargs)
             for check in self.core.at_end:
                 check()

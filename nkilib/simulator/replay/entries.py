@@ -16,15 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from threading import Lock
-from types import FunctionType
 from typing import Any, NamedTuple, Protocol
 
 from ..launch.kernel import Kernel
-from .code import CodeWatch
 from .counts import TALLIES, Tally
 from .errors import ReplayFailed, Unplannable
 from .key import Candidate
-from .snapshot import Snapshot
 
 # The most keys, plans and bytes of plans that a process keeps.
 MOST_KEYS, MOST_PLANS, MOST_BYTES = 256, 64, 256 * 2**20
@@ -40,8 +37,8 @@ MOST_VARIANTS = 4
 FAILURES_BEFORE = 1
 # Failures in a row after which a key is not planned any more.
 MOST_FAILURES = 3
-# How often in a row plans may be dropped, because code has changed or others need their room, before they were worth
-# making; and how many replays make a plan worth making.
+# How often in a row plans may be dropped, because others need their room, before they were worth making; and how many
+# replays make a plan worth making.
 MOST_RESTARTS, REPLAYS_WORTH_A_PLAN = 4, 8
 # Recordings that wait for an equal one, of all keys.
 MOST_WAITING = 8
@@ -102,10 +99,9 @@ class Planner(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         candidate: Candidate,
-        watch: CodeWatch,
         written: frozenset[int],
     ) -> Recorded:
-        """Run a launch and record it; the thread of each core is inside ``watch.here()`` while it runs the kernel.
+        """Run a launch and record it.
 
         ``written`` has the numbers of the argument arrays that launches with this key have written so far.
 
@@ -118,30 +114,6 @@ class Planner(Protocol):
         Raises:
             Unplannable: if no plan can be made.
         """
-
-
-class _Waiting(NamedTuple):
-    """A recording that waits for an equal one, because a plan is made only of two equal recordings.
-
-    Attributes:
-        stream: the instructions of the launch.
-        snapshot: the values that its code read; None if the code was not watched, which takes as long as the launch.
-    """
-
-    stream: Stream
-    snapshot: Snapshot | None
-
-
-class Variant(NamedTuple):
-    """One of the plans of a key, and the values outside the launch that its code depends on.
-
-    Attributes:
-        plan: the plan.
-        snapshot: the values that the recorded code read, which must not have changed.
-    """
-
-    plan: Plan
-    snapshot: Snapshot
 
 
 class Replayed(NamedTuple):
@@ -164,9 +136,9 @@ class Entry:
         tally: the counter of the launches of the kernel.
         lock: the lock that is held during a launch; another launch with the key at that time does not use the entry.
         used: a number that is higher the later the entry was used last.
-        waiting: recordings without an equal one, at most two.
+        waiting: recordings without an equal one, at most two: a plan is made only of two equal recordings.
         recordings: the number of recordings since the last plan was made.
-        variants: its plans, the last valid one in front.
+        plans: its plans, the last valid one in front.
         failures: the number of launches since the last plan was made for which no plan was valid.
         failures_in_a_row: the number of such launches since a plan was valid.
         replays: the number of replays since the last plan was made.
@@ -179,9 +151,9 @@ class Entry:
     tally: Tally
     lock: Lock = field(default_factory=Lock)
     used: int = 0
-    waiting: list[_Waiting] = field(default_factory=list)
+    waiting: list[Stream] = field(default_factory=list)
     recordings: int = 0
-    variants: list[Variant] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
     failures: int = 0
     failures_in_a_row: int = 0
     replays: int = 0
@@ -197,14 +169,14 @@ class Entry:
     @property
     def written(self) -> frozenset[int]:
         """The numbers of the argument arrays that the waiting recordings' launches wrote."""
-        return frozenset().union(*[recording.stream.written for recording in self.waiting])
+        return frozenset().union(*[stream.written for stream in self.waiting])
 
     @property
     def is_to_be_recorded(self) -> bool:
         """Whether to record the next launch for which no plan is valid."""
         if self.reason or self.recordings >= MOST_RECORDINGS:
             return False
-        return not self.variants or (len(self.variants) < MOST_VARIANTS and self.failures > FAILURES_BEFORE)
+        return not self.plans or (len(self.plans) < MOST_VARIANTS and self.failures > FAILURES_BEFORE)
 
     def replay(self, candidate: Candidate) -> Replayed | None:
         """Run a launch from the first plan that is valid for it.
@@ -212,37 +184,27 @@ class Entry:
         Returns:
             The outcome; None if no plan is valid, and nothing has changed.
         """
-        for position, variant in enumerate(self.variants):
-            if not variant.snapshot.is_current():
-                self.restart("code of the kernel, or something that it reads, changes between launches")
-                return None
+        for position, plan in enumerate(self.plans):
             try:
-                result = variant.plan.run(candidate)
+                result = plan.run(candidate)
             except ReplayFailed:
                 continue
             except Exception:
                 self.give_up("its plan failed with an error")
                 raise
             if position:
-                self.variants = [variant, *self.variants[:position], *self.variants[position + 1 :]]
+                self.plans = [plan, *self.plans[:position], *self.plans[position + 1 :]]
             self.failures_in_a_row = 0
             self.replays += 1
             self.tally.add("replayed")
             return Replayed(result)
-        if self.variants:
+        if self.plans:
             self.failures += 1
             self.failures_in_a_row += 1
             self.tally.add("failed")
         return None
 
-    def watch(self) -> CodeWatch:
-        """Return the code watch for the next recording.
-
-        Only one of two equal recordings is watched, because watching takes as long as the launch.
-        """
-        return CodeWatch(is_on=self.recordings != 1)
-
-    def learn(self, recorded: Recorded, watch: CodeWatch, candidate: Candidate, planner: Planner) -> None:
+    def learn(self, recorded: Recorded, candidate: Candidate, planner: Planner) -> None:
         """Keep a recorded launch, or make a plan of it if it equals an earlier one.
 
         Raises:
@@ -254,36 +216,31 @@ class Entry:
             raise recorded.error
         if recorded.stream is None:
             raise Unplannable(recorded.refusal)
-        functions = [value for value in candidate.kept if isinstance(value, FunctionType)]
-        new = _Waiting(recorded.stream, watch.snapshot(functions) if watch.is_on else None)
         difference = ""
         for earlier in self.waiting:
-            difference = earlier.stream.differs_from(new.stream)
-            snapshot = earlier.snapshot or new.snapshot
-            if not difference and snapshot is not None:
-                if not snapshot.is_current():
-                    raise Unplannable("something that its code reads changes with every launch")
-                self._plan(recorded, snapshot, candidate, planner)
+            difference = earlier.differs_from(recorded.stream)
+            if not difference:
+                self._plan(recorded, candidate, planner)
                 return
-        if self.recordings >= MOST_RECORDINGS and not self.variants:
+        if self.recordings >= MOST_RECORDINGS and not self.plans:
             raise Unplannable(f"what it does differs from launch to launch: {difference}")
-        self.waiting = [*self.waiting[-1:], new]
+        self.waiting = [*self.waiting[-1:], recorded.stream]
 
     def check_failures(self) -> None:
         """Stop planning this key if no plan was valid for too many launches in a row."""
         if self.failures_in_a_row >= MOST_FAILURES and not self.reason:
             self.give_up("values that decide what it does differ from launch to launch")
 
-    def restart(self, reason: str) -> None:
-        """Drop the plans and record again; if that has happened too often, give up for ``reason``."""
+    def make_room(self) -> None:
+        """Drop the plans to make room for others, and record again; give up if that has happened too often."""
         self.restarts = 0 if self.replays >= REPLAYS_WORTH_A_PLAN else self.restarts + 1
         self.drop_plans()
         if self.restarts >= MOST_RESTARTS:
-            self.give_up(reason)
+            self.give_up("its plans had to go too often: there are more launches than plans are kept")
 
     def refuse(self, reason: str) -> None:
         """Stop recording this key: existing plans stay in use, and without plans the key is not planned any more."""
-        if self.variants:
+        if self.plans:
             self.waiting, self.recordings = [], MOST_RECORDINGS
         else:
             self.give_up(reason)
@@ -294,14 +251,14 @@ class Entry:
         self.reason = reason or "its recorder does not say"
 
     def drop_plans(self) -> None:
-        self.variants, self.waiting = [], []
+        self.plans, self.waiting = [], []
         self.recordings = self.failures = self.failures_in_a_row = self.replays = 0
 
-    def _plan(self, recorded: Recorded, snapshot: Snapshot, candidate: Candidate, planner: Planner) -> None:
+    def _plan(self, recorded: Recorded, candidate: Candidate, planner: Planner) -> None:
         plan = planner.build(recorded, candidate)
         if plan.nbytes > MOST_BYTES:
             raise Unplannable(f"its plan would take {plan.nbytes:,} bytes, more than {MOST_BYTES:,}")
-        self.variants = [Variant(plan, snapshot), *self.variants]
+        self.plans = [plan, *self.plans]
         self.waiting = []
         self.recordings = self.failures = self.failures_in_a_row = self.replays = 0
         self.tally.add("planned")
@@ -346,17 +303,17 @@ class Entries:
                 waiting += len(entry.waiting)
                 if waiting > MOST_WAITING:
                     entry.waiting = []
-                plans += len(entry.variants)
-                size += sum(variant.plan.nbytes for variant in entry.variants)
-                if entry.variants and (plans > MOST_PLANS or size > MOST_BYTES):
-                    entry.restart("its plans had to go too often: there are more launches than plans are kept")
+                plans += len(entry.plans)
+                size += sum(plan.nbytes for plan in entry.plans)
+                if entry.plans and (plans > MOST_PLANS or size > MOST_BYTES):
+                    entry.make_room()
 
     @property
-    def variants(self) -> Iterator[Variant]:
+    def plans(self) -> Iterator[Plan]:
         """Yield all plans of all keys."""
         with self._lock:
             entries = [*self._entries.values()]
-        return (variant for entry in entries for variant in entry.variants)
+        return (plan for entry in entries for plan in entry.plans)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The key of a launch: everything that its instructions may depend on, except the data of its arrays.
+"""The key of a launch: everything that the instructions of a replayable kernel may depend on, except the data of its
+arrays. A kernel states that it is one with :func:`nkilib.nki.replayable`.
 
 The key is made at every launch and is therefore flat: it consists of hashable parts, in which each value follows its
 type, and the items of a container its length. Objects that are compared by identity appear by ``id``. Whoever keeps the
@@ -10,7 +11,7 @@ key also keeps weak references to them, so that the key does not keep a kernel a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from itertools import combinations, pairwise
@@ -23,8 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nkilib.base import lnc
+from nkilib.base.work import is_replayable
 
-from ..hardware.options import Options, RawEnvironment
+from ..hardware.options import ALWAYS, Options, RawEnvironment
 from ..isa.operators import Operator
 from ..launch.arguments import as_numpy, is_array
 from ..launch.launchable import Launchable
@@ -36,7 +38,7 @@ from ..terms.spec import Spec
 
 # The environment that a launch reads besides its options, here or in an instruction.
 _environment = RawEnvironment((lnc.VARIABLE, lnc.FLAGS, "NKI_LNC1_SHARED_HBM", "NKI_PREFETCH_RING_SIZE"))
-_values_of_options = attrgetter(*(field.name for field in fields(Options)))
+_values_of_options = attrgetter(*(field.name for field in fields(Options) if field.name != "replay"))
 
 # Bits of numpy's ndarray.flags.num.
 _CONTIGUOUS, _OWNER, _ALIGNED, _WRITEABLE = 0x1, 0x4, 0x100, 0x400
@@ -48,7 +50,8 @@ _LOW_PRECISION = frozenset(dtype.numpy for dtype in LOW_PRECISION)
 # Types whose equal values are alike. Not float: 0.0 equals -0.0, and NaN equals nothing.
 _PLAIN = frozenset({type(None), bool, int, str, bytes})
 _PARAMETERS = "__dataclass_params__"
-_BY_IDENTITY = (FunctionType, BuiltinFunctionType, np.ufunc, Operator)
+# Bit of a type's __flags__: Python code made it and can assign its attributes.
+_HEAP_TYPE = 1 << 9
 
 
 class Candidate(NamedTuple):
@@ -94,7 +97,7 @@ def candidate_of(
     func = kernel.func
     if type(func) is not FunctionType:
         return Refusal(f"the kernel is a {type(func).__name__}, not a Python function")
-    collected = _Collected(not options.precise_fp)
+    collected = _Collected(not options.precise_fp, options.replay == ALWAYS)
     collected.add_identity(func)
     collected.parts += (kernel.cores, kernel.schedule, kernel.settings, _values_of_options(options), _environment())
     place: Any = None
@@ -118,11 +121,12 @@ class _Collected:
 
     Args:
         widens: whether the launch holds low-precision types in float32, for which it copies such arrays.
+        trusts_all: whether functions and classes that do not state that they are replayable may be arguments.
     """
 
-    __slots__ = ("_are_owners", "_numbers", "_widens", "arrays", "kept", "originals", "parts")
+    __slots__ = ("_are_owners", "_numbers", "_trusts_all", "_widens", "arrays", "kept", "originals", "parts")
 
-    def __init__(self, widens: bool) -> None:
+    def __init__(self, widens: bool, trusts_all: bool) -> None:
         self.parts: list[Any] = []
         self.arrays: list[npt.NDArray[Any]] = []
         self.originals: list[Any] = []
@@ -130,6 +134,7 @@ class _Collected:
         self._numbers: dict[int, int] = {}  # of arrays, by id
         self._are_owners = _OWNER
         self._widens = widens
+        self._trusts_all = trusts_all
 
     def add(self, value: Any) -> None:
         """Add an argument, or an item of an argument."""
@@ -148,9 +153,16 @@ class _Collected:
             self._add_unusual(kind, value)
 
     def add_identity(self, value: Any) -> None:
-        """Add an object that equals only itself, by its ``id``."""
+        """Add an object that equals only itself, by its ``id``.
+
+        A function comes with its code, which may be replaced, and the spec of its module, which is another one if the
+        module was loaded again: the names in the code then refer to other functions.
+        """
         self.parts += (type(value), id(value))
         self.kept.append(value)
+        if type(value) is FunctionType:
+            self.add_identity(value.__code__)
+            self.add_identity(value.__globals__.get("__spec__"))
 
     def add_cells(self, cells: Iterable[CellType]) -> None:
         """Add the contents of a closure."""
@@ -241,8 +253,7 @@ class _Collected:
             add(item)
 
     def _add_object(self, kind: type, value: NKIObject) -> None:
-        if any(vars(base).get("__slots__") for base in kind.__mro__ if base is not NKIObject):
-            raise _Unkeyable(f"is a {kind.__name__}, which has slots")
+        _check_slots(kind, {"__dict__"})
         self._add_mapping(kind, vars(value), self.add)
 
     def _add_constant(self, value: Any) -> None:
@@ -268,18 +279,44 @@ class _Collected:
             self.parts += (kind, str(value))
         elif kind is complex:
             self.parts += (kind, pack("dd", value.real, value.imag))
-        elif isinstance(value, np.dtype | type):
+        elif isinstance(value, np.dtype) or (isinstance(value, type) and _is_constant(value)):
             self.parts += (kind, value)
-        elif isinstance(value, _BY_IDENTITY):
+        elif isinstance(value, np.ufunc | Operator):
             self.add_identity(value)
+        elif isinstance(value, FunctionType | BuiltinFunctionType | type):
+            self._add_code(value)
         elif isinstance(value, Spec):
             raise _Unkeyable("is a spec: shapes only")
         elif is_dataclass(value) and getattr(kind, _PARAMETERS).frozen:
-            self.parts.append(kind)
-            for field in fields(value):
-                self._add_constant(getattr(value, field.name))
+            # Besides the fields an instance has what its __post_init__ sets.
+            names = [*dict.fromkeys([*(field.name for field in fields(value)), *getattr(value, "__dict__", ())])]
+            _check_slots(kind, {*names, "__dict__", "__weakref__"})
+            self._add_mapping(kind, {name: getattr(value, name) for name in names}, self._add_constant)
         else:
             raise _Unkeyable(f"holds a {kind.__module__}.{kind.__qualname__}, which has no value to compare")
+
+    def _add_code(self, value: Callable[..., Any]) -> None:
+        """Add a function or class among the arguments: what it reads, or its attributes, may change."""
+        if not self._trusts_all and not is_replayable(value):
+            raise _Unkeyable(f"holds {value.__qualname__}, which does not state that it is nkilib.nki.replayable")
+        self.add_identity(value)
+
+
+def _is_constant(kind: type) -> bool:
+    """Tell whether nothing about a class can change: a type of Python's or of numpy's scalars."""
+    return issubclass(kind, np.generic) or not kind.__flags__ & _HEAP_TYPE
+
+
+def _check_slots(kind: type, known: Collection[str]) -> None:
+    """Check that the instances of a class have no slots but those that are known.
+
+    Raises:
+        _Unkeyable: if they have others.
+    """
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        if not {*([slots] if isinstance(slots, str) else slots)} <= {*known}:
+            raise _Unkeyable(f"is a {kind.__name__}, which has slots")
 
 
 def _argument(func: FunctionType, place: int | str | None) -> str:

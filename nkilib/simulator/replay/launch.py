@@ -9,7 +9,9 @@ import sys
 from operator import attrgetter
 from typing import Any
 
-from ..hardware.options import CHECKS, Options, raises_errors_of_replay
+from nkilib.base.work import is_replayable, is_unreplayed
+
+from ..hardware.options import ALWAYS, CHECKS, Options, raises_errors_of_replay
 from ..launch.kernel import AsToday, Kernel
 from ..launch.place import Place
 from ..machine.observer import active_watchers
@@ -19,9 +21,11 @@ from .errors import Unplannable
 from .key import Candidate, Refusal, candidate_of
 from .planner import LaunchPlanner
 
-# Without the check of groups in PSUM: its default is "warn", it depends on no values, and a launch with a warning is
-# not planned.
-_levels_of = attrgetter(*[name for name in CHECKS if name != "psum_groups"])
+# Checks whose level "warn" keeps no launch from being replayed: they depend on no values, and a launch that one of them
+# warns of is not planned.
+_LEVELS_OF_SHAPES = ("psum_groups",)
+_levels_of = attrgetter(*[name for name in CHECKS if name not in _LEVELS_OF_SHAPES])
+_STATES_NOTHING = "it does not state that it may be replayed: nkilib.nki.replayable"
 
 
 class Launches:
@@ -54,7 +58,7 @@ class Launches:
         if planner is None:
             return as_today(kernel, args, kwargs, place)
         options = place.options
-        hindrance = _hindrance(options, self._free)
+        hindrance = _hindrance(kernel, options, self._free)
         if hindrance:
             return _refused(hindrance, kernel, args, kwargs, place, as_today)
         self._free = options
@@ -91,10 +95,9 @@ class Launches:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run a launch instruction by instruction and record it; make a plan if an earlier recording was equal."""
-        watch = entry.watch()
-        recorded = planner.record(kernel, args, kwargs, candidate, watch, entry.written)
+        recorded = planner.record(kernel, args, kwargs, candidate, entry.written)
         try:
-            entry.learn(recorded, watch, candidate, planner)
+            entry.learn(recorded, candidate, planner)
         except Unplannable as error:
             entry.refuse(str(error))
         except Exception as error:
@@ -107,21 +110,24 @@ class Launches:
         return recorded.result
 
 
-def _hindrance(options: Options, free: Options | None) -> str:
-    """Return the reason why no launch can be recorded or replayed now; empty if nothing prevents it.
+def _hindrance(kernel: Kernel, options: Options, free: Options | None) -> str:
+    """Return the reason why no launch of a kernel can be recorded or replayed now; empty if nothing prevents it.
 
     Args:
+        kernel: the kernel.
         options: the options in force.
         free: options that are known to prevent nothing.
     """
+    if not options.replay or is_unreplayed():
+        return "replay is off"
+    if options.replay != ALWAYS and not is_replayable(kernel.func):
+        return _STATES_NOTHING
     if active_watchers():
         return "the launch is observed"
     if sys.gettrace() is not None or _has_debugger():
         return "a debugger or a tracer is active"
     if options is free:
         return ""
-    if not options.replay:
-        return "replay is off"
     if options.frontend != "tracer":
         return "the front end is custom"
     return 'a check is at level "warn"' if "warn" in _levels_of(options) else ""

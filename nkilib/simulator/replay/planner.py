@@ -14,7 +14,6 @@ import numpy.typing as npt
 from ..launch.arguments import as_numpy, is_array
 from ..launch.containers import leaves_of
 from ..launch.kernel import Kernel
-from .code import CodeWatch
 from .errors import PlanError, ReplayFailed
 from .key import Candidate
 from .recording import RecordedLaunch, record_launch
@@ -48,12 +47,11 @@ class LaunchPlanner:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         candidate: Candidate,
-        watch: CodeWatch,
         written: frozenset[int],
     ) -> RecordedLaunch:
-        """Run a launch and record its instructions; ``watch`` notes which code runs."""
+        """Run a launch and record its instructions."""
         before = {number: candidate.arrays[number].copy() for number in written}
-        return record_launch(kernel, args, kwargs, candidate.originals, watch, before)
+        return record_launch(kernel, args, kwargs, candidate.originals, before)
 
     def build(self, recorded: RecordedLaunch, candidate: Candidate) -> _LaunchPlan:
         """Return a plan of the launch that was just recorded, after checking that its results are bitwise identical.

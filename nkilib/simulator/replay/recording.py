@@ -16,7 +16,6 @@ from ..launch.prepared import PreparedLaunch
 from ..launch.progress import launching
 from ..launch.running import run_cores
 from ..machine.observer import watching
-from .code import CodeWatch
 from .recorder import Recorder
 from .stream import Stream
 
@@ -44,7 +43,6 @@ def record_launch(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     arrays: Sequence[Any],
-    watch: CodeWatch,
     before: dict[int, npt.NDArray[Any]] | None = None,
 ) -> RecordedLaunch:
     """Run a kernel instruction by instruction, and record its instructions.
@@ -53,7 +51,6 @@ def record_launch(
         kernel: the kernel to launch.
         args, kwargs: its arguments.
         arrays: the arrays among the arguments.
-        watch: the watch that notes which code runs.
         before: copies of some of the arrays from before the launch, by number, to be kept with the recording.
     """
     recorder = Recorder()
@@ -64,7 +61,6 @@ def record_launch(
         {storage.number: numbers[id(original)] for original, storage in launched.arrays if id(original) in numbers}
     )
     for run in launched.running:
-        run.around = watch.here
         run.core.is_recorded = True
     has_ended = False
     try:

@@ -166,7 +166,7 @@ def test_nobody_watches_where_it_is_ignored() -> None:
 @pytest.mark.parametrize(("level", "is_replayed"), [("warn", False), ("ignore", True)])
 def test_a_launch_that_is_warned_of_is_not_replayed_and_others_are(level: str, is_replayed: bool) -> None:
     x, w, exact = operands()
-    with nkilib.simulator.using(psum_groups=level), warnings.catch_warnings():
+    with nkilib.simulator.using(psum_groups=level, replay="always"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for kernel in (interleaved, a_tile_each):
             before = replayed(kernel)

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from nkilib.simulator import using
 from nkilib.simulator.launch.arguments import as_numpy, is_torch
 from nkilib.simulator.launch.containers import leaves_of, map_leaves
-from nkilib.simulator.replay.code import CodeWatch
 from nkilib.simulator.replay.errors import ReplayFailed, Unplannable
 from nkilib.simulator.replay.recording import record_launch
 from nkilib.simulator.replay.replaying import Replay
@@ -109,7 +108,7 @@ def _planned(
     streams = []
     for _ in range(2):
         inputs = [_copy(original) for original in originals]
-        recorded = record_launch(kernel, *_with(args, kwargs, originals, inputs), inputs, CodeWatch(is_on=False))
+        recorded = record_launch(kernel, *_with(args, kwargs, originals, inputs), inputs)
         if recorded.error is not None:
             raise recorded.error
         outcome = _outcome(recorded.result, inputs, inputs)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nkilib.simulator.launch.kernel import Kernel
-from nkilib.simulator.replay.code import CodeWatch
 from nkilib.simulator.replay.errors import ReplayFailed, Unplannable
 from nkilib.simulator.replay.key import Candidate
 
@@ -79,12 +78,10 @@ class Planner:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         candidate: Candidate,
-        watch: CodeWatch,
         written: frozenset[int],
     ) -> Recorded:
         self.recorded += 1
-        with watch.here():
-            result = kernel.func(*args, **kwargs)
+        result = kernel.func(*args, **kwargs)
         stream = None if self.refusal else Stream(self.decides(candidate))
         return Recorded(result, stream, self.refusal, self.recording_error)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 import nkilib.simulator
-from nkilib.nki import nisa, nki, nl
+from nkilib.nki import nisa, nki, nl, replayable
 from nkilib.simulator import LaunchCounts, ReplayCounts, replay_counts
 from nkilib.simulator.replay.counts import MOST_KERNELS, MOST_REASONS, OTHERS, Tallies
 
 
 @nki.jit
+@replayable
 def counted_copy(x):  # type: ignore[no-untyped-def]
     result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
     nisa.dma_copy(result, x)

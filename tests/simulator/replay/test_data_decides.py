@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nkilib.nki import nisa, nki, nl
+from nkilib.nki import nisa, nki, nl, replayable
 from nkilib.simulator import RaceError, replay_counts, using
 from tests.simulator.ranked import all_of, ncc
 from tests.simulator.replay.both_ways import both_ways
@@ -51,13 +51,12 @@ def test_a_scatter_writes_the_rows_that_the_data_name() -> None:
 
 def test_a_row_that_a_scatter_leaves_out_is_found_when_the_launch_runs_again() -> None:
     from nkilib.simulator.launch.arguments import as_numpy
-    from nkilib.simulator.replay.code import CodeWatch
     from nkilib.simulator.replay.errors import ReplayFailed
     from nkilib.simulator.replay.recording import record_launch
     from nkilib.simulator.replay.replaying import Replay
 
     values, rows = floats(8, 5), column(range(8))
-    recorded = record_launch(scattered[1], (values, rows), {}, [values, rows], CodeWatch(is_on=False))
+    recorded = record_launch(scattered[1], (values, rows), {}, [values, rows])
     assert recorded.stream is not None, recorded.refusal
     replay = Replay(recorded.stream, [values, rows])
     assert np.array_equal(replay.run([values, rows], [values, rows]), values)
@@ -67,6 +66,7 @@ def test_a_row_that_a_scatter_leaves_out_is_found_when_the_launch_runs_again() -
 
 
 @nki.jit
+@replayable
 def scattered_by_both(values: Any, rows: Any) -> Any:
     """Each core stores its half of the rows where the data say."""
     count, width = values.shape
@@ -90,6 +90,7 @@ def test_a_race_for_a_row_is_found_when_the_launch_runs_again() -> None:
 
 
 @nki.jit
+@replayable
 def changed_by_both(values: Any, rows: Any, read: int) -> Any:
     """Each core reads some rows of its half, and doubles rows that the data say."""
     count, width = values.shape
@@ -138,6 +139,7 @@ def test_a_race_for_a_row_that_no_core_reads_is_found_when_the_launch_runs_again
 
 
 @nki.jit
+@replayable
 def repeated(values: Any, count: Any) -> Any:
     """A loop that runs as often as the data say."""
     total = nl.zeros(values.shape, values.dtype, nl.sbuf)
@@ -166,6 +168,7 @@ def test_a_loop_runs_as_often_as_the_data_of_this_launch_say() -> None:
 
 
 @nki.jit
+@replayable
 def row_at(values: Any, position: Any) -> Any:
     """A row at an offset that a tensor holds."""
     scalar = nisa.scalar_load(position)

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
+import time
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from pathlib import Path
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -18,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from nkilib.nki import nki, nl
+from nkilib.nki import nki, nl, replayable
 from nkilib.simulator import packed, spec, using
 from nkilib.simulator.hardware.options import current_options
 from nkilib.simulator.launch.kernel import Kernel
@@ -29,6 +32,7 @@ from nkilib.simulator.terms.objects import NKIObject
 Pair = namedtuple("Pair", "left right")
 
 
+@replayable
 class Color(Enum):
     RED = 1
     BLUE = 2
@@ -46,10 +50,32 @@ class Recipe:
     names: tuple[str, ...] = ()
     shared: ClassVar[list[int]] = []
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "width", 1)  # which is no field
+
 
 @dataclass
 class Changing:
     """No value: it may change."""
+
+    scale: float
+
+
+def wider(recipe: Recipe) -> Recipe:
+    """The same recipe with another value beside its fields."""
+    object.__setattr__(recipe, "width", 2)
+    return recipe
+
+
+class WithSlot:
+    """Has what no field shows."""
+
+    __slots__ = "hidden"
+
+
+@dataclass(frozen=True, slots=True)
+class Hiding(WithSlot):
+    """An immutable value with more than its fields."""
 
     scale: float
 
@@ -71,11 +97,13 @@ class Sub(np.ndarray[Any, Any]):
     """A kind of array."""
 
 
+@replayable
 def function(x: Any = None, y: Any = None, **others: Any) -> Any:
     """A kernel that returns `x`."""
     return x
 
 
+@replayable
 def another(x: Any = None, y: Any = None) -> Any:
     """Another kernel that returns `x`."""
     return x
@@ -137,13 +165,15 @@ UNLIKE: dict[str, Callable[[], Any]] = {
     "function": lambda: function,
     "another function": lambda: another,
     "ufunc": lambda: np.add,
-    "builtin": lambda: len,
+    "builtin": lambda: replayable(len),
+    "Python's type": lambda: int,
     "enumeration": lambda: Color,
     "member": lambda: Color.RED,
     "another member": lambda: Color.BLUE,
     "integer member": lambda: Number.ONE,
     "frozen": lambda: Recipe(1.0),
     "frozen int": lambda: Recipe(1),
+    "frozen, another width": lambda: wider(Recipe(1.0)),
     "frozen names": lambda: Recipe(1.0, ("a",)),
     "()": lambda: (),
     "[]": lambda: [],
@@ -254,10 +284,47 @@ def test_what_a_closure_holds_is_in_the_key() -> None:
         cell.cell_contents = value
         result = given(kernel=kernel)
         keys.append(result.key)
-        assert [*map(id, result.kept)] == [id(kernel.func), *([] if value is True else [id(value)])]
+        assert result.kept[0] is kernel.func
+        assert [*map(id, result.kept[3:])] == ([] if value is True else [id(value)])
     del cell.cell_contents
     keys.append(given(kernel=kernel).key)
     assert len({*keys}) == len(keys)
+
+
+def test_code_that_is_replaced_in_place_is_in_the_key() -> None:
+    """Code of the kernel's function, of one that it closes over, and of an argument."""
+
+    @replayable
+    def helper() -> int:
+        return 1
+
+    kernel = kernel_with(helper)
+    before = [given(kernel=kernel).key, given(helper).key]
+    helper.__code__ = helper.__code__.replace()
+    assert given(kernel=kernel).key != before[0]
+    assert given(helper).key != before[1]
+    before[0] = given(kernel=kernel).key
+    kernel.func.__code__ = kernel.func.__code__.replace()
+    assert given(kernel=kernel).key != before[0]
+
+
+def test_the_file_of_the_kernel_may_be_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel that was imported by name stays the old one; its names refer to what the file has now."""
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "a_module_that_is_edited.py"
+    file.write_text("def helper(): return 1\ndef kernel(): return helper()\n")
+    module = importlib.import_module(file.stem)
+    kernel = nki.jit(module.kernel)
+    before = given(kernel=kernel).key
+    assert given(kernel=kernel).key == before and kernel.func() == 1
+    file.write_text("def helper(): return 1 + 1\ndef kernel(): return helper()\n")
+    importlib.reload(module)
+    assert kernel.func() == 2 and given(kernel=kernel).key != before
+
+
+def test_functions_and_classes_that_state_nothing_have_a_key_if_all_are_replayed() -> None:
+    with using(replay="always"):
+        assert len({given(frozen).key, given(array).key, given(Changing).key, given(time.time).key}) == 4
 
 
 def test_arrays_come_once_each_in_their_order_and_share_memory() -> None:
@@ -318,6 +385,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "set": (lambda: {1, 2}, "holds a builtins.set, which has no value to compare"),
     "array in a value": (lambda: Recipe(array()), "holds a numpy.ndarray, which has no value to compare"),  # type: ignore[arg-type]
     "slots": (Slotted, "is a Slotted, which has slots"),
+    "slots in a value": (lambda: Hiding(1.0), "is a Hiding, which has slots"),
+    "function": (lambda: frozen, "holds frozen, which does not state that it is nkilib.nki.replayable"),
+    "class": (lambda: [Changing], "holds Changing, which does not state that it is nkilib.nki.replayable"),
+    "clock": (lambda: {"at": time.time}, "holds time, which does not state that it is nkilib.nki.replayable"),
     "sparse": (lambda: torch.zeros(2, 3).to_sparse(), "is no tensor that numpy can share: "),
 }
 

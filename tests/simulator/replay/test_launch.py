@@ -9,13 +9,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from threading import Event, Thread
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import nkilib.simulator
-from nkilib.nki import nki
+from nkilib.core.plan_limits import PlanLimits, shrunk
+from nkilib.nki import nisa, nki, nl, replayable
+from nkilib.simulator import replay_counts
 from nkilib.simulator.launch.kernel import Kernel
 from nkilib.simulator.launch.place import Place
 from nkilib.simulator.replay.counts import TALLIES, LaunchCounts
@@ -30,6 +33,7 @@ X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 def function_of(name: str) -> Callable[..., Any]:
     """A new function that says that it ran."""
 
+    @replayable
     def kernel(x: Any, scale: int = 1) -> Any:
         return ["ran", x * 2]
 
@@ -104,7 +108,7 @@ def test_values_that_decide_have_a_plan_each_and_the_one_that_was_right_is_asked
     assert [bench(X) for _ in range(5)][-1] == "replayed"
     assert [bench(X + 1) for _ in range(4)] == ["today", "recorded", "recorded", "replayed"]
     assert [bench(X + number) for number in (0, 1, 0, 1, 1)] == ["replayed"] * 5
-    (one, other) = (variant.plan for variant in bench.launches.entries.variants)
+    one, other = bench.launches.entries.plans
     assert (one, other) == (bench.planner.built[1], bench.planner.built[0])
     assert bench.counts.failed == 3
 
@@ -157,6 +161,7 @@ def test_an_error_in_planning_is_a_reason_and_an_error_for_developers(
 
 
 def test_errors_of_the_kernel_are_raised_and_count_for_nothing(bench: Bench) -> None:
+    @replayable
     def failing(x: Any, is_wrong: Any) -> Any:
         if is_wrong[0]:
             raise ValueError("wrong")
@@ -187,7 +192,7 @@ def test_an_error_of_a_plan_is_raised_and_the_plan_is_not_used_again(bench: Benc
     assert bench.counts.reasons == {"its plan failed with an error": 1}
 
 
-def test_plans_that_take_too_much_memory_are_not_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_that_take_too_much_memory_are_not_kept(bench: Bench) -> None:
     bench.planner.nbytes = 2**40
     assert [bench(X) for _ in range(5)][-1] == "today"
     assert [*bench.counts.reasons] == ["its plan would take 1,099,511,627,776 bytes, more than 268,435,456"]
@@ -201,7 +206,7 @@ def test_the_plan_used_longest_ago_goes_when_bytes_or_plans_are_too_many(bench: 
     bench.planner.nbytes = 8
     for scale in range(10, 10 + MOST_PLANS):
         assert [bench(X, scale) for _ in range(5)][-1] == "replayed"
-    assert len([*bench.launches.entries.variants]) == MOST_PLANS
+    assert len([*bench.launches.entries.plans]) == MOST_PLANS
     assert (bench(X, 3), bench(X, 10)) == ("recorded", "replayed")
 
 
@@ -241,10 +246,10 @@ def test_launches_of_more_keys_than_are_kept_are_not_recorded_for_ever(bench: Be
 def test_a_kernel_that_is_gone_takes_its_plans_along(bench: Bench) -> None:
     for _ in range(5):
         bench(X)
-    assert len([*bench.launches.entries.variants]) == 1
+    assert len([*bench.launches.entries.plans]) == 1
     bench.kernel = nki.jit(function_of("another"))
     bench(X)
-    assert len([*bench.launches.entries.variants]) == 0
+    assert len([*bench.launches.entries.plans]) == 0
     assert len(bench.launches.entries) == 0
 
 
@@ -309,6 +314,54 @@ def test_options_keep_launches_from_being_replayed(changes: dict[str, Any], reas
     assert bench(X) == "replayed"
 
 
+STATES_NOTHING = "it does not state that it may be replayed: nkilib.nki.replayable"
+
+
+def test_a_kernel_that_states_nothing_is_not_even_looked_at(bench: Bench) -> None:
+    bench.kernel = nki.jit(lambda x: ["ran", x * 2])
+    assert [bench(X) for _ in range(6)] == ["today"] * 6
+    assert len(bench.launches.entries) == len(bench.launches.entries._ended) == 0
+    assert TALLIES.so_far().kernels["<lambda>"].reasons[STATES_NOTHING] >= 6
+    with nkilib.simulator.using(replay="always"):
+        assert [bench(X) for _ in range(5)][-1] == "replayed"
+    assert bench(X) == "today"
+
+
+class Reads:
+    """The scale that a kernel reads, in one of the many places that nobody can watch."""
+
+    scale = 2.0
+
+
+def reads_a_class(x: Any) -> Any:
+    tile = nl.load(x)
+    nisa.tensor_scalar(tile, tile, nl.multiply, Reads.scale)
+    result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    nl.store(result, tile)
+    return result
+
+
+def test_only_a_wrong_statement_makes_a_stale_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NKILIB_REPLAY", "1")
+    silent = nki.jit(reads_a_class)
+    wrong = replayable(nki.jit(FunctionType(reads_a_class.__code__, globals(), "wrong")))
+    for _ in range(5):
+        assert (silent(X) == 2 * X).all() and (wrong(X) == 2 * X).all()
+    monkeypatch.setattr(Reads, "scale", 3.0)
+    assert (silent(X) == 3 * X).all()
+    assert (wrong(X) == 2 * X).all()
+    assert replay_counts().kernels["wrong"].replayed == 2
+
+
+def test_under_smaller_limits_of_plans_no_launch_is_replayed(bench: Bench) -> None:
+    for _ in range(5):
+        bench(X)
+    with shrunk(PlanLimits(parts=1)):
+        assert bench(X) == "today"
+    assert bench.counts.reasons == {"replay is off": 1}
+    assert bench(X) == "replayed"
+
+
 def test_an_observed_launch_is_not_replayed(bench: Bench) -> None:
     for _ in range(5):
         bench(X)
@@ -332,37 +385,3 @@ def test_a_traced_launch_is_not_replayed(bench: Bench) -> None:
 def test_arguments_without_a_key_run_as_today_for_a_reason(bench: Bench) -> None:
     assert [bench(X[:, ::2]) for _ in range(5)] == ["today"] * 5
     assert bench.counts.reasons == {"argument 'x' is an array that is not C-contiguous": 5}
-
-
-def test_a_helper_that_is_replaced_makes_no_stale_result(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.kernel = nki.jit(calls_helper)
-    for _ in range(5):
-        bench(X)
-    assert bench(X) == "replayed"
-    monkeypatch.setattr(sys.modules[__name__], "helper", lambda x: x + x)
-    assert [bench(X) for _ in range(3)] == ["recorded", "recorded", "replayed"]
-    monkeypatch.undo()
-    assert [bench(X) for _ in range(3)] == ["recorded", "recorded", "replayed"]
-
-
-def helper(x: Any) -> Any:
-    return x * 2
-
-
-def calls_helper(x: Any) -> Any:
-    return ["ran", helper(x)]
-
-
-def test_a_kernel_that_changes_what_it_reads_is_given_up(bench: Bench) -> None:
-    calls: list[int] = []
-
-    def counting(x: Any) -> Any:
-        calls.append(1)
-        return ["ran", x * 2]
-
-    bench.kernel = nki.jit(counting)
-    assert [bench(X) for _ in range(6)] == ["today", "today", "recorded", "recorded", "today", "today"]
-    assert len(calls) == 6
-    assert next(iter(bench.launches.entries._entries.values())).reason == (
-        "something that its code reads changes with every launch"
-    )
