@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 
-# Beyond this number names and reasons are counted together, so that a long process does not collect them for ever.
+# Beyond this number names and reasons are counted together, so that a long process does not collect them for ever. Any
+# number that is larger than what a program has serves.
 MOST_KERNELS, MOST_REASONS = 1024, 16
 OTHERS = "(others)"
 
