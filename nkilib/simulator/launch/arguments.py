@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..hardware.options import Options
 from ..machine.levels import refuse
+from ..machine.observer import Watcher
 from ..machine.partial_writes import PartialWrites, where_unwritten
 from ..memory.storage import Storage
 from ..tensors.grids import NkiGrid
@@ -30,6 +31,7 @@ from ..terms.regions import HBM, MemoryRegion
 from ..terms.signatures import bound_call
 from ..terms.spec import Spec
 from .containers import leaves_of, map_leaves
+from .overlaps import ArrayArgument, join_overlapping
 from .uncomputed import Uncomputed
 
 # Arrays come in a few types, each of which takes a while to name.
@@ -73,6 +75,11 @@ class _Input:
         self.storage = Storage(data.shape, self.dtype, region, name, precise_fp=precise_fp, data=data)
         self.tensor = NkiTensor(data.shape, self.dtype, self.storage, region, name)
 
+    @property
+    def memory(self) -> ArrayArgument:
+        """The caller's memory, with the storage that represents it."""
+        return ArrayArgument(self._array, self.storage, self._is_copy)
+
     def write_back(self) -> None:
         """Copy what the kernel wrote back to the caller's array, if the storage holds a copy of the array."""
         if self._before is None:
@@ -88,6 +95,9 @@ class Arguments:
 
     Arrays inside tuples, lists, dictionaries and :class:`NKIObject` instances are converted too; everything else
     passes through unchanged. The kernel may only read arrays whose ids are in ``unwritable``.
+
+    Attributes:
+        watcher: the watcher of the accesses to arguments that share memory (see overlaps.py); None if none is needed.
     """
 
     def __init__(
@@ -114,6 +124,11 @@ class Arguments:
             bound.arguments[name] = map_leaves(value, name, self._convert)
         self.args = bound.args
         self.kwargs = bound.kwargs
+        self.watcher: Watcher | None = join_overlapping(self._memories())
+
+    def _memories(self) -> list[ArrayArgument]:
+        """Return the caller's arrays, each with the storage that represents it."""
+        return [converted.memory for converted in self._inputs.values()]
 
     def _is_on_shapes(self, leaves: Iterable[Any]) -> bool:
         """Return whether some argument is a :class:`Spec`, so that the launch has shapes and no data."""

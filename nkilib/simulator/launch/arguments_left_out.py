@@ -17,7 +17,6 @@ import numpy.typing as npt
 from ..hardware.options import Options
 from ..machine.left_out import LeftOut
 from ..machine.partial_writes import PartialWrites
-from ..memory.loads import may_share
 from ..memory.storage import Storage
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import LOW_PRECISION
@@ -25,6 +24,7 @@ from ..terms.errors import NkiValidationError
 from ..terms.packed_arrays import words_of
 from ..terms.spec import Spec
 from .arguments import Arguments, as_numpy, input_dtype, is_array, is_torch, to_torch
+from .overlaps import ArrayArgument, sharing
 from .uncomputed import Uncomputed
 
 
@@ -122,23 +122,29 @@ class ArgumentsLeftOut(Arguments):
         storage.written.mark_all()
         return storage
 
+    def _memories(self) -> list[ArrayArgument]:
+        return [
+            ArrayArgument(
+                array, tensor.storage, not array.flags.c_contiguous or array.dtype != tensor.storage.numpy_dtype
+            )
+            for _, array, tensor in self._array_arguments.values()
+        ]
+
     def _check_apart(self) -> None:
         """Raise an error if an array that must be copied shares memory with another argument.
 
         The kernel could write to it through that argument, which the private copy would miss.
         """
-        arrays = list(self._array_arguments.values())
-        for first in arrays:
-            for second in arrays:
-                if (
-                    first is not second
-                    and not first.tensor.storage.is_abstract
-                    and may_share(first.array, second.array)
-                ):
-                    raise NotImplementedError(
-                        f"{self._kernel}: arguments {first.name!r} and {second.name!r} share memory, and an address "
-                        f"depends on the first: skip_arithmetic cannot follow writes from one to the other; copy one"
-                    )
+        arguments = list(self._array_arguments.values())
+        for pair in sharing([argument.array for argument in arguments]):
+            first, second = sorted(
+                (arguments[number] for number in pair), key=lambda item: item.tensor.storage.is_abstract
+            )
+            if not first.tensor.storage.is_abstract:
+                raise NotImplementedError(
+                    f"{self._kernel}: arguments {first.name!r} and {second.name!r} share memory, and an address "
+                    f"depends on the first: skip_arithmetic cannot follow writes from one to the other; copy one"
+                )
 
     def _tensor_result(self, tensor: NkiTensor, path: str, options: Options, writes: PartialWrites | None) -> Any:
         self._check_returned(tensor)

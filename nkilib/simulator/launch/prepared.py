@@ -88,7 +88,7 @@ class PreparedLaunch:
         launch.kernel, launch.allows_other_configs = kernel.__name__, kernel.settings.allows_other_configs
         launch.compile_config = kernel.settings.compile_config or launch.compile_config
         cores = [Core(number, launch) for number in range(count)]
-        self._watchers = _watch(cores, options, active_watchers() if is_watched else ())
+        self._watchers = _watch(cores, options, self._arguments.watcher, active_watchers() if is_watched else ())
         self.running = [CoreRun(func, self._arguments, core) for core in cores]
 
     @property
@@ -142,10 +142,12 @@ def _storages(value: Any) -> frozenset[int]:
     return frozenset(leaf.storage.number for leaf in leaves_of(value) if isinstance(leaf, View))
 
 
-def _watch(cores: Sequence[Core], options: Options, asking: Sequence[Watcher]) -> list[Watcher]:
+def _watch(
+    cores: Sequence[Core], options: Options, of_arguments: Watcher | None, asking: Sequence[Watcher]
+) -> list[Watcher]:
     """Attach observers to the cores of a launch: for the checks of the options, and for the active watchers."""
     checks_capacity = options.capacity != "ignore"
-    watchers: list[Watcher] = []
+    watchers = [] if of_arguments is None else [of_arguments]
     if len(cores) > 1 and (options.races, options.identical_writes) != ("ignore", "ignore"):
         watchers.append(RaceWatch(RaceLevels(options.races, options.identical_writes)))
     if options.uninitialized != "ignore":

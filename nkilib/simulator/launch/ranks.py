@@ -20,12 +20,12 @@ import numpy.typing as npt
 from ..hardware.options import preferring
 from ..machine.core import current_core_or_none
 from ..machine.world import Seat, World
-from ..memory.loads import may_share
 from ..terms.errors import NkiValidationError
 from ..terms.integers import is_integer
 from .arguments import as_numpy, is_array
 from .containers import leaves_of
 from .kernel import Kernel, simulate
+from .overlaps import sharing
 from .place import Place
 from .prepared import PreparedLaunch
 from .progress import launching
@@ -223,16 +223,6 @@ class _ArrayArgument:
     memory: npt.NDArray[Any]
     ranks: set[int] = field(default_factory=set)
 
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """The address of the first byte, and the address after the last byte."""
-        low: int = self.memory.__array_interface__["data"][0]
-        high = low + self.memory.itemsize
-        for size, stride in zip(self.memory.shape, self.memory.strides, strict=True):
-            reach = (size - 1) * stride
-            low, high = low + min(reach, 0), high + max(reach, 0)
-        return low, high
-
 
 def _shared_arrays(arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> frozenset[int]:
     """Return the ids of arrays that several ranks get, or that share memory with an array of another rank."""
@@ -245,13 +235,11 @@ def _shared_arrays(arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) 
                 )
                 known.ranks.add(rank)
     several = {key for key, array in arrays.items() if len(array.ranks) > 1}
-    reaching: list[int] = []  # arrays whose memory begins earlier and ends later than the start of this one
-    for key, array in sorted(arrays.items(), key=lambda item: item[1].bounds):
-        reaching = [other for other in reaching if arrays[other].bounds[1] > array.bounds[0]]
-        for other in reaching:
-            if len(array.ranks | arrays[other].ranks) > 1 and may_share(array.memory, arrays[other].memory):
-                several |= {key, other}
-        reaching.append(key)
+    keys = list(arrays)
+    for pair in sharing([array.memory for array in arrays.values()]):
+        first, second = (keys[number] for number in pair)
+        if len(arrays[first].ranks | arrays[second].ranks) > 1:
+            several |= {first, second}
     return frozenset(several)
 
 

@@ -6,6 +6,7 @@
 Every core records which parts of each shared tensor its DMAs access until a ``core_barrier`` on that tensor, which
 orders the accesses before it with those after it on the other core. Then, and at the end of the kernel, the records of
 the two cores are compared, element for element: strided accesses that interleave without a common element are no race.
+Arguments that share memory count as one tensor (see launch/overlaps.py).
 
 Both cores may write the same values to the same place, as kernels do whose small results are not worth dividing; an
 option of its own reports that too.
@@ -18,7 +19,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from ..hardware.options import Level
@@ -27,7 +27,7 @@ from ..memory.storage import Storage
 from ..tensors.view import View
 from ..terms.description import describe
 from ..terms.errors import IdenticalWritesError, RaceError, kernel_location
-from ..terms.layout import Layout
+from ..terms.layout import Layout, Shape
 from ..terms.regions import MemoryRegion
 from .levels import refuse
 from .observer import Issued, Observer, Observers, Watcher
@@ -44,12 +44,14 @@ class _Access:
     """One kind of access to one part of a tensor, made once or repeatedly.
 
     Attributes:
+        tensor: the tensor.
         layout, width: the elements, and the bytes of each.
         rows: the accessed rows of the layout (indices of dimension 0); None for all.
         place: the line of the kernel that first made the access.
         content: a checksum of all written values; None for a read, and if the values were left out.
     """
 
+    tensor: Storage
     layout: Layout
     width: int
     rows: Offsets | None
@@ -57,25 +59,36 @@ class _Access:
     content: int | None
 
     def spans(self) -> Spans:
-        """Return the bytes that are accessed."""
+        """Return the bytes that are accessed, of the memory that the tensor lies in."""
         if self.rows is None:
-            return spans_of(self.layout, self.width)
-        return spans_of_rows(self.layout, self.width, self.rows)
+            spans = spans_of(self.layout, self.width)
+        else:
+            spans = spans_of_rows(self.layout, self.width, self.rows)
+        return Spans(spans.starts + self.tensor.start, spans.length)
+
+    def element(self, byte: int) -> list[int]:
+        """Return the indices of the tensor's element that contains a byte of the memory that the tensor lies in."""
+        return self.tensor.index_of(byte - self.tensor.start)
+
+    def __str__(self) -> str:
+        return describe(self.tensor.name, self.tensor.shape, self.tensor.dtype, self.tensor.region)
 
 
 class _Accesses:
     """All reads, or all writes, of one core to one tensor, grouped by the accessed elements."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[Layout, int, bytes], _Access] = {}
+        self._made: dict[tuple[Shape, Shape, int, int, bytes], _Access] = {}
 
     def note(self, base: View, rows: Offsets | None, values: npt.NDArray[Any] | None) -> None:
-        width = base.storage.width_of(base.dtype)
-        key = base.layout, width, b"" if rows is None else rows.tobytes()
+        storage = base.storage
+        width = storage.width_of(base.dtype)
+        first = base.offset * width + storage.start
+        key = base.shape, base.strides, first, width, b"" if rows is None else rows.tobytes()
         access = self._made.get(key)
         if access is None:
             chosen = None if rows is None else rows.copy()
-            access = self._made[key] = _Access(base.layout, width, chosen, kernel_location(), 0)
+            access = self._made[key] = _Access(storage, base.layout, width, chosen, kernel_location(), 0)
         if values is None:
             access.content = None
         elif access.content is not None:
@@ -84,12 +97,19 @@ class _Accesses:
     def all(self) -> list[_Access]:
         return list(self._made.values())
 
-    def need_values(self, other: _Accesses) -> bool:
-        """Return whether both have writes to the same elements that cannot be compared because of left-out values."""
-        return any(
-            key in other._made and (access.content is None or other._made[key].content is None)
-            for key, access in self._made.items()
-        )
+    def need_values(self, other: _Accesses) -> None:
+        """Check that writes of both to the same elements can be compared.
+
+        Raises:
+            ValuesWanted: if the launch has left out their values.
+            DataNeeded: in a launch on shapes.
+        """
+        for key, access in self._made.items():
+            twin = other._made.get(key)
+            if twin is not None:
+                for write in (access, twin):
+                    if write.content is None:
+                        write.tensor.need_values(write)
 
     def like(self, other: _Accesses) -> list[tuple[_Access, _Access]]:
         """Return the writes that ``other`` has made to the same elements with the same values, as pairs."""
@@ -145,29 +165,29 @@ class SharedAccesses(Observer):
     def __init__(self, number: int, levels: RaceLevels = DEFAULT_LEVELS) -> None:
         self.levels = levels
         self._number = number
-        self._touched: dict[Storage, Touched] = {}
+        self._touched: dict[int, Touched] = {}
         self._before_barrier = Touched()
 
     def moved(self, view: View, is_write: bool, rows: Offsets | None, values: npt.NDArray[Any] | None) -> None:
         if view.buffer is _SHARED:
-            touched = self._touched.setdefault(view.storage, Touched())
+            touched = self._touched.setdefault(view.storage.allocation, Touched())
             (touched.writes if is_write else touched.reads).note(view, rows, values)
 
     def arrives(self, call: Issued) -> Touched:
         """Return the core's accesses before a barrier and forget them: the barrier orders all that follow."""
-        self._before_barrier = self.take(call.values[0].storage)
+        self._before_barrier = self.take(call.values[0].storage.allocation)
         return self._before_barrier
 
     def meets(self, call: Issued, brought: Touched) -> None:
         if self._number == 0:  # one of them compares for both
-            check_races(call.values[0].storage, self._before_barrier, brought, self.levels)
+            check_races(self._before_barrier, brought, self.levels)
 
-    def take(self, storage: Storage) -> Touched:
-        """Return the core's accesses to a tensor, and forget them."""
-        return self._touched.pop(storage, Touched())
+    def take(self, allocation: int) -> Touched:
+        """Return the core's accesses to a tensor (``Storage.allocation``), and forget them."""
+        return self._touched.pop(allocation, Touched())
 
-    def tensors(self) -> list[Storage]:
-        """Return the tensors that the core accessed, in the order of first access."""
+    def tensors(self) -> list[int]:
+        """Return the tensors that the core accessed (``Storage.allocation``), in the order of first access."""
         return list(self._touched)
 
 
@@ -194,46 +214,45 @@ def check_all_races(first: SharedAccesses, second: SharedAccesses) -> None:
         RaceError: at the level ``"error"``; the message names the tensor and each core's access and line in the kernel.
     """
     for tensor in first.tensors():
-        check_races(tensor, first.take(tensor), second.take(tensor), first.levels)
+        check_races(first.take(tensor), second.take(tensor), first.levels)
 
 
-def check_races(tensor: Storage, first: Touched, second: Touched, levels: RaceLevels) -> None:
+def check_races(first: Touched, second: Touched, levels: RaceLevels) -> None:
     """Compare the accesses of cores 0 and 1 to a shared tensor.
 
     Raises:
         RaceError: at the level ``"error"``; the message names the tensor and each core's access and line in the kernel.
     """
-    if first.writes.need_values(second.writes):
-        tensor.need_values(describe(tensor.name, tensor.shape, tensor.dtype, tensor.region))
+    first.writes.need_values(second.writes)
     if levels.identical_writes != "ignore":
         for one, other in first.writes.like(second.writes):
-            _refuse_identical(tensor, one, other, levels.identical_writes)
+            _refuse_identical(one, other, levels.identical_writes)
     if levels.races != "ignore":
-        _check_unlike(tensor, first, second, levels.races)
+        _check_unlike(first, second, levels.races)
 
 
-def _refuse_identical(tensor: Storage, one: _Access, other: _Access, level: Level) -> None:
+def _refuse_identical(one: _Access, other: _Access, level: Level) -> None:
     starts = one.spans().starts
     if not starts.size:
         return
-    element = _element(tensor, int(starts.min()))
+    element = one.element(int(starts.min()))
     error = IdenticalWritesError(
-        f"both cores write the same values to {_described(tensor)}, from element {element} on: core 0 at {one.place} "
+        f"both cores write the same values to {one}, from element {element} on: core 0 at {one.place} "
         f"and core 1 at {other.place}; that is no race, but one of them works for nothing: let each write a part, by "
         f"nl.program_id(0)"
     )
     refuse(level, error, one.place, other.place)
 
 
-def _check_unlike(tensor: Storage, first: Touched, second: Touched, level: Level) -> None:
+def _check_unlike(first: Touched, second: Touched, level: Level) -> None:
     """Compare all accesses except the writes that both cores made with the same values."""
     first_unlike, second_unlike = first.writes.unlike(second.writes), second.writes.unlike(first.writes)
     first_writes = first.writes.all()
-    _check_pair(tensor, _Side("writes", first_unlike), _Side("writes", second.writes.all()), level)
+    _check_pair(_Side("writes", first_unlike), _Side("writes", second.writes.all()), level)
     if len(first_unlike) < len(first_writes):  # else that was every pair of writes
-        _check_pair(tensor, _Side("writes", first_writes), _Side("writes", second_unlike), level)
-    _check_pair(tensor, _Side("writes", first_unlike), _Side("reads", second.reads.all()), level)
-    _check_pair(tensor, _Side("reads", first.reads.all()), _Side("writes", second_unlike), level)
+        _check_pair(_Side("writes", first_writes), _Side("writes", second_unlike), level)
+    _check_pair(_Side("writes", first_unlike), _Side("reads", second.reads.all()), level)
+    _check_pair(_Side("reads", first.reads.all()), _Side("writes", second_unlike), level)
 
 
 class _Side(NamedTuple):
@@ -250,14 +269,14 @@ class _Side(NamedTuple):
         return [_Side(self.verb, accesses) for accesses in lines.values()]
 
 
-def _check_pair(tensor: Storage, first: _Side, second: _Side, level: Level) -> None:
-    race = _race_of(tensor, first, second)
+def _check_pair(first: _Side, second: _Side, level: Level) -> None:
+    race = _race_of(first, second)
     if race is None:
         return
     if level == "error":
         raise race.error
     for one, other in product(first.by_line(), second.by_line()):  # each pair of lines is a place to warn of
-        race = _race_of(tensor, one, other)
+        race = _race_of(one, other)
         if race is not None:
             refuse(level, race.error, *race.places)
 
@@ -269,27 +288,19 @@ class _Race(NamedTuple):
     places: tuple[str, str]
 
 
-def _race_of(tensor: Storage, first: _Side, second: _Side) -> _Race | None:
+def _race_of(first: _Side, second: _Side) -> _Race | None:
     """Return the first race between accesses of cores 0 and 1, or None."""
     if not first.accesses or not second.accesses:
         return None
     meeting = first_meeting([item.spans() for item in first.accesses], [item.spans() for item in second.accesses])
     if meeting is None:
         return None
-    byte, one, other = meeting
-    places = (first.accesses[one].place, second.accesses[other].place)
+    byte = meeting[0]
+    one, other = first.accesses[meeting[1]], second.accesses[meeting[2]]
+    it = "it" if one.tensor is other.tensor else f"the same memory, element {other.element(byte)} of {other},"
     error = RaceError(
-        f"race on {_described(tensor)}: core 0 {first.verb} element {_element(tensor, byte)} at {places[0]} and core 1 "
-        f"{second.verb} it at {places[1]}; let the cores use different elements, or put nisa.core_barrier on this "
-        f"tensor between the two; if it does no harm, using(races='ignore') or NKILIB_RACES=ignore lets it run"
+        f"race on {one}: core 0 {first.verb} element {one.element(byte)} at {one.place} and core 1 {second.verb} {it} "
+        f"at {other.place}; let the cores use different elements, or put nisa.core_barrier on this tensor between the "
+        f"two; if it does no harm, using(races='ignore') or NKILIB_RACES=ignore lets it run"
     )
-    return _Race(error, places)
-
-
-def _element(tensor: Storage, byte: int) -> list[int]:
-    """Return the indices of the element that contains a byte of a tensor."""
-    return [int(index) for index in np.unravel_index(byte // tensor.numpy_dtype.itemsize, tensor.shape)]
-
-
-def _described(tensor: Storage) -> str:
-    return describe(tensor.name, tensor.shape, tensor.dtype, tensor.region)
+    return _Race(error, (one.place, other.place))

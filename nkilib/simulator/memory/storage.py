@@ -61,6 +61,8 @@ class Storage:
         parts: the deferred contents of some blocks, the oldest first; no two of these blocks overlap; see deferred.py.
         derived: the values derived from its elements until they change, or None; see derived.py.
         number: a number that is unique in this process; observers keep their data about storages by these numbers.
+        allocation: the number of the memory that it lies in: its own number, unless arguments of a launch share memory.
+        start: the byte of that memory at which it begins.
         scope: the dynamic loops in whose bodies the kernel made it; see loops.py.
         address: the address if the kernel places it itself: on chip first partition and first byte in a partition, in
             HBM the first byte; or None.
@@ -75,6 +77,7 @@ class Storage:
         "_describe_index",
         "_is_pooled",
         "address",
+        "allocation",
         "derived",
         "dtype",
         "is_abstract",
@@ -91,6 +94,7 @@ class Storage:
         "region",
         "scope",
         "shape",
+        "start",
         "written",
     )
 
@@ -109,7 +113,8 @@ class Storage:
         address: tuple[int, ...] | None = None,
         origin: Hashable = None,
     ) -> None:
-        self.number = next(_NUMBERS)
+        self.number = self.allocation = next(_NUMBERS)
+        self.start = 0
         self.name = name
         self.region = region
         self.dtype = dtype
@@ -196,6 +201,10 @@ class Storage:
     def explanation(self, partition: int) -> str:
         """Return the kernel's description of the index in a partition and a colon, or an empty string."""
         return "" if self._describe_index is None else f"{self._describe_index(partition)}: "
+
+    def index_of(self, byte: int) -> list[int]:
+        """Return the indices of the element that contains a byte of its memory."""
+        return [int(index) for index in np.unravel_index(byte // self.numpy_dtype.itemsize, self.shape)]
 
     def count_unwritten(self, layout: Layout, dtype: DType, among: npt.NDArray[np.bool_] | None = None) -> int:
         """Return the number of elements of ``layout`` of which a part or all is unwritten.

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Arguments of a launch that share memory: views of one array, overlapping slices, tensors of one torch storage.
+
+Contiguous arguments are used as they are, so that a write to one of them is a write to the others too: they lie in one
+allocation (``Storage.allocation``), in which the races of two cores are found. An argument of which the launch holds a
+copy does not follow writes to the others, nor they to it: the kernel may read all of them, and is refused where that
+shows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..machine.observer import Observer, Observers, Watcher
+from ..memory.loads import may_share
+from ..memory.storage import Storage
+from ..tensors.view import View
+from ..terms.errors import NkiValidationError
+from ..terms.layout import has_repeats
+
+# Of so few arrays each pair is compared at first: most share no memory.
+_FEW = 8
+
+Array = npt.NDArray[Any]
+
+
+class ArrayArgument(NamedTuple):
+    """An array argument of a launch.
+
+    Attributes:
+        array: the caller's memory.
+        storage: the storage that represents it.
+        is_copy: whether the storage has memory of its own.
+    """
+
+    array: Array
+    storage: Storage
+    is_copy: bool
+
+
+def sharing(arrays: Sequence[Array]) -> list[tuple[int, int]]:
+    """Return the pairs of arrays that have memory in common, as indices; the first array begins at the lower address.
+
+    The second indices ascend by address.
+    """
+    if len(arrays) < 2 or all([array.flags.owndata for array in arrays]):
+        return []
+    if len(arrays) <= _FEW and not any([np.may_share_memory(*pair) for pair in combinations(arrays, 2)]):
+        return []
+    bounds = [_bounds(array) for array in arrays]
+    pairs: list[tuple[int, int]] = []
+    reaching: list[int] = []  # arrays that begin before the current one, and end after its start
+    for index in sorted(range(len(arrays)), key=bounds.__getitem__):
+        reaching = [other for other in reaching if bounds[other][1] > bounds[index][0]]
+        pairs += [(other, index) for other in reaching if may_share(arrays[other], arrays[index])]
+        reaching.append(index)
+    return pairs
+
+
+def _bounds(array: Array) -> tuple[int, int]:
+    """Return the address of the first byte of an array, and the address after its last byte."""
+    low: int = array.__array_interface__["data"][0]
+    high = low + array.itemsize
+    for size, stride in zip(array.shape, array.strides, strict=True):
+        reach = (size - 1) * stride
+        low, high = low + min(reach, 0), high + max(reach, 0)
+    return low, high
+
+
+def join_overlapping(arguments: Sequence[ArrayArgument]) -> Watcher | None:
+    """Put arguments that share memory into one allocation.
+
+    Returns:
+        The watcher that refuses writes which an argument that is a copy would miss; None if there are none.
+    """
+    partners: dict[int, set[int]] = {}
+    for first, second in sharing([argument.array for argument in arguments]):
+        one, other = arguments[first], arguments[second]
+        if one.is_copy or other.is_copy:
+            partners.setdefault(first, set()).add(second)
+            partners.setdefault(second, set()).add(first)
+        else:
+            other.storage.allocation = one.storage.allocation
+            other.storage.start = one.storage.start + _bounds(other.array)[0] - _bounds(one.array)[0]
+    for number, (array, _, is_copy) in enumerate(arguments):
+        # Byte by byte: elements may overlap in part, too.
+        if is_copy and has_repeats((*array.shape, array.itemsize), (*array.strides, 1)):
+            partners.setdefault(number, set()).add(number)
+    if not partners:
+        return None
+    return _CopyWatch({number: _Shared(arguments[number].storage, others) for number, others in partners.items()})
+
+
+class _Shared:
+    """An argument that shares memory, and what the cores have done with it.
+
+    Attributes:
+        storage: its storage.
+        partners: the numbers of the arguments with which it shares memory, and one of each pair is a copy; its own
+            number if several of its elements are one.
+        users: the cores that have accessed it.
+        is_written: whether one has written it.
+    """
+
+    def __init__(self, storage: Storage, partners: Iterable[int]) -> None:
+        self.storage = storage
+        self.partners = sorted(partners)
+        self.users: set[int] = set()
+        self.is_written = False
+
+
+class _CopyWatch(Watcher):
+    """The watcher of the accesses to arguments that share memory without being one in the launch."""
+
+    def __init__(self, shared: dict[int, _Shared]) -> None:
+        self._shared = shared
+        self._numbers = {item.storage.number: number for number, item in shared.items()}
+        self._lock = threading.Lock()
+
+    def watch(self, number: int, observers: Observers) -> Observer:
+        return _CopyObserver(self, number)
+
+    def conclude(self, has_ended: bool) -> None:
+        return
+
+    def note(self, core: int, view: View, is_write: bool) -> None:
+        """Record an access of a core.
+
+        Raises:
+            NkiValidationError: if it misses a write, or is a write that is missed. Two cores are not ordered here: one
+                may write an argument only if the other one does not access its partners.
+        """
+        number = self._numbers.get(view.storage.number)
+        if number is None:
+            return
+        own = self._shared[number]
+        with self._lock:
+            own.users.add(core)
+            own.is_written |= is_write
+            for partner in own.partners:
+                other = self._shared[partner]
+                if other.is_written or (is_write and other.users - {core}):
+                    _refuse(own.storage, other.storage)
+
+
+class _CopyObserver(Observer):
+    """The observer of one core for a :class:`_CopyWatch`."""
+
+    def __init__(self, watch: _CopyWatch, core: int) -> None:
+        self._watch = watch
+        self._core = core
+
+    def moved(self, view: View, is_write: bool, rows: npt.NDArray[np.int64] | None, values: Array | None) -> None:
+        self._watch.note(self._core, view, is_write)
+
+
+def _refuse(one: Storage, other: Storage) -> None:
+    if one is other:
+        raise NkiValidationError(
+            f"argument {one.name!r} holds an element of memory more than once, as an expanded tensor does, and cannot "
+            f"be written: pass a contiguous copy"
+        )
+    names = sorted((one.name, other.name))
+    raise NkiValidationError(
+        f"arguments {names[0]!r} and {names[1]!r} share memory, one of them is written, and the launch holds a copy of "
+        f"one, which misses that, because it is not contiguous or is kept in another type: pass contiguous arrays, or "
+        f"arrays that share no memory"
+    )
