@@ -166,9 +166,10 @@ class Arguments:
         return [(converted.original, converted.storage) for converted in self._inputs.values()]
 
     def write_back(self) -> None:
-        """Update the caller's arrays that the kernel wrote to and that had to be copied."""
+        """Update the caller's arrays that the kernel wrote to and that had to be copied, and notify autograd."""
         for converted in self._inputs.values():
             converted.write_back()
+        note_written(item.original for item in self._inputs.values() if item.storage.is_changed)
 
     def results(self, value: Any, options: Options, writes: PartialWrites | None = None) -> Any:
         """Return the kernel's result, with torch tensors if any argument was a torch tensor, else with numpy arrays.
@@ -289,6 +290,17 @@ def _in_numpy(tensor: Any) -> npt.NDArray[Any]:
     gathers. Before numpy 2.1 an array from DLPack may be read-only.
     """
     return np.from_dlpack(tensor) if _HAS_WRITABLE_DLPACK else tensor.numpy()
+
+
+def note_written(arrays: Iterable[Any]) -> None:
+    """Count a launch that has written ``arrays`` as an in-place operation on those that are tensors of PyTorch.
+
+    Autograd compares these counts (``Tensor._version``): a backward pass for which it has saved such a tensor raises
+    PyTorch's error. Tensors that were made in ``torch.inference_mode()`` have no count, and cannot be saved either.
+    """
+    tensors = [array for array in arrays if is_torch(array)]
+    if tensors:
+        sys.modules["torch"].autograd.graph.increment_version(tensors)
 
 
 def to_torch(array: npt.NDArray[Any], dtype: DType) -> Any:

@@ -60,6 +60,7 @@ class Storage:
         written: the record of which elements have a value.
         parts: the deferred contents of some blocks, the oldest first; no two of these blocks overlap; see deferred.py.
         derived: the values derived from its elements until they change, or None; see derived.py.
+        is_changed: whether it is in HBM and an instruction has written elements of it.
         number: a number that is unique in this process; observers keep their data about storages by these numbers.
         allocation: the number of the memory that it lies in: its own number, unless arguments of a launch share memory.
         start: the byte of that memory at which it begins.
@@ -81,6 +82,7 @@ class Storage:
         "derived",
         "dtype",
         "is_abstract",
+        "is_changed",
         "is_read_only",
         "layout",
         "name",
@@ -125,6 +127,7 @@ class Storage:
         self.partition_bytes = self.partition_elements * width
         self.nbytes = nbytes = size * width
         self.is_abstract = is_abstract
+        self.is_changed = False
         self.origin = origin
         if is_abstract:
             self._is_pooled = False

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..launch.arguments import is_torch, to_torch
+from ..launch.arguments import is_torch, note_written, to_torch
 from ..launch.containers import map_leaves
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
@@ -71,6 +71,7 @@ class Replay:
             ReplayFailed: if the launch has to run instruction by instruction.
         """
         fresh = self.plan.run(arrays, waits=waits)
+        note_written(originals[number] for number in self.plan.written)
         return self._result(_Left([*arrays, *fresh], originals))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import NkiValidationError, UninitializedReadError
 from tests.simulator.frame import refused, run, without_place
@@ -334,6 +335,79 @@ def test_a_tensor_that_requires_grad_and_is_returned_is_the_callers() -> None:
 
 
 # -- without precise floating point ----------------------------------------------------------------------------
+
+
+# -- autograd --------------------------------------------------------------------------------------------------
+
+
+@nki.jit
+def set_to_one(x: Any) -> None:
+    fill_one(x)
+
+
+@nki.jit
+def only_read(x: Any) -> Any:
+    return copy_of(x)
+
+
+@pytest.mark.parametrize("part", [lambda x: x, lambda x: x[1], lambda x: x[:, ::2], lambda x: x.detach()])
+def test_a_write_to_a_saved_tensor_is_found_by_the_backward_pass(part: Any) -> None:
+    """Also where the launch is replayed, and through a view."""
+    x, weight = torch.full((2, 8), 3.0), torch.ones(2, 8, requires_grad=True)
+    for _ in range(6):
+        loss = (weight * x).sum()
+        only_read(part(x))
+        loss.backward(retain_graph=True)
+        set_to_one(part(x))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    assert x._version == 6 and weight.grad is not None and weight.grad[0, 1].item() > 6
+
+
+def test_launches_that_write_are_replayed_and_counted_by_autograd() -> None:
+    x = torch.zeros(2, 8)
+    before = replays(set_to_one)
+    for launches in range(1, 9):
+        set_to_one(x)
+        assert x._version == launches
+    assert replays(set_to_one) - before >= 2 and x.tolist() == [[1] * 8] * 2
+
+
+def replays(kernel: Any) -> int:
+    counts = nkilib.simulator.replay_counts().kernels.get(kernel.__name__)
+    return 0 if counts is None else counts.replayed
+
+
+def test_a_write_before_an_error_is_counted_too() -> None:
+    def kernel(x: Any) -> None:
+        fill_one(x)
+        raise KeyError
+
+    x = torch.zeros(2, 8)
+    with pytest.raises(KeyError):
+        run(kernel, x)
+    assert x._version == 1
+
+
+def test_a_write_through_detach_counts_for_the_tensor_that_requires_grad() -> None:
+    x = torch.full((2, 8), 3.0, requires_grad=True)
+    loss = (x**2).sum()
+    set_to_one(x.detach())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    assert x.tolist() == [[1] * 8] * 2
+
+
+def test_tensors_of_inference_mode_are_written_and_have_no_count() -> None:
+    ordinary = torch.zeros(2, 8)
+    with torch.inference_mode():
+        x = torch.zeros(2, 8)
+        set_to_one(x)
+        set_to_one(ordinary)
+    set_to_one(x)
+    assert x.tolist() == [[1] * 8] * 2 and ordinary._version == 1
+    with pytest.raises(RuntimeError, match="Inference tensors do not track version counter"):
+        _ = x._version
 
 
 def test_low_precision_inputs_are_widened_and_rounded_on_the_way_back() -> None:

@@ -396,6 +396,7 @@ def _note_written(core: Core, end: End, values: npt.NDArray[Any] | None) -> None
     if not view.storage.written.is_full:
         view.storage.written.mark(view.layout, view.storage.width_of(view.dtype), rows)
     if view.buffer in HBM:
+        view.storage.is_changed = True
         for tell in core.observers.moved:
             tell(view, True, rows, values)
 
