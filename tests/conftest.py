@@ -38,6 +38,7 @@ for _variable in (
     os.environ.pop(_variable, None)
 # By the variable: kernels also run in threads of PyTorch's and in processes of their own, which no ``using`` reaches.
 os.environ["NKILIB_PSUM_GROUPS"] = "error"
+os.environ["NKILIB_OVERLAPPING_COPIES"] = "error"
 # A mistake in recording or planning a launch fails the test that makes it, instead of being counted.
 os.environ["NKILIB_REPLAY"] = "strict"
 

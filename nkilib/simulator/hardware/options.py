@@ -19,7 +19,10 @@ from .limits import generation
 Level = Literal["error", "warn", "ignore"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 # The checks that have one; NKILIB_RACES and so on set them.
-CHECKS = ("uninitialized", "capacity", "races", "identical_writes", "psum_groups")
+CHECKS = ("uninitialized", "capacity", "races", "identical_writes", "psum_groups", "overlapping_copies")
+# Of these the checks that depend on no values: a launch may be replayed although one is at level "warn", since a launch
+# with a finding is not.
+CHECKS_OF_SHAPES = ("psum_groups", "overlapping_copies")
 # What ``uninitialized="ignore"`` was called before it was a level like the others.
 _NAN = "nan"
 
@@ -71,6 +74,10 @@ class Options:
             the same bank: ``"error"`` (:class:`PsumGroupError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator. The
             sum is then the documented one. A device has lost a part of such a sum, but public kernels do this
             nevertheless (docs/reference/simulator_readings.md), hence ``"warn"``.
+        overlapping_copies: the reaction if a DMA or a transpose overwrites elements of its own source, or if an
+            instruction writes an element twice, so that the result depends on the order in which elements move, which
+            is not documented: ``"error"`` (:class:`OverlappingCopyError`), ``"warn"`` or ``"ignore"``, as in AWS's
+            simulator. The source is then read before the destination is written, and the last value stays.
         frontend: the rules for loops and registers: ``"tracer"``, the rules of NKI 0.7, where no run-time value steers
             Python; or ``"custom"``, the rules of 0.6, with ``nl.dynamic_range`` and ``while`` on a register. The
             environment variable ``NKI_COMPILER_FRONTEND`` sets it.
@@ -80,8 +87,8 @@ class Options:
             ``False``. ``NKILIB_REPLAY=1``, ``always`` and ``0`` set it.
 
     The environment variables ``NKILIB_UNINITIALIZED``, ``NKILIB_CAPACITY``, ``NKILIB_RACES``,
-    ``NKILIB_IDENTICAL_WRITES`` and ``NKILIB_PSUM_GROUPS`` set the checks. ``"warn"`` gives a :class:`SimulatorWarning`,
-    one for each line of a kernel and process.
+    ``NKILIB_IDENTICAL_WRITES``, ``NKILIB_PSUM_GROUPS`` and ``NKILIB_OVERLAPPING_COPIES`` set the checks. ``"warn"``
+    gives a :class:`SimulatorWarning`, one for each line of a kernel and process.
     """
 
     target: str = "trn2"
@@ -91,6 +98,7 @@ class Options:
     races: Level = "error"
     identical_writes: Level = "ignore"
     psum_groups: Level = "warn"
+    overlapping_copies: Level = "warn"
     frontend: Frontend = "tracer"
     replay: Replay = True
 

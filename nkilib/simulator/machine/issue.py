@@ -27,6 +27,7 @@ from ..terms.spec import DataNeeded, ValuesWanted
 from .call import Call
 from .core import Core, current_core
 from .operands import check_operand
+from .overlapping_copies import check_destination
 
 # Members of an Enum are looked up by a Python function before 3.12; this one is asked for in every call.
 _GPSIMD = Engine.gpsimd
@@ -158,6 +159,8 @@ def _validate(call: Call) -> None:
             value = values[position]
             if type(value) is NkiTensor and not value.may_be_accessed:
                 check_engine_access(rule.name, value)
+                if rule.is_output and not value.may_be_accessed:
+                    check_destination(core, rule.name, value)
 
 
 def _execute(call: Call) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from nkilib.base.work import is_replayable, is_unreplayed
 
-from ..hardware.options import ALWAYS, CHECKS, Options, raises_errors_of_replay
+from ..hardware.options import ALWAYS, CHECKS, CHECKS_OF_SHAPES, Options, raises_errors_of_replay
 from ..launch.kernel import AsToday, Kernel
 from ..launch.place import Place
 from ..machine.observer import active_watchers
@@ -21,10 +21,7 @@ from .errors import Unplannable
 from .key import Candidate, Refusal, candidate_of
 from .planner import LaunchPlanner
 
-# Checks whose level "warn" keeps no launch from being replayed: they depend on no values, and a launch that one of them
-# warns of is not planned.
-_LEVELS_OF_SHAPES = ("psum_groups",)
-_levels_of = attrgetter(*[name for name in CHECKS if name not in _LEVELS_OF_SHAPES])
+_levels_of = attrgetter(*[name for name in CHECKS if name not in CHECKS_OF_SHAPES])
 _STATES_NOTHING = "it does not state that it may be replayed: nkilib.nki.replayable"
 
 

@@ -106,6 +106,11 @@ class PsumGroupError(NkiValidationError):
 
 
 @_public
+class OverlappingCopyError(NkiValidationError):
+    """A copy overlaps its source, or writes an element twice, with ``overlapping_copies="error"``."""
+
+
+@_public
 class BarrierError(NkiValidationError):
     """A core or a rank waits for another one that can no longer arrive, or that waits at a different operation."""
 

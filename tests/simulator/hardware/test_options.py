@@ -26,6 +26,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
     monkeypatch.delenv("NKI_COMPILER_FRONTEND", raising=False)
     monkeypatch.delenv("NKILIB_PSUM_GROUPS", raising=False)  # which holds for all other tests
+    monkeypatch.delenv("NKILIB_OVERLAPPING_COPIES", raising=False)
     monkeypatch.delenv("NKILIB_REPLAY", raising=False)
 
 
@@ -55,6 +56,12 @@ def test_options_are_frozen() -> None:
         ("capacity", True, ValueError, "Options.capacity must be one of error, warn, ignore, got True"),
         ("races", "nan", ValueError, "Options.races must be one of error, warn, ignore, got 'nan'"),
         ("identical_writes", "", ValueError, "Options.identical_writes must be one of error, warn, ignore, got ''"),
+        (
+            "overlapping_copies",
+            None,
+            ValueError,
+            "Options.overlapping_copies must be one of error, warn, ignore, got None",
+        ),
         ("psum_groups", "off", ValueError, "Options.psum_groups must be one of error, warn, ignore, got 'off'"),
     ],
 )
@@ -75,7 +82,7 @@ def test_an_option_that_there_is_not_is_refused_with_those_that_there_are() -> N
         raise AssertionError("the block must not be entered")
     assert str(caught.value) == (
         "using: there is no option 'race'; there are target, precise_fp, uninitialized, capacity, races, "
-        "identical_writes, psum_groups, frontend, replay"
+        "identical_writes, psum_groups, overlapping_copies, frontend, replay"
     )
 
 
@@ -95,6 +102,8 @@ def test_an_option_that_there_is_not_is_refused_with_those_that_there_are() -> N
         ("NKILIB_IDENTICAL_WRITES", "warn", "identical_writes", "warn"),
         ("NKILIB_PSUM_GROUPS", "error", "psum_groups", "error"),
         ("NKILIB_PSUM_GROUPS", "", "psum_groups", "warn"),
+        ("NKILIB_OVERLAPPING_COPIES", "ignore", "overlapping_copies", "ignore"),
+        ("NKILIB_OVERLAPPING_COPIES", "", "overlapping_copies", "warn"),
         ("NKILIB_REPLAY", "", "replay", True),
         ("NKILIB_REPLAY", "1", "replay", True),
         ("NKILIB_REPLAY", "strict", "replay", True),
@@ -152,7 +161,8 @@ def test_options_are_rebuilt_only_when_something_changes(
     monkeypatch.setattr(os, "environ", {"NKILIB_CAPACITY": "warn"})
     assert current_options().capacity == "warn"
     monkeypatch.undo()
-    assert current_options() == dataclasses.replace(first, psum_groups="error")  # as for all other tests
+    # As for all other tests.
+    assert current_options() == dataclasses.replace(first, psum_groups="error", overlapping_copies="error")
     with nkilib.simulator.using(precise_fp=True) as options:
         assert refused(TypeError, lambda: nkilib.simulator.using(precise_fp=1).__enter__())
         assert options.precise_fp is True

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ...machine.call import Call
 from ...machine.core import Core
 from ...machine.issue import REGISTRY
+from ...machine.overlapping_copies import check_copy
 from ...machine.partial_writes import PartialWrites
 from ...machine.world import Participant, Term
 from ...tensors.tensor import NkiTensor
@@ -77,6 +78,9 @@ def perform(call: Call, operation: Operation) -> None:
         BarrierError: if another rank, or the other core of this rank, reaches a different operation or none.
     """
     core = call.core
+    sources = {f"srcs[{number}]": src for number, src in enumerate(operation.srcs)}
+    for dst in operation.dsts:
+        check_copy(core, dst, sources, None)
     if not belongs_to_rank(core, operation.tensors):
         core.loads.settle()
         _exchange(core, operation, core.number)

@@ -20,6 +20,7 @@ from ...machine.call import Call
 from ...machine.core import Core
 from ...machine.issue import instruction
 from ...machine.operands import check_operand
+from ...machine.overlapping_copies import check_copy
 from ...tensors.tensor import NkiTensor
 from ...terms import enums
 from ...terms.dtypes import float32
@@ -64,6 +65,7 @@ def dma_compute(
     views = {"dst": dst, **{f"srcs[{number}]": source for number, source in enumerate(srcs)}}
     _check_operands(call, views)
     is_update = any(has_vector_offset(view) for view in views.values())
+    check_copy(call.core, dst, {name: view for name, view in views.items() if name != "dst"}, dst.layout)
     if is_update:
         check_vector_offset(call.core, enums.dge_mode.unknown)
         _check_update(dst, srcs, unique_indices)

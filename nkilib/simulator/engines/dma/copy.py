@@ -12,6 +12,7 @@ from ...isa.checks import no_cast_of_packed
 from ...isa.operand import DMA_REACH, Operand, output
 from ...machine.call import Call
 from ...machine.issue import instruction
+from ...machine.overlapping_copies import check_copy
 from ...tensors.tensor import NkiTensor
 from ...terms import enums
 from ...terms.dtypes import COPYABLE, int64
@@ -66,6 +67,7 @@ def dma_copy(
     no_cast_of_packed(dst, src)
     _no_cast_of_int64(dst, src)
     if dst.indirect_access is None and src.indirect_access is None:
+        check_copy(call.core, dst, {"src": src}, dst.layout)
         move(call.core, dst, src)
         return
     skips = oob_mode is enums.oob_mode.skip

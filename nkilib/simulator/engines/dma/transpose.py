@@ -16,6 +16,7 @@ from ...isa.operand import DMA_REACH, SBUF, Operand, output
 from ...machine.call import Call
 from ...machine.core import Core
 from ...machine.issue import instruction
+from ...machine.overlapping_copies import check_copy
 from ...tensors.tensor import NkiTensor
 from ...terms import enums
 from ...terms.dtypes import MOVABLE, uint32
@@ -73,6 +74,7 @@ def dma_transpose(
         source = rows_of("src", src, skips)
     else:
         _check_direct(src, dge_mode)
+        check_copy(call.core, dst, {"src": src}, _permuted(dst.layout, order))
         source = resolve("src", src, skips)
     if source is not None:
         _move(call.core, dst, source, order)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ...machine.call import Call
+from ...machine.overlapping_copies import check_copy
 from ...tensors.tensor import NkiTensor
 from ...terms.errors import NkiValidationError
 from ...terms.integers import is_integer
@@ -52,14 +53,16 @@ def check_ranks(call: Call, send_to_rank: Any, recv_from_rank: Any) -> None:
             raise NkiValidationError(f"{name} must be the other core, {other} on core {1 - other}, got {rank!r}")
 
 
-def check_alike(src: NkiTensor, dst: NkiTensor) -> None:
-    """Check that the tensor that is sent and the tensor that receives have one shape and type.
+def check_pair(call: Call, src: NkiTensor, dst: NkiTensor) -> None:
+    """Check the tensor that is sent and the tensor that receives: they have one shape and type, and do not overlap.
 
     Raises:
         NkiValidationError: naming both.
+        OverlappingCopyError: at the level ``"error"`` of ``overlapping_copies``, if they overlap.
     """
     if (src.shape, src.dtype) != (dst.shape, dst.dtype):
         raise NkiValidationError(f"operands 'src' and 'dst' must have one shape and type, got {src} and {dst}")
+    check_copy(call.core, dst, {"src": src}, None)
 
 
 def exchange(call: Call, place: str, src: NkiTensor, how: tuple[str, str]) -> Parcel:

@@ -19,7 +19,7 @@ from ...terms.enums import Engine, nc_version
 from ...terms.enums import dma_engine as DmaEngine
 from ...terms.errors import NkiValidationError
 from ...terms.integers import is_integer
-from .exchange import check_alike, check_ranks, exchange, received_values
+from .exchange import check_pair, check_ranks, exchange, received_values
 
 # Elements a partition that the DMA engine of GpSimd takes: 1024 bytes of 32-bit types, 512 of 16-bit and 256 of 8-bit.
 _GPSIMD_ELEMENTS_MAX = 256
@@ -54,17 +54,17 @@ def sendrecv(
     check_ranks(call, send_to_rank, recv_from_rank)
     if not is_integer(pipe_id) or pipe_id < 0:
         raise NkiValidationError(f"pipe_id must be an integer >= 0, got {pipe_id!r}")
-    _check_tiles(src, dst, dma_engine)
+    _check_tiles(call, src, dst, dma_engine)
     received = exchange(call, f"sendrecv(pipe_id={pipe_id})", src, ("dma_engine", dma_engine.name))
     if dst.storage.is_abstract:
         return
     dst.array[...] = received_values(received)
 
 
-def _check_tiles(src: NkiTensor, dst: NkiTensor, dma_engine: DmaEngine) -> None:
+def _check_tiles(call: Call, src: NkiTensor, dst: NkiTensor, dma_engine: DmaEngine) -> None:
     if not isinstance(dma_engine, DmaEngine):
         raise NkiValidationError(f"dma_engine must be a member of nki.isa.dma_engine, got {dma_engine!r}")
-    check_alike(src, dst)
+    check_pair(call, src, dst)
     elements = prod(src.shape[1:])
     if dma_engine is DmaEngine.gpsimd_dma and elements > _GPSIMD_ELEMENTS_MAX:
         raise NkiValidationError(

@@ -24,7 +24,7 @@ from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from ..dma.rows import pass_over, read, write
-from .exchange import check_alike, check_ranks, exchange, received_values
+from .exchange import check_pair, check_ranks, exchange, received_values
 
 _REACH = SBUF | {MemoryRegion.private_hbm}
 _REDUCTIONS = ("add", "maximum", "minimum")
@@ -55,7 +55,7 @@ def sendrecv_compute(
         raise NkiValidationError(f"reduce_op must be nl.add, nl.maximum or nl.minimum, got {reduce_op!r}")
     if src.buffer is not dst.buffer:
         raise NkiValidationError(f"operands 'src' and 'dst' must both be in sbuf or both in HBM, got {src} and {dst}")
-    check_alike(src, dst)
+    check_pair(call, src, dst)
     received = exchange(call, "sendrecv_compute", src, ("reduce_op and memory", f"nl.{key} in {src.buffer.name}"))
     if dst.storage.is_abstract:
         pass_over(call.core, dst, {"src": src})

@@ -20,6 +20,7 @@ from ...isa.operand import PSUM, SBUF, Operand, output
 from ...machine.call import Call
 from ...machine.core import Core
 from ...machine.issue import instruction
+from ...machine.overlapping_copies import check_copy
 from ...numerics.casts import FLOAT32, to_float32
 from ...numerics.products import transposed_product
 from ...numerics.transposing import transposed
@@ -299,6 +300,8 @@ def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: Engine = E
         raise NkiValidationError(f"operand 'dst' must have the type of 'data', got {dst} and {data}")
     if (dst.shape[0], dst.free_size) != (columns, rows):
         raise NkiValidationError(f"operand 'dst' must be of shape ({columns}, {rows}), got {dst}")
+    if dst.storage is data.storage and dst.size > 1:
+        check_copy(call.core, dst, {"data": data}, None)
     version = call.core.version_number
     if is_on_tensor and version != _TRN3:
         _check_bank(dst)

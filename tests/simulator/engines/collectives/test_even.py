@@ -155,6 +155,7 @@ def test_several_tensors_in_one_operation() -> None:
         assert np.array_equal(second, y.astype(np.int64).sum(axis=0))
 
 
+@using(overlapping_copies="ignore")
 def test_parts_of_tensors_are_operands() -> None:
     """A column block of a tile, and rows of a tensor in HBM; what is beside the result stays."""
 

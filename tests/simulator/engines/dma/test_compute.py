@@ -153,6 +153,7 @@ def test_strided_views(rows: int, columns: int, row_step: int, column_step: int)
     assert output.tolist() == expected.tolist()
 
 
+@nkilib.simulator.using(overlapping_copies="ignore")
 def test_accumulating_into_a_source() -> None:
     """`dst` may be one of the sources: each element is read before it is written, overlap or not."""
 

@@ -110,6 +110,7 @@ def test_every_other_partition() -> None:
     assert launch(body, rows(3, 2)).tolist() == expected.tolist()
 
 
+@nkilib.simulator.using(overlapping_copies="ignore")
 def test_an_overlapping_source_is_read_before_it_is_written() -> None:
     def body(data: Any) -> Any:
         nisa.dma_copy(data[1:4], data[0:3])

@@ -133,6 +133,7 @@ def test_four_dimensions_of_an_access_pattern() -> None:
     assert launch(body, values).tolist() == expected.tolist()
 
 
+@nkilib.simulator.using(overlapping_copies="ignore")
 def test_a_square_tile_in_place() -> None:
     def body(data: Any) -> Any:
         made = load(data)

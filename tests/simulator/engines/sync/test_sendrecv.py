@@ -123,6 +123,7 @@ def test_parts_of_one_tile() -> None:
     assert nki.jit(kernel)[2](values).tolist() == [values.tolist()] * 2
 
 
+@nkilib.simulator.using(overlapping_copies="ignore")
 def test_dma_moves_what_no_compute_engine_accesses() -> None:
     """Every second partition from partition 3 on, five free dimensions, a packed type."""
 
@@ -142,6 +143,7 @@ def test_dma_moves_what_no_compute_engine_accesses() -> None:
     assert nki.jit(kernel)[2](data).tolist() == expected.tolist()
 
 
+@nkilib.simulator.using(overlapping_copies="ignore")
 def test_in_place() -> None:
     """`src` and `dst` may be one tile: it is sent before it is overwritten."""
 

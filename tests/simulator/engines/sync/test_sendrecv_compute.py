@@ -79,6 +79,7 @@ def test_nan_and_infinity() -> None:
             assert np.array_equal(result, [expected], equal_nan=True)
 
 
+@nkilib.simulator.using(overlapping_copies="ignore")
 def test_in_place_and_again() -> None:
     """A core brings what it held before: 1 and 2, then 3 on both."""
 

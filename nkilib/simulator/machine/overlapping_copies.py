@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The check of copies whose result depends on the order in which their elements move, which no page promises.
+
+A DMA transfer runs on up to 16 engines at a time (``nki/get-started/about/nki-dma-overview.rst``). So its result is
+known only if no element of the destination is read as another element of the source, and none is written twice.
+docs/reference/simulator_readings.md lists what is known. The check depends on shapes and places only: an address that
+is read at run time is not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from ..memory.byte_spans import first_meeting, spans_of
+from ..tensors.view import View
+from ..terms.errors import OverlappingCopyError, kernel_location
+from ..terms.layout import Layout, has_repeats, reshape_strides
+from .core import Core
+from .levels import refuse
+
+# Kernels repeat a few such copies.
+_MOST_PAIRS = 1024
+
+
+def check_copy(core: Core, dst: View, sources: Mapping[str, View], target: Layout | None) -> None:
+    """Report a copy whose destination overlaps a source, or holds an element twice.
+
+    Args:
+        core: the core that copies.
+        dst: the destination.
+        sources: the sources, by the names of the operands.
+        target: the layout of ``dst``, with its dimensions in the order in which the elements of a source go there, so
+            that an element that stays at its place is no finding; None if every element that both have is one.
+
+    Raises:
+        OverlappingCopyError: at the level ``"error"``.
+    """
+    if core.options.overlapping_copies == "ignore" or dst.indirect_access is not None:
+        return
+    check_destination(core, "dst", dst)
+    for name, source in sources.items():
+        if source.storage.allocation != dst.storage.allocation or source.indirect_access is not None:
+            continue
+        width, other_width = dst.storage.width_of(dst.dtype), source.storage.width_of(source.dtype)
+        shift = source.storage.start - dst.storage.start
+        is_at_place = target is not None and shift == 0 and width == other_width and _is_same(target, source.layout)
+        byte = None if is_at_place else _meeting(dst.layout, width, source.layout, other_width, shift)
+        if byte is not None:
+            element = dst.storage.index_of(byte)
+            _report(
+                core,
+                f"operands 'dst' and {name!r} overlap in their memory, as in element {element} of the tensor of 'dst', "
+                f"and the documentation promises no order in which elements move, got {dst} and {source}: copy by way "
+                f"of another tensor",
+            )
+
+
+def check_destination(core: Core, name: str, dst: View) -> None:
+    """Report a destination that holds an element twice; ``name`` is the name of the operand.
+
+    Raises:
+        OverlappingCopyError: at the level ``"error"``.
+    """
+    if core.options.overlapping_copies == "ignore" or not has_repeats(dst.shape, dst.strides):
+        return
+    _report(
+        core,
+        f"operand {name!r} holds an element more than once, and the documentation promises no order in which elements "
+        f"are written, got {dst} with the strides {list(dst.strides)}: write each element once",
+    )
+
+
+def _report(core: Core, what: str) -> None:
+    core.unrepeatable = "a copy overlaps its source, or writes an element twice"
+    error = OverlappingCopyError(
+        f"{what}; using(overlapping_copies='ignore') or NKILIB_OVERLAPPING_COPIES=ignore runs the kernel"
+    )
+    refuse(core.options.overlapping_copies, error, kernel_location())
+
+
+def _is_same(target: Layout, source: Layout) -> bool:
+    """Return whether two layouts have the same elements in the same order."""
+    strides = reshape_strides(source.shape, source.strides, target.shape)
+    if strides is None or target.offset != source.offset:
+        return False
+    return all(size == 1 or one == two for size, one, two in zip(*target[:2], strides, strict=True))
+
+
+@lru_cache(maxsize=_MOST_PAIRS)
+def _meeting(first: Layout, width: int, second: Layout, second_width: int, shift: int) -> int | None:
+    """Return a byte that two layouts have in common, counted from the start of the first one's storage, or None.
+
+    Args:
+        first, second: the layouts.
+        width, second_width: the bytes of their elements.
+        shift: the byte of the first one's storage at which that of the second one starts.
+    """
+    spans, others = spans_of(first, width), spans_of(second, second_width)
+    meeting = first_meeting([spans], [others._replace(starts=others.starts + shift)])
+    return None if meeting is None else meeting[0]
