@@ -77,8 +77,8 @@ class PartialWrites(Observer):
         storage = view.storage
         if view.indirect_access is None:
             box = _box_of(storage, view.layout, storage.width_of(view.dtype))
-        else:  # somewhere in it
-            box = _Box(0, storage.nbytes // max(storage.partition_bytes, 1), 0, storage.partition_bytes)
+        else:  # somewhere in it: no row or byte of a row has a higher index
+            box = _Box(0, storage.nbytes, 0, storage.nbytes)
         boxes = self._seen.setdefault(storage.number, {})
         boxes.pop(box, None)  # to stand at the end again
         boxes[box] = kernel_location()

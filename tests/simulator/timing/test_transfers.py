@@ -16,6 +16,7 @@ import pytest
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import AS_ISSUED, Profile, profile, spec
+from nkilib.simulator.timing.transfers import row_bytes_of, side_of
 
 FP32, BF16 = nl.float32, nl.bfloat16
 
@@ -72,6 +73,16 @@ def test_a_row_is_what_is_contiguous_on_both_sides() -> None:
         nisa.dma_copy(nl.ndarray((128, 4, 512), FP32), x[:, :, 0:512])
 
     assert duration(pieces, spec((128, 4, 1024), FP32)) == pytest.approx(1000 + 8 * 4 * 2048 / 23)
+
+
+def test_the_bytes_of_a_row_on_average() -> None:
+    """What reports show: by the contiguous runs of the side with more of them, or by the rows of a gather."""
+    whole, rows = (side_of((64, 8), (pitch, 1), 4, nl.shared_hbm, 0, 0) for pitch in (8, 16))
+    nothing = side_of((0, 8), (8, 1), 4, nl.shared_hbm, 0, 0)
+    assert row_bytes_of([whole, whole], 0, is_transpose=False) == 64 * 8 * 4  # a single run
+    assert row_bytes_of([whole, rows], 0, is_transpose=False) == 8 * 4
+    assert row_bytes_of([whole, rows], 1, is_transpose=False) == 64 * 8 * 4
+    assert row_bytes_of([nothing, nothing], 0, is_transpose=False) == row_bytes_of([whole], 0, is_transpose=True) == 0
 
 
 def test_a_cast_moves_the_wider_type() -> None:

@@ -87,6 +87,16 @@ def test_engines_notice_each_other_late_and_know_what_they_did(kind: Any) -> Non
     assert write(uses, whole, Engine.dma) == 30.0  # DMA works at several transfers at a time
 
 
+@KINDS
+def test_a_read_waits_for_the_write_that_its_engine_notices_last(kind: Any) -> None:
+    """Vector knows of its own write at once, and of the earlier one of Scalar a little later than that."""
+    left, right, whole = part((4, 5), (10, 1)), part((4, 5), (10, 1), offset=5), part((4, 10), (10, 1))
+    uses = kind(1)
+    uses[left].note_write(done(Engine.scalar, 9.75))
+    uses[right].note_write(done(Engine.vector, 10.0))
+    assert (read(uses, whole, Engine.vector), read(uses, whole, Engine.scalar)) == (10.25, 10.5)
+
+
 ACCESSES = st.tuples(
     st.sampled_from([part((4, 2), (10, 1), offset=at) for at in range(5)] + [part((4, 10), (10, 1)), part((9,), (1,))]),
     st.sampled_from([Engine.vector, Engine.scalar, Engine.dma]),
