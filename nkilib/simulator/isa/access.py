@@ -22,10 +22,13 @@ def check_engine_access(name: str, tensor: View) -> None:
     Raises:
         NkiValidationError: naming the operand, the limit and the value.
     """
-    if not _is_plain(tensor):
+    if _is_plain(tensor):
+        repeats = tensor.strides[1] == 0 and tensor.shape[1] > 1
+    else:
         check_free_pattern(name, tensor)
         check_partitions(name, tensor)
-    if not has_repeats(tensor.shape, tensor.strides):  # else an output is reported each time
+        repeats = has_repeats(tensor.shape, tensor.strides)
+    if not repeats:  # else an output is reported each time
         tensor.allow_access()
 
 
