@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The running thread's core, for modules that must not import it: its generation, loops, and whether it has data."""
+"""The running thread's core, for modules that must not import it: its generation, scope, and whether it has data."""
 
 from __future__ import annotations
 
 import threading
 from typing import Protocol
 
+from ..terms.scopes import Scope
 from .generation import Generation
 from .options import current_options
 
@@ -27,8 +28,8 @@ class Simulated(Protocol):
         """Whether the rules of NKI 0.7's tracer hold: Python cannot branch on values that only the device knows."""
 
     @property
-    def loop_scope(self) -> tuple[int, ...]:
-        """One number for the iteration of each dynamic loop around the current instruction; see loops.py."""
+    def scope(self) -> Scope:
+        """The scope of the current instruction."""
 
 
 class _Thread(threading.local):
@@ -63,7 +64,7 @@ def is_traced() -> bool:
     return simulated.is_traced if simulated is not None else current_options().frontend == "tracer"
 
 
-def current_loop_scope() -> tuple[int, ...]:
-    """Return one number for the current iteration of each dynamic loop of the running kernel, outermost loop first."""
+def current_scope() -> Scope:
+    """Return the scope of the current instruction of the running kernel; the empty one outside a kernel."""
     simulated = THREAD.simulated
-    return simulated.loop_scope if simulated is not None else ()
+    return simulated.scope if simulated is not None else ()

@@ -12,12 +12,10 @@ from typing import Any
 from ..terms.enums import dependency
 from ..terms.errors import NkiValidationError, add_location
 from ..terms.objects import NKIObject
+from ..terms.scopes import CORE, Scope, is_around, why_apart
 
 # Numbers instructions in the order in which they are issued.
 _NUMBERS = itertools.count()
-
-# The dynamic loops around an instruction, a number for each iteration; see loops.py.
-Scope = tuple[int, ...]
 
 _NO_KIND = (
     "depends_on() without kind= is deprecated since NKI 0.7, and a later release will require it: pass "
@@ -35,14 +33,6 @@ def check_kind(kind: Any) -> None:
         raise NkiValidationError(f"kind must be a member of nki.isa.dependency, got {kind!r}")
 
 
-def is_around(producer: Scope, consumer: Scope) -> bool:
-    """Return whether an instruction in scope ``producer`` has run whenever one in scope ``consumer`` runs.
-
-    This holds if the scopes are the same, or ``producer`` is around ``consumer``.
-    """
-    return consumer[: len(producer)] == producer
-
-
 class NkiInstruction(NKIObject):
     """The handle that every instruction returns; :meth:`depends_on` orders the instruction after others."""
 
@@ -54,7 +44,7 @@ class NkiInstruction(NKIObject):
         self._number = next(_NUMBERS)
 
     def issued_in(self, scope: Scope) -> NkiInstruction:
-        """Record the iterations of dynamic loops in which the instruction was issued, and return the handle.
+        """Record the scope in which the instruction was issued, and return the handle.
 
         The method is for the simulator.
         """
@@ -75,9 +65,10 @@ class NkiInstruction(NKIObject):
             This instruction, so that calls can be chained.
 
         Raises:
-            NkiValidationError: if a producer is not an instruction; if it was not issued before this one, so that the
-                simulator has run the two in the opposite order; if, unless ``kind`` is ``schedule``, it is in a
-                dynamic loop, or an iteration of one, that this one is not in; or if ``kind`` is something else.
+            NkiValidationError: if a producer is not an instruction, or an instruction of another core or launch; if it
+                was not issued before this one, so that the simulator has run the two in the opposite order; if, unless
+                ``kind`` is ``schedule``, it is in a dynamic loop, or an iteration of one, that this one is not in; or
+                if ``kind`` is something else.
         """
         if kind is None:
             warnings.warn(_NO_KIND, DeprecationWarning, stacklevel=2)
@@ -94,6 +85,9 @@ class NkiInstruction(NKIObject):
     def _check_producer(self, producer: Any, kind: dependency | None) -> None:
         if not isinstance(producer, NkiInstruction):
             raise NkiValidationError(f"a producer must be an instruction, got {producer!r}")
+        if not is_around(producer._scope[:CORE], self._scope):
+            apart = why_apart(producer._scope, self._scope, "")
+            raise NkiValidationError(f"{self} cannot wait for {producer}, which {apart}")
         if producer._number >= self._number:
             raise NkiValidationError(
                 f"{self} cannot wait for {producer}, which is not issued before it: the simulator runs instructions in "

@@ -80,14 +80,16 @@ def shared_identity_matrix(n: int, dtype: Any = dt.uint8, dst: NkiTensor | None 
 
 def _shared(key: Hashable, array: npt.NDArray[Any], dtype: DType) -> NkiTensor:
     """Return the launch's constant named ``key``; the first core that asks for it creates it from ``array``."""
+    core = current_core("nl.shared_constant")
 
     def make() -> Storage:
         data = _as_stored(array, dtype).copy()
         data.flags.writeable = False
-        precise = current_core("nl.shared_constant").options.precise_fp
-        return Storage(array.shape, dtype, MemoryRegion.shared_hbm, "constant", precise_fp=precise, data=data)
+        precise, region = core.options.precise_fp, MemoryRegion.shared_hbm
+        scope = core.launch.scope
+        return Storage(array.shape, dtype, region, "constant", precise_fp=precise, data=data, scope=scope)
 
-    storage = current_core("nl.shared_constant").launch.constant(key, make)
+    storage = core.launch.constant(key, make)
     return NkiTensor(storage.shape, storage.dtype, storage, MemoryRegion.shared_hbm, storage.name)
 
 

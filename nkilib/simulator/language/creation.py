@@ -27,6 +27,7 @@ from ..terms.description import describe
 from ..terms.dtypes import DType, as_dtype
 from ..terms.errors import CapacityError, NkiValidationError, add_location, kernel_location
 from ..terms.regions import HBM, ON_CHIP, MemoryRegion, as_region
+from ..terms.scopes import Scope, new_scope
 from ..terms.spec import DataNeeded
 from .located import language_function
 
@@ -95,9 +96,14 @@ def _allocate(
 ) -> Storage:
     """Return the memory of a new tensor; a tensor in shared HBM has the same memory on all cores."""
     if region is not _SHARED_HBM:
-        return _make(core, shape, dtype, region, name, address)
-    position = core.next_shared_allocation()
-    return core.launch.shared_storage(position, shape, dtype, lambda: _make(core, shape, dtype, region, name, address))
+        return _make(core, shape, dtype, region, name, address, core.loops.scope)
+    launch, position = core.launch, core.next_shared_allocation()
+    scope = new_scope(launch.scope) if core.loops.depth else launch.scope
+    storage = launch.shared_storage(
+        position, shape, dtype, address, lambda: _make(core, shape, dtype, region, name, address, scope)
+    )
+    core.made_shared(storage)
+    return storage
 
 
 def _make(
@@ -107,6 +113,7 @@ def _make(
     region: MemoryRegion,
     name: str,
     address: tuple[int, ...] | None,
+    scope: Scope,
 ) -> Storage:
     launch, options, is_shared = core.launch, core.options, region is _SHARED_HBM
     if address is not None and region in HBM:
@@ -125,8 +132,7 @@ def _make(
         is_abstract=launch.is_abstract if left_out is None else not left_out.makes(origin),
         origin=origin,
         is_poisoned=options.uninitialized != "ignore",
-        # Both cores make a shared tensor, each in an iteration of its own.
-        scope=() if is_shared and launch.cores > 1 else core.loops.scope,
+        scope=scope,
         address=address,
     )
 

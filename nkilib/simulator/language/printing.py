@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..isa.offsets import resolve_scalar_offset
 from ..machine.core import current_core
+from ..machine.operands import check_scope
 from ..tensors.tensor import NkiTensor
 from ..terms.errors import NkiValidationError
 from ..terms.regions import MemoryRegion
@@ -25,6 +26,7 @@ def device_print(print_prefix: str, tensor: NkiTensor) -> None:
         raise NkiValidationError(f"print_prefix must be a string, got {print_prefix!r}")
     if not isinstance(tensor, NkiTensor) or tensor.buffer is MemoryRegion.psum:
         raise NkiValidationError(f"tensor must be in sbuf or HBM, got {tensor!r}; bring it there with nl.copy")
+    check_scope(core, "tensor", tensor)
     if tensor.is_indirect():
         tensor = resolve_scalar_offset("tensor", tensor)
     core.unrepeatable = "it prints with nl.device_print"

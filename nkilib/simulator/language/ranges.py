@@ -97,7 +97,7 @@ def dynamic_range(start: Bound, stop: Bound | None = None, step: int = 1) -> Ite
 
 def _iterate(counted: _Counted) -> Iterator[VirtualRegister]:
     core = counted.core
-    loop_run = LoopRun("nl.dynamic_range", counted.place, len(core.loops.scope), counted.register)
+    loop_run = LoopRun("nl.dynamic_range", counted.place, core.loops.depth, counted.register)
     core.observers.tell_entered(loop_run)
     for iteration in range(counted.count):
         with core.loops.iteration():

@@ -15,9 +15,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..hardware.options import Options
+from ..machine.core import Core
 from ..machine.levels import refuse
 from ..machine.observer import Watcher
+from ..machine.operands import check_scope
 from ..machine.partial_writes import PartialWrites, where_unwritten
 from ..memory.storage import Storage
 from ..tensors.grids import NkiGrid
@@ -28,6 +29,7 @@ from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
 from ..terms.errors import NkiValidationError, UninitializedReadError
 from ..terms.packed_arrays import ARRAY_TYPES, words_of
 from ..terms.regions import HBM, MemoryRegion
+from ..terms.scopes import Scope, why_apart
 from ..terms.signatures import bound_call
 from ..terms.spec import Spec
 from .containers import leaves_of, map_leaves
@@ -51,7 +53,14 @@ class _Input:
     """An array argument: the caller's object, and the storage that represents it in the kernel."""
 
     def __init__(
-        self, original: Any, kernel: str, name: str, region: MemoryRegion, precise_fp: bool, is_unwritable: bool
+        self,
+        original: Any,
+        kernel: str,
+        name: str,
+        region: MemoryRegion,
+        precise_fp: bool,
+        is_unwritable: bool,
+        scope: Scope,
     ) -> None:
         self.original = original
         what = f"{kernel}: argument {name!r}"
@@ -72,7 +81,7 @@ class _Input:
         if not self._array.flags.writeable:
             data.flags.writeable = False  # a write to a copy would be lost
         self._before = data.copy() if self._is_copy and self._array.flags.writeable else None
-        self.storage = Storage(data.shape, self.dtype, region, name, precise_fp=precise_fp, data=data)
+        self.storage = Storage(data.shape, self.dtype, region, name, precise_fp=precise_fp, data=data, scope=scope)
         self.tensor = NkiTensor(data.shape, self.dtype, self.storage, region, name)
 
     @property
@@ -94,7 +103,8 @@ class Arguments:
     """The converted arguments of one launch; ``args`` and ``kwargs`` are passed to the kernel function.
 
     Arrays inside tuples, lists, dictionaries and :class:`NKIObject` instances are converted too; everything else
-    passes through unchanged. The kernel may only read arrays whose ids are in ``unwritable``.
+    passes through unchanged. The kernel may only read arrays whose ids are in ``unwritable``. ``scope`` is the scope of
+    the launch.
 
     Attributes:
         watcher: the watcher of the accesses to arguments that share memory (see overlaps.py); None if none is needed.
@@ -110,6 +120,7 @@ class Arguments:
         precise_fp: bool,
         unwritable: frozenset[int] = frozenset(),
         signature: inspect.Signature | None = None,
+        scope: Scope = (),
     ) -> None:
         self._kernel = getattr(func, "__name__", type(func).__name__)
         self._place = _definition_of(func)
@@ -117,6 +128,7 @@ class Arguments:
         self._region = MemoryRegion.shared_hbm if is_shared else MemoryRegion.private_hbm
         self._precise_fp = precise_fp
         self._unwritable = unwritable
+        self._scope = scope
         self._inputs: dict[int, _Input] = {}
         bound = bound_call(self._kernel, signature or inspect.signature(func), args, kwargs)
         self.is_abstract = self._is_on_shapes(leaves_of(bound.arguments))
@@ -141,16 +153,23 @@ class Arguments:
             if id(value) not in self._inputs:
                 is_unwritable = id(value) in self._unwritable
                 self._inputs[id(value)] = _Input(
-                    value, self._kernel, name, self._region, self._precise_fp, is_unwritable
+                    value, self._kernel, name, self._region, self._precise_fp, is_unwritable, self._scope
                 )
             return self._inputs[id(value)].tensor
         if isinstance(value, Spec):
             storage = Storage(
-                value.shape, value.dtype, self._region, name, precise_fp=self._precise_fp, is_abstract=True
+                *(value.shape, value.dtype, self._region, name),
+                precise_fp=self._precise_fp,
+                is_abstract=True,
+                scope=self._scope,
             )
             return NkiTensor.whole(storage)
         if isinstance(value, np.bool_ | np.integer | np.floating):
             return value.item()  # NKI values are Python's
+        if isinstance(value, NkiTensor) and value.storage.scope:
+            raise NkiValidationError(
+                f"{self._kernel}: argument {name!r}: {value} {why_apart(value.storage.scope, self._scope, '')}"
+            )
         if isinstance(value, Uncomputed):
             value.refuse(f"{self._kernel}: argument {name!r}")
         if hasattr(value, "__array__") and not isinstance(value, NkiTensor | np.generic | type):
@@ -171,17 +190,16 @@ class Arguments:
             converted.write_back()
         note_written(item.original for item in self._inputs.values() if item.storage.is_changed)
 
-    def results(self, value: Any, options: Options, writes: PartialWrites | None = None) -> Any:
+    def results(self, value: Any, core: Core) -> Any:
         """Return the kernel's result, with torch tensors if any argument was a torch tensor, else with numpy arrays.
 
         Args:
             value: the value that the kernel function returned on core 0.
-            options: the options of the launch.
-            writes: the recorded writes of the launch, for the message about elements that were not written.
+            core: core 0, after its end.
 
         Raises:
-            NkiValidationError: if the kernel returns a tensor that is not in HBM or was never written, a grid, a
-                register or a scalar.
+            NkiValidationError: if the kernel returns a tensor that is not in HBM, was never written or belongs to
+                another launch, another core or the body of a loop; or a grid, a register or a scalar.
         """
 
         def converted(leaf: Any, path: str) -> Any:
@@ -193,28 +211,29 @@ class Arguments:
                     f"{self._kernel}: a kernel returns tensors, got {leaf}, which the device alone knows; nisa.{store} "
                     f"it to a tensor of nl.shared_hbm and return that"
                 )
-            return self._tensor_result(leaf, path, options, writes) if isinstance(leaf, NkiTensor) else leaf
+            return self._tensor_result(leaf, path, core) if isinstance(leaf, NkiTensor) else leaf
 
         return map_leaves(value, "", converted)
 
-    def _tensor_result(self, tensor: NkiTensor, path: str, options: Options, writes: PartialWrites | None) -> Any:
-        self._check_returned(tensor)
+    def _tensor_result(self, tensor: NkiTensor, path: str, core: Core) -> Any:
+        self._check_returned(tensor, core)
         for converted in self._inputs.values():
             whole = converted.tensor
             if (tensor.storage, tensor.layout, tensor.dtype) == (whole.storage, whole.layout, whole.dtype):
                 return converted.original
         if tensor.storage.is_abstract:
             return Spec(tensor.shape, tensor.dtype)
-        self._check_written(tensor, options, writes)
+        self._check_written(tensor, core)
         if any(is_torch(converted.original) for converted in self._inputs.values()):
             return to_torch(tensor.array, tensor.dtype)
         return tensor.array.view(self._packed_type(tensor.dtype)) if tensor.dtype.is_packed else tensor.array
 
-    def _check_returned(self, tensor: NkiTensor) -> None:
+    def _check_returned(self, tensor: NkiTensor, core: Core) -> None:
         """Check that a kernel may return this tensor.
 
         Raises:
-            NkiValidationError: if it is not in HBM that all cores share, or if its address is read at run time.
+            NkiValidationError: if it is not in HBM that all cores share, if its address is read at run time, or if it
+                does not exist at the end of the kernel.
         """
         if tensor.is_indirect():
             raise NkiValidationError(f"{self._kernel}: a kernel returns tensors at a static address, got {tensor}")
@@ -226,22 +245,24 @@ class Arguments:
             raise NkiValidationError(
                 f"{self._kernel}: a kernel on two cores returns tensors in nl.shared_hbm; {tensor} belongs to one core"
             )
+        check_scope(core, f"{self._kernel}: a kernel returns tensors that it can use at its end", tensor)
 
     def _packed_type(self, dtype: DType) -> np.dtype[Any]:
         """Return the numpy type of a packed result: the type of its words, unless an argument had a packed type."""
         types = {array.dtype: array.array_type for array in self._inputs.values() if array.dtype.is_packed}
         return (ARRAY_TYPES | types)[dtype] if types else dtype.numpy
 
-    def _check_written(self, tensor: NkiTensor, options: Options, writes: PartialWrites | None) -> None:
+    def _check_written(self, tensor: NkiTensor, core: Core) -> None:
         missing = tensor.storage.count_unwritten(tensor.layout, tensor.dtype)
         if not missing:
             return
-        if options.uninitialized != "ignore":
+        if core.options.uninitialized != "ignore":
+            writes = core.observers.find(PartialWrites)
             what = (
                 f"{self._kernel}: the kernel returns {tensor}, of which {missing} of {tensor.size} elements were never "
                 f"written: {where_unwritten(writes, tensor)}"
             )
-            refuse(options.uninitialized, UninitializedReadError(what), self._place)
+            refuse(core.options.uninitialized, UninitializedReadError(what), self._place)
         tensor.storage.fill_unwritten(tensor.layout, tensor.dtype)
 
 

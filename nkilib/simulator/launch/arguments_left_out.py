@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..hardware.options import Options
+from ..machine.core import Core
 from ..machine.left_out import LeftOut
-from ..machine.partial_writes import PartialWrites
 from ..memory.storage import Storage
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import LOW_PRECISION
 from ..terms.errors import NkiValidationError
 from ..terms.packed_arrays import words_of
+from ..terms.scopes import Scope
 from ..terms.spec import Spec
 from .arguments import Arguments, as_numpy, input_dtype, is_array, is_torch, to_torch
 from .overlaps import ArrayArgument, sharing
@@ -63,11 +63,12 @@ class ArgumentsLeftOut(Arguments):
         is_shared: bool,
         precise_fp: bool,
         left_out: LeftOut,
+        scope: Scope,
     ) -> None:
         self._left_out = left_out
         self._array_arguments: dict[int, _ArrayArgument] = {}
         self._has_torch = False
-        super().__init__(func, args, kwargs, is_shared=is_shared, precise_fp=precise_fp)
+        super().__init__(func, args, kwargs, is_shared=is_shared, precise_fp=precise_fp, scope=scope)
         self._check_apart()
 
     def _is_on_shapes(self, leaves: Iterable[Any]) -> bool:
@@ -118,6 +119,7 @@ class ArgumentsLeftOut(Arguments):
             data=data,
             is_abstract=data is None,
             origin=origin,
+            scope=self._scope,
         )
         storage.written.mark_all()
         return storage
@@ -146,9 +148,9 @@ class ArgumentsLeftOut(Arguments):
                     f"depends on the first: skip_arithmetic cannot follow writes from one to the other; copy one"
                 )
 
-    def _tensor_result(self, tensor: NkiTensor, path: str, options: Options, writes: PartialWrites | None) -> Any:
-        self._check_returned(tensor)
-        self._check_written(tensor, options, writes)
+    def _tensor_result(self, tensor: NkiTensor, path: str, core: Core) -> Any:
+        self._check_returned(tensor, core)
+        self._check_written(tensor, core)
         if self._has_torch:  # or the type is refused
             to_torch(np.empty((0,), tensor.storage.numpy_type_of(tensor.dtype)), tensor.dtype)
         return Uncomputed(self._kernel, path, tensor.shape, tensor.dtype)

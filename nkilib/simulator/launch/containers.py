@@ -38,6 +38,17 @@ def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> An
     return function(value, path)
 
 
+def parts_of(value: Any) -> dict[str, Any] | None:
+    """Return the items of a nested value, by what their paths add to its own path; None for a leaf."""
+    if isinstance(value, tuple | list):
+        return {f"[{number}]": item for number, item in enumerate(value)}
+    if isinstance(value, dict):
+        return {f"[{key!r}]": item for key, item in value.items()}
+    if isinstance(value, NKIObject) and not isinstance(value, View | DeviceInteger):
+        return {f".{field}": item for field, item in vars(value).items()}
+    return None
+
+
 def leaves_of(value: Any) -> list[Any]:
     """Return the leaves of ``value`` in the order of :func:`map_leaves`."""
     leaves: list[Any] = []

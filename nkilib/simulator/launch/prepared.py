@@ -15,13 +15,15 @@ from ..machine.left_out import LeftOut
 from ..machine.lives import Lives
 from ..machine.loops import check_equal_loop_counts
 from ..machine.observer import Watcher, active_watchers
-from ..machine.partial_writes import PartialWrites, WatchWrites
+from ..machine.partial_writes import WatchWrites
 from ..machine.psum_groups import PsumGroups
 from ..machine.races import RaceLevels, RaceWatch
 from ..machine.trips import Trips
 from ..machine.world import Seat
 from ..memory.storage import Storage
 from ..tensors.view import View
+from ..terms.scopes import new_scope
+from .agreement import check_same_results, check_same_tensors
 from .arguments import Arguments
 from .arguments_left_out import ArgumentsLeftOut
 from .containers import leaves_of
@@ -62,7 +64,7 @@ class PreparedLaunch:
         place = place or Place.here()
         func, options, count = kernel.func, place.options, place.cores_of(kernel, (args, kwargs))
         self._kernel, self._options = kernel, options
-        is_shared, precise_fp = count > 1, options.precise_fp
+        is_shared, precise_fp, scope = count > 1, options.precise_fp, new_scope()
         if left_out is None:
             self._arguments = Arguments(
                 func,
@@ -72,15 +74,16 @@ class PreparedLaunch:
                 precise_fp=precise_fp,
                 unwritable=unwritable,
                 signature=kernel.signature,
+                scope=scope,
             )
         else:
             self._arguments = ArgumentsLeftOut(
-                func, args, kwargs, is_shared=is_shared, precise_fp=precise_fp, left_out=left_out
+                func, args, kwargs, is_shared=is_shared, precise_fp=precise_fp, left_out=left_out, scope=scope
             )
         barrier = CoreBarrier(count) if seat is None else seat.world.barrier()
         # Two cores have a grid, also where no brackets made it: public kernels divide their work if there is one.
         grid_dimensions = 0 if kernel.cores is None and count == 1 else 1
-        launch = Launch(options, count, grid_dimensions, barrier, self._arguments.is_abstract, seat)
+        launch = Launch(options, count, grid_dimensions, barrier, self._arguments.is_abstract, seat, scope=scope)
         if not is_watched:
             launch.trips = Trips(launch.trips.stated)
         if left_out is not None:
@@ -129,12 +132,21 @@ class PreparedLaunch:
             watcher.exchanged(given, returned)
 
     def results(self) -> Any:
-        """Return the kernel's result."""
+        """Return the kernel's result.
+
+        Raises:
+            NkiValidationError: if the kernel may not return it, or the two cores have not made and returned the same
+                tensors.
+        """
         kernel = self._kernel
         if kernel.schedule:
             check_issued(kernel.__name__, kernel.schedule, [run.core.names for run in self.running])
-        writes = self.running[0].core.observers.find(PartialWrites)
-        return self._arguments.results(self.running[0].result, self._options, writes)
+        first, *others = self.running
+        result = self._arguments.results(first.result, first.core)
+        for other in others:
+            check_same_tensors(kernel.__name__, first.core, other.core)
+            check_same_results(kernel.__name__, first.core.launch, first.result, other.result)
+        return result
 
 
 def _storages(value: Any) -> frozenset[int]:

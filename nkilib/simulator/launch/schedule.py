@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from ..isa.handle import Scope, check_kind, is_around
+from ..isa.handle import check_kind
 from ..terms.enums import dependency
 from ..terms.errors import NkiValidationError
+from ..terms.scopes import Scope, is_around
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from ..memory.storage import Storage
 from ..terms.compilation import CompileConfig
 from ..terms.dtypes import DType
 from ..terms.errors import NkiValidationError
+from ..terms.scopes import Scope, new_scope
 from ..terms.spec import DataNeeded
 from .barrier import CoreBarrier
 from .emitter import Emitter
@@ -50,6 +51,7 @@ class Launch:
         seat: the rank of the launch where launches run in parallel; None for a launch by itself.
         trips: the iteration counts of its loops whose bounds only the device knows.
         left_out: the values that the launch leaves out; None if it computes everything, or has shapes alone.
+        scope: the scope of its arguments and of other tensors that all its cores share.
     """
 
     options: Options
@@ -67,6 +69,7 @@ class Launch:
     lock: threading.Lock = field(default_factory=threading.Lock)
     trips: Trips = field(default_factory=current_trips)
     left_out: LeftOut | None = None
+    scope: Scope = field(default_factory=new_scope)
 
     def name_of(self, core: int) -> str:
         """Return a core's name in messages: its rank, its number or both; empty if no other core runs."""
@@ -81,7 +84,12 @@ class Launch:
             self.seat.world.abort()
 
     def shared_storage(
-        self, position: int, shape: tuple[int, ...], dtype: DType, make: Callable[[], Storage]
+        self,
+        position: int,
+        shape: tuple[int, ...],
+        dtype: DType,
+        address: tuple[int, ...] | None,
+        make: Callable[[], Storage],
     ) -> Storage:
         """Return tensor number ``position`` in shared HBM: the first core to ask makes it, the other gets the same.
 
@@ -92,10 +100,15 @@ class Launch:
             if position == len(self.shared):
                 self.shared.append(make())
             storage = self.shared[position]
-        if (storage.shape, storage.dtype) != (shape, dtype):
+        made, asked = (storage.shape, storage.dtype, storage.address), (shape, dtype, address)
+        if made != asked:
+            first, second = (
+                f"{list(sizes)} {kind}{'' if place is None else f' at address {place}'}"
+                for sizes, kind, place in (made, asked)
+            )
             raise NkiValidationError(
                 f"nl.ndarray in shared_hbm: all cores must make the same shared tensors in the same order; number "
-                f"{position} is {list(storage.shape)} {storage.dtype} on one core and {list(shape)} {dtype} on another"
+                f"{position} is {first} on one core and {second} on another"
             )
         return storage
 
@@ -168,6 +181,7 @@ class Core:
         hbm_places: the tensors in private HBM that the kernel has placed.
         name: the core's name in messages; empty if no other core runs.
         language_function: the function of ``nki.language`` that is running, or empty.
+        shared_tensors: the number of tensors in shared HBM that it has made.
         meetings: the number of synchronisations with other cores and of shared objects made; no iteration of a loop
             that raises it can be skipped.
         tally: the counters that loops with skipped iterations update.
@@ -191,7 +205,7 @@ class Core:
         self.hbm_places = HbmPlaces()
         self.scalar_accumulators = Accumulators()
         self.vector_accumulators = Accumulators()
-        self.loops = Loops()
+        self.loops = Loops(new_scope(launch.scope))
         rank = 0 if launch.seat is None else launch.seat.rank
         self.random = RandomState(rank * launch.cores + number)
         self.issued = 0
@@ -204,8 +218,9 @@ class Core:
         self.unrepeatable = ""
         self.emitter: Emitter | None = None
         self._states: dict[type[Any], Any] = {}
-        self._shared_allocations = 0
+        self.shared_tensors = 0
         self._shared_constants = 0
+        self._scopes_of_shared: dict[int, Scope] = {}
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
 
     def state(self, kind: type[State]) -> State:
@@ -225,15 +240,24 @@ class Core:
         return self.options.frontend == "tracer"
 
     @property
-    def loop_scope(self) -> tuple[int, ...]:
-        """The current iterations of the dynamic loops around the current instruction."""
+    def scope(self) -> Scope:
+        """The scope of the current instruction."""
         return self.loops.scope
+
+    def made_shared(self, storage: Storage) -> None:
+        """Record that this core has made a tensor in shared HBM: in a loop's body, in an iteration of its own."""
+        if storage.scope != self.launch.scope:
+            self._scopes_of_shared[storage.number] = self.loops.scope
+
+    def scope_of(self, storage: Storage) -> Scope:
+        """Return the scope of a tensor as this core sees it."""
+        return self._scopes_of_shared.get(storage.number, storage.scope)
 
     def next_shared_allocation(self) -> int:
         """Return the number of the next tensor in shared HBM, from 0."""
-        self._shared_allocations += 1
+        self.shared_tensors += 1
         self.meetings += 1
-        return self._shared_allocations - 1
+        return self.shared_tensors - 1
 
     def next_shared_constant(self) -> int:
         """Return the number of the next constant, from 0."""

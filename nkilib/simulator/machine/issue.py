@@ -122,9 +122,8 @@ def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any])
     if name:
         core.add_name(name)
     loops = core.loops
-    if not loops.scope:
-        return handle
-    loops.ran.append(definition.label)
+    if loops.depth:
+        loops.ran.append(definition.label)
     return handle.issued_in(loops.scope)
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count, zip_longest
+from itertools import zip_longest
 
 from ..terms.errors import NkiValidationError, kernel_location
-
-_NUMBERS = count()
+from ..terms.scopes import CORE, Scope, new_scope
 
 
 @dataclass
@@ -65,16 +64,23 @@ class Loops:
     Attributes:
         ran: the instructions and inner loops of the current iteration so far.
         runs: the runs of ``nl.fori_loop`` and ``nl.while_loop``, in the order in which they began.
-        scope: one number for each dynamic loop around the current instruction, outermost first. Every iteration has a
-            new number: the device runs one copy of the body, so that no instruction of it can refer to an instruction
-            of an earlier iteration.
+        scope: the scope of the current instruction. Every iteration of a dynamic loop has a scope of its own: the
+            device runs one copy of the body, so that no instruction of it can refer to one of an earlier iteration.
+
+    Args:
+        scope: the scope of the core.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scope: Scope) -> None:
         self.runs: list[LoopRun] = []
         self.ran: list[str] = []
-        self.scope: tuple[int, ...] = ()
+        self.scope = scope
         self._no_reorder_regions = 0
+
+    @property
+    def depth(self) -> int:
+        """The number of dynamic loops around the current instruction."""
+        return len(self.scope) - CORE
 
     def check_may_start(self, what: str) -> None:
         """Check that the documentation allows the dynamic loop ``what`` here.
@@ -89,7 +95,7 @@ class Loops:
 
     def started(self, what: str, register: int) -> LoopRun:
         """Record that the loop ``what`` begins; see :class:`LoopRun` for ``register``."""
-        run = LoopRun(what, kernel_location(), len(self.scope), register)
+        run = LoopRun(what, kernel_location(), self.depth, register)
         self.runs.append(run)
         self.ran.append(what)
         return run
@@ -98,7 +104,7 @@ class Loops:
     def iteration(self) -> Iterator[list[str]]:
         """Enclose one iteration of a dynamic loop; the list finally holds the instructions and inner loops it ran."""
         scope, outside = self.scope, self.ran
-        self.scope, self.ran = (*scope, next(_NUMBERS)), []
+        self.scope, self.ran = new_scope(scope), []
         try:
             yield self.ran
         finally:

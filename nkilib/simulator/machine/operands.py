@@ -21,10 +21,16 @@ from ..terms.description import describe_foreign_value
 from ..terms.dtypes import COMPUTABLE, int64
 from ..terms.errors import NkiValidationError, UninitializedReadError, kernel_location
 from ..terms.regions import ON_CHIP, MemoryRegion
+from ..terms.scopes import is_around, why_apart
 from .call import Call
 from .core import Core
 from .levels import refuse
 from .partial_writes import PartialWrites, where_unwritten
+
+_MADE_IN_LOOP = (
+    "was made in the body of a dynamic loop, or in another iteration of it, and cannot be used here; make it before "
+    "the loop"
+)
 
 
 def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
@@ -49,11 +55,13 @@ def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
         raise NkiValidationError(f"operand {rule.name!r} must be in {allowed}, got {value}{_way_there(rule, value)}")
     if value.dtype not in rule.dtypes:
         _refuse_type(rule, value)
+    storage = value.storage
+    scope, here = storage.scope, call.core.loops.scope
+    if scope is not here and here[: len(scope)] != scope:
+        check_scope(call.core, f"operand {rule.name!r}", value)
     if value.indirect_access is not None:
         value = resolve_indirect(call, rule, value)
-    storage = value.storage
-    if storage.scope:
-        _check_scope(call.core, rule, value)
+        storage = value.storage
     if storage.region in ON_CHIP and value.shape[0] > PARTITIONS:
         raise NkiValidationError(
             f"operand {rule.name!r}: the partition dimension must be at most {PARTITIONS} (nl.tile_size.pmax), got "
@@ -106,13 +114,20 @@ def _refuse_type(rule: Operand, value: NkiTensor) -> NoReturn:
     raise NkiValidationError(f"operand {rule.name!r} must have one of the types {allowed}, got {value}")
 
 
-def _check_scope(core: Core, rule: Operand, value: NkiTensor) -> None:
-    scope = value.storage.scope
-    if core.loops.scope[: len(scope)] != scope:
-        raise NkiValidationError(
-            f"operand {rule.name!r}: {value} was made in the body of a dynamic loop, or in another iteration of it, "
-            f"and cannot be used here; make it before the loop"
-        )
+def check_scope(core: Core, what: str, value: View) -> None:
+    """Check that a tensor exists where the core is: on this core, in this launch and in this iteration of its loops.
+
+    Args:
+        core: the core.
+        what: the use of the tensor, for the message.
+        value: the tensor.
+
+    Raises:
+        NkiValidationError: if it belongs to another core, another launch, or an iteration of a loop that has ended.
+    """
+    scope, here = core.scope_of(value.storage), core.loops.scope
+    if not is_around(scope, here):
+        raise NkiValidationError(f"{what}: {value} {why_apart(scope, here, _MADE_IN_LOOP)}")
 
 
 def _check_vector(rule: Operand, value: NkiTensor, like: NkiTensor) -> None:
@@ -128,11 +143,12 @@ def resolve_indirect(call: Call, rule: Operand, view: NkiTensor) -> View:
 
     Raises:
         OutOfRangeError: if it points outside the tensor.
-        NkiValidationError: if the instruction does not accept a view of this kind.
+        NkiValidationError: if the instruction does not accept a view of this kind, or the index does not exist here.
     """
     indirect = view.indirect_access
     assert indirect is not None
     if isinstance(indirect.index, View):
+        check_scope(call.core, f"the index of operand {rule.name!r}", indirect.index)
         call.reads.append(indirect.index)
     else:
         call.register = max(call.register, indirect.index.loaded_by)

@@ -16,6 +16,7 @@ from ..terms.description import describe
 from ..terms.dtypes import LOW_PRECISION, DType, float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4, float32
 from ..terms.layout import Layout, form_of
 from ..terms.regions import ON_CHIP, MemoryRegion
+from ..terms.scopes import Scope
 from ..terms.spec import DataNeeded, ValuesWanted
 from .deferred import Deferred, Part
 from .derived import Derived
@@ -64,7 +65,8 @@ class Storage:
         number: a number that is unique in this process; observers keep their data about storages by these numbers.
         allocation: the number of the memory that it lies in: its own number, unless arguments of a launch share memory.
         start: the byte of that memory at which it begins.
-        scope: the dynamic loops in whose bodies the kernel made it; see loops.py.
+        scope: the scope that it belongs to. If the cores make it in the body of a loop, each in an iteration of its
+            own, this scope is around none of these; see ``Core.scope_of``.
         address: the address if the kernel places it itself: on chip first partition and first byte in a partition, in
             HBM the first byte; or None.
         origin: in a launch with ``skip_arithmetic``, the argument or the place in the kernel that it comes from, by
@@ -111,7 +113,7 @@ class Storage:
         data: npt.NDArray[Any] | None = None,
         is_abstract: bool = False,
         is_poisoned: bool = False,
-        scope: tuple[int, ...] = (),
+        scope: Scope = (),
         address: tuple[int, ...] | None = None,
         origin: Hashable = None,
     ) -> None:

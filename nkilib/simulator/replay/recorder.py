@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from threading import Lock
@@ -19,8 +18,7 @@ from ..isa.offsets import resolve_scalar_offset
 from ..machine.core import Core
 from ..machine.observer import Issued, Observer, Observers, Watcher
 from ..memory.storage import Storage
-from ..tensors.registers import VirtualRegister
-from ..tensors.scalars import NkiScalar
+from ..tensors.scalars import DeviceInteger
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import Indirect, View
 from ..terms.errors import OutOfRangeError
@@ -216,10 +214,8 @@ class _CoreRecorder(Observer):
             if indirect is None:
                 return self._ghost_of(value)
             return self._indirect(value, indirect)
-        if isinstance(value, VirtualRegister):
-            return copy.copy(value)
-        if isinstance(value, NkiScalar):
-            return value.outside_loops()
+        if isinstance(value, DeviceInteger):
+            return value.usable_anywhere()
         if type(value) in (tuple, list):
             return type(value)(map(self._taken, value))
         if isinstance(value, dict):

@@ -10,17 +10,19 @@ Sources: docstring of ``VirtualRegister``, ``nki/get-started/nki-language-guide.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 
-from ..hardware.current import is_abstract_launch, is_traced
+from ..hardware.current import current_scope, is_abstract_launch, is_traced
 from ..terms.dtypes import DType
 from ..terms.errors import NkiValidationError, RegisterTypeError, UninitializedReadError
 from ..terms.integers import is_integer
 from ..terms.objects import NKIObject
+from ..terms.scopes import CORE, is_around, why_apart
 from ..terms.spec import DataNeeded, ValuesWanted
 
 _INT32_MIN, _UINT32_MAX = -(2**31), 2**32 - 1
@@ -71,11 +73,23 @@ class VirtualRegister(NKIObject):
         self.origin: Hashable = None
         self.frozen = frozen
         self.loaded_by = 0
+        self._scope = current_scope()[:CORE]  # a register outlives the loop in which it is allocated
 
     @property
     def is_unknown(self) -> bool:
         """Whether the register was set to a value that the launch has not computed."""
         return self._content is None and (self.origin is not None or is_abstract_launch())
+
+    def usable_anywhere(self) -> VirtualRegister:
+        """Return a copy that every launch can use. For the simulator."""
+        register = copy.copy(self)
+        register._scope = ()
+        return register
+
+    def _check_use(self, what: str) -> None:
+        here = current_scope()
+        if not is_around(self._scope, here):
+            raise NkiValidationError(f"{what}: {self} {why_apart(self._scope, here, '')}")
 
     def forget(self, origin: Hashable = None) -> None:
         """Set the register to a value that the launch has not computed; ``origin`` is the attribute of this name."""
@@ -87,7 +101,9 @@ class VirtualRegister(NKIObject):
 
         Raises:
             UninitializedReadError: if the register was never set.
+            NkiValidationError: if it belongs to another core or another launch.
         """
+        self._check_use(what)
         if self.is_unknown:
             raise DataNeeded(f"a register ({what})") if self.origin is None else ValuesWanted(self.origin)
         if self._content is None:
@@ -112,12 +128,13 @@ class VirtualRegister(NKIObject):
         """Set the register to an element of a float type or to the low 32 bits of an integer.
 
         Raises:
-            NkiValidationError: if it is frozen.
+            NkiValidationError: if it is frozen, or belongs to another core or another launch.
         """
         self._check_writable()
         self._content, self.origin = value if isinstance(value, LoadedFloat) else _as_int32(value), None
 
     def _check_writable(self) -> None:
+        self._check_use("operand 'dst'")
         if self.frozen:
             raise NkiValidationError(
                 f"operand 'dst': {self} is the value of a loop and read-only; nisa.register_move it to a register of "

@@ -15,15 +15,20 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..hardware.current import current_loop_scope
+from ..hardware.current import current_scope
 from ..terms.dtypes import SCALARS, DType, int32, int64
 from ..terms.errors import NkiValidationError, RegisterTypeError
 from ..terms.integers import is_integer
 from ..terms.objects import NKIObject
+from ..terms.scopes import is_around, why_apart
 from ..terms.spec import DataNeeded, ValuesWanted
 from .registers import VirtualRegister
 
 _REMEDY = "nisa.scalar_store it to a [1, 1] tile, compute there, and nisa.scalar_load the result"
+_MADE_IN_LOOP = (
+    "was made in the body of a dynamic loop, or in another iteration of it, and cannot be used here; "
+    "nisa.scalar_store it to a tensor made before the loop, and nisa.scalar_load it here"
+)
 _STEERS = (
     "has its value on the device only and cannot steer Python: no if, while, int() or range() goes by it; nl.fori_loop "
     "counts to it"
@@ -86,10 +91,10 @@ class NkiScalar(NKIObject):
         self.dtype = dtype
         self._value = None if value is None else _wrapped(value, dtype)
         self._is_comparison = is_comparison
-        self._scope = current_loop_scope()
+        self._scope = current_scope()
 
-    def outside_loops(self) -> NkiScalar:
-        """Return the same integer as a scalar that can be used anywhere. For the simulator."""
+    def usable_anywhere(self) -> NkiScalar:
+        """Return the same integer as a scalar that every launch can use. For the simulator."""
         scalar = self.holding(self._value, self.dtype, is_comparison=self._is_comparison, loaded_by=self.loaded_by)
         scalar._scope = ()
         return scalar
@@ -104,7 +109,8 @@ class NkiScalar(NKIObject):
 
         Raises:
             RegisterTypeError: if the scalar is the result of a comparison.
-            NkiValidationError: in a different iteration of a loop from the one in which it was made, or after the loop.
+            NkiValidationError: on another core, in another launch, in a different iteration of a loop from the one in
+                which it was made, or after the loop.
         """
         self._check_use(what)
         if self._value is None:
@@ -114,11 +120,9 @@ class NkiScalar(NKIObject):
     def _check_use(self, what: str) -> None:
         if self._is_comparison:
             raise RegisterTypeError(f"{what}: {self} is the result of a comparison of scalars, which nothing can use")
-        if self._scope and current_loop_scope()[: len(self._scope)] != self._scope:
-            raise NkiValidationError(
-                f"{what}: {self} was made in the body of a dynamic loop, or in another iteration of it, and cannot be "
-                f"used here; nisa.scalar_store it to a tensor made before the loop, and nisa.scalar_load it here"
-            )
+        here = current_scope()
+        if self._scope is not here and not is_around(self._scope, here):
+            raise NkiValidationError(f"{what}: {self} {why_apart(self._scope, here, _MADE_IN_LOOP)}")
 
     def _compute(self, symbol: str, function: Callable[[int, int], int], other: Any, *, swapped: bool) -> NkiScalar:
         known = self._operands(symbol, other)

@@ -24,6 +24,7 @@ from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
 from ..terms.errors import kernel_frame
 from ..terms.regions import ON_CHIP
+from ..terms.scopes import CORE
 from .bodies import Body
 from .footprints import Tracked, tracked
 from .noted import Access, Indirection, Noted
@@ -249,7 +250,7 @@ class Trace(Observer):
         known = self._known.get(number)
         if known is None:
             is_on_chip = storage.region in ON_CHIP
-            known = self._of_body(storage) if is_on_chip and storage.scope else tracked(storage)
+            known = self._of_body(storage) if is_on_chip and len(storage.scope) > CORE else tracked(storage)
             self._known[number] = known
             if is_on_chip:
                 self._kept[number] = ref(storage)
@@ -259,7 +260,7 @@ class Trace(Observer):
         """Return the record of a tile that a loop's body makes: the same for all iterations if they reuse tiles."""
         if not self._parameters.body_reuses_tiles:
             return tracked(storage)
-        return self._bodies[len(storage.scope)].tile(storage)
+        return self._bodies[len(storage.scope) - CORE].tile(storage)
 
 
 def _accesses(operands: Sequence[Access | None], written: int, besides: Sequence[Indirection]) -> Accesses:

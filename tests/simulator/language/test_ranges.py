@@ -21,6 +21,7 @@ from nkilib.simulator import NkiValidationError, UninitializedReadError
 from nkilib.simulator.machine.core import current_core
 from nkilib.simulator.tensors.registers import VirtualRegister
 from nkilib.simulator.terms.errors import RegisterTypeError
+from nkilib.simulator.terms.scopes import CORE
 from tests.simulator.frame import refused, run, without_line
 
 STATIC = [nl.static_range, nl.affine_range, nl.sequential_range]
@@ -417,7 +418,8 @@ def test_no_reorder_outside_a_kernel_does_nothing() -> None:
 
 
 def scope() -> tuple[int, ...]:
-    return current_core("test").loops.scope
+    """The iterations of the loops around the current instruction."""
+    return current_core("test").scope[CORE:]
 
 
 def test_the_scope_names_every_iteration_of_every_dynamic_loop_around() -> None:

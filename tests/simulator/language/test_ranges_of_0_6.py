@@ -101,7 +101,7 @@ def test_a_bare_while_runs_until_the_register_holds_0() -> None:
 
 def test_it_is_a_scope_that_ends_even_by_break_and_a_bare_while_is_none() -> None:
     def scope() -> int:
-        return len(current_core("test").loops.scope)
+        return current_core("test").loops.depth
 
     def kernel() -> None:
         for _ in nl.dynamic_range(3):

@@ -14,7 +14,9 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator.isa.operand import Operand
+from nkilib.simulator.machine.call import Call
 from nkilib.simulator.machine.core import current_core
+from nkilib.simulator.machine.issue import REGISTRY
 from nkilib.simulator.machine.operands import check_operand
 from nkilib.simulator.memory.storage import Storage
 from nkilib.simulator.tensors.partitions import start_partition
@@ -111,12 +113,13 @@ def test_no_tensor_of_more_than_128_partitions_passes(buffer: Any) -> None:
         for partitions in (128, 129):
             storage = Storage((partitions, 1), nl.float32, buffer, "")
             tensor = NkiTensor((partitions, 1), nl.float32, storage, buffer)
-            check_operand(current_core("this"), Operand("dst", is_output=True), tensor, None)
+            call = Call(current_core("this"), REGISTRY["memset"], [])
+            check_operand(call, Operand("dst", is_output=True), tensor, None)
 
     with pytest.raises(nisa.NkiValidationError) as caught:
         execute(kernel)
     place, _, message = str(caught.value).partition(": ")
-    line = inspect.getsourcelines(kernel)[1] + 4
+    line = inspect.getsourcelines(kernel)[1] + 5
     assert place == f"{__file__}:{line}" and message == (
         "operand 'dst': the partition dimension must be at most 128 (nl.tile_size.pmax), got tensor [129, 1] float32 "
         f"in {buffer}"

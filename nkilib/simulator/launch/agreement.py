@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The checks that the two cores of a launch make and return the same tensors.
+
+A compiler builds one program for both cores. In the simulator each core runs the Python function, which may decide by
+the core's number what to make and what to return, and only the result of core 0 reaches the caller.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..isa.handle import NkiInstruction
+from ..machine.core import Core, Launch
+from ..tensors.view import View
+from ..terms.description import describe
+from ..terms.errors import NkiValidationError
+from .containers import parts_of
+
+# Longer texts of returned values are cut.
+_MOST_CHARACTERS = 400
+
+
+def check_same_tensors(kernel: str, first: Core, second: Core) -> None:
+    """Check that two cores, which have both ended, have made equally many tensors in shared HBM.
+
+    Each tensor that both have made was compared when the second core made it.
+
+    Raises:
+        NkiValidationError: if one core has made more; the message shows both numbers and the first additional tensor.
+    """
+    counts = first.shared_tensors, second.shared_tensors
+    if counts[0] == counts[1]:
+        return
+    number = min(counts)
+    extra = first.launch.shared[number]
+    raise NkiValidationError(
+        f"{kernel}: both cores must make the same tensors in nl.shared_hbm, in the same order; core 0 makes "
+        f"{counts[0]} and core 1 makes {counts[1]}: number {number}, "
+        f"{describe(extra.name, extra.shape, extra.dtype, extra.region)}, is made on core {int(counts[1] > number)} "
+        f"alone"
+    )
+
+
+def check_same_results(kernel: str, launch: Launch, first: Any, second: Any) -> None:
+    """Check that the two cores of a launch return the same tensors in the same structure.
+
+    Other values are no results of a device, and only their types are compared: a kernel may tell on which core it ran.
+
+    Args:
+        kernel: the name of the kernel.
+        launch: the launch.
+        first, second: the values that the kernel function returned on core 0 and on core 1; a kernel may return the
+            first one.
+
+    Raises:
+        NkiValidationError: if they differ; the message shows both.
+    """
+    found = _difference(first, second, "")
+    if found is None:
+        return
+    path, *sides = found
+    texts = [_text(side) for side in sides]
+    if texts[0] == texts[1]:
+        texts = [f"{text} {_place(side, launch)}" for text, side in zip(texts, sides, strict=True)]
+    raise NkiValidationError(
+        f"{kernel}: both cores must return the same tensors in the same structure; result{path} is {texts[0]} on core "
+        f"0 and {texts[1]} on core 1"
+    )
+
+
+def _difference(first: Any, second: Any, path: str) -> tuple[str, Any, Any] | None:
+    """Return the path of the first difference of two values and what they have there; None if they are the same."""
+    if type(first) is not type(second):
+        return path, first, second
+    if isinstance(first, View):
+        is_same = (first.storage, first.layout, first.dtype) == (second.storage, second.layout, second.dtype)
+        return None if is_same else (path, first, second)
+    parts, others = parts_of(first), parts_of(second)
+    if parts is None or others is None or isinstance(first, NkiInstruction):
+        return None
+    if parts.keys() != others.keys():
+        return path, first, second
+    for name, part in parts.items():
+        found = _difference(part, others[name], path + name)
+        if found is not None:
+            return found
+    return None
+
+
+def _text(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+
+
+def _place(value: Any, launch: Launch) -> str:
+    """Return text that tells apart two values of the same description."""
+    if not isinstance(value, View):
+        return f"(a {type(value).__qualname__})"
+    numbers = [number for number, storage in enumerate(launch.shared) if storage is value.storage]
+    made = f"number {numbers[0]} of those that the kernel makes, " if numbers else ""
+    return f"({made}from element {value.offset} on, with strides {list(value.strides)})"

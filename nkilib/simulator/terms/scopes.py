@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Scopes: the launch, the core and the iterations of dynamic loops to which a tensor, a register or an edge belongs.
+
+On the device, SBUF, PSUM and registers belong to one core for the time of one launch, and the device runs one copy of
+the body of a dynamic loop. In Python, however, a variable outside of the kernel or a cache keeps a tensor for other
+cores, launches and iterations, and an instruction there would compute with memory that it cannot reach.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+# A number for the launch, for the core, and for the iteration of each dynamic loop, outermost first. The scope of an
+# object that all cores of a launch share has the launch only; the empty scope includes every other.
+Scope = tuple[int, ...]
+
+# The numbers of a core's scope: the launch and the core.
+CORE = 2
+_NUMBERS = count()
+
+
+def new_scope(outer: Scope = ()) -> Scope:
+    """Return a scope inside ``outer`` that differs from all others of this process."""
+    return (*outer, next(_NUMBERS))
+
+
+def is_around(outer: Scope, inner: Scope) -> bool:
+    """Return whether ``inner`` is ``outer`` or lies inside of it, so that what belongs to ``outer`` exists there."""
+    return inner[: len(outer)] == outer
+
+
+def why_apart(scope: Scope, here: Scope, in_loop: str) -> str:
+    """Return why what belongs to ``scope`` does not exist in ``here``, as a predicate for a message.
+
+    Args:
+        scope: the scope of the object; it is not around ``here``.
+        here: the scope of its use.
+        in_loop: the text for an object that belongs to an iteration of a dynamic loop that ``here`` is not in.
+    """
+    if scope[:1] != here[:1]:
+        return (
+            "belongs to another launch, and a variable outside of the kernel or a cache has kept it; a launch uses its "
+            "arguments and what it makes itself"
+        )
+    if scope[:CORE] != here[:CORE]:
+        return (
+            "belongs to the other core; cores exchange data in nl.shared_hbm, ordered by nisa.core_barrier, or with "
+            "nisa.sendrecv"
+        )
+    return in_loop
