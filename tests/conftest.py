@@ -32,7 +32,9 @@ for _variable in (
     "NEURON_LOGICAL_NC_CONFIG",
     "NKILIB_CAPACITY",
     "NKILIB_IDENTICAL_WRITES",
+    "NKILIB_LOST_RESULTS",
     "NKILIB_RACES",
+    "NKILIB_STRICT",
     "NKILIB_UNINITIALIZED",
 ):
     os.environ.pop(_variable, None)

@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, choices in _CHOICES.items():
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, choices=choices, help=f"as in nkilib.simulator.using({name}=...)")
+    parser.add_argument("--strict", action="store_true", help="raise where a check warns or is off by default")
     parser.add_argument(
         "-m", dest="module", metavar="module", nargs=argparse.REMAINDER, help="run a module, as python -m"
     )
@@ -67,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     install()
     install_stand_in()
     changes = {name: getattr(options, name) for name in _CHOICES if getattr(options, name) is not None}
+    if options.strict:
+        changes["strict"] = True
     try:
         with ending_quietly(parser.prog, last_line), using(**changes), displaying():
             _run(options)

@@ -147,10 +147,16 @@ def test_the_command_runs_a_module(tmp_path: Path) -> None:
     assert process.stdout.splitlines() == [PRINTED, "['-x'] __main__"]
 
 
+LEVELS = """
+from nkilib.simulator.hardware.options import current_options
+print(current_options().lost_results, current_options().uninitialized)
+"""
+
+
 def test_options_of_the_command_are_those_of_the_simulation(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(KERNEL)
-    process = command("--target", "trn3", "--uninitialized", "error", "script.py", directory=tmp_path)
-    assert (process.stderr, process.stdout) == ("", PRINTED.replace("gen3", "gen4") + "\n")
+    (tmp_path / "script.py").write_text(KERNEL + LEVELS)
+    process = command("--target", "trn3", "--strict", "--uninitialized", "warn", "script.py", directory=tmp_path)
+    assert (process.stderr, process.stdout) == ("", PRINTED.replace("gen3", "gen4") + "\nerror warn\n")
 
 
 def test_without_options_the_environment_holds(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
@@ -19,10 +19,21 @@ from .limits import generation
 Level = Literal["error", "warn", "ignore"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 # The checks that have one; NKILIB_RACES and so on set them.
-CHECKS = ("uninitialized", "capacity", "races", "identical_writes", "psum_groups", "overlapping_copies")
+CHECKS = (
+    "uninitialized",
+    "capacity",
+    "races",
+    "identical_writes",
+    "psum_groups",
+    "overlapping_copies",
+    "lost_results",
+)
 # Of these the checks that depend on no values: a launch may be replayed although one is at level "warn", since a launch
 # with a finding is not.
 CHECKS_OF_SHAPES = ("psum_groups", "overlapping_copies")
+# The word for all of them, a keyword of using(): each that is not set itself is "error".
+_ALL_CHECKS = "strict"
+STRICT_VARIABLE = "NKILIB_STRICT"
 # What ``uninitialized="ignore"`` was called before it was a level like the others.
 _NAN = "nan"
 
@@ -78,6 +89,8 @@ class Options:
             instruction writes an element twice, so that the result depends on the order in which elements move, which
             is not documented: ``"error"`` (:class:`OverlappingCopyError`), ``"warn"`` or ``"ignore"``, as in AWS's
             simulator. The source is then read before the destination is written, and the last value stays.
+        lost_results: the reaction to a kernel that returns nothing and writes no argument, so that its caller gets
+            nothing: ``"error"`` (:class:`NkiValidationError`), ``"warn"`` or ``"ignore"``.
         frontend: the rules for loops and registers: ``"tracer"``, the rules of NKI 0.7, where no run-time value steers
             Python; or ``"custom"``, the rules of 0.6, with ``nl.dynamic_range`` and ``while`` on a register. The
             environment variable ``NKI_COMPILER_FRONTEND`` sets it.
@@ -87,8 +100,9 @@ class Options:
             ``False``. ``NKILIB_REPLAY=1``, ``always`` and ``0`` set it.
 
     The environment variables ``NKILIB_UNINITIALIZED``, ``NKILIB_CAPACITY``, ``NKILIB_RACES``,
-    ``NKILIB_IDENTICAL_WRITES``, ``NKILIB_PSUM_GROUPS`` and ``NKILIB_OVERLAPPING_COPIES`` set the checks. ``"warn"``
-    gives a :class:`SimulatorWarning`, one for each line of a kernel and process.
+    ``NKILIB_IDENTICAL_WRITES``, ``NKILIB_PSUM_GROUPS``, ``NKILIB_OVERLAPPING_COPIES`` and ``NKILIB_LOST_RESULTS`` set
+    the checks. ``"warn"`` gives a :class:`SimulatorWarning`, one for each line of a kernel and process.
+    ``NKILIB_STRICT=1`` sets all checks to ``"error"`` that are not set by a variable of their own or by :func:`using`.
     """
 
     target: str = "trn2"
@@ -99,6 +113,7 @@ class Options:
     identical_writes: Level = "ignore"
     psum_groups: Level = "warn"
     overlapping_copies: Level = "warn"
+    lost_results: Level = "ignore"
     frontend: Frontend = "tracer"
     replay: Replay = True
 
@@ -120,13 +135,20 @@ class Options:
         return generation(self.target)
 
     @classmethod
-    def from_environment(cls) -> Options:
+    def from_environment(cls, strict: bool | None = None) -> Options:
         """Return the options set by the environment: variables of AWS's simulator, ``NKILIB_RACES`` and so on.
+
+        Args:
+            strict: whether checks without a variable are errors; None does as ``NKILIB_STRICT`` says.
 
         Raises:
             ValueError: if a variable has a value that is not documented.
         """
-        levels: dict[str, Any] = {}
+        everything = os.environ.get(STRICT_VARIABLE) or "0"
+        if everything not in ("0", "1"):
+            raise ValueError(f"{STRICT_VARIABLE} must be 0 or 1, got {everything!r}")
+        is_strict = everything == "1" if strict is None else strict
+        levels: dict[str, Any] = dict.fromkeys(CHECKS, "error") if is_strict else {}
         for name in CHECKS:
             variable = _variable_of(name)
             value = os.environ.get(variable)
@@ -185,6 +207,7 @@ class RawEnvironment:
 # The variables that options are read from.
 OPTION_VARIABLES = (
     *map(_variable_of, CHECKS),
+    STRICT_VARIABLE,
     _PRECISION_VARIABLE,
     TARGET_VARIABLE,
     _FRONTEND_VARIABLE,
@@ -222,11 +245,17 @@ def current_options() -> Options:
     key = (_raw_environment(), changes.key)
     known = _KNOWN.get(key)
     if known is None:
-        known = replace(Options.from_environment(), **changes.values)
+        known = _changed(changes.values)
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
         _KNOWN[key] = known
     return known
+
+
+def _changed(changes: Mapping[str, Any]) -> Options:
+    """Return the options of the environment with the changes of :func:`using`."""
+    fields_changed = {name: value for name, value in changes.items() if name != _ALL_CHECKS}
+    return replace(Options.from_environment(changes.get(_ALL_CHECKS)), **fields_changed)
 
 
 def raises_errors_of_replay() -> bool:
@@ -238,21 +267,26 @@ def raises_errors_of_replay() -> bool:
 def using(**changes: Any) -> Iterator[Options]:
     """Change fields of :class:`Options` for the kernels launched inside the ``with`` block.
 
+    ``strict=True`` sets every check to ``"error"`` that is set neither here, nor by a ``with`` block around, nor by its
+    environment variable; ``strict=False`` ends that inside the block.
+
     Example::
 
-        with nkilib.simulator.using(target="trn3", uninitialized="error"):
+        with nkilib.simulator.using(target="trn3", strict=True):
             kernel[2](logits)
 
     Raises:
-        TypeError: if a keyword is no field of :class:`Options`.
+        TypeError: if a keyword is no field of :class:`Options` and not ``strict``, or ``strict`` is no bool.
         ValueError: if a value is not accepted.
     """
-    known = [field.name for field in fields(Options)]
+    known = [*(field.name for field in fields(Options)), _ALL_CHECKS]
     for name in changes.keys() - set(known):
         raise TypeError(f"using: there is no option {name!r}; there are {', '.join(known)}")
+    if not isinstance(changes.get(_ALL_CHECKS, False), bool):
+        raise TypeError(f"using: {_ALL_CHECKS} must be a bool, got {changes[_ALL_CHECKS]!r}")
     values = {**_CHANGES.get().values, **changes}
     # Before anything is looked up by them: invalid values may not be hashable.
-    replace(Options.from_environment(), **values)
+    _changed(values)
     token = _CHANGES.set(_Changes(values, tuple((name, type(value), value) for name, value in sorted(values.items()))))
     try:
         yield current_options()

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ..hardware.options import Level
 from ..machine.core import Core
 from ..machine.levels import refuse
 from ..machine.observer import Watcher
@@ -213,7 +214,25 @@ class Arguments:
                 )
             return self._tensor_result(leaf, path, core) if isinstance(leaf, NkiTensor) else leaf
 
-        return map_leaves(value, "", converted)
+        result = map_leaves(value, "", converted)
+        if core.options.lost_results != "ignore":
+            self._check_not_lost(value, core.options.lost_results)
+        return result
+
+    def _check_not_lost(self, value: Any, level: Level) -> None:
+        """Check that the caller gets something from the kernel. A launch on shapes does not record what it writes."""
+        if self.is_abstract or any(leaf is not None for leaf in leaves_of(value)):
+            return
+        if not any(storage.is_changed for storage in self._array_storages()):
+            error = NkiValidationError(
+                f"{self._kernel}: the kernel returns nothing and writes no argument, so that its results are lost: "
+                f"return the tensors of nl.shared_hbm to which it copies them"
+            )
+            refuse(level, error, self._place)
+
+    def _array_storages(self) -> Iterable[Storage]:
+        """Return the storages of the arrays among the arguments."""
+        return [converted.storage for converted in self._inputs.values()]
 
     def _tensor_result(self, tensor: NkiTensor, path: str, core: Core) -> Any:
         self._check_returned(tensor, core)

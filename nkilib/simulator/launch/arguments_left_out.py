@@ -67,6 +67,7 @@ class ArgumentsLeftOut(Arguments):
     ) -> None:
         self._left_out = left_out
         self._array_arguments: dict[int, _ArrayArgument] = {}
+        self._storages: list[Storage] = []
         self._has_torch = False
         super().__init__(func, args, kwargs, is_shared=is_shared, precise_fp=precise_fp, scope=scope)
         self._check_apart()
@@ -107,6 +108,9 @@ class ArgumentsLeftOut(Arguments):
         storage.is_read_only = not words.flags.writeable
         return _ArrayArgument(name, array, NkiTensor(words.shape, dtype, storage, self._region, name))
 
+    def _array_storages(self) -> Iterable[Storage]:
+        return self._storages
+
     def _storage(
         self, shape: tuple[int, ...], dtype: Any, name: str, origin: Hashable, data: npt.NDArray[Any] | None
     ) -> Storage:
@@ -122,6 +126,7 @@ class ArgumentsLeftOut(Arguments):
             scope=self._scope,
         )
         storage.written.mark_all()
+        self._storages.append(storage)
         return storage
 
     def _memories(self) -> list[ArrayArgument]:

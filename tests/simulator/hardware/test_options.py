@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import Options
 from nkilib.simulator.hardware import options as module
-from nkilib.simulator.hardware.options import current_options
+from nkilib.simulator.hardware.options import CHECKS, current_options
 from nkilib.simulator.terms.errors import RegisterTypeError
 from tests.simulator.frame import refused
 
@@ -63,6 +64,7 @@ def test_options_are_frozen() -> None:
             "Options.overlapping_copies must be one of error, warn, ignore, got None",
         ),
         ("psum_groups", "off", ValueError, "Options.psum_groups must be one of error, warn, ignore, got 'off'"),
+        ("lost_results", None, ValueError, "Options.lost_results must be one of error, warn, ignore, got None"),
     ],
 )
 def test_wrong_values_are_refused(field: str, value: Any, error: type[Exception], message: str) -> None:
@@ -82,7 +84,7 @@ def test_an_option_that_there_is_not_is_refused_with_those_that_there_are() -> N
         raise AssertionError("the block must not be entered")
     assert str(caught.value) == (
         "using: there is no option 'race'; there are target, precise_fp, uninitialized, capacity, races, "
-        "identical_writes, psum_groups, overlapping_copies, frontend, replay"
+        "identical_writes, psum_groups, overlapping_copies, lost_results, frontend, replay, strict"
     )
 
 
@@ -104,6 +106,9 @@ def test_an_option_that_there_is_not_is_refused_with_those_that_there_are() -> N
         ("NKILIB_PSUM_GROUPS", "", "psum_groups", "warn"),
         ("NKILIB_OVERLAPPING_COPIES", "ignore", "overlapping_copies", "ignore"),
         ("NKILIB_OVERLAPPING_COPIES", "", "overlapping_copies", "warn"),
+        ("NKILIB_LOST_RESULTS", "warn", "lost_results", "warn"),
+        *(("NKILIB_STRICT", "1", check, "error") for check in CHECKS),
+        *(("NKILIB_STRICT", value, "identical_writes", "ignore") for value in ("", "0")),
         ("NKILIB_REPLAY", "", "replay", True),
         ("NKILIB_REPLAY", "1", "replay", True),
         ("NKILIB_REPLAY", "strict", "replay", True),
@@ -132,6 +137,7 @@ def test_environment_variables(
         ("NKILIB_IDENTICAL_WRITES", "yes", "NKILIB_IDENTICAL_WRITES must be one of error, warn, ignore, got 'yes'"),
         ("NKILIB_PSUM_GROUPS", "on", "NKILIB_PSUM_GROUPS must be one of error, warn, ignore, got 'on'"),
         ("NKILIB_REPLAY", "off", "NKILIB_REPLAY must be 0, 1, always or strict, got 'off'"),
+        ("NKILIB_STRICT", "yes", "NKILIB_STRICT must be 0 or 1, got 'yes'"),
         ("NKI_COMPILER_FRONTEND", "old", "NKI_COMPILER_FRONTEND must be tracer or custom, got 'old'"),
         (
             "NEURON_PLATFORM_TARGET_OVERRIDE",
@@ -229,3 +235,45 @@ def test_using_nests_keeps_what_it_does_not_name_and_ends_with_its_block() -> No
             raise KeyError
         assert current_options() == outer
     assert current_options() == before
+
+
+def levels() -> dict[str, str]:
+    """The levels of all checks."""
+    return {check: getattr(current_options(), check) for check in CHECKS}
+
+
+ALL = dict.fromkeys(CHECKS, "error")
+
+
+def test_strict_makes_every_check_an_error_that_nobody_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A level that is set beats it: by the same block, by a block around or inside, by the check's own variable."""
+    monkeypatch.setattr(module, "_CHANGES", ContextVar("changes", default=module._NO_CHANGES))
+    using, usual = nkilib.simulator.using, levels()
+    assert usual != ALL
+    with using(strict=True):
+        assert levels() == ALL
+        with using(races="warn"):
+            assert levels() == {**ALL, "races": "warn"}
+        with using(strict=False):
+            assert levels() == usual
+        with using(target="trn3"):
+            assert levels() == ALL
+    with using(strict=True, psum_groups="ignore"):
+        assert levels() == {**ALL, "psum_groups": "ignore"}
+    with using(psum_groups="warn", capacity="error"), using(strict=True):
+        assert levels() == {**ALL, "psum_groups": "warn"}
+    monkeypatch.setenv("NKILIB_STRICT", "1")
+    assert levels() == ALL
+    monkeypatch.setenv("NKILIB_UNINITIALIZED", "nan")
+    assert levels() == {**ALL, "uninitialized": "ignore"}
+    with using(strict=True, uninitialized="error"):
+        assert levels() == ALL
+    with using(strict=False):
+        assert levels() == usual
+    assert Options(**levels()) == Options.from_environment()
+
+
+@pytest.mark.parametrize("value", [1, "yes", None, "error"])
+def test_strict_is_true_or_false(value: Any) -> None:
+    message = refused(TypeError, lambda: nkilib.simulator.using(strict=value).__enter__())
+    assert message == f"using: strict must be a bool, got {value!r}"

@@ -20,12 +20,15 @@ from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import (
     CapacityError,
     IdenticalWritesError,
+    NkiValidationError,
+    PsumGroupError,
     RaceError,
     SimulatorWarning,
     UninitializedReadError,
 )
 from nkilib.simulator.hardware import options
 from nkilib.simulator.machine.levels import forget_warnings
+from tests.simulator.frame import refused
 from tests.simulator.kernels import load, tile
 
 
@@ -255,3 +258,81 @@ def test_a_warning_that_python_makes_an_error_ends_the_launch(monkeypatch: pytes
     with warnings.catch_warnings(), pytest.raises(SimulatorWarning, match="operand 'src'"):
         warnings.simplefilter("error")
         reads_nothing(np.zeros((2, 4), np.float32))
+
+
+# -- results that nobody gets --------------------------------------------------------------------------------------
+
+
+@nki.jit
+def keeps_to_itself(x: Any, returns: bool, writes: bool) -> Any:
+    result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    row = slice(nl.program_id(0), nl.program_id(0) + 1)
+    nisa.dma_copy(result[row], load(x[row]))
+    if writes:
+        nisa.dma_copy(x[row], load(x[row]))
+    return (None, [result]) if returns else None
+
+
+LOST = (
+    "keeps_to_itself: the kernel returns nothing and writes no argument, so that its results are lost: return the "
+    "tensors of nl.shared_hbm to which it copies them"
+)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("skips", [False, True], ids=["with arithmetic", "without"])
+def test_results_that_nobody_gets(cores: int, skips: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.zeros((cores, 4), np.float32)
+    kernel = nkilib.simulator.simulate(keeps_to_itself[cores], skip_arithmetic=skips)
+    assert warned(lambda: kernel(x, False, False)) == (None, [])
+    monkeypatch.setenv("NKILIB_LOST_RESULTS", "warn")
+    assert warned(lambda: kernel(x, False, False)) == (None, [LOST])
+    monkeypatch.setenv("NKILIB_LOST_RESULTS", "error")
+    assert refused(NkiValidationError, lambda: kernel(x, False, False)) == LOST
+    for returns, writes in ((True, False), (False, True), (True, True)):
+        kernel(x, returns, writes)
+
+
+def test_a_launch_on_shapes_does_not_know_whether_results_are_lost() -> None:
+    with nkilib.simulator.using(lost_results="error"):
+        assert keeps_to_itself(nkilib.simulator.spec((1, 4), nl.float32), False, False) is None
+
+
+# -- all checks at once --------------------------------------------------------------------------------------------
+
+
+@nki.jit
+def alternating_groups(x: Any) -> Any:
+    total = nl.ndarray((4, 2), nl.float32, nl.psum)
+    for step in range(2):
+        for column in range(2):
+            nisa.nc_matmul(total[:, column : column + 1], load(x), load(x[:, :1]), accumulate=step > 0)
+    result = nl.ndarray((4, 2), nl.float32, nl.shared_hbm)
+    nisa.dma_copy(result, nl.copy(total))
+    return result
+
+
+X = np.zeros((4, 4), np.float32)
+FINDINGS: dict[str, tuple[Any, type[Exception]]] = {
+    "uninitialized": (lambda: reads_nothing(X), UninitializedReadError),
+    "identical_writes": (lambda: both_write[2](X.copy()), IdenticalWritesError),
+    "psum_groups": (lambda: alternating_groups(X), PsumGroupError),
+    "lost_results": (lambda: keeps_to_itself(X[:1], False, False), NkiValidationError),
+}
+
+
+@pytest.mark.parametrize("check", FINDINGS)
+def test_under_strict_everything_raises_but_what_an_option_of_its_own_allows(
+    check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NKILIB_PSUM_GROUPS")  # which holds for all other tests
+    launch, error = FINDINGS[check]
+    warned(launch)
+    with nkilib.simulator.using(strict=True):
+        refused(error, launch)
+        with nkilib.simulator.using(**{check: "ignore"}):
+            launch()
+    monkeypatch.setenv("NKILIB_STRICT", "1")
+    refused(error, launch)
+    monkeypatch.setenv(f"NKILIB_{check.upper()}", "ignore")
+    launch()
