@@ -22,6 +22,7 @@ from .profiling.profile import Profile, profile
 from .replay.counts import LaunchCounts, ReplayCounts, replay_counts
 from .replay.launch import LAUNCHES
 from .terms.errors import (
+    ArgumentTypeError,
     BarrierError,
     CapacityError,
     GridTypeError,
@@ -44,6 +45,7 @@ from .timing.parameters import AS_ISSUED, ModelParameters
 
 __all__ = [
     "AS_ISSUED",
+    "ArgumentTypeError",
     "BarrierError",
     "CapacityError",
     "GridTypeError",

@@ -10,6 +10,7 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from types import TracebackType
 
 from nkilib import __version__
 from nkilib.base.ending import ending_quietly
@@ -19,6 +20,7 @@ from .hardware.options import CHECKS, FRONTENDS, LEVELS, using
 from .install import install
 from .launch.progress import displaying
 from .terms.errors import last_line
+from .terms.tracebacks import shortened
 from .xla_stand_in import advice, install_stand_in
 
 _CHOICES = {
@@ -92,5 +94,13 @@ def _run(options: argparse.Namespace) -> None:
         runpy.run_path(options.script, run_name="__main__")
 
 
+def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Print an uncaught error without the frames that run the script, as a hook of :mod:`sys`."""
+    if isinstance(error, Exception):
+        error = shortened(error.with_traceback(traceback), is_whole=True)
+    sys.__excepthook__(kind, error, error.__traceback__)
+
+
 if __name__ == "__main__":
+    sys.excepthook = _show
     main()

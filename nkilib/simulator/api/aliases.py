@@ -12,7 +12,7 @@ had it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ from ..language.ranges import while_loop
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes, enums
 from ..terms.other_names import OTHER_NAMES
+from ..terms.signatures import PUBLIC_NAMES
 
 
 def _module(name: str, contents: dict[str, Any]) -> ModuleType:
@@ -89,12 +90,13 @@ _OFFERED: dict[str, Sequence[str]] = {}
 _CALLED = {"nki": "nki", "nki.isa": "nisa", "nki.language": "nl", "nki.collectives": "nki.collectives"}
 
 
-def offer(module: str, names: Sequence[str]) -> None:
-    """Register the public names of a module of NKI, from which hints are made.
+def offer(module: str, names: Sequence[str], namespace: Mapping[str, Any]) -> None:
+    """Register the public names of a module of NKI, and the module's contents, from which hints are made.
 
     A hint follows the error for a name that is misspelt, or that another module has.
     """
     _OFFERED[module] = names
+    PUBLIC_NAMES.offer(_CALLED[module], names, namespace)
 
 
 def alias(module: str, name: str) -> Any:

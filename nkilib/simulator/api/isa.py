@@ -157,7 +157,7 @@ __all__ = [
     "vector_engine",
 ]
 
-offer("nki.isa", __all__)
+offer("nki.isa", __all__, globals())
 
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 

@@ -283,7 +283,7 @@ __all__ = [
     "zeros_like",
 ]
 
-offer("nki.language", __all__)
+offer("nki.language", __all__, globals())
 
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 

@@ -14,8 +14,8 @@ from .aliases import alias, offer
 
 __all__ = ["DType", "Kernel", "collectives", "compiler", "isa", "jit", "language", "simulate"]
 
-offer("nki", __all__)
-offer("nki.collectives", collectives.__all__)
+offer("nki", __all__, globals())
+offer("nki.collectives", collectives.__all__, vars(collectives))
 
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 

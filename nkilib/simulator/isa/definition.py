@@ -128,7 +128,7 @@ class Definition:
         """Return the values of all parameters for the arguments of a call, in the order of ``names``.
 
         Raises:
-            TypeError: if the arguments do not fit the signature, as for any Python function.
+            ArgumentTypeError: if the arguments do not fit the signature; the message lacks the name of the instruction.
         """
         # The calls of a program are written in a few ways; each is checked when it comes for the first time.
         way = (len(args), *kwargs)
@@ -140,7 +140,7 @@ class Definition:
 
     def _order_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         """Return, for each parameter, the position of its value in ``(*args, *kwargs.values(), *self._defaults)``."""
-        error = call_error(self.label, self.signature, args, kwargs)
+        error = call_error(self.label, self.signature, args, kwargs, is_named=False)
         if error is not None:
             raise error
         keywords = {name: len(args) + place for place, name in enumerate(kwargs)}

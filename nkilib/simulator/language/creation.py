@@ -23,9 +23,9 @@ from ..machine.levels import refuse
 from ..memory.storage import Storage
 from ..tensors.partitions import allowed_starts
 from ..tensors.tensor import NkiTensor
-from ..terms.description import describe
+from ..terms.description import describe, describe_foreign_value
 from ..terms.dtypes import DType, as_dtype
-from ..terms.errors import CapacityError, NkiValidationError, add_location, kernel_location
+from ..terms.errors import ArgumentTypeError, CapacityError, NkiValidationError, add_location, kernel_location
 from ..terms.regions import HBM, ON_CHIP, MemoryRegion, as_region
 from ..terms.scopes import Scope, new_scope
 from ..terms.spec import DataNeeded
@@ -61,8 +61,8 @@ def ndarray(
         NkiValidationError: if the tensor cannot exist on the target, naming limit and value.
     """
     core = current_core("nl.ndarray")
-    kind, region = as_dtype(dtype), as_region(buffer)
     try:
+        kind, region = as_dtype(dtype), as_region(buffer)
         sizes = _sizes(shape, region)
         if not _may_exist(sizes, kind, region, core.generation.sbuf_usable_bytes):
             _refuse_shape(core, sizes, kind, region, name)
@@ -246,4 +246,6 @@ def zeros_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = 
 
     It is in SBUF by default.
     """
+    if not isinstance(x, NkiTensor):
+        raise ArgumentTypeError(f"x must be a tensor, got {describe_foreign_value(x)}")
     return zeros(x.shape, dtype or x.dtype, buffer or MemoryRegion.sbuf, name)

@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 
 from ..machine.core import current_core_or_none
 from ..terms.errors import NkiValidationError, add_function
-from ..terms.signatures import call_error
+from ..terms.signatures import PLAIN_ERRORS, call_error, wrong_argument
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -23,7 +23,7 @@ def language_function(function: Callable[Parameters, Returned]) -> Callable[Para
 
     If an instruction inside it raises the error, its name follows: ``file:line: nl.softmax: nisa.activation: ...``.
     If decorated functions call each other, the error names the one that the kernel called. A call that does not fit
-    the signature raises a TypeError that names the function, too. While decorated functions run,
+    the signature raises an ArgumentTypeError that names the function, too. While decorated functions run,
     ``Core.language_function`` is the name of the one that the kernel called.
     """
     signature = inspect.signature(function)
@@ -40,11 +40,15 @@ def language_function(function: Callable[Parameters, Returned]) -> Callable[Para
             if core is not None:  # outside a kernel there is no line of one to name
                 add_function(error, f"nl.{located.__name__}", core.name)
             raise
-        except TypeError:
-            wrong_call = call_error(f"nl.{located.__name__}", signature, args, kwargs)
-            if wrong_call is None:
+        except PLAIN_ERRORS as error:
+            name = f"nl.{located.__name__}"
+            wrong_call = call_error(name, signature, args, kwargs, is_named=core is None)
+            wrong = wrong_call or wrong_argument(signature, args, kwargs)
+            if wrong is None:
                 raise
-            raise wrong_call from None
+            if core is not None:
+                add_function(wrong, name, core.name)
+            raise wrong from (None if wrong_call else error)
         finally:
             if outermost is not None:
                 outermost.language_function = ""

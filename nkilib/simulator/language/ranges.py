@@ -26,7 +26,7 @@ from ..tensors.registers import VirtualRegister
 from ..tensors.scalars import DeviceInteger, NkiScalar, int32_of
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import int32
-from ..terms.errors import NkiValidationError, RegisterTypeError, kernel_location
+from ..terms.errors import ArgumentTypeError, NkiValidationError, RegisterTypeError, kernel_location
 from ..terms.integers import is_integer
 from ..terms.spec import DataNeeded, ValuesWanted
 
@@ -70,7 +70,13 @@ def _unrolled(what: str, start: int, stop: int | None, step: int) -> range:
                 f"{what}: bounds and step must be integers, got the float {value!r}; of two integers, / makes a float: "
                 f"divide with //, which rounds down to an integer"
             )
-    return range(*bounds, step)
+    try:
+        return range(*bounds, step)
+    except RegisterTypeError:
+        raise
+    except (TypeError, ValueError) as error:
+        kind = ArgumentTypeError if isinstance(error, TypeError) else NkiValidationError
+        raise kind(f"{what}: bounds must be integers, and step one that is not 0: {error}") from None
 
 
 def dynamic_range(start: Bound, stop: Bound | None = None, step: int = 1) -> Iterator[VirtualRegister]:

@@ -27,7 +27,7 @@ from ..tensors.registers import VirtualRegister
 from ..tensors.scalars import DeviceInteger
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
-from ..terms.errors import NkiValidationError, UninitializedReadError
+from ..terms.errors import ArgumentTypeError, NkiValidationError, UninitializedReadError
 from ..terms.packed_arrays import ARRAY_TYPES, words_of
 from ..terms.regions import HBM, MemoryRegion
 from ..terms.scopes import Scope, why_apart
@@ -175,7 +175,7 @@ class Arguments:
             value.refuse(f"{self._kernel}: argument {name!r}")
         if hasattr(value, "__array__") and not isinstance(value, NkiTensor | np.generic | type):
             kind = f"{type(value).__module__}.{type(value).__name__}"
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"{self._kernel}: argument {name!r}: the simulator takes numpy arrays and CPU torch tensors, got a "
                 f"{kind}; convert it, for instance with numpy.asarray"
             )
@@ -309,7 +309,7 @@ def as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
     if isinstance(value, np.ndarray):
         return value
     if value.device.type != "cpu":
-        raise TypeError(f"{what}: the simulator takes CPU tensors, got one on {value.device}; call .cpu()")
+        raise ArgumentTypeError(f"{what}: the simulator takes CPU tensors, got one on {value.device}; call .cpu()")
     detached = value.detach()
     kind = str(value.dtype).removeprefix("torch.")
     if kind in _TORCH_BITS:
@@ -352,7 +352,7 @@ def to_torch(array: npt.NDArray[Any], dtype: DType) -> Any:
     try:
         return torch.from_numpy(dense)
     except TypeError:
-        raise TypeError(
+        raise NkiValidationError(
             f"the kernel returns a tensor of {dtype}, which torch has no type for; return another type, or pass numpy "
             f"arrays instead of torch tensors"
         ) from None
@@ -370,4 +370,4 @@ def input_dtype(array: npt.NDArray[Any], what: str) -> DType:
         instead = "cast it to " + ("int32" if array.dtype.kind in "iu" else "float32 or bfloat16")
         if array.dtype.kind == "V":  # a structure, or a type that numpy does not know: somebody's packed words
             instead = "make words of a packed type with nkilib.simulator.packed(array, dtype)"
-        raise TypeError(f"{what}: NKI has no type {array.dtype}; {instead}") from None
+        raise ArgumentTypeError(f"{what}: NKI has no type {array.dtype}; {instead}") from None

@@ -22,6 +22,7 @@ from ..terms.enums import dependency
 from ..terms.errors import NkiValidationError
 from ..terms.integers import is_integer
 from ..terms.signatures import call_error
+from ..terms.tracebacks import shortened
 from .place import Place
 from .prepared import PreparedLaunch
 from .schedule import Edge, checked_edges
@@ -79,14 +80,11 @@ class Kernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         core = current_core_or_none()
-        if core is None and self.settings.skipping is not None:
-            with preferring(self.settings.platform_target):
-                return run_skipping(self, args, kwargs)
         if core is None:
-            if self.settings.platform_target is None:
-                return _RUNNER.run(self, args, kwargs, Place.here(), _run)
-            with preferring(self.settings.platform_target):
-                return _RUNNER.run(self, args, kwargs, Place.here(), _run)
+            try:
+                return self._launch(args, kwargs)
+            except Exception as error:
+                raise shortened(error)  # noqa: B904 - the same error
         if self.settings.skipping is not None:
             raise NkiValidationError(
                 f"{self.__name__}: skip_arithmetic is for a launch, and a kernel called inside a kernel is part of "
@@ -102,6 +100,14 @@ class Kernel:
             raise wrong_call
         check_nested(self.__name__, self.settings, core)
         return self.func(*args, **kwargs)
+
+    def _launch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.settings.skipping is None and self.settings.platform_target is None:
+            return _RUNNER.run(self, args, kwargs, Place.here(), _run)
+        with preferring(self.settings.platform_target):
+            if self.settings.skipping is not None:
+                return run_skipping(self, args, kwargs)
+            return _RUNNER.run(self, args, kwargs, Place.here(), _run)
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:

@@ -20,8 +20,9 @@ import numpy.typing as npt
 from ..hardware.options import preferring
 from ..machine.core import current_core_or_none
 from ..machine.world import Seat, World
-from ..terms.errors import NkiValidationError
+from ..terms.errors import ArgumentTypeError, NkiValidationError
 from ..terms.integers import is_integer
+from ..terms.tracebacks import shortened
 from .arguments import as_numpy, is_array
 from .containers import leaves_of
 from .kernel import Kernel, simulate
@@ -136,8 +137,11 @@ class RankedKernel:
         """
         if current_core_or_none() is not None:
             raise NkiValidationError("nkilib.simulator.ranks launches kernels; it does not work inside one")
-        with preferring(self.kernel.settings.platform_target):
-            return self._run(args, kwargs)
+        try:
+            with preferring(self.kernel.settings.platform_target):
+                return self._run(args, kwargs)
+        except Exception as error:
+            raise shortened(error)  # noqa: B904 - the same error
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         arguments = [self.arguments_of(rank, args, kwargs) for rank in range(self.ranks.count)]
@@ -204,7 +208,7 @@ class RankedKernel:
                     )
                 )
         if len({launch.is_abstract for launch in launches}) > 1:
-            raise TypeError(f"{self.kernel.__name__}: give a spec to every rank or to none, some have none")
+            raise ArgumentTypeError(f"{self.kernel.__name__}: give a spec to every rank or to none, some have none")
         return launches
 
     def __repr__(self) -> str:
@@ -244,13 +248,13 @@ def _shared_arrays(arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) 
 
 
 def _run_in_parallel(running: Sequence[CoreRun], world: World) -> None:
-    """Run all cores of all ranks, and raise the error of the first core that failed."""
+    """Run all cores of all ranks, and raise the error of the lowest core that failed."""
     threads = [threading.Thread(target=run, name=run.core.name, daemon=True) for run in running]
     try:
         for thread in threads:
             thread.start()
         with world.waits.changed:
-            while not world.waits.is_over and not world.is_aborted:
+            while not world.waits.is_over and not world.waits.is_ending:
                 world.waits.changed.wait()
     except BaseException:  # an interrupt: do not leave the ranks running behind
         world.abort()
@@ -272,6 +276,6 @@ def _naming_rank(rank: int) -> Iterator[None]:
     """Prefix the rank to errors of the ``with`` block, about arguments or results or at the end of a launch."""
     try:
         yield
-    except (NkiValidationError, TypeError) as error:
+    except NkiValidationError as error:
         error.args = (f"rank {rank}: {error}",)
         raise

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The cores of a launch as threads: each calls the kernel function, and the launch raises the first core's error."""
+"""The cores of a launch as threads: each calls the kernel function, and the launch raises the lowest core's error."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ import numpy as np
 from ..hardware.current import enter
 from ..machine.core import Core
 from ..numerics.blas_threads import one_thread
-from ..terms.errors import CoreAbortedError, NkiValidationError, add_core, add_location_of_traceback
+from ..terms.errors import CoreAbortedError, NkiValidationError, add_core, add_location_of_traceback, last_line
+from ..terms.signatures import PLAIN_ERRORS
 from ..terms.spec import DataNeeded, ValuesWanted
+from ..terms.tracebacks import is_fault, misuse_of
 from .arguments import Arguments
+
+_FAULT = "This is a fault of nkilib's simulator, not of the kernel: please report it with the whole traceback"
 
 
 class CoreRun:
@@ -41,7 +45,7 @@ class CoreRun:
         return self.core.number > 0 or self.core.launch.seat is not None
 
     def __call__(self) -> None:
-        barrier = self.core.launch.barrier
+        launch = self.core.launch
         enter(self.core)
         try:
             # Overflow to inf and NaN from inf - inf are results of a device, not mistakes of a program.
@@ -51,26 +55,30 @@ class CoreRun:
                 check()
             self.core.observers.end()
             self.core.loads.settle()  # of tiles that outlive the kernel: the caller may change its arrays
-            barrier.finish()
+            launch.finish(self.core.number)
         except CoreAbortedError:
-            pass
+            launch.fail(self.core.number, None)
         except BaseException as error:
-            if isinstance(error, DataNeeded) and self.core.launch.left_out is not None:
+            if isinstance(error, DataNeeded) and launch.left_out is not None:
                 error = ValuesWanted(error.origin)
             if isinstance(error, DataNeeded):  # outside an instruction: nothing can stand for the values
                 error = NkiValidationError(str(error)).with_traceback(error.__traceback__)
+            if isinstance(error, PLAIN_ERRORS) and not isinstance(error, NkiValidationError):
+                error = misuse_of(error) or error
             if isinstance(error, NkiValidationError):
                 add_location_of_traceback(error, f"{self.core.name}: " if self.core.name else "")
             elif isinstance(error, Exception) and self._is_elsewhere:
                 add_core(error, self.core.name)
+            if hasattr(error, "add_note") and isinstance(error, Exception) and is_fault(error):
+                error.add_note(f"{_FAULT}; it arose at {last_line(error) or 'the end'} of the kernel")
             self.error = error
-            self.core.launch.abort()
+            launch.fail(self.core.number, self.core.issued)
         finally:
             enter(None)
 
 
 def run_cores(running: Sequence[CoreRun]) -> None:
-    """Run all cores and raise the first error.
+    """Run all cores and raise the error of the lowest core that failed.
 
     Core 0 runs in the calling thread, so that a debugger's breakpoint works there; the others have their own threads.
     """
@@ -91,7 +99,7 @@ def run_cores(running: Sequence[CoreRun]) -> None:
 
 
 def raise_first_error(running: Iterable[CoreRun]) -> None:
-    """Raise the error of the first core that failed, if any did."""
+    """Raise the error of the lowest core that failed, if any did."""
     for run in running:
         if run.error is not None:
             raise run.error

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The barrier at which the simulated cores synchronise and exchange data; it can never hang."""
+"""The barrier at which the simulated cores synchronise and exchange data; it can never hang.
+
+If cores fail, the launch raises the error of the lowest one, in every run: a core that fails does not end those with
+lower numbers, which run on to their own error, to their end or to a barrier that the failed core does not reach.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +51,7 @@ class CoreBarrier:
         self._cores = cores
         self._meeting: _Meeting | None = None  # the one that waits for further cores
         self._finished = 0
+        self._has_left = False
         self._waits = waits or Waits(cores)
         self._changed = self._waits.changed
 
@@ -55,7 +60,7 @@ class CoreBarrier:
 
         Raises:
             BarrierError: if a core has ended or waits in ``meet``, so that it can no longer arrive.
-            CoreAbortedError: if a core has failed.
+            CoreAbortedError: if a core has failed, so that it can no longer arrive.
         """
         self.meet("core_barrier")
 
@@ -72,7 +77,7 @@ class CoreBarrier:
 
         Raises:
             BarrierError: if a core has ended or waits at another place, so that it can no longer arrive.
-            CoreAbortedError: if a core has failed.
+            CoreAbortedError: if a core has failed, so that it can no longer arrive.
         """
         with self._changed:
             meeting = self._join(place, item)
@@ -109,24 +114,41 @@ class CoreBarrier:
     def _check_can_complete(self, meeting: _Meeting) -> None:
         if meeting.elsewhere:
             raise _missed(meeting.place, meeting.elsewhere)
-        if self.is_aborted:
+        if self._has_left or self._waits.is_ending or self._waits.is_stuck_by_failure:
             raise CoreAbortedError
         if self._finished:
             raise BarrierError(f"{meeting.place}: the other core ended without reaching this barrier")
         if self._waits.is_stuck:
             raise BarrierError(f"{meeting.place}: deadlock: {self._waits.describe()}")
 
-    def finish(self) -> None:
-        """Record that a core has ended."""
+    def finish(self, number: int) -> None:
+        """Record that a core has ended; ``number`` is its number among all that share the record of waits."""
         with self._changed:
             self._finished += 1
-            self._waits.finish()
+            self._waits.finish(number)
 
-    def abort(self) -> None:
-        """Record that a core has failed: the others end at their next instruction or where they wait."""
+    def fail(self, number: int, failed_after: int | None) -> None:
+        """Record that a core has ended early.
+
+        Args:
+            number: its number among all that share the record of waits.
+            failed_after: the number of instructions that it had issued; None if it ended because of another core.
+        """
         self.is_aborted = True
         with self._changed:
-            self._changed.notify_all()
+            self._has_left = True
+            self._waits.finish(number, failed_after)
+
+    def may_go_on(self, issued: int) -> bool:
+        """Return whether a core may run on that has issued so many instructions, although another core has failed."""
+        with self._changed:
+            return self._waits.may_go_on(issued)
+
+    def abort(self) -> None:
+        """Let all cores end, at their next instruction or where they wait."""
+        self.is_aborted = True
+        with self._changed:
+            self._waits.abort()
 
 
 def _missed(place: str, elsewhere: str) -> BarrierError:

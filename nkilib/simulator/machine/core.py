@@ -22,7 +22,7 @@ from ..memory.loads import DeferredLoads
 from ..memory.storage import Storage
 from ..terms.compilation import CompileConfig
 from ..terms.dtypes import DType
-from ..terms.errors import NkiValidationError
+from ..terms.errors import ArgumentTypeError, NkiValidationError
 from ..terms.scopes import Scope, new_scope
 from ..terms.spec import DataNeeded
 from .barrier import CoreBarrier
@@ -76,12 +76,29 @@ class Launch:
         named = [] if self.seat is None else [f"rank {self.seat.rank}"]
         return ", ".join([*named, f"core {core}"] if self.cores > 1 else named)
 
+    def finish(self, core: int) -> None:
+        """Record that a core has ended."""
+        self.barrier.finish(self._number_of(core))
+
+    def fail(self, core: int, failed_after: int | None) -> None:
+        """Record that a core has ended early; the others end as soon as it is known which error is the lowest core's.
+
+        Args:
+            core: the core.
+            failed_after: the number of instructions that it had issued; None if it ended because of another core.
+        """
+        self.barrier.fail(self._number_of(core), failed_after)
+        if self.seat is not None:
+            self.seat.world.tell_failed()
+
+    def _number_of(self, core: int) -> int:
+        return core if self.seat is None else self.seat.rank * self.cores + core
+
     def abort(self) -> None:
-        """Record that a core has failed: the cores that depend on it end."""
-        if self.seat is None:
-            self.barrier.abort()
-        else:
-            self.seat.world.abort()
+        """Let all cores end that belong to the launch or run beside it."""
+        self.barrier.abort()
+        if self.seat is not None:
+            self.seat.world.tell_failed()
 
     def shared_storage(
         self,
@@ -231,7 +248,13 @@ class Core:
         return state
 
     def add_name(self, name: str) -> None:
-        """Record that an instruction with that ``name=`` was issued here, for the checks of orders between names."""
+        """Record that an instruction with that ``name=`` was issued here, for the checks of orders between names.
+
+        Raises:
+            ArgumentTypeError: if the name is no string.
+        """
+        if not isinstance(name, str):
+            raise ArgumentTypeError(f"name must be a string, got {name!r}")
         self.names.setdefault(name, set()).add(self.loops.scope)
 
     @property

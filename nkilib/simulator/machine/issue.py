@@ -22,7 +22,8 @@ from ..isa.indirection import check_indirect_operands, with_indirection
 from ..isa.operand import Operand
 from ..tensors.tensor import NkiTensor
 from ..terms.enums import Engine, nc_version
-from ..terms.errors import CoreAbortedError, NkiValidationError, add_location
+from ..terms.errors import ArgumentTypeError, CoreAbortedError, NkiValidationError, add_location
+from ..terms.signatures import PLAIN_ERRORS, wrong_argument
 from ..terms.spec import DataNeeded, ValuesWanted
 from .call import Call
 from .core import Core, current_core
@@ -99,12 +100,15 @@ def _public_signature(function: Callable[..., None]) -> inspect.Signature:
 def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NkiInstruction:
     """Run one instruction on the core of this thread."""
     core = current_core(definition.label)
-    if core.launch.barrier.is_aborted:
+    if core.launch.barrier.is_aborted and not core.launch.barrier.may_go_on(core.issued):
         raise CoreAbortedError
-    values = definition.bind(args, kwargs)
-    name = values[-1]
-    call = Call(core, definition, values)
+    name = kwargs.get("name")
     try:
+        values = definition.bind(args, kwargs)
+        name = values[-1]
+        if name is not None and type(name) is not str:
+            raise ArgumentTypeError(f"name must be a string, got {name!r}")
+        call = Call(core, definition, values)
         _validate(call)
         _execute(call)
     except ValuesWanted as wanted:
@@ -112,10 +116,14 @@ def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any])
             core.launch.left_out.want(wanted.origin)
         raise
     except NkiValidationError as error:
-        label = f" (name={name!r})" if name else ""
-        where = f" on {core.name}" if core.name else ""
-        add_location(error, f"{definition.label}{label}{where}")
+        add_location(error, _label(core, definition, name))
         raise
+    except PLAIN_ERRORS as error:
+        wrong = wrong_argument(definition.signature, args, kwargs)
+        if wrong is None:
+            raise
+        add_location(wrong, _label(core, definition, name))
+        raise wrong from error
     for tell in core.observers.issued:
         tell(call)
     handle = NkiInstruction(f"{definition.label} {name}" if name else definition.label)
@@ -125,6 +133,12 @@ def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any])
     if loops.depth:
         loops.ran.append(definition.label)
     return handle.issued_in(loops.scope)
+
+
+def _label(core: Core, definition: Definition, name: Any) -> str:
+    """Return the text by which messages call an instruction: its label, its ``name=`` and the core."""
+    named = f" (name={name!r})" if type(name) is str and name else ""
+    return f"{definition.label}{named}{f' on {core.name}' if core.name else ''}"
 
 
 def report(core: Core, instruction: Callable[..., NkiInstruction], *args: Any) -> None:

@@ -60,11 +60,16 @@ class Participant:
 
 @dataclass(eq=False)
 class _Gathering:
-    """The participants that have arrived so far at one collective of the ranks ``members``."""
+    """The participants that have arrived so far at one collective of the ranks ``members``.
+
+    ``is_broken`` says whether two of them have different terms. All participants then fail, also those that arrive
+    later, so that the lowest rank fails in every run.
+    """
 
     members: frozenset[int]
     come: dict[int, Participant] = field(default_factory=dict)
     waits: list[Wait] = field(default_factory=list)
+    is_broken: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -86,13 +91,11 @@ class World:
     Attributes:
         ranks: the number of ranks.
         waits: the waits of all cores of all ranks.
-        is_aborted: whether a core has failed.
     """
 
     def __init__(self, ranks: int, cores: int, timeout: float | None) -> None:
         self.ranks = ranks
         self.waits = Waits(ranks * cores)
-        self.is_aborted = False
         self._cores = cores
         self._timeout = timeout
         self._open: list[_Gathering] = []
@@ -104,12 +107,15 @@ class World:
         return self._barriers[-1]
 
     def abort(self) -> None:
-        """Record that a core has failed: all others, of all ranks, end at their next instruction or where they wait."""
-        self.is_aborted = True
-        for barrier in self._barriers:
-            barrier.abort()
+        """Let all cores of all ranks end, at their next instruction or where they wait."""
+        self.tell_failed()
         with self.waits.changed:
-            self.waits.changed.notify_all()
+            self.waits.abort()
+
+    def tell_failed(self) -> None:
+        """Let all cores of all ranks ask, before each instruction, whether they may run on."""
+        for barrier in self._barriers:
+            barrier.is_aborted = True
 
     def meet(self, participant: Participant) -> Mapping[int, Any]:
         """Wait until all members have arrived; return their items by rank.
@@ -117,18 +123,18 @@ class World:
         Raises:
             BarrierError: if another member calls a different operation or has different terms, if it can no longer
                 arrive because all others wait or have ended, or if it does not arrive in time.
-            CoreAbortedError: if a core has failed.
+            CoreAbortedError: if another member can no longer arrive because a core has failed.
         """
         with self.waits.changed:
-            if self.is_aborted:
+            if self.waits.is_ending:
                 raise CoreAbortedError
             gathering = self._join(participant)
             deadline = None if self._timeout is None else monotonic() + self._timeout
-            while not gathering.is_complete:
+            while not gathering.is_complete or gathering.is_broken:
                 self._check_can_complete(gathering, participant)
                 left = None if deadline is None else deadline - monotonic()
                 if left is not None and left <= 0:
-                    raise self._late(gathering)
+                    raise CoreAbortedError if self.waits.has_failed else self._late(gathering)
                 self.waits.changed.wait(left)
             return {rank: other.item for rank, other in gathering.come.items()}
 
@@ -137,10 +143,11 @@ class World:
         if gathering is None:
             gathering = _Gathering(frozenset(participant.members))
             self._open.append(gathering)
-        else:
-            _check_terms(next(iter(gathering.come.values())), participant)
         gathering.come[participant.rank] = participant
-        if gathering.is_complete:
+        if _mismatch(gathering, participant):
+            gathering.is_broken = True
+            self.waits.release(gathering.waits)
+        elif gathering.is_complete:
             self._open.remove(gathering)
             self.waits.release(gathering.waits)
         else:
@@ -148,7 +155,9 @@ class World:
         return gathering
 
     def _check_can_complete(self, gathering: _Gathering, participant: Participant) -> None:
-        if self.is_aborted:
+        if gathering.is_broken:
+            raise BarrierError(_mismatch(gathering, participant))
+        if self.waits.is_ending or self.waits.is_stuck_by_failure:
             raise CoreAbortedError
         if self.waits.is_stuck:
             raise BarrierError(
@@ -186,14 +195,22 @@ def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
     )
 
 
-def _check_terms(first: Participant, second: Participant) -> None:
-    mine, others = {term.what: term.value for term in first.terms}, {term.what: term.value for term in second.terms}
-    for what in dict.fromkeys((*mine, *others)):
-        if mine.get(what) != others.get(what):
-            raise BarrierError(
-                f"ranks must come to the same collective, and differ in {what}: {first} with {mine.get(what)}, and "
-                f"{second} with {others.get(what)}"
-            )
+def _mismatch(gathering: _Gathering, participant: Participant) -> str:
+    """Return the text about a participant and the lowest rank with different terms; empty if all agree with it."""
+    mine = {term.what: term.value for term in participant.terms}
+    for rank in sorted(gathering.come):
+        other = gathering.come[rank]
+        others = {term.what: term.value for term in other.terms}
+        for what in dict.fromkeys((*mine, *others)):
+            if mine.get(what) != others.get(what):
+                first, second = sorted(
+                    ((participant, mine.get(what)), (other, others.get(what))), key=lambda item: item[0].rank
+                )
+                return (
+                    f"ranks must come to the same collective, and differ in {what}: {first[0]} with {first[1]}, and "
+                    f"{second[0]} with {second[1]}"
+                )
+    return ""
 
 
 def _ranks(missing: list[int]) -> str:

@@ -23,6 +23,7 @@ from ..launch.ranks import RankedKernel
 from ..machine.record import Record, recording
 from ..machine.trips import Trips, counting_trips
 from ..terms.spec import Spec
+from ..terms.tracebacks import shortened
 from ..timing.collect import Collection, collecting
 from ..timing.event import Event
 from ..timing.parameters import ModelParameters
@@ -325,11 +326,14 @@ def profile(
         profiled = replace(profiled, is_bound_automatic=known is None)
         return replace(profiled, ranks=ranks, trips={str(loop): count for loop, count in counting.totals.items()})
 
-    with displaying(), doing("profile"):
-        first = to_run.first()
-        profiled = run(first)
-        to_run.check_names(first)
-        return replace(profiled, with_all_trips=run(to_run.all())) if to_run.has_second(first) else profiled
+    try:
+        with displaying(), doing("profile"):
+            first = to_run.first()
+            profiled = run(first)
+            to_run.check_names(first)
+            return replace(profiled, with_all_trips=run(to_run.all())) if to_run.has_second(first) else profiled
+    except Exception as error:
+        raise shortened(error)  # noqa: B904 - the same error
 
 
 def _profile_of(

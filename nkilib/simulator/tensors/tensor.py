@@ -17,7 +17,7 @@ import numpy as np
 from ..memory.storage import Storage
 from ..terms.description import describe_foreign_value
 from ..terms.dtypes import DType, as_dtype
-from ..terms.errors import NkiValidationError, OutOfRangeError
+from ..terms.errors import ArgumentTypeError, NkiValidationError, OutOfRangeError
 from ..terms.layout import Layout, dense
 from ..terms.regions import HBM, MemoryRegion, as_region
 from .access_patterns import AccessPatterns
@@ -66,13 +66,19 @@ class NkiTensor(AccessPatterns, PythonOperators):
         Raises:
             NkiValidationError: if ``address`` is given and differs from the address of the storage.
         """
-        if address is not None and tuple(address) != getattr(storage, "address", None):
+        try:
+            sizes = tuple(int(size) for size in shape)
+            place = None if address is None else tuple(address)
+        except (TypeError, ValueError):
+            raise ArgumentTypeError(
+                f"NkiTensor: shape and address must be tuples of integers, got {shape!r} and {address!r}"
+            ) from None
+        if place is not None and place != getattr(storage, "address", None):
             raise NkiValidationError(
                 f"NkiTensor: a tensor lies where its storage does, at {getattr(storage, 'address', None)}, not at "
-                f"{tuple(address)}; place one with nl.ndarray(..., address=...)"
+                f"{place}; place one with nl.ndarray(..., address=...)"
             )
-        layout = dense(tuple(int(size) for size in shape))
-        self._set(layout, as_dtype(dtype), storage, as_region(buffer), name, None)
+        self._set(dense(sizes), as_dtype(dtype), storage, as_region(buffer), name, None)
 
     @property
     def data(self) -> NkiTensor:

@@ -13,6 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from .errors import ArgumentTypeError
+
 
 class DType(str):
     """An NKI data type: a string (so it hashes, prints and compares as its name) with attributes.
@@ -118,14 +120,14 @@ def as_dtype(value: Any) -> DType:
     """Return the NKI type named by an NKI type, a string, a numpy type or a torch type.
 
     Raises:
-        TypeError: if ``value`` names no NKI data type.
+        ArgumentTypeError: if ``value`` names no NKI data type.
     """
     if isinstance(value, DType):
         return value
     name = str(value) if isinstance(value, str) else _foreign_name(value)
     # Python's int says nothing of a width; numpy takes it for int64.
     if name not in _BY_NAME or value is int:
-        raise TypeError(f"dtype must be an NKI data type such as nl.float32 or nl.bfloat16, got {value!r}")
+        raise ArgumentTypeError(f"dtype must be an NKI data type such as nl.float32 or nl.bfloat16, got {value!r}")
     return _BY_NAME[name]
 
 

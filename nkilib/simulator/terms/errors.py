@@ -34,7 +34,7 @@ class NkiValidationError(Exception):
     """A rule of the hardware or of the documented API is violated.
 
     ``nki.isa`` documents this name. Every error that the simulator raises on a kernel's behalf is an instance of this
-    class or of a subclass, except plain Python errors such as a wrong number of arguments.
+    class or of a subclass.
 
     Attributes:
         place: ``file:line`` of the kernel, once it is known.
@@ -55,6 +55,14 @@ class OutOfRangeError(NkiValidationError, IndexError):
 @_public
 class UninitializedReadError(NkiValidationError):
     """A register that was never set is read, or, with ``uninitialized="error"``, an element that was never written."""
+
+
+@_public
+class ArgumentTypeError(NkiValidationError, TypeError):
+    """An argument is missing, unknown or of a wrong type, in a call inside a kernel or in the launch of one.
+
+    It is also a TypeError, which Python itself raises for such a call.
+    """
 
 
 @_public
@@ -136,14 +144,14 @@ class CoreAbortedError(BaseException):
 _KNOWN: dict[str, bool] = {}
 
 
-def _is_library(frame: FrameType) -> bool:
+def is_library(frame: FrameType) -> bool:
     """Return whether ``frame`` runs a function of the simulator, of numpy or of the standard library."""
     file = frame.f_code.co_filename
-    if file.startswith("<"):  # no file of its own: many modules may share the name
-        _KNOWN[file] = file.startswith(_WITHOUT_FILE)
-        return _KNOWN[file]
     name = f"{frame.f_globals.get('__name__', '')}."
-    _KNOWN[file] = name.startswith(tuple(f"{library}." for library in _LIBRARIES)) or _is_standard(file)
+    is_named = name.startswith(tuple(f"{library}." for library in _LIBRARIES))
+    if file.startswith("<"):  # no file of its own: many modules share the name, dataclasses of the simulator too
+        return is_named or file.startswith(_WITHOUT_FILE)
+    _KNOWN[file] = is_named or _is_standard(file)
     return _KNOWN[file]
 
 
@@ -160,8 +168,8 @@ def kernel_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     known = _KNOWN
     while frame is not None:
-        is_library = known.get(frame.f_code.co_filename)
-        if not (_is_library(frame) if is_library is None else is_library):
+        is_known = known.get(frame.f_code.co_filename)
+        if not (is_library(frame) if is_known is None else is_known):
             return frame
         frame = frame.f_back
     return None
@@ -213,7 +221,7 @@ def last_line(error: BaseException) -> str:
     place = ""
     traceback = error.__traceback__
     while traceback is not None:
-        if not _is_library(traceback.tb_frame):
+        if not is_library(traceback.tb_frame):
             place = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return place

@@ -9,6 +9,8 @@ import inspect
 from enum import Enum
 from typing import Any
 
+from .errors import ArgumentTypeError
+
 # What a class attribute must be to be a field without annotation: immutable, since instances share it.
 _PLAIN_VALUES = (type(None), bool, int, float, str, tuple, Enum)
 
@@ -48,11 +50,13 @@ class NKIObject:
         annotated = (name for cls in reversed(type(self).__mro__) for name in inspect.get_annotations(cls))
         fields = list(dict.fromkeys(annotated))  # a subclass may annotate a field again
         if len(args) > len(fields):
-            raise TypeError(f"{type(self).__name__} has {len(fields)} fields, got {len(args)} values")
+            raise ArgumentTypeError(f"{type(self).__name__} has {len(fields)} fields, got {len(args)} values")
         values = dict(zip(fields, args, strict=False))
         unknown = [name for name in kwargs if name not in fields or name in values]
         if unknown:
-            raise TypeError(f"{type(self).__name__}: {unknown[0]!r} is no field or is given twice; fields: {fields}")
+            raise ArgumentTypeError(
+                f"{type(self).__name__}: {unknown[0]!r} is no field or is given twice; fields: {fields}"
+            )
         for name, value in (values | kwargs).items():
             setattr(self, name, value)
         for name in fields:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from .errors import ArgumentTypeError
+
 
 class MemoryRegion(Enum):
     """The memory region in which a tensor lives. ``nl.hbm`` is another name of ``private_hbm``."""
@@ -33,13 +35,13 @@ def as_region(buffer: Any) -> MemoryRegion:
     """Return the region named by a :class:`MemoryRegion` or by its name.
 
     Raises:
-        TypeError: if ``buffer`` names no region.
+        ArgumentTypeError: if ``buffer`` names no region.
     """
     if isinstance(buffer, MemoryRegion):
         return buffer
     if isinstance(buffer, str) and buffer in _BY_NAME:
         return _BY_NAME[buffer]
-    raise TypeError(f"buffer must be nl.sbuf, nl.psum, nl.hbm, nl.private_hbm or nl.shared_hbm, got {buffer!r}")
+    raise ArgumentTypeError(f"buffer must be nl.sbuf, nl.psum, nl.hbm, nl.private_hbm or nl.shared_hbm, got {buffer!r}")
 
 
 def is_hbm(buffer: Any) -> bool:

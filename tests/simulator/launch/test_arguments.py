@@ -16,7 +16,7 @@ import torch
 
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator import NkiValidationError, UninitializedReadError
+from nkilib.simulator import ArgumentTypeError, NkiValidationError, UninitializedReadError
 from tests.simulator.frame import refused, run, without_place
 from tests.simulator.kernels import load
 
@@ -132,7 +132,7 @@ def test_a_result_for_which_torch_has_no_type_is_refused() -> None:
     def kernel(x: Any, dtype: Any) -> Any:
         return nl.zeros((2,), dtype, nl.hbm)
 
-    message = refused(TypeError, lambda: run(kernel, torch.ones(2), nl.float8_e4m3))
+    message = refused(NkiValidationError, lambda: run(kernel, torch.ones(2), nl.float8_e4m3))
     assert message == (
         "the kernel returns a tensor of float8_e4m3, which torch has no type for; return another type, or pass numpy "
         "arrays instead of torch tensors"
@@ -642,20 +642,20 @@ def test_types_that_nki_does_not_have_are_refused(array: Any, named: str, instea
     def message(kernel: str, name: str) -> str:
         return f"{kernel}: argument {name!r}: NKI has no type {named}; cast it to {instead}"
 
-    assert refused(TypeError, lambda: run(copy_of, array)) == message("copy_of", "x")
-    assert refused(TypeError, lambda: nki.jit(lambda x: x)({"k": [array]})) == message("<lambda>", "x['k'][0]")
+    assert refused(ArgumentTypeError, lambda: run(copy_of, array)) == message("copy_of", "x")
+    assert refused(ArgumentTypeError, lambda: nki.jit(lambda x: x)({"k": [array]})) == message("<lambda>", "x['k'][0]")
     assert run(copy_of, np.zeros(3, corrected)).dtype == corrected
 
 
 def test_torch_types_that_nki_does_not_have_are_refused() -> None:
-    message = refused(TypeError, lambda: run(copy_of, torch.zeros(3, dtype=torch.uint64)))
+    message = refused(ArgumentTypeError, lambda: run(copy_of, torch.zeros(3, dtype=torch.uint64)))
     assert message == "copy_of: argument 'x': NKI has no type uint64; cast it to int32"
-    message = refused(TypeError, lambda: run(copy_of, torch.zeros(3, dtype=torch.float64)))
+    message = refused(ArgumentTypeError, lambda: run(copy_of, torch.zeros(3, dtype=torch.float64)))
     assert message == "copy_of: argument 'x': NKI has no type float64; cast it to float32 or bfloat16"
 
 
 def test_tensors_of_a_device_are_refused() -> None:
-    message = refused(TypeError, lambda: run(copy_of, torch.zeros(3, device="meta")))
+    message = refused(ArgumentTypeError, lambda: run(copy_of, torch.zeros(3, device="meta")))
     assert message == "copy_of: argument 'x': the simulator takes CPU tensors, got one on meta; call .cpu()"
 
 
@@ -696,8 +696,8 @@ def test_arrays_of_other_libraries_are_refused_before_the_kernel_runs() -> None:
     def kernel(x: Any) -> None:
         raise AssertionError("the kernel runs")
 
-    assert refused(TypeError, lambda: nki.jit(kernel)(ForeignArray())) == expected.format("x")
-    assert refused(TypeError, lambda: nki.jit(kernel)((1, ForeignArray()))) == expected.format("x[1]")
+    assert refused(ArgumentTypeError, lambda: nki.jit(kernel)(ForeignArray())) == expected.format("x")
+    assert refused(ArgumentTypeError, lambda: nki.jit(kernel)((1, ForeignArray()))) == expected.format("x[1]")
 
 
 def test_types_of_numpy_are_no_arrays() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator import packed
+from nkilib.simulator import ArgumentTypeError, packed
 from nkilib.simulator.numerics.mx_format import dequantize, quantize
 from nkilib.simulator.terms.dtypes import as_dtype
 from tests.fresh_python import run_fresh
@@ -147,7 +147,7 @@ def test_arrays_that_cannot_be_packed(error: type[Exception], make: Callable[[],
 
 @pytest.mark.parametrize("dtype", [np.dtype([("words", np.uint32)]), ml_dtypes.float4_e2m1fn], ids=str)
 def test_words_of_an_unknown_name_are_sent_to_packed(dtype: Any) -> None:
-    message = refused(TypeError, lambda: run(copied, np.zeros((2, 4), dtype)))
+    message = refused(ArgumentTypeError, lambda: run(copied, np.zeros((2, 4), dtype)))
     assert message.endswith("; make words of a packed type with nkilib.simulator.packed(array, dtype)")
 
 

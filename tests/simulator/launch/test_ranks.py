@@ -16,6 +16,7 @@ import torch
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import (
+    ArgumentTypeError,
     BarrierError,
     NkiValidationError,
     OutOfRangeError,
@@ -157,17 +158,17 @@ def test_parts_that_do_not_overlap_can_be_written() -> None:
         ),
         (
             lambda: ranks(2)(add_one)(),
-            TypeError,
+            ArgumentTypeError,
             "rank 0: add_one: missing a required argument: 'x'",
         ),
         (
             lambda: ranks(2)(add_one)(per_rank([np.ones((2, 2), np.float32), np.ones((2, 2))])),
-            TypeError,
+            ArgumentTypeError,
             "rank 1: add_one: argument 'x': NKI has no type float64; cast it to float32 or bfloat16",
         ),
         (
             lambda: ranks(2)(add_one)(per_rank([np.ones((2, 2), np.float32), spec((2, 2), nl.float32)])),
-            TypeError,
+            ArgumentTypeError,
             "add_one: give a spec to every rank or to none, some have none",
         ),
     ],

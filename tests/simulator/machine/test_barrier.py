@@ -69,7 +69,12 @@ def test_one_core_alone_does_not_wait() -> None:
 
 @pytest.mark.parametrize(
     ("release", "error"),
-    [(CoreBarrier.finish, BarrierError), (CoreBarrier.abort, CoreAbortedError)],
+    [
+        (lambda barrier: barrier.finish(1), BarrierError),
+        (lambda barrier: barrier.fail(1, 0), CoreAbortedError),
+        (CoreBarrier.abort, CoreAbortedError),
+    ],
+    ids=["ends", "fails", "is interrupted"],
 )
 @pytest.mark.parametrize("is_waiting", [True, False])
 def test_a_core_that_ended_or_failed_releases_the_other(
@@ -84,14 +89,14 @@ def test_a_core_that_ended_or_failed_releases_the_other(
         release(barrier)
         core = Waiter(barrier)
     assert type(core.ended().error) is error and core.passed == 0
-    assert barrier.is_aborted == (release is CoreBarrier.abort)
+    assert barrier.is_aborted == (error is CoreAbortedError)
 
 
 def test_a_core_may_end_after_the_last_barrier() -> None:
     barrier = CoreBarrier(2)
     first = Waiter(barrier)
     barrier.wait()
-    barrier.finish()
+    barrier.finish(1)
     assert first.ended().passed == 1 and first.error is None
 
 
@@ -122,7 +127,7 @@ def test_cores_at_unlike_places_are_both_named() -> None:
 def test_a_core_that_left_with_an_error_does_not_count() -> None:
     """Whoever comes next waits, or is told that nobody comes; it does not pass alone."""
     barrier = CoreBarrier(2)
-    barrier.finish()
+    barrier.finish(1)
     for _ in range(3):
         with pytest.raises(BarrierError):
             barrier.wait()

@@ -13,6 +13,7 @@ import pytest
 
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
+from nkilib.simulator import ArgumentTypeError
 from nkilib.simulator.machine.issue import REGISTRY
 from nkilib.simulator.terms.enums import nc_version
 
@@ -174,10 +175,11 @@ def test_parameters_bind_as_python_binds_them(call: Any) -> None:
         "twice",
     ],
 )
-def test_a_wrong_call_is_a_type_error_with_the_instruction(call: Any, message: str) -> None:
-    with pytest.raises(TypeError) as caught:
+def test_a_wrong_call_is_an_error_with_the_line_and_the_instruction(call: Any, message: str) -> None:
+    with pytest.raises(ArgumentTypeError) as caught:
         execute(call)
-    assert str(caught.value) == message
+    place, _, text = str(caught.value).partition(": ")
+    assert text == message and place.startswith(f"{__file__}:")
 
 
 def test_a_refused_call_leaves_no_trace_in_the_record() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -78,8 +79,19 @@ def test_unlike_terms(core: int | None) -> None:
         "ranks must come to the same collective, and differ in op: rank 0 (core 0) calls sum at kernel.py:0 with add, "
         f"and rank 1{shown} calls sum at kernel.py:1 with max"
     )
-    world.abort()
-    assert type(first.ended().error) is CoreAbortedError
+    error = first.ended().error
+    assert type(error) is BarrierError and str(error) == message
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_with_unlike_terms_the_lowest_rank_fails_in_whatever_order_they_come(order: tuple[int, ...]) -> None:
+    world, threads = World(3, 1, None), {}
+    for rank in order:
+        threads[rank] = Thread(world, comer(rank, 0, 1, 2, op="max" if rank == 2 else "add"))
+        threads[rank].join(0.01)
+    text = str(threads[0].ended().error)
+    assert text.startswith("ranks must come to the same collective, and differ in op: rank 0 ")
+    assert "rank 2 (core 0)" in text
 
 
 def test_the_last_one_to_end_leaves_the_others_stuck() -> None:
@@ -88,7 +100,7 @@ def test_the_last_one_to_end_leaves_the_others_stuck() -> None:
     first = Thread(world, comer(0, 0, 1))
     first.join(0.05)
     assert first.is_alive()
-    barriers[1].finish()
+    barriers[1].finish(1)
     error = first.ended().error
     assert type(error) is BarrierError
     assert str(error).startswith(

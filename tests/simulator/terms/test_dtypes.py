@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from nkilib.nki import nl
+from nkilib.simulator import ArgumentTypeError
 from nkilib.simulator.terms import dtypes
 from nkilib.simulator.terms.dtypes import ALL_DTYPES, DType, as_dtype
 from tests.simulator.frame import refused
@@ -97,7 +98,7 @@ def test_as_dtype_knows_names_and_the_types_of_numpy_and_torch(value: Any, expec
 @pytest.mark.parametrize("value", [np.float64, "uint64", float, int, None, 3, torch.float64, "float", [1]], ids=str)
 def test_what_is_no_type_of_nki_is_refused(value: Any) -> None:
     expected = f"dtype must be an NKI data type such as nl.float32 or nl.bfloat16, got {value!r}"
-    assert refused(TypeError, lambda: as_dtype(value)) == expected
+    assert refused(ArgumentTypeError, lambda: as_dtype(value)) == expected
 
 
 @pytest.mark.parametrize(("name", "bits", "numpy_type"), PACKED)

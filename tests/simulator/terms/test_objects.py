@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from nkilib.nki import nl
+from nkilib.simulator import ArgumentTypeError
 from tests.simulator.frame import refused
 
 
@@ -99,7 +100,7 @@ class Shared(nl.NKIObject):
 
 def test_methods_properties_and_class_variables_are_no_fields() -> None:
     for name in ("size", "double"):
-        assert "is no field" in refused(TypeError, lambda name=name: Shared(**{name: 1}))
+        assert "is no field" in refused(ArgumentTypeError, lambda name=name: Shared(**{name: 1}))
     assert not hasattr(Shared, "known")
     assert vars(Shared(cache=1))["cache"] == 1
 
@@ -161,7 +162,7 @@ class Empty(nl.NKIObject):
     ],
 )
 def test_wrong_values_are_refused_as_python_would(broken: Any, message: str, corrected: Any) -> None:
-    assert refused(TypeError, broken) == message
+    assert refused(ArgumentTypeError, broken) == message
     assert isinstance(corrected(), nl.NKIObject)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nkilib.nki import nl
+from nkilib.simulator import ArgumentTypeError
 from nkilib.simulator.terms.regions import as_region
 from tests.simulator.frame import refused
 
@@ -45,5 +46,5 @@ def test_the_questions(question: Any, members: list[str]) -> None:
 @pytest.mark.parametrize("buffer", ["dram", "SBUF", None, 1, ["sbuf"]], ids=repr)
 def test_what_is_no_region_is_refused(buffer: Any) -> None:
     message = f"buffer must be nl.sbuf, nl.psum, nl.hbm, nl.private_hbm or nl.shared_hbm, got {buffer!r}"
-    assert refused(TypeError, lambda: as_region(buffer)) == message
-    assert refused(TypeError, lambda: nl.is_sbuf(buffer)) == message
+    assert refused(ArgumentTypeError, lambda: as_region(buffer)) == message
+    assert refused(ArgumentTypeError, lambda: nl.is_sbuf(buffer)) == message
