@@ -25,6 +25,8 @@ def install() -> None:
         RuntimeError: if the real ``nki`` is installed, or another ``nki`` is already imported: a Neuron machine must
             not simulate unnoticed.
     """
+    from .api import aliases
+
     modules = _modules()
     loaded = sys.modules.get("nki")
     if loaded is modules["nki"]:
@@ -41,6 +43,8 @@ def install() -> None:
             f"simulate beside it, set NKILIB_BACKEND=simulator and say 'from nkilib.nki import nki, nisa, nl'"
         )
     sys.modules.update(modules)
+    if modules.keys() >= aliases.COMPILER_MODULES.keys():
+        sys.meta_path.append(aliases.FirstNki())
     register_names()
 
 

@@ -25,6 +25,8 @@ from typing import Any
 
 from nkilib.base.installation import extra_remedy
 
+from .terms.other_names import FIRST_NKI
+
 _HINT = "the stand-in of nkilib.simulator has only what AWS's examples of kernels use; run this on a Neuron device"
 
 # What to do where a script imports something that is not there, by its name or the beginning of it.
@@ -35,10 +37,7 @@ _ADVICE = {
     "jax": "install jax, and give kernels numpy arrays: numpy.asarray(x)",
     "jax_neuronx": "call the kernel of nki.jit itself, on numpy arrays: numpy.asarray(x)",
     "libneuronxla": "it is of the Neuron device alone; run this there",
-    "neuronxcc": (
-        "this script is written for the first NKI, in the package neuronxcc; the simulator has NKI 0.7: change its "
-        "imports to nki, nki.isa and nki.language, as AWS's migration guide says"
-    ),
+    "neuronxcc": FIRST_NKI,
 }
 
 # The same for what torch_neuronx had.
@@ -149,10 +148,13 @@ def advice(error: BaseException) -> str | None:
     if isinstance(error, NotInStandInError):
         return str(error)
     if isinstance(error, AttributeError) and getattr(error.obj, "__name__", None) == "neuronxcc.nki":
-        return f"{error}: {_ADVICE['neuronxcc']}"  # importing it works, for a name of it that kernels use beside nki
+        # Importing it works, for a name of it that kernels use beside nki.
+        return str(error).replace("; ", ": ", 1)
     if not isinstance(error, ImportError) or error.name is None:
         return None
     package = error.name.partition(".")[0]
+    if FIRST_NKI in error.msg:
+        return error.msg.replace("; ", ": ", 1)
     problem = re.split(r"; | \(", error.msg)[0]  # the part that Python adds is about packages and files
     for name, instead in _RENAMED.items():
         if f"'{name}'" in problem:

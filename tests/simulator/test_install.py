@@ -13,6 +13,7 @@ import pytest
 
 from nkilib import __version__
 from nkilib.simulator.__main__ import main
+from nkilib.simulator.terms.other_names import FIRST_NKI
 from tests.fresh_python import run_fresh, with_checkout
 
 KERNEL = """
@@ -105,6 +106,22 @@ def test_annotations_of_the_first_release_are_importable() -> None:
     """A file that imports nki takes ``mutable_tensor`` from the package of the compiler."""
     outcome = run_fresh(INSTALL + ANNOTATION)
     assert (outcome.error, outcome.output) == ("", "NkiTensor")
+
+
+OF_THE_FIRST = {
+    "import neuronxcc.nki.language as nl": "No module named 'neuronxcc.nki.language'",
+    "from neuronxcc.nki import isa": "No module named 'neuronxcc.nki.isa'",
+    "from neuronxcc.nki import trace": "No module named 'neuronxcc.nki.trace'",
+    "import neuronxcc.nki as nki; nki.trace": "module 'neuronxcc.nki' has no attribute 'trace'",
+}
+
+
+def test_the_modules_of_the_first_release_say_what_replaced_them() -> None:
+    each = f"for code in {list(OF_THE_FIRST)!r}:\n try: exec(code)\n except Exception as error: print(error)"
+    expected = [
+        f"{asked}; {FIRST_NKI}{', and use nki.jit' if 'trace' in code else ''}" for code, asked in OF_THE_FIRST.items()
+    ]
+    assert run_fresh(INSTALL + each).output.splitlines() == expected
 
 
 def test_the_installed_compiler_is_never_hidden(tmp_path: Path) -> None:

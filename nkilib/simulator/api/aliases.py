@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Annotated, Any
 
 from ..language.ranges import while_loop
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes, enums
-from ..terms.other_names import OTHER_NAMES
+from ..terms.errors import MissingNameError
+from ..terms.other_names import FIRST_NKI, OTHER_NAMES, REMOVED
 from ..terms.signatures import PUBLIC_NAMES
 
 
@@ -62,6 +64,38 @@ COMPILER_MODULES: dict[str, ModuleType] = {
 for _name in ("neuronxcc.nki", "neuronxcc.nki.typing"):
     _parent, _, _leaf = _name.rpartition(".")
     setattr(COMPILER_MODULES[_parent], _leaf, COMPILER_MODULES[_name])
+    COMPILER_MODULES[_parent].__path__ = []  # so that Python asks FirstNki for its other submodules
+
+
+def _missing_in_first_nki(name: str) -> Any:
+    module = COMPILER_MODULES["neuronxcc.nki"]
+    text = f"module {module.__name__!r} has no attribute {name!r}{_first_nki_hint(name)}"
+    raise AttributeError(text, name=name, obj=module)
+
+
+setattr(COMPILER_MODULES["neuronxcc.nki"], "__getattr__", _missing_in_first_nki)  # noqa: B010 - a module's own
+
+
+def _first_nki_hint(name: str) -> str:
+    if name.startswith("_"):
+        return ""
+    instead = REMOVED["nki"].get(name)
+    return f"; {FIRST_NKI}{f', and use {instead}' if instead else ''}"
+
+
+class FirstNki(MetaPathFinder):
+    """The finder that says what replaced a module of the first NKI, for an import that finds none.
+
+    It works beside ``COMPILER_MODULES`` only. An installed compiler is found before it is asked.
+    """
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> None:
+        """Raise ModuleNotFoundError for a submodule of ``neuronxcc`` that the simulator does not have."""
+        if fullname.startswith("neuronxcc."):
+            hint = _first_nki_hint(fullname.rpartition(".")[2])
+            # With the name of the module that is asked for, `from package import module` would hide this error.
+            raise ModuleNotFoundError(f"No module named {fullname!r}{hint}", name="neuronxcc")
+
 
 # Single names in documented modules. (A submodule above is an attribute of its parent as well.)
 _ATTRIBUTES: dict[str, dict[str, Any]] = {
@@ -70,24 +104,10 @@ _ATTRIBUTES: dict[str, dict[str, Any]] = {
     "nki.language": {"bool": dtypes.bool_, "range": range, "dtype": dtypes.DType, "tensor": NkiTensor},
 }
 
-# Removed names and their replacements (nki/migration/index.rst).
-_REMOVED: dict[str, dict[str, str]] = {
-    "nki": {},
-    "nki.isa": {
-        "tensor_copy_dynamic_src": "nisa.tensor_copy with a view from ap(scalar_offset=...) or select()",
-        "tensor_copy_dynamic_dst": "nisa.tensor_copy with a view from ap(scalar_offset=...) or select()",
-    },
-    "nki.language": {
-        "arange": "slices, nl.ds(start, size) or NkiTensor.ap",
-        "mgrid": "slices, nl.ds(start, size) or NkiTensor.ap",
-        "par_dim": "a shape whose first dimension counts partitions",
-    },
-}
-
-
 # The names that each documented module offers, and the name under which kernels know the module.
 _OFFERED: dict[str, Sequence[str]] = {}
-_CALLED = {"nki": "nki", "nki.isa": "nisa", "nki.language": "nl", "nki.collectives": "nki.collectives"}
+_CALLED = {"nki.isa": "nisa", "nki.language": "nl"}
+_CALLED |= {name: name for name in ("nki", "nki.collectives", "nki.compiler")}
 
 
 def offer(module: str, names: Sequence[str], namespace: Mapping[str, Any]) -> None:
@@ -103,18 +123,25 @@ def alias(module: str, name: str) -> Any:
     """Return the object that older kernels know as ``module.name``.
 
     Raises:
-        AttributeError: if there is none. The message names the replacement of a name that was removed or that comes
+        MissingNameError: if there is none. The message names the replacement of a name that was removed or that comes
             from another library, and for a name that is misspelt or of another module the one that was likely meant.
     """
     submodule = MODULES.get(f"{module}.{name}")
     if submodule is not None:
         return submodule
-    if name in _ATTRIBUTES[module]:
+    if name in _ATTRIBUTES.get(module, {}):
         return _ATTRIBUTES[module][name]
-    instead = _REMOVED[module].get(name)
+    instead = REMOVED[module].get(name)
     if instead is not None:
-        raise AttributeError(f"{module}.{name} was removed from NKI before release 0.6; use {instead}")
-    raise AttributeError(f"module {module!r} has no attribute {name!r}{_likely(module, name)}")
+        raise _missing(f"{module}.{name} was removed from NKI before release 0.6; use {instead}")
+    likely = _likely(module, name)
+    text = f"module {module!r} has no attribute {name!r}{likely}"
+    raise _missing(text) if likely else MissingNameError(text)
+
+
+def _missing(text: str) -> MissingNameError:
+    """Return an error with a hint; without a name and an object, for which Python would add a suggestion of its own."""
+    return MissingNameError(text, name=None, obj=None)
 
 
 def _likely(module: str, name: str) -> str:
@@ -125,7 +152,7 @@ def _likely(module: str, name: str) -> str:
     """
     if name.startswith("_"):
         return ""
-    if name in OTHER_NAMES[module]:
+    if name in OTHER_NAMES.get(module, {}):
         return f"; use {OTHER_NAMES[module][name]}"
     others = [other for other in _OFFERED if other != module]
     for other in others:

@@ -5,6 +5,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ..terms.compilation import AddressRotation, CompileConfig, SpecializationConfig
+from .aliases import alias, offer
 
 __all__ = ["AddressRotation", "CompileConfig", "SpecializationConfig"]
+
+offer("nki.compiler", __all__, globals())
+
+if not TYPE_CHECKING:  # a type checker would take every name for a known one
+
+    def __getattr__(name: str) -> Any:
+        """Raise the error about a name of an older release; see ``aliases.py``."""
+        return alias("nki.compiler", name)

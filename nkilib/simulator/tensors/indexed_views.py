@@ -119,7 +119,11 @@ class IndexedViews(View):
         for dim, pick in enumerate(picked):
             if pick.register is not None:
                 if indirect is not None:
-                    raise NkiValidationError(f"NkiTensor.__getitem__: only one register may index {self}")
+                    raise NkiValidationError(
+                        f"NkiTensor.__getitem__: only one register may index {self}; compute one offset of two "
+                        f"scalars, such as i * {self.strides[0]} + j, and index a flat view with it: "
+                        f"x.reshape((n, 1))[nl.ds(offset, 1)]"
+                    )
                 self._refuse_second_indirection("__getitem__")
                 index = checked_scalar_index("__getitem__", self, pick.register)
                 indirect = self._scalar("__getitem__", dim, index, self.shape[dim] - pick.length + 1)

@@ -13,6 +13,7 @@ import numpy as np
 from ..terms.errors import TensorTypeError
 from ..terms.objects import NKIObject
 from ..terms.other_names import NUMPY_NAMES
+from ..terms.regions import MemoryRegion
 
 _BINARY = {
     "add": ("+", "nl.add"),
@@ -110,6 +111,20 @@ class PythonOperators(NKIObject):
         )
 
 
+def _refuse_in_place(symbol: str, function: str) -> Callable[..., NoReturn]:
+    def refuse(self: Any, *others: Any) -> NoReturn:
+        use = f"{function}, or nisa.tensor_tensor(t, t, other, op={function}) for a result in the same tile"
+        if " " in function or function == "nl.matmul":  # no single operator of tensor_tensor
+            use = function
+        elif symbol == "+" and self.buffer is MemoryRegion.psum:
+            use = "nisa.nc_matmul(t, stationary, moving), which adds to what an earlier matmul wrote there"
+        raise TensorTypeError(f"{self}: Python's {symbol}= is no operation of NKI on tensors; use {use}")
+
+    return refuse
+
+
+for _name, (_symbol, _function) in _BINARY.items():
+    setattr(PythonOperators, f"__i{_name}__", _refuse_in_place(_symbol, _function))
 for _table, _prefixes in ((_BINARY, ("", "r")), (_COMPARISONS, ("",)), (_UNARY, ("",))):
     for _name, (_symbol, _function) in _table.items():
         for _prefix in _prefixes:

@@ -66,6 +66,11 @@ class ArgumentTypeError(NkiValidationError, TypeError):
 
 
 @_public
+class MissingNameError(NkiValidationError, AttributeError):
+    """A module of NKI does not have a name; the message says which one to use instead."""
+
+
+@_public
 class RegisterTypeError(NkiValidationError, TypeError):
     """Python is asked to branch on or to compute with a register or a scalar, whose value only the device knows."""
 

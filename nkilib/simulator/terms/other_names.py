@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Names that numpy, PyTorch, JAX or Triton have for operations and types of NKI, each with the NKI name to use.
+"""Names that older releases of NKI, numpy, PyTorch, JAX or Triton have, each with what to use in NKI 0.7.
 
-A similar spelling would mislead here: ``sub`` looks like ``sum``, and ``mul`` like ``matmul``.
+A similar spelling would mislead here: ``sub`` looks like ``sum``, ``mul`` like ``matmul``, and ``static_cast`` like
+``static_range``. To add a name, add a line to the table of its module.
 """
 
 from __future__ import annotations
@@ -139,6 +140,59 @@ OTHER_NAMES: Final[dict[str, dict[str, str]]] = {
         "scatter": "nisa.dma_copy to a view with ap(vector_offset=...)",
     },
 }
+
+
+_ON_CORES: Final = "kernel[n], where n is the number of cores, 1 or 2, and nl.program_id(0) in the kernel"
+_PLACED: Final = "nl.ndarray with address=(partition, byte), and a list of tiles for a block dimension"
+_CONFIGURED: Final = "nki.jit(compile_config=nki.compiler.CompileConfig(...)), or nothing"
+_MEASURED: Final = "nkilib.simulator.profile(kernel, ...) for modelled times, and Neuron's profiler on a device"
+_CALLED: Final = "a call of the kernel from nki.jit, which runs it on a device, or here in the simulator"
+
+# Names of older releases of NKI, by module. The text follows "use". Sources: nki/migration/index.rst, the release notes
+# of NKI (release-notes/components/nki.rst), and the lists of the first release (general/nki/api/nki*.rst).
+REMOVED: Final[dict[str, dict[str, str]]] = {
+    "nki": {
+        "baremetal": _CALLED,
+        "benchmark": _MEASURED,
+        "profile": _MEASURED,
+        "trace": "nki.jit",
+        "nki_jit": "nki.jit",
+        "nki_call": _CALLED,
+        "simulate_kernel": "nki.simulate(kernel)(...)",
+        "tensor": "nl.NkiTensor",
+        "meta": "nl.NkiTensor for nki.meta.tensor",
+    },
+    "nki.compiler": {
+        "sbuf": _PLACED,
+        "psum": _PLACED,
+        "allocation_scope": _PLACED,
+        "multi_buffer": "a list of tiles that the iterations use in turn",
+        "no_reorder": "nl.no_reorder",
+        "enable_stack_allocator": _CONFIGURED,
+        "force_auto_alloc": _CONFIGURED,
+        "skip_middle_end_transformations": _CONFIGURED,
+    },
+    "nki.isa": {
+        "tensor_copy_dynamic_src": "nisa.tensor_copy with a view from ap(scalar_offset=...) or select()",
+        "tensor_copy_dynamic_dst": "nisa.tensor_copy with a view from ap(scalar_offset=...) or select()",
+    },
+    "nki.language": {
+        "arange": "slices, nl.ds(start, size) or NkiTensor.ap",
+        "mgrid": "slices, nl.ds(start, size) or NkiTensor.ap",
+        "par_dim": "a shape whose first dimension counts partitions",
+        "spmd_dim": _ON_CORES,
+        "nc": _ON_CORES,
+        "loop_reduce": "nisa.nc_matmul into one tile in PSUM, which adds up, or nisa.tensor_tensor(dst, data1, data2, "
+        "op=nl.add) with a tile that is made before the loop",
+        "static_cast": "array.astype(dtype) outside a kernel, and nisa.tensor_copy to a tile of the other type inside",
+        "atomic_rmw": "nisa.dma_compute(dst, srcs, reduce_op=nl.add)",
+    },
+}
+# What a script is told that imports the modules of the first release.
+FIRST_NKI: Final = (
+    "this script is written for the first NKI, in the package neuronxcc; the simulator has NKI 0.7: change its imports "
+    "to nki, nki.isa and nki.language, as AWS's migration guide says"
+)
 
 
 def _function(name: str) -> str:

@@ -21,6 +21,12 @@ _REMOVED = {
     "mask": "slice the tensors to what is inside, t[:rows, :columns]",
     "nisa.dma_copy dst_rmw_op": "use nisa.dma_compute",
     "nisa.dma_copy unique_indices": "use nisa.dma_compute",
+    "nisa.nc_matmul psumAccumulateFlag": "leave it out, it had no effect",
+    "nisa.nc_matmul is_moving_zero": "pass is_moving_onezero",
+    "nisa.memset shape": "dst has the shape",
+    "nisa.affine_select pred": "pass pattern, channel_multiplier and cmp_op",
+    "nisa.iota expr": "pass pattern and offset",
+    "num_channels": "pass channel_ids to nki.collectives.collective_permute_implicit",
     "nisa.register_move imm": "pass src",
     "nisa.sendrecv use_gpsimd_dma": "pass dma_engine=nisa.dma_engine.gpsimd_dma",
 }

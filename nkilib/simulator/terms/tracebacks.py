@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from types import FrameType, TracebackType
 
-from .errors import ArgumentTypeError, NkiValidationError, SimulatorWarning, UncomputedError, is_library
+from .errors import ArgumentTypeError, NkiValidationError, UncomputedError, is_library
 from .signatures import PUBLIC_NAMES, wrong_call_in, wrong_value
 
 # The environment variable that shows all frames, and the value that it must have.
@@ -18,7 +18,7 @@ FULL = "full"
 _DIRECTORY = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _PACKAGE = __name__.rpartition(".terms")[0]
 # Exceptions that the simulator raises to tell the user something. Another one that arises in its code is a fault there.
-_MEANT = (NkiValidationError, NotImplementedError, UncomputedError, SimulatorWarning, MemoryError, OSError)
+_MEANT = (NkiValidationError, NotImplementedError, UncomputedError, Warning, MemoryError, RecursionError, OSError)
 
 
 def shortened(error: Exception, *, is_whole: bool = False) -> Exception:

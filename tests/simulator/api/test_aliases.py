@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import re
+import traceback
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nkilib.nki import nisa, nki, nl
+from nkilib.simulator import MissingNameError
 from nkilib.simulator.api.aliases import MODULES
-from nkilib.simulator.terms.other_names import OTHER_NAMES
+from nkilib.simulator.terms.other_names import OTHER_NAMES, REMOVED
 from tests.simulator.kernels import execute, tile
 
 MODULES_BY_NAME = {"nki": nki, "nki.isa": nisa, "nki.language": nl}
@@ -152,6 +154,34 @@ def test_the_calls_that_are_recommended_run() -> None:
 
     execute(kernel)
     assert {"nl.floor(nl.divide(x, y))", "nisa.memset(dst, value=0)"} <= set(calls)
+
+
+REMOVED_NAMES = [
+    pytest.param(nki.compiler if module == "nki.compiler" else MODULES_BY_NAME[module], name, use, id=name)
+    for module, names in REMOVED.items()
+    for name, use in names.items()
+]
+
+
+@pytest.mark.parametrize(("module", "name", "use"), REMOVED_NAMES)
+def test_a_removed_name_is_answered_with_one_that_exists(module: Any, name: str, use: str) -> None:
+    with pytest.raises(MissingNameError) as caught:
+        getattr(module, name)
+    assert str(caught.value).endswith(f".{name} was removed from NKI before release 0.6; use {use}")
+    homes = {"nl": nl, "nisa": nisa, "nki": nki, "nki.compiler": nki.compiler, "nki.collectives": nki.collectives}
+    for home, item in re.findall(r"\b(nl|nisa|nki(?:\.compiler|\.collectives)?)\.(\w+)(?!\w|\.)", use):
+        assert item in homes[home].__all__ or item == "meta"
+
+
+def test_a_name_is_suggested_once_and_the_error_has_the_line_of_the_kernel() -> None:
+    def kernel() -> None:
+        nisa.tensor_reducee()
+
+    with pytest.raises(MissingNameError) as caught:
+        execute(kernel)
+    text = "".join(traceback.format_exception_only(caught.value))
+    assert text.startswith(f"nkilib.simulator.MissingNameError: {__file__}:{kernel.__code__.co_firstlineno + 1}: ")
+    assert text.endswith("no attribute 'tensor_reducee'; did you mean nisa.tensor_reduce?\n")
 
 
 @pytest.mark.parametrize("name", ["no_such_name", "_private", "__path__"])

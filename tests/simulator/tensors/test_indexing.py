@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.nki import nl
+from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, OutOfRangeError
-from tests.simulator.frame import counted, in_hbm, in_sbuf, indices, refused
+from tests.simulator.frame import counted, in_hbm, in_sbuf, indices, refused, run
 
 SHAPE = (5, 4, 6)
 HBM = "tensor [5, 4, 6] float32 in private_hbm"
@@ -187,3 +187,12 @@ def test_a_tensor_can_be_iterated_over() -> None:
     tensor: Any = in_hbm(counted(2, 3))
     rows = [row.array.tolist() for row in tensor]
     assert rows == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_an_error_about_an_empty_slice_says_that_it_is_empty_and_why() -> None:
+    def kernel(x: Any, first: int) -> None:
+        nisa.dma_copy(nl.ndarray((2, 3), nl.float32), x[first - 2 : first])
+
+    run(kernel, np.zeros((4, 3), np.float32), 2)
+    message = refused(NkiValidationError, lambda: run(kernel, np.zeros((4, 3), np.float32), 0))
+    assert "tensor 'x' [0, 3] float32 in private_hbm (empty: a slice is where start >= stop, and a negative" in message

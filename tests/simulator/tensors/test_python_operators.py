@@ -16,7 +16,7 @@ import pytest
 from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, TensorTypeError
 from nkilib.simulator.terms.other_names import NUMPY_NAMES
-from tests.simulator.frame import refused, run
+from tests.simulator.frame import refused, run, tensor_of
 from tests.simulator.kernels import load
 
 BINARY = [
@@ -85,6 +85,12 @@ def test_in_a_kernel_the_error_names_the_line_and_is_a_type_error(compute: Any) 
     assert issubclass(TensorTypeError, TypeError) and issubclass(TensorTypeError, NkiValidationError)
     text = refused(TensorTypeError, lambda: run(compute, np.zeros((2, 3), np.float32)))
     assert text.startswith(f"{__file__}:{compute.__code__.co_firstlineno}: tensor 'x' [2, 3] float32 in private_hbm: ")
+
+
+def test_adding_to_a_tile_in_psum_is_answered_with_the_matmul_that_adds() -> None:
+    x: Any = tensor_of(np.zeros((2, 3), np.float32), nl.psum)
+    with pytest.raises(TensorTypeError, match=r"Python's \+= .*; use nisa\.nc_matmul\(t, stationary, moving\), which"):
+        x += x
 
 
 def test_assignment_with_an_operator() -> None:

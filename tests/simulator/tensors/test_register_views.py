@@ -210,6 +210,29 @@ INDICES = (
 )
 
 
+ONE_OFFSET = (
+    "compute one offset of two scalars, such as i * 24 + j, and index a flat view with it: "
+    "x.reshape((n, 1))[nl.ds(offset, 1)]"
+)
+
+
+def test_the_flat_view_that_the_error_about_two_registers_names() -> None:
+    def kernel(x: Any) -> Any:
+        result = nl.ndarray((4, 1), x.dtype, nl.shared_hbm)
+
+        def row(i: Any) -> None:
+            def element(j: Any) -> None:
+                nisa.dma_copy(result[nl.ds(i * 2 + j, 1)], x.reshape((12, 1))[nl.ds(i * 4 + j, 1)])
+
+            nl.fori_loop(0, 2, element)
+
+        nl.fori_loop(0, 2, row)
+        return result
+
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.testing.assert_array_equal(run(kernel, x).reshape(2, 2), x[:2, :2])
+
+
 @constraints(
     ON_CHIP.index(register()).says(NO_INDEX).fixed(np.s_[:, register()]),
     ON_CHIP.index((nl.ds(register(), 2), 0)).says(NO_INDEX).fixed((nl.ds(0, 2), register())),
@@ -217,7 +240,9 @@ INDICES = (
     ON_CHIP.ap([[24, 4], [1, 1]], scalar_offset=register())
     .says(NO_INDEX)
     .fixed([[24, 4], [1, 1]], scalar_offset=register(), indirect_dim=1),
-    IN_HBM.index((register(), 0, register())).says(f"only one register may index {CUBE}").fixed((register(), 0, 0)),
+    IN_HBM.index((register(), 0, register()))
+    .says(f"only one register may index {CUBE}; {ONE_OFFSET}")
+    .fixed((register(), 0, 0)),
     IN_HBM[register()]
     .index(register())
     .says("tensor [3, 8] float32 in private_hbm is indirect already; a view has one dynamic index")
