@@ -85,10 +85,10 @@ class Options:
             the same bank: ``"error"`` (:class:`PsumGroupError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator. The
             sum is then the documented one. A device has lost a part of such a sum, but public kernels do this
             nevertheless (docs/reference/simulator_readings.md), hence ``"warn"``.
-        overlapping_copies: the reaction if a DMA or a transpose overwrites elements of its own source, or if an
-            instruction writes an element twice, so that the result depends on the order in which elements move, which
-            is not documented: ``"error"`` (:class:`OverlappingCopyError`), ``"warn"`` or ``"ignore"``, as in AWS's
-            simulator. The source is then read before the destination is written, and the last value stays.
+        overlapping_copies: the reaction if a DMA or a transpose overwrites elements of its own source, or if a DMA or a
+            matmul writes an element twice, so that the result depends on the order in which elements move, which is not
+            documented: ``"error"`` (:class:`OverlappingCopyError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator.
+            The source is then read before the destination is written, and the last value stays.
         lost_results: the reaction to a kernel that returns nothing and writes no argument, so that its caller gets
             nothing: ``"error"`` (:class:`NkiValidationError`), ``"warn"`` or ``"ignore"``.
         frontend: the rules for loops and registers: ``"tracer"``, the rules of NKI 0.7, where no run-time value steers

@@ -28,7 +28,7 @@ def check_engine_access(name: str, tensor: View) -> None:
         check_free_pattern(name, tensor)
         check_partitions(name, tensor)
         repeats = has_repeats(tensor.shape, tensor.strides)
-    if not repeats:  # else an output is reported each time
+    if not repeats:  # else the result of a matmul is reported each time
         tensor.allow_access()
 
 

@@ -5,6 +5,8 @@
 
 A DMA transfer runs on up to 16 engines at a time (``nki/get-started/about/nki-dma-overview.rst``). So its result is
 known only if no element of the destination is read as another element of the source, and none is written twice.
+Compute engines write the elements of a partition one after the other (``nki/get-started/about/tiling-overview.rst``);
+of their results only the sums of matmuls are checked.
 docs/reference/simulator_readings.md lists what is known. The check depends on shapes and places only: an address that
 is read at run time is not checked.
 """
@@ -25,7 +27,7 @@ from .levels import refuse
 _MOST_PAIRS = 1024
 
 
-def check_copy(core: Core, dst: View, sources: Mapping[str, View], target: Layout | None) -> None:
+def check_copy(core: Core, dst: View, sources: Mapping[str, View], target: Layout | None, name: str = "dst") -> None:
     """Report a copy whose destination overlaps a source, or holds an element twice.
 
     Args:
@@ -34,14 +36,15 @@ def check_copy(core: Core, dst: View, sources: Mapping[str, View], target: Layou
         sources: the sources, by the names of the operands.
         target: the layout of ``dst``, with its dimensions in the order in which the elements of a source go there, so
             that an element that stays at its place is no finding; None if every element that both have is one.
+        name: the name of the operand ``dst``.
 
     Raises:
         OverlappingCopyError: at the level ``"error"``.
     """
     if core.options.overlapping_copies == "ignore" or dst.indirect_access is not None:
         return
-    check_destination(core, "dst", dst)
-    for name, source in sources.items():
+    check_destination(core, name, dst)
+    for other, source in sources.items():
         if source.storage.allocation != dst.storage.allocation or source.indirect_access is not None:
             continue
         width, other_width = dst.storage.width_of(dst.dtype), source.storage.width_of(source.dtype)
@@ -52,9 +55,9 @@ def check_copy(core: Core, dst: View, sources: Mapping[str, View], target: Layou
             element = dst.storage.index_of(byte)
             _report(
                 core,
-                f"operands 'dst' and {name!r} overlap in their memory, as in element {element} of the tensor of 'dst', "
-                f"and the documentation promises no order in which elements move, got {dst} and {source}: copy by way "
-                f"of another tensor",
+                f"operands {name!r} and {other!r} overlap in their memory, as in element {element} of the first one's "
+                f"tensor, and the documentation promises no order in which elements move, got {dst} and {source}: copy "
+                f"by way of another tensor",
             )
 
 
@@ -74,7 +77,7 @@ def check_destination(core: Core, name: str, dst: View) -> None:
 
 
 def _report(core: Core, what: str) -> None:
-    core.unrepeatable = "a copy overlaps its source, or writes an element twice"
+    core.unrepeatable = "a copy overlaps its source, or an element is written twice"
     error = OverlappingCopyError(
         f"{what}; using(overlapping_copies='ignore') or NKILIB_OVERLAPPING_COPIES=ignore runs the kernel"
     )

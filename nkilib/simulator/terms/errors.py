@@ -120,7 +120,7 @@ class PsumGroupError(NkiValidationError):
 
 @_public
 class OverlappingCopyError(NkiValidationError):
-    """A copy overlaps its source, or writes an element twice, with ``overlapping_copies="error"``."""
+    """A copy overlaps its source, or writes an element twice, or a matmul does, with ``overlapping_copies="error"``."""
 
 
 @_public

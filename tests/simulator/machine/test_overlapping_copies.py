@@ -57,6 +57,14 @@ def add(dst: Any, *srcs: Any) -> None:
     nisa.dma_compute(dst, srcs, nl.add)
 
 
+def matmul(data: Any, pattern: list[list[int]]) -> None:
+    """Run a matmul whose result has a pattern, twice into one view."""
+    sums = tile(4, 9 if pattern[0][0] == 9 else 8, buffer=nl.psum).ap(pattern)
+    columns = math.prod(count for _, count in pattern[1:])
+    for accumulate in (False, True):
+        nisa.nc_matmul(sums, data[:, 0:4], data[:, 0:columns], accumulate=accumulate)
+
+
 # For each finding a corrected twin.
 OVERLAPS: dict[str, tuple[Body, Body]] = {
     "rows in HBM": (lambda x: nisa.dma_copy(x[1:4], x[0:3]), lambda x: nisa.dma_copy(x[3:6], x[0:3])),
@@ -98,6 +106,10 @@ OVERLAPS: dict[str, tuple[Body, Body]] = {
         on_chip(lambda t: reduce_all([t[:, 0:32]], [t[:, 32:64]])),
     ),
 }
+OVERLAPS["two results of a collective"] = (
+    lambda x: reduce_all([x[0:2], x[2:4]], [x[4:6], x[5:7]]),
+    lambda x: reduce_all([x[0:2], x[2:4]], [x[4:6], x[6:8]]),
+)
 REPEATS: dict[str, tuple[Body, Body]] = {
     "a stride of 0": (
         on_chip(lambda t: nisa.dma_copy(t.ap([[64, 32], [0, 4]]), tile(32, 4))),
@@ -111,27 +123,17 @@ REPEATS: dict[str, tuple[Body, Body]] = {
         lambda x: nisa.dma_copy(x.ap([[3, 4], [1, 4]]), tile(4, 4)),
         lambda x: nisa.dma_copy(x.ap([[4, 4], [1, 4]]), tile(4, 4)),
     ),
-    "a compute engine": (
-        on_chip(lambda t: nisa.tensor_scalar(t.ap([[64, 32], [0, 4]]), tile(32, 4), nl.add, 1.0)),
-        on_chip(lambda t: nisa.tensor_scalar(t.ap([[64, 32], [2, 4]]), tile(32, 4), nl.add, 1.0)),
+    "a matmul": (
+        on_chip(lambda t: matmul(t, [[8, 4], [0, 3]])),
+        on_chip(lambda t: matmul(t, [[8, 4], [2, 3]])),
     ),
-    "overlapping windows": (
-        on_chip(lambda t: nisa.tensor_copy(t.ap([[64, 32], [2, 4], [1, 3]]), tile(32, 4, 3))),
-        on_chip(lambda t: nisa.tensor_copy(t.ap([[64, 32], [3, 4], [1, 3]]), tile(32, 4, 3))),
+    "overlapping windows of a matmul": (
+        on_chip(lambda t: matmul(t, [[8, 4], [2, 3], [1, 3]])),
+        on_chip(lambda t: matmul(t, [[9, 4], [3, 3], [1, 3]])),
     ),
-    "a reduction": (
-        on_chip(lambda t: nisa.tensor_reduce(t.ap([[64, 32], [0, 2]]), nl.add, tile(32, 2, 3), 2)),
-        on_chip(lambda t: nisa.tensor_reduce(t.ap([[64, 32], [9, 2]]), nl.add, tile(32, 2, 3), 2)),
-    ),
-    "a view that was read before": (
-        on_chip(
-            lambda t: [
-                nisa.tensor_copy(*pair)
-                for view in [t.ap([[64, 32], [0, 4]])]
-                for pair in ((tile(32, 4), view), (view, tile(32, 4)))
-            ]
-        ),
-        on_chip(lambda t: nisa.tensor_copy(tile(32, 4), t.ap([[64, 32], [0, 4]]))),
+    "columns of a transpose": (
+        on_chip(lambda t: nisa.dma_transpose(t.ap([[64, 2], [0, 4]]), tile(4, 2))),
+        on_chip(lambda t: nisa.dma_transpose(t.ap([[64, 2], [2, 4]]), tile(4, 2))),
     ),
 }
 
@@ -156,15 +158,15 @@ def test_findings_and_their_corrected_twins(found: Body, corrected: Body) -> Non
 def test_the_messages() -> None:
     message = refused(OverlappingCopyError, lambda: launch(OVERLAPS["rows in HBM"][0], "error"))
     assert without_place(message, "nisa.dma_copy") == (
-        "operands 'dst' and 'src' overlap in their memory, as in element [1, 0] of the tensor of 'dst', and the "
+        "operands 'dst' and 'src' overlap in their memory, as in element [1, 0] of the first one's tensor, and the "
         "documentation promises no order in which elements move, got tensor 'x' [3, 64] float32 in private_hbm and "
         "tensor 'x' [3, 64] float32 in private_hbm: copy by way of another tensor; using(overlapping_copies='ignore') "
         "or NKILIB_OVERLAPPING_COPIES=ignore runs the kernel"
     )
-    message = refused(OverlappingCopyError, lambda: launch(REPEATS["a compute engine"][0], "error"))
-    assert without_place(message, "nisa.tensor_scalar") == (
+    message = refused(OverlappingCopyError, lambda: launch(REPEATS["a matmul"][0], "error"))
+    assert without_place(message, "nisa.nc_matmul") == (
         "operand 'dst' holds an element more than once, and the documentation promises no order in which elements are "
-        "written, got tensor [32, 4] float32 in sbuf with the strides [64, 0]: write each element once; "
+        "written, got tensor [4, 3] float32 in psum with the strides [8, 0]: write each element once; "
         "using(overlapping_copies='ignore') or NKILIB_OVERLAPPING_COPIES=ignore runs the kernel"
     )
 
@@ -180,6 +182,7 @@ def test_the_messages() -> None:
         on_chip(lambda t: vector_transpose(t[0:1, 0:1], t[0:1, 0:1])),
         on_chip(lambda t: nisa.tensor_copy(t[:, 0:4], t[:, 1:5])),
         on_chip(lambda t: nisa.tensor_tensor(t, t, t, nl.add)),
+        on_chip(lambda t: nisa.activation(t.ap([[64, 32], [0, 4]]), nl.square, tile(32, 4))),
         lambda x: nisa.dma_copy(x[nl.ds(nisa.scalar_load(hbm_int(1)), 1)], x[1]),
     ],
     ids=[
@@ -191,6 +194,7 @@ def test_the_messages() -> None:
         "one element by Vector",
         "an engine",
         "in place",
+        "a result that is discarded",
         "an address that the device reads",
     ],
 )
@@ -209,7 +213,7 @@ def test_arguments_that_share_memory() -> None:
         nisa.dma_copy(x, y)
 
     x = np.ones((4, 8), np.float32)
-    with pytest.raises(OverlappingCopyError, match=r"element \[1, 0\] of the tensor of 'dst'"):
+    with pytest.raises(OverlappingCopyError, match=r"element \[1, 0\] of the first one's tensor"):
         run(kernel, x[0:3], x[1:4], overlapping_copies="error")
     run(kernel, x[0:2], x[2:4], overlapping_copies="error")
     run(kernel, x, x.view(), overlapping_copies="error")

@@ -76,7 +76,7 @@ def test_a_row_is_what_is_contiguous_on_both_sides() -> None:
 
 
 def test_the_bytes_of_a_row_on_average() -> None:
-    """What reports show: by the contiguous runs of the side with more of them, or by the rows of a gather."""
+    """Take the contiguous runs of the side with more of them, or the rows of a gather."""
     whole, rows = (side_of((64, 8), (pitch, 1), 4, nl.shared_hbm, 0, 0) for pitch in (8, 16))
     nothing = side_of((0, 8), (8, 1), 4, nl.shared_hbm, 0, 0)
     assert row_bytes_of([whole, whole], 0, is_transpose=False) == 64 * 8 * 4  # a single run

@@ -78,9 +78,11 @@ def perform(call: Call, operation: Operation) -> None:
         BarrierError: if another rank, or the other core of this rank, reaches a different operation or none.
     """
     core = call.core
-    sources = {f"srcs[{number}]": src for number, src in enumerate(operation.srcs)}
-    for dst in operation.dsts:
-        check_copy(core, dst, sources, None)
+    others = {f"srcs[{number}]": src for number, src in enumerate(operation.srcs)}
+    for number, dst in enumerate(operation.dsts):
+        name = f"dsts[{number}]"
+        check_copy(core, dst, others, None, name)
+        others[name] = dst
     if not belongs_to_rank(core, operation.tensors):
         core.loads.settle()
         _exchange(core, operation, core.number)
