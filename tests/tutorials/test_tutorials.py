@@ -159,6 +159,6 @@ def test_messages_of_the_first_kernel_are_shown_and_one_mistake_is_invisible_wit
     ]
     assert list(failed) == expected
     script = tmp_path / "lse.py"
-    script.write_text(failed["UninitializedReadError"].replace('uninitialized="error", ', ""), encoding="utf-8")
+    script.write_text(failed["UninitializedReadError"].replace("strict=True", ""), encoding="utf-8")
     done = run_script(script)
     assert done.returncode == 0, done.output

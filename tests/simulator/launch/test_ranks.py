@@ -151,6 +151,7 @@ def test_parts_that_do_not_overlap_can_be_written() -> None:
             "ranks(timeout=...): must be a positive number of seconds or None, got 0",
         ),
         (lambda: per_rank(iter([1])), TypeError, "per_rank takes a sequence with one value a rank, got list_iterator"),
+        (lambda: per_rank({1, 2}), TypeError, "per_rank takes a sequence with one value a rank, got set"),
         (
             lambda: ranks(3)(add_one)(per_rank([1, 2])),
             ValueError,

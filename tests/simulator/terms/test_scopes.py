@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What belongs to another launch, another core or a finished loop is refused, wherever a kernel uses it."""
+"""A kernel cannot use tensors, registers and instructions of another launch, of another core or of a loop that ended."""
 
 from __future__ import annotations
 
