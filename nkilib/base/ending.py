@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The end of a command that is interrupted, or whose output nobody reads: one line or none is printed, no traceback."""
+"""The end of a command that is interrupted, or whose output cannot be written: one line or none, and no traceback."""
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import sys
@@ -14,11 +15,15 @@ from contextlib import contextmanager
 # The exit codes that shells give to a process ended by SIGINT and by SIGPIPE: 128 plus the number of the signal.
 INTERRUPTED = 130
 CLOSED_PIPE = 141
+# The errors of an output that takes no more.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @contextmanager
 def ending_quietly(program: str, where: Callable[[BaseException], str] | None = None) -> Iterator[None]:
     """End the process with :data:`INTERRUPTED` after Ctrl-C, and with :data:`CLOSED_PIPE` if nobody reads its output.
+
+    If the standard output cannot be written, for instance because the device is full, the process ends with 1.
 
     Args:
         program: the name of the command, with which the line printed after Ctrl-C begins.
@@ -41,8 +46,29 @@ def ending_quietly(program: str, where: Callable[[BaseException], str] | None = 
     except BrokenPipeError:
         if not _reader_is_gone():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        _discard_output()
         raise SystemExit(CLOSED_PIPE) from None
+    except OSError as error:
+        if error.errno not in _FULL or not _output_fails():
+            raise
+        _discard_output()
+        print(f"{program}: error: cannot write the standard output: {error.strerror}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _discard_output() -> None:
+    """Let the standard output go nowhere, for what is still to be flushed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _output_fails() -> bool:
+    """Return whether the standard output cannot be written, so that an error is not about a file of the user's."""
+    try:
+        sys.stdout.flush()
+        os.write(sys.stdout.fileno(), b"\n")  # the flush may have nothing to do
+    except OSError:  # also of an output that is no file
+        return True
+    return False
 
 
 def _reader_is_gone() -> bool:

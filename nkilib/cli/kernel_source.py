@@ -59,8 +59,12 @@ def kernel_of(source: str) -> Kernel:
 
 def _imported(where: str) -> ModuleType:
     path = Path(where)
-    is_file = where.endswith(".py") or path.exists() or path.parent != Path()
-    if is_file and not path.is_file():
+    try:
+        is_file = where.endswith(".py") or path.exists() or path.parent != Path()
+        is_missing = is_file and not path.is_file()
+    except OSError as error:  # of a name that is too long, for instance
+        raise SourceRefusedError(f"cannot read {where!r}: {error.strerror}") from None
+    if is_missing:
         raise SourceRefusedError(f"there is no file {where!r}")
     try:
         return _run(path) if is_file else importlib.import_module(where)

@@ -14,27 +14,11 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from .launch_arguments import SHORT_DTYPES, dtype_name
+
 if TYPE_CHECKING:
     from nkilib.simulator.profiling.trips import AskedTrips
 
-_SHORT = {
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "fp16": "float16",
-    "f32": "float32",
-    "fp32": "float32",
-    "tf32": "tfloat32",
-    "i8": "int8",
-    "i16": "int16",
-    "i32": "int32",
-    "i64": "int64",
-    "u8": "uint8",
-    "u16": "uint16",
-    "u32": "uint32",
-    "f8e4m3": "float8_e4m3",
-    "f8e4m3fn": "float8_e4m3fn",
-    "f8e5m2": "float8_e5m2",
-}
 # A string of JSON, which may hold anything; a tensor; a name of NKI. Strings are matched so as to be passed over.
 _TOKEN = re.compile(
     r'(?P<string>"(?:\\.|[^"\\])*")'
@@ -78,10 +62,9 @@ def _tensor(dtype: str, shape: str) -> Any:
     from nkilib.simulator import spec
     from nkilib.simulator.terms.dtypes import ALL_DTYPES
 
-    short_name = dtype.removeprefix("nl.")
-    name = _SHORT.get(short_name, short_name)
+    short_name, name = dtype.removeprefix("nl."), dtype_name(dtype)
     if name not in ALL_DTYPES:
-        known = ", ".join([*_SHORT, *ALL_DTYPES])
+        known = ", ".join([*SHORT_DTYPES, *ALL_DTYPES])
         raise ValueRefusedError(f"{short_name!r} is no type; types are {known}")
     sizes = [size.strip() for size in shape.split(",")]
     if not all(size.isdecimal() and size.isascii() and int(size) > 0 for size in sizes):

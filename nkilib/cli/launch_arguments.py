@@ -11,6 +11,25 @@ from collections.abc import Sequence
 
 _TARGETS = ("trn2", "trn3")  # the kernels need trn2 or newer
 DTYPES = ("bfloat16", "float32", "float16")
+# Short names of types, which every argument of a command accepts.
+SHORT_DTYPES = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "fp16": "float16",
+    "f32": "float32",
+    "fp32": "float32",
+    "tf32": "tfloat32",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+    "u8": "uint8",
+    "u16": "uint16",
+    "u32": "uint32",
+    "f8e4m3": "float8_e4m3",
+    "f8e4m3fn": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+}
 _DIRECTIONS = ("forward", "backward", "forward_backward", "mixture")
 
 
@@ -25,9 +44,11 @@ def add_launch_arguments(
     command.add_argument("--vocab", type=positive, required=is_required, metavar="V", help="classes")
     command.add_argument(
         "--dtype",
+        type=dtype_name,
         choices=DTYPES,
         default=DTYPES[0] if is_required else None,
-        help=f"type of logits and tiles, or of hidden states and weights (default {DTYPES[0]})",
+        help=f"type of logits and tiles, or of hidden states and weights (default {DTYPES[0]}); bf16, f32, fp32 "
+        "and so on are short for them",
     )
     command.add_argument(
         "--direction",
@@ -56,6 +77,12 @@ def fail(command: str, message: str) -> int:
     """Print an error of a command, and return the exit code with which it ends."""
     print(f"python -m nkilib {command}: error: {message}", file=sys.stderr)
     return 1
+
+
+def dtype_name(text: str) -> str:
+    """Return the name of a type for a name or a short name, with or without ``nl.``; other texts stay as they are."""
+    name = text.removeprefix("nl.")
+    return SHORT_DTYPES.get(name, name)
 
 
 def positive(text: str) -> int:

@@ -17,12 +17,15 @@ def output_file(text: str) -> str:
         argparse.ArgumentTypeError: if it cannot be written.
     """
     path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"must name a file, got the directory {text!r}")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no directory {str(path.parent)!r}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} can not be written")
+    try:
+        if path.is_dir():
+            raise argparse.ArgumentTypeError(f"must name a file, got the directory {text!r}")
+        if not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"there is no directory {str(path.parent)!r}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise argparse.ArgumentTypeError(f"{text!r} can not be written")
+    except OSError as error:  # of a name that is too long, for instance
+        raise argparse.ArgumentTypeError(f"{text!r} can not be written: {error.strerror}") from None
     return text
 
 

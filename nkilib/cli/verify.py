@@ -117,10 +117,10 @@ def _opened(options: argparse.Namespace, place: Place) -> Report:
         if options.again:
             report.without_bad_ends()
         return report
-    if path.exists():
-        raise ReportError(f"{path} exists already: --resume continues its run, --report names another file")
     report = Report(path, header)
     try:
+        if path.exists():
+            raise ReportError(f"{path} exists already: --resume continues its run, --report names another file")
         report.save()
     except OSError as error:
         raise ReportError(f"cannot write the report: {error}") from error

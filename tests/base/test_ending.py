@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Ctrl-C and a pipe that nobody reads: how the two command lines end."""
+"""Ctrl-C, a pipe that nobody reads and a device that is full: how the two command lines end."""
 
 from __future__ import annotations
 
+import errno
+import io
 import re
 import socket
 from pathlib import Path
@@ -85,6 +87,47 @@ def test_a_script_whose_output_nobody_reads(tmp_path: Path, option: str, end: st
     """A script ends quietly on a closed pipe; with -u there is no buffer, and the print itself already fails."""
     (tmp_path / "script.py").write_text("print(1)\n" + end)
     assert run_unread(option, "-m", "nkilib.simulator", "script.py", directory=tmp_path) == (CLOSED_PIPE, "", "")
+
+
+FULL_DEVICE = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL_DEVICE.exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("is_buffered", [True, False])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("doctor",),
+        ("doctor", "--kernels"),
+        ("--version",),
+        ("profile", "slow.py:fast", "--arg", "x=fp32[1,8]"),
+    ],
+)
+def test_a_command_whose_output_is_full(
+    arguments: tuple[str, ...],
+    is_buffered: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW + FAST)
+    monkeypatch.chdir(tmp_path)
+    raw = io.FileIO(FULL_DEVICE, "w")
+    output = io.TextIOWrapper(io.BufferedWriter(raw) if is_buffered else raw, write_through=not is_buffered)  # type: ignore[type-var]
+    with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
+        patched.setattr("sys.stdout", output)
+        command_line.run(arguments)
+    assert ended.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "python -m nkilib: error: cannot write the standard output: No space left on device"
+
+
+def test_a_file_of_the_program_on_a_full_device_is_an_error_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", (tmp_path / "output").open("w"))
+    with pytest.raises(OSError, match="No space"), ending_quietly("program"):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_another_pipe_that_breaks_is_an_error_of_the_program() -> None:

@@ -53,6 +53,18 @@ def test_what_is_no_file_or_in_no_directory(tmp_path: Path, of: object) -> None:
         of(str(tmp_path / "file" / "file.png"))
 
 
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize("name", [f"{LONG}.json", f"{LONG}/a.json"])
+def test_a_name_that_is_too_long(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(("profile", "--positions", "64", "--vocab", "3000", "--trace", name))
+    assert f"{name!r} can not be written: File name too long" in capsys.readouterr().err
+    assert main(("profile", f"{LONG}.py:kernel")) == 1
+    assert capsys.readouterr().err.endswith(f"error: cannot read '{LONG}.py': File name too long\n")
+
+
 def test_what_may_not_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Access is asked of a file that exists, else of its directory; root may write anything."""
     asked: list[Path] = []

@@ -46,7 +46,7 @@ def test_it_prints_the_profile_of_the_forward(capsys: pytest.CaptureFixture[str]
 
 
 def test_every_option_reaches_the_profile(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--dtype", "float32", "--direction", "backward", "--target", "trn3", "--cores", "1")
+    options = ("--dtype", "fp32", "--direction", "backward", "--target", "trn3", "--cores", "1")
     code, printed, _ = command(capsys, *SIZES, *options, "--positions-per-batch", "16", "--chunk-size", "700")
     arguments = spec((64, 3000), nl.float32), spec((64,), nl.int32), spec((64,), nl.float32)
     with using(target="trn3"):

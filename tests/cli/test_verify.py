@@ -52,6 +52,8 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert shown.splitlines()[-1] == "timed out: float to integer"
     assert verify(report, "--step", QUICK) == 2
     assert f"{report} exists already: --resume continues its run" in capsys.readouterr().err
+    assert verify(tmp_path / f"{'x' * 300}.json", "--step", QUICK) == 2
+    assert "error: cannot write the report: [Errno 36] File name too long" in capsys.readouterr().err
     assert verify(report, "--step", QUICK, "--resume") == 1, "a step that took too long is not run again unasked"
     assert verify(report, "--step", QUICK, "--resume", "--again") == 0
     assert json.loads(report.read_text())["summary"] == {"as expected": 1}

@@ -64,3 +64,15 @@ def test_every_option_is_a_keyword_of_every_function(function: Callable[..., Any
         assert shown[name].default == default
         assert f"{name}: '{LossOptions.__annotations__[name]}' = {default}" in pydoc.plain(pydoc.render_doc(function))
     assert {*RecipeOptions.__annotations__, "ignore_index", "label_smoothing"} == set(vars(LossOptions()))
+
+
+def test_a_misspelt_argument_is_answered_with_the_nearest_one() -> None:
+    for name in nkilib.torch.__all__:
+        function = getattr(nkilib.torch, name)
+        if inspect.isfunction(function):
+            parameters = inspect.signature(function).parameters.values()
+            required = [None for item in parameters if item.default is item.empty]
+            last = [item.name for item in parameters][-1]
+            with pytest.raises(TypeError) as caught:
+                function(*required, **{f"{last}x": None})
+            assert f"there is no argument '{last}x' (did you mean '{last}'?)" in str(caught.value)

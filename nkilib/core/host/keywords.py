@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from inspect import Parameter
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from nkilib.core.host.options import Dataclass, Group, options_of
 
@@ -69,7 +69,23 @@ def numbers(caller: object, function: Callable[..., Any], group: type[Group], ke
     )
 
 
-def refuse_unknown(function: Callable[..., Any], keywords: Mapping[str, Any], known: Collection[str]) -> None:
+class NoKeywords(TypedDict):
+    """The keywords of a function that has none by ``**unknown``.
+
+    Such a function has ``**unknown`` nevertheless, so that :func:`refuse_unknown` can name the nearest argument of a
+    misspelt one, which Python itself does not do before 3.13. It is decorated with :func:`hides_unknown`.
+    """
+
+
+def hides_unknown(function: Function) -> Function:
+    """Decorate a function with ``**unknown`` so that ``inspect.signature`` and ``help`` do not show it."""
+    signature = inspect.signature(function)
+    shown = [item for item in signature.parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
+    function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    return function
+
+
+def refuse_unknown(function: Callable[..., Any], keywords: Mapping[str, Any], known: Collection[str] = ()) -> None:
     """Check that every keyword of a call is known. Python checks this itself where keywords are not shared.
 
     Raises:

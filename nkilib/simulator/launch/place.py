@@ -67,7 +67,12 @@ class Place:
         if count > 1 and generation.version is nc_version.gen2:
             launch = f"[{count}]" if kernel.cores else f" with {self.core_settings.of_kernel(None).source}"
             has_variable = self.core_settings.variable is not None
-            remedy = f"set {lnc.VARIABLE}=1 and launch on one core" if has_variable else "launch on one core"
+            alone = f"set {lnc.VARIABLE}=1"
+            remedy = (
+                f"{alone} and launch on one core"
+                if has_variable
+                else f"launch on one core (where a library launches, {alone})"
+            )
             raise NkiValidationError(
                 f"{kernel.__name__}{launch}: {generation.name} has no logical NeuronCores of two; {remedy}, or set "
                 f"NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"

@@ -9,7 +9,9 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import binary_cross_entropy_backward, binary_cross_entropy_forward
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES
 from nkilib.torch.dispatch.operator import Call
@@ -43,8 +45,15 @@ BINARY_CROSS_ENTROPY: Final = elementwise_loss(
 )
 
 
+@hides_unknown
 def binary_cross_entropy(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", *, inplace: bool = False
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    *,
+    inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the binary cross-entropy ``-(t log x + (1 - t) log(1 - x))`` of probabilities x and targets t, where each
     logarithm is clamped to at least -100, with the kernels of :mod:`nkilib.experimental.loss`.
@@ -71,6 +80,8 @@ def binary_cross_entropy(
             under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(binary_cross_entropy, unknown)
     caller = BINARY_CROSS_ENTROPY.caller
     check_same_size(caller, input, target)
     if isinstance(target, Tensor):

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import (
     binary_cross_entropy_with_logits_backward,
     binary_cross_entropy_with_logits_forward,
@@ -28,6 +30,7 @@ BINARY_CROSS_ENTROPY_WITH_LOGITS: Final = elementwise_loss(
 )
 
 
+@hides_unknown
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
@@ -36,6 +39,7 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
     *,
     inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the binary cross-entropy ``(1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))`` of logits x and targets t,
     where p is ``pos_weight``, with the kernels of :mod:`nkilib.experimental.loss`.
@@ -65,6 +69,8 @@ def binary_cross_entropy_with_logits(
             ``inplace`` with a leaf that requires grad, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(binary_cross_entropy_with_logits, unknown)
     caller = BINARY_CROSS_ENTROPY_WITH_LOGITS.caller
     check_same_size(caller, input, target)
     if isinstance(target, Tensor):

@@ -10,7 +10,9 @@ from typing import Final
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import cosine_embedding_loss_backward, cosine_embedding_loss_forward
 from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.caller import Caller, counterpart
@@ -32,6 +34,7 @@ _LOSS: Final = rowwise_loss(
 )
 
 
+@hides_unknown
 def cosine_embedding_loss(
     input1: Tensor,
     input2: Tensor,
@@ -40,6 +43,7 @@ def cosine_embedding_loss(
     reduction: str = "mean",
     *,
     inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the cosine embedding loss of each row, with cos the cosine between the rows of both inputs: ``1 - cos``
     where the target is 1, ``max(0, cos - margin)`` where it is -1, else 0.
@@ -67,6 +71,8 @@ def cosine_embedding_loss(
             under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(cosine_embedding_loss, unknown)
     tensors = {"input1": input1, "input2": input2, "target": target}
     _LOSS.check(tensors, reduction, inplace, integers=tuple(tensors))
     margin = checked_number(_LOSS.caller, "margin", margin)

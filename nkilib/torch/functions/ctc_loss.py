@@ -11,7 +11,9 @@ from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.core.host.reductions import check_reduction
 from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
 from nkilib.torch.dispatch import checks
@@ -86,6 +88,7 @@ _DERIVATIVE: Final = indexed_loss(
 )
 
 
+@hides_unknown
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
@@ -94,6 +97,7 @@ def ctc_loss(
     blank: int = 0,
     reduction: str = "mean",
     zero_infinity: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the connectionist temporal classification loss with the kernels of :mod:`nkilib.experimental.loss`.
 
@@ -123,6 +127,8 @@ def ctc_loss(
             differentiation.
         AssertionError: a time step does not fit a core's memory.
     """
+    if unknown:
+        refuse_unknown(ctc_loss, unknown)
     caller = CTC_LOSS
     checks.check_tensors(caller, {caller.input: log_probs, "targets": targets})
     lengths = [_lengths(name, values, log_probs) for name, values in _named(input_lengths, target_lengths)]

@@ -11,7 +11,9 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import distillation_backward, distillation_forward
 from nkilib.experimental.loss.distillation.options import DistillationOptions
 from nkilib.torch.dispatch import checks
@@ -61,6 +63,7 @@ _BACKWARD: Final = register(
 _DERIVATIVE: Final = differentiate(_FORWARD, _BACKWARD)
 
 
+@hides_unknown
 def distillation_loss(
     student_logits: Tensor,
     teacher_logits: Tensor,
@@ -73,6 +76,7 @@ def distillation_loss(
     reduction: str = "mean",
     temperature_squared: bool = False,
     inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the divergence of the student's distribution from the teacher's, in nats, at every position.
 
@@ -113,6 +117,8 @@ def distillation_loss(
             with a leaf that requires grad, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(distillation_loss, unknown)
     chosen = checked_beta(DISTILLATION, direction, beta)
     _check(student_logits, teacher_logits, labels, reduction)
     check_numbers(DISTILLATION, temperature, ignore_index, temperature_squared)

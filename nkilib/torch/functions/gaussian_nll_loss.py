@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import gaussian_nll_loss_backward, gaussian_nll_loss_forward
 from nkilib.torch.dispatch.checks import check_flag, check_tensors
 from nkilib.torch.dispatch.operator import Call
@@ -38,6 +40,7 @@ GAUSSIAN_NLL_LOSS: Final = elementwise_loss(
 )
 
 
+@hides_unknown
 def gaussian_nll_loss(
     input: Tensor,
     target: Tensor,
@@ -47,6 +50,7 @@ def gaussian_nll_loss(
     reduction: str = "mean",
     *,
     inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the negative log-likelihood ``(log v + (x - t)^2 / v) / 2`` of targets t under normal distributions of
     means x and variances ``v = max(var, eps)``, with the kernels of :mod:`nkilib.experimental.loss`.
@@ -77,6 +81,8 @@ def gaussian_nll_loss(
             that requires grad, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(gaussian_nll_loss, unknown)
     caller = GAUSSIAN_NLL_LOSS.caller
     check_tensors(caller, {"input": input, "target": target})
     check_flag(caller, "full", full)

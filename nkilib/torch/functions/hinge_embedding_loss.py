@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import hinge_embedding_loss_backward, hinge_embedding_loss_forward
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import LossModule
@@ -26,6 +28,7 @@ HINGE_EMBEDDING_LOSS: Final = elementwise_loss(
 )
 
 
+@hides_unknown
 def hinge_embedding_loss(
     input: Tensor,
     target: Tensor,
@@ -33,6 +36,7 @@ def hinge_embedding_loss(
     reduction: str = "mean",
     *,
     inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the hinge embedding loss with the kernels of :mod:`nkilib.experimental.loss`: ``input`` where the target
     is 1, ``max(margin - input, 0)`` where it is -1.
@@ -59,6 +63,8 @@ def hinge_embedding_loss(
             under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(hinge_embedding_loss, unknown)
     tensors = {"input": input, "target": target.detach() if isinstance(target, Tensor) else target}
     return HINGE_EMBEDDING_LOSS(
         tensors, reduction, inplace, margin=finite_number(HINGE_EMBEDDING_LOSS.caller, "margin", margin)

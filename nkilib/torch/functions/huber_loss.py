@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.core.rows.numbers import LEAST_NORMAL
 from nkilib.experimental.loss import huber_loss_backward, huber_loss_forward
 from nkilib.torch.dispatch.checks import checked_number
@@ -28,6 +30,7 @@ HUBER_LOSS: Final = elementwise_loss(
 )
 
 
+@hides_unknown
 def huber_loss(
     input: Tensor,
     target: Tensor,
@@ -36,6 +39,7 @@ def huber_loss(
     weight: Tensor | None = None,
     *,
     inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute Huber's error with the kernels of :mod:`nkilib.experimental.loss`: ``d^2 / 2`` up to ``|d| = delta`` and
     ``delta (|d| - delta / 2)`` beyond, with ``d = input - target``.
@@ -65,6 +69,8 @@ def huber_loss(
             leaf that requires grad, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(huber_loss, unknown)
     delta = _checked(delta)
     return loss_of_pair(HUBER_LOSS, input, target, reduction, inplace, weight, delta=delta)
 

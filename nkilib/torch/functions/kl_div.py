@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward
 from nkilib.torch.dispatch.checks import check_flag, check_tensors
 from nkilib.torch.losses.elementwise import elementwise_loss
@@ -24,8 +26,15 @@ KL_DIV: Final = elementwise_loss(
 )
 
 
+@hides_unknown
 def kl_div(
-    input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False, *, inplace: bool = False
+    input: Tensor,
+    target: Tensor,
+    reduction: str = "mean",
+    log_target: bool = False,
+    *,
+    inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the elementwise Kullback-Leibler divergence with the kernels of :mod:`nkilib.experimental.loss`.
 
@@ -55,6 +64,8 @@ def kl_div(
             leaf that requires grad, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(kl_div, unknown)
     caller = KL_DIV.caller
     check_tensors(caller, {"input": input, "target": target})
     check_reduction_or_batchmean(caller, reduction)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import l1_loss_backward, l1_loss_forward
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import LossModule
@@ -24,8 +26,15 @@ L1_LOSS: Final = elementwise_loss(
 )
 
 
+@hides_unknown
 def l1_loss(
-    input: Tensor, target: Tensor, reduction: str = "mean", weight: Tensor | None = None, *, inplace: bool = False
+    input: Tensor,
+    target: Tensor,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+    *,
+    inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the absolute error ``|input - target|`` with the kernels of :mod:`nkilib.experimental.loss`.
 
@@ -53,6 +62,8 @@ def l1_loss(
             under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(l1_loss, unknown)
     return loss_of_pair(L1_LOSS, input, target, reduction, inplace, weight, divides_by_weight=True)
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import margin_ranking_loss_backward, margin_ranking_loss_forward
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import LossModule
@@ -27,6 +29,7 @@ MARGIN_RANKING_LOSS: Final = elementwise_loss(
 )
 
 
+@hides_unknown
 def margin_ranking_loss(
     input1: Tensor,
     input2: Tensor,
@@ -35,6 +38,7 @@ def margin_ranking_loss(
     reduction: str = "mean",
     *,
     inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the margin ranking loss, ``max(margin - target (input1 - input2), 0)``, with the kernels of
     :mod:`nkilib.experimental.loss`.
@@ -64,6 +68,8 @@ def margin_ranking_loss(
             under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(margin_ranking_loss, unknown)
     tensors = {"input1": input1, "input2": input2, "target": target}
     if all(isinstance(tensor, Tensor) for tensor in tensors.values()):  # the loss rejects the others
         check_dimensions(MARGIN_RANKING_LOSS.caller, tensors)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import mse_loss_backward, mse_loss_forward
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import LossModule
@@ -23,8 +25,15 @@ MSE_LOSS: Final = elementwise_loss(
 )
 
 
+@hides_unknown
 def mse_loss(
-    input: Tensor, target: Tensor, reduction: str = "mean", weight: Tensor | None = None, *, inplace: bool = False
+    input: Tensor,
+    target: Tensor,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+    *,
+    inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the squared error ``(input - target)^2`` with the kernels of :mod:`nkilib.experimental.loss`.
 
@@ -51,6 +60,8 @@ def mse_loss(
             under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(mse_loss, unknown)
     return loss_of_pair(MSE_LOSS, input, target, reduction, inplace, weight, divides_by_weight=True)
 
 

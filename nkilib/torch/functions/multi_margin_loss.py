@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.core.host.reductions import check_reduction
 from nkilib.experimental.loss import multi_margin_loss_backward, multi_margin_loss_forward
 from nkilib.torch.dispatch import checks
@@ -55,6 +57,7 @@ _DERIVATIVE: Final = indexed_loss(
 )
 
 
+@hides_unknown
 def multi_margin_loss(
     input: Tensor,
     target: Tensor,
@@ -64,6 +67,7 @@ def multi_margin_loss(
     reduction: str = "mean",
     *,
     inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the multi-class margin loss with the kernels of :mod:`nkilib.experimental.loss`.
 
@@ -94,6 +98,8 @@ def multi_margin_loss(
             differentiation.
         AssertionError: more than 1,048,576 rows in one call.
     """
+    if unknown:
+        refuse_unknown(multi_margin_loss, unknown)
     _check(input, target, p, margin, weight, reduction)
     computed = as_computed(input, reduction)
     check_inplace(MULTI_MARGIN, input, computed, inplace)

@@ -11,7 +11,9 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.core.host.reductions import check_reduction
 from nkilib.experimental.loss import (
     multilabel_margin_loss_backward,
@@ -59,7 +61,10 @@ _DERIVATIVE: Final = indexed_loss(
 )
 
 
-def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean", *, inplace: bool = False) -> Tensor:
+@hides_unknown
+def multilabel_margin_loss(
+    input: Tensor, target: Tensor, reduction: str = "mean", *, inplace: bool = False, **unknown: Unpack[NoKeywords]
+) -> Tensor:
     """Compute the margin loss with several targets per row, with the kernels of :mod:`nkilib.experimental.loss`.
 
     The loss of a row is the sum of ``relu(1 - (input[t] - input[j]))`` over its targets t and the classes j that are
@@ -86,6 +91,8 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean
             differentiation.
         AssertionError: more than 4,096 classes, or 262,144 rows.
     """
+    if unknown:
+        refuse_unknown(multilabel_margin_loss, unknown)
     caller = MULTILABEL_MARGIN
     tensors = {caller.input: input, "target": target}
     checks.check_tensors(caller, tensors)

@@ -11,7 +11,9 @@ from math import prod
 from typing import Final
 
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import multilabel_soft_margin_loss_backward, multilabel_soft_margin_loss_forward
 from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.caller import Caller, counterpart
@@ -27,6 +29,7 @@ _LOSS: Final = rowwise_loss(
 )
 
 
+@hides_unknown
 def multilabel_soft_margin_loss(
     input: Tensor,
     target: Tensor,
@@ -34,6 +37,7 @@ def multilabel_soft_margin_loss(
     reduction: str = "mean",
     *,
     inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the multi-label soft margin loss: for each row, the mean over classes of the binary cross-entropy of
     logits.
@@ -62,6 +66,8 @@ def multilabel_soft_margin_loss(
             requires grad, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(multilabel_soft_margin_loss, unknown)
     arguments = {"input": input, "target": target, "weight": weight}
     _LOSS.check(arguments, reduction, inplace, integers=("target", "weight"))
     if input.dim() == 0:

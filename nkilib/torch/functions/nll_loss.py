@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.core.host.reductions import check_reduction
 from nkilib.experimental.loss import nll_loss_backward, nll_loss_forward
 from nkilib.torch.dispatch import checks
@@ -57,6 +59,7 @@ _DERIVATIVE: Final = indexed_loss(
 )
 
 
+@hides_unknown
 def nll_loss(
     input: Tensor,
     target: Tensor,
@@ -65,6 +68,7 @@ def nll_loss(
     reduction: str = "mean",
     *,
     inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the negative log-likelihood, ``-weight[t] * input[t]``, with the kernels of
     :mod:`nkilib.experimental.loss`.
@@ -100,6 +104,8 @@ def nll_loss(
             differentiation.
         AssertionError: more than a few million positions in one call.
     """
+    if unknown:
+        refuse_unknown(nll_loss, unknown)
     _check(input, target, weight, ignore_index, reduction)
     checks.check_flag(NLL_LOSS, "inplace", inplace)
     original, input = input, as_computed(input, reduction)

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import poisson_nll_loss_backward, poisson_nll_loss_forward
 from nkilib.torch.dispatch.checks import check_flag
 from nkilib.torch.losses.elementwise import elementwise_loss
@@ -27,6 +29,7 @@ POISSON_NLL_LOSS: Final = elementwise_loss(
 )
 
 
+@hides_unknown
 def poisson_nll_loss(
     input: Tensor,
     target: Tensor,
@@ -36,6 +39,7 @@ def poisson_nll_loss(
     reduction: str = "mean",
     *,
     inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the negative log-likelihood of counts t under Poisson distributions, ``exp(x) - t x`` for an input x that
     is the logarithm of the rate, or ``x - t log(x + eps)`` without ``log_input``, with the kernels of
@@ -67,6 +71,8 @@ def poisson_nll_loss(
             under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(poisson_nll_loss, unknown)
     caller = POISSON_NLL_LOSS.caller
     check_flag(caller, "log_input", log_input)
     check_flag(caller, "full", full)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import smooth_l1_loss_backward, smooth_l1_loss_forward
 from nkilib.torch.dispatch.checks import checked_number
 from nkilib.torch.losses.elementwise import elementwise_loss
@@ -25,6 +27,7 @@ SMOOTH_L1_LOSS: Final = elementwise_loss(
 )
 
 
+@hides_unknown
 def smooth_l1_loss(
     input: Tensor,
     target: Tensor,
@@ -32,6 +35,7 @@ def smooth_l1_loss(
     beta: float = 1.0,
     *,
     inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the smooth absolute error with the kernels of :mod:`nkilib.experimental.loss`: ``d^2 / (2 beta)`` up to
     ``|d| = beta`` and ``|d| - beta / 2`` beyond, with ``d = input - target``.
@@ -58,6 +62,8 @@ def smooth_l1_loss(
             requires grad, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(smooth_l1_loss, unknown)
     beta = _checked(beta)
     return loss_of_pair(SMOOTH_L1_LOSS, input, target, reduction, inplace, beta=beta)
 

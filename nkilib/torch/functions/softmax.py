@@ -11,7 +11,9 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental import softmax as kernels
 from nkilib.torch.dispatch.autocast import autocast_dtype
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
@@ -96,7 +98,14 @@ OF_SOFTMAX: Final = _differentiated(SOFTMAX, kernels.softmax_forward, kernels.so
 OF_LOG_SOFTMAX: Final = _differentiated(LOG_SOFTMAX, kernels.log_softmax_forward, kernels.log_softmax_backward)
 
 
-def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+@hides_unknown
+def softmax(
+    input: Tensor,
+    dim: int | None = None,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
+    **unknown: Unpack[NoKeywords],
+) -> Tensor:
     """Compute the softmax along a dimension with the kernels of :mod:`nkilib.experimental.softmax`.
 
     The result equals ``torch.nn.functional.softmax(input, dim, dtype=dtype)``. It is computed in float32 and rounded
@@ -122,11 +131,18 @@ def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: 
         NotImplementedError: another dtype of the result, or of an input without ``dtype``; an unsupported device; a
             sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(softmax, unknown)
     return _along(SOFTMAX, OF_SOFTMAX, input, dim, _stacklevel, dtype)
 
 
+@hides_unknown
 def log_softmax(
-    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+    input: Tensor,
+    dim: int | None = None,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the logarithm of the softmax along a dimension, in nats, with the kernels of
     :mod:`nkilib.experimental.softmax`.
@@ -141,6 +157,8 @@ def log_softmax(
         A tensor of the shape of ``input``, and of its layout if it is dense: at most 0, and -inf where the input is
         -inf.
     """
+    if unknown:
+        refuse_unknown(log_softmax, unknown)
     return _along(LOG_SOFTMAX, OF_LOG_SOFTMAX, input, dim, _stacklevel, dtype)
 
 

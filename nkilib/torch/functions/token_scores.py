@@ -10,7 +10,9 @@ from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.checks import check_tensors
 from nkilib.torch.dispatch.dtensors import dtensor, local_part
@@ -38,6 +40,7 @@ class TokenScores(NamedTuple):
     entropy: Tensor
 
 
+@hides_unknown
 def token_scores(
     logits: Tensor,
     target: Tensor,
@@ -51,6 +54,7 @@ def token_scores(
     shard_sizes: Sequence[int] | None = None,
     entropy: bool = True,
     inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> TokenScores:
     """Compute the log-probability of each target and the entropy of each position, for reinforcement learning.
 
@@ -84,6 +88,8 @@ def token_scores(
         TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: see :func:`nkilib.torch.cross_entropy`.
         ValueError: ``num_classes`` or ``shard_sizes`` without a group, or a group with a DTensor.
     """
+    if unknown:
+        refuse_unknown(token_scores, unknown)
     recipe: dict[str, Any] = {
         "ignore_index": ignore_index,
         "logit_softcap": logit_softcap,

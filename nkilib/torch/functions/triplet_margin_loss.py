@@ -10,7 +10,9 @@ from typing import Any, Final
 
 from torch import Tensor
 from torch.nn.functional import pad
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import triplet_margin_loss_backward, triplet_margin_loss_forward
 from nkilib.experimental.loss.triplet_margin.host.pairs import num_coefficients, pairs_of
 from nkilib.torch.dispatch.broadcasting import broadcast_shape
@@ -33,6 +35,7 @@ _LOSS: Final = rowwise_loss(
 )
 
 
+@hides_unknown
 def triplet_margin_loss(
     anchor: Tensor,
     positive: Tensor,
@@ -44,6 +47,7 @@ def triplet_margin_loss(
     reduction: str = "mean",
     *,
     inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor:
     """Compute the triplet margin loss of each row, ``max(0, margin + d(anchor, positive) - d(anchor, negative))``.
 
@@ -77,6 +81,8 @@ def triplet_margin_loss(
         NotImplementedError: p below 1; two tensors whose rows have one element, with a third one whose rows are longer;
             an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
+    if unknown:
+        refuse_unknown(triplet_margin_loss, unknown)
     arguments = dict(zip(_NAMES, (anchor, positive, negative), strict=True))
     _LOSS.check(arguments, reduction, inplace, integers=_NAMES)
     margin, p, eps = _checked_options(margin, p, eps, swap)

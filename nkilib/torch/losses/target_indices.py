@@ -15,7 +15,9 @@ from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.torch.dispatch.memory import is_traced
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 
@@ -116,7 +118,8 @@ def _in_reach(target: Tensor, num_classes: int) -> Tensor:
     return torch.where(halves.fit, halves.low, num_classes).clamp(-1, num_classes)
 
 
-def int32_targets(target: Tensor, num_classes: int, ignore_index: int = -100) -> Tensor:
+@hides_unknown
+def int32_targets(target: Tensor, num_classes: int, ignore_index: int = -100, **unknown: Unpack[NoKeywords]) -> Tensor:
     """Check class indices on the host and convert them to int32, which kernels take as they are; then move the result
     to the device.
 
@@ -140,6 +143,8 @@ def int32_targets(target: Tensor, num_classes: int, ignore_index: int = -100) ->
         ValueError: not on the CPU; ``ignore_index`` is not an int32.
         IndexError: a class out of range.
     """
+    if unknown:
+        refuse_unknown(int32_targets, unknown)
     caller = "int32_targets"
     if not isinstance(target, Tensor) or target.dtype not in INDEX_DTYPES:
         got = target.dtype if isinstance(target, Tensor) else type(target).__name__

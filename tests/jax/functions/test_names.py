@@ -41,3 +41,14 @@ def test_linear_functions_have_the_names_of_those_of_torch() -> None:
         for element in set(shared) - {"ignore_index"}:
             assert ours[element].default == others[element].default
     assert nkilib.jax.LinearTokenScores._fields == torch.functions.linear_token_scores.results.LinearTokenScores._fields
+
+
+def test_a_misspelt_argument_is_answered_with_the_nearest_one() -> None:
+    for name in ("cross_entropy", "linear_cross_entropy", "linear_token_scores"):
+        function = getattr(nkilib.jax, name)
+        parameters = inspect.signature(function).parameters.values()
+        required = [None for item in parameters if item.default is item.empty]
+        with pytest.raises(
+            TypeError, match=r"there is no argument 'logit_softcapp' \(did you mean 'logit_softcap'\?\)"
+        ):
+            function(*required, logit_softcapp=30.0)

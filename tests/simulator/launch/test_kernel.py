@@ -141,8 +141,8 @@ def test_trn1_has_no_logical_core_of_two() -> None:
         message = refused(NkiValidationError, lambda: kernel[2](X))
         np.testing.assert_array_equal(kernel[1](X), np.full((2, 3), 10))
     assert message == (
-        "each_core[2]: trn1 has no logical NeuronCores of two; launch on one core, or set "
-        "NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
+        "each_core[2]: trn1 has no logical NeuronCores of two; launch on one core (where a library launches, set "
+        "NEURON_LOGICAL_NC_CONFIG=1), or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
     )
     for target in ("trn2", "trn3"):
         with nkilib.simulator.using(target=target):

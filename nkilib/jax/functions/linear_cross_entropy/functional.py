@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from nkilib.base.lnc import launch_cores, library_grid
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.core.host.reductions import check_reduction
 from nkilib.experimental.loss.cross_entropy.options import Wanted
 from nkilib.jax.dispatch.launch import simulator_options
@@ -34,6 +35,10 @@ from nkilib.jax.functions.linear_cross_entropy.checks import (
 )
 from nkilib.jax.functions.linear_cross_entropy.kernels import LinearRecipe
 from nkilib.jax.functions.linear_cross_entropy.rows import computed_rows, narrowed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 _CALLER: Final = "linear_cross_entropy"
 
@@ -104,6 +109,7 @@ def linear_cross_entropy(
 ) -> jax.Array | CrossEntropyOutputs: ...
 
 
+@hides_unknown
 def linear_cross_entropy(
     input: Array,
     linear_weight: Array,
@@ -122,6 +128,7 @@ def linear_cross_entropy(
     normalizer: Array | float | None = None,
     return_outputs: bool = False,
     weight_layout: str = "vd",
+    **unknown: Unpack[NoKeywords],
 ) -> jax.Array | CrossEntropyOutputs:
     """Cross-entropy between an output layer's logits and targets, without an array of logits in memory.
 
@@ -178,6 +185,8 @@ def linear_cross_entropy(
         NotImplementedError: arrays are not where kernels run; a gradient of ``weight``; a derivative of the gradients,
             in forward or reverse mode.
     """
+    if unknown:
+        refuse_unknown(linear_cross_entropy, unknown)
     options = checked_options(
         _CALLER,
         linear_cross_entropy,

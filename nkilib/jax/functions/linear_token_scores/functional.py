@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
 from nkilib.base.lnc import launch_cores, library_grid
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.cross_entropy.options import Wanted
 from nkilib.experimental.loss.linear_cross_entropy.host.score_names import OUTPUTS, checked_outputs
 from nkilib.experimental.loss.linear_cross_entropy.shared.options import IDS_MAX
@@ -29,9 +30,14 @@ from nkilib.jax.functions.linear_cross_entropy.kernels import LinearRecipe
 from nkilib.jax.functions.linear_cross_entropy.rows import computed_rows, narrowed
 from nkilib.jax.functions.linear_token_scores.results import LinearTokenScores
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
 _CALLER: Final = "linear_token_scores"
 
 
+@hides_unknown
 def linear_token_scores(
     input: Array,
     linear_weight: Array,
@@ -45,6 +51,7 @@ def linear_token_scores(
     outputs: Iterable[str] = ("entropy",),
     compute_dtype: Any = None,
     weight_layout: str = "vd",
+    **unknown: Unpack[NoKeywords],
 ) -> LinearTokenScores:
     """Log-probability of each target and further scores of each position, from hidden states and the output layer.
 
@@ -103,6 +110,8 @@ def linear_token_scores(
         NotImplementedError: arrays are not where kernels run; a derivative of the gradients, in forward or reverse
             mode.
     """
+    if unknown:
+        refuse_unknown(linear_token_scores, unknown)
     names = checked_outputs(_CALLER, outputs)
     options = checked_options(
         _CALLER,

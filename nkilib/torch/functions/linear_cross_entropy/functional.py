@@ -9,7 +9,9 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.layout import as_rows
 from nkilib.torch.functions.cross_entropy.checks import check_outputs, check_weight
@@ -110,6 +112,7 @@ def linear_cross_entropy(
 ) -> Tensor | CrossEntropyOutputs: ...
 
 
+@hides_unknown
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
@@ -130,6 +133,7 @@ def linear_cross_entropy(
     return_outputs: bool = False,
     grad_weight_sum: Tensor | None = None,
     memory_limit: int | None = None,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor | CrossEntropyOutputs:
     """Compute the cross-entropy between an output layer's logits and targets, without a tensor of logits in memory.
 
@@ -207,6 +211,8 @@ def linear_cross_entropy(
             second-order differentiation; an argument that only nkilib has, where PyTorch's own operators compute the
             loss.
     """
+    if unknown:
+        refuse_unknown(linear_cross_entropy, unknown)
     caller = LINEAR
     recipe, product = checked_recipe(
         caller,

@@ -12,7 +12,9 @@ from typing import overload
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.torch.dispatch.layout import as_rows
 from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit
 from nkilib.torch.functions.linear_cross_entropy.one_launch import wanted_gradients
@@ -94,6 +96,7 @@ def linear_distillation_loss(
 ) -> Tensor | LinearDistillationOutputs: ...
 
 
+@hides_unknown
 def linear_distillation_loss(
     input: Tensor,
     linear_weight: Tensor,
@@ -119,6 +122,7 @@ def linear_distillation_loss(
     compute_dtype: torch.dtype | None = None,
     grad_weight_sum: Tensor | None = None,
     memory_limit: int | None = None,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor | LinearDistillationOutputs:
     """Compute the divergence of the student's distribution from the teacher's, in nats, from the hidden states of both
     models.
@@ -200,6 +204,8 @@ def linear_distillation_loss(
             than 16,384 float32 features of both models together, or 32,768 features of 16 bits; other DTensor
             placements; forward-mode or second-order differentiation.
     """
+    if unknown:
+        refuse_unknown(linear_distillation_loss, unknown)
     chosen = checked_beta(_CALLER, direction, beta)
     check_numbers(_CALLER, temperature, ignore_index, temperature_squared)
     check_reduction_or_batchmean(_CALLER, reduction)

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.experimental.loss.linear_cross_entropy.host.score_names import checked_outputs
 from nkilib.torch.dispatch.autocast import autocast_dtype
@@ -39,6 +41,7 @@ from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards, group
 from nkilib.torch.functions.vocab_parallel_linear.functional import shard_operands
 
 
+@hides_unknown
 def linear_token_scores(
     input: Tensor,
     linear_weight: Tensor,
@@ -55,6 +58,7 @@ def linear_token_scores(
     grad_weight_sum: Tensor | None = None,
     num_classes: int | None = None,
     shard_sizes: Sequence[int] | None = None,
+    **unknown: Unpack[NoKeywords],
 ) -> LinearTokenScores:
     """Compute the log-probability of each target and further scores of each position, from hidden states and the output
     layer.
@@ -117,6 +121,8 @@ def linear_token_scores(
         NotImplementedError: an unsupported device; a number of dimensions, features or classes that no kernel takes;
             other DTensor placements; forward-mode or second-order differentiation.
     """
+    if unknown:
+        refuse_unknown(linear_token_scores, unknown)
     names = checked_outputs(_CALLER, outputs)
     options, product = checked_recipe(
         _CALLER,

@@ -11,7 +11,9 @@ from typing import Final, Literal, overload
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.core.host.reductions import REDUCTIONS
 from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.dispatch.layout import as_rows
@@ -117,6 +119,7 @@ def vocab_parallel_linear_cross_entropy(
 ) -> Tensor | CrossEntropyOutputs: ...
 
 
+@hides_unknown
 def vocab_parallel_linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
@@ -138,6 +141,7 @@ def vocab_parallel_linear_cross_entropy(
     normalizer: Tensor | None = None,
     return_outputs: bool = False,
     grad_weight_sum: Tensor | None = None,
+    **unknown: Unpack[NoKeywords],
 ) -> Tensor | CrossEntropyOutputs:
     """Compute the cross-entropy of hidden states where each rank of ``group`` has a part of the output layer, without
     logits in memory.
@@ -199,6 +203,8 @@ def vocab_parallel_linear_cross_entropy(
             differentiation, or a graph of the gradient (``create_graph=True``); class probabilities, and numbers of
             features, that the kernels do not take.
     """
+    if unknown:
+        refuse_unknown(vocab_parallel_linear_cross_entropy, unknown)
     arguments = LinearArguments(
         input, linear_weight, target, linear_bias, weight, reduction, normalizer, grad_weight_sum
     )
