@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from operator import index
 from typing import Any
 
 from ..engines.scalar.activation import activation
@@ -32,9 +31,10 @@ def first_reduced(x: NkiTensor, axis: Any) -> int:
         NkiValidationError: unless ``axis`` names the last free dimensions, in any order.
     """
     listed = axis if isinstance(axis, tuple | list) else [axis]
+    dimensions = range(x.ndim)  # which counts negative indices from the end
     try:
-        axes = sorted(index(item) + (x.ndim if item < 0 else 0) for item in listed)
-    except TypeError:
+        axes = sorted(dimensions[item] for item in listed)
+    except (TypeError, IndexError):
         axes = []
     if not axes or axes != list(range(x.ndim - len(axes), x.ndim)) or axes[0] < 1:
         raise NkiValidationError(
