@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from nkilib.torch.dispatch.launch import as_tuple
+from nkilib.torch.dispatch.memory import ReusedMemory
 from nkilib.torch.dispatch.native import registrar
 from nkilib.torch.dispatch.operator import Call, Operator, Output
-from nkilib.torch.dispatch.overlap import refuse_overlap
 
 # From the call of the backward, and which inputs of the forward need a gradient: gradients by name.
 Others = Callable[[Call, Mapping[str, bool]], Mapping[str, Tensor | None]]
@@ -48,8 +48,6 @@ class Derivative:
         input.
         """
         if inplace:
-            names = (operand.name for operand in self.forward.inputs)
-            refuse_overlap(self.forward.name.removesuffix("_forward"), dict(zip(names, tensors, strict=False)))
             function: Callable[..., Any] = _InPlace.apply
             return function(self, options, *tensors)
         first, *_ = tensors
@@ -103,20 +101,35 @@ class Derivative:
         return dict(zip(names, [*needs, *[False] * len(names)], strict=False))
 
     def gradients(
-        self, ctx: Any, grads: Sequence[Tensor | None], needs: Sequence[bool], inplace: bool = False
+        self,
+        ctx: Any,
+        grads: Sequence[Tensor | None],
+        needs: Sequence[bool],
+        overwritten: ReusedMemory | None = None,
     ) -> tuple[Tensor | None, ...]:
         """Return the gradients of the forward's inputs, None for those that are not needed.
 
         Saved tensors are unpacked only once: ``torch.utils.checkpoint`` provides them only once.
+
+        Args:
+            ctx: the context of the forward.
+            grads: the upstream gradients.
+            needs: for each input, whether its gradient is needed.
+            overwritten: the memory of the first input, if its gradient is to be written over it.
         """
+        if overwritten is not None:
+            overwritten.check()
         kept = [operand.name for operand in self.backward.inputs if not operand.name.startswith("grad_")]
         call = Call(dict(zip(kept, ctx.saved_tensors, strict=True)), ctx.options)
         of_results = dict(zip((output.name for output in self.forward.outputs), grads, strict=False))
         upstream, needed = self.upstream(call, of_results), self.needed(needs)
         call = call.replaced(upstream)
+        if overwritten is not None:
+            overwritten.check(call.first)
+            overwritten.is_spent = bool(upstream) and needs[0]
         gradients = dict(self.others(call, needed)) if self.others else {}  # before anything is overwritten
         if upstream:
-            gradients.update(self.of_kernel(call, ctx.written, needed, inplace))
+            gradients.update(self.of_kernel(call, ctx.written, needed, overwritten is not None))
         return tuple(gradients.get(name) if is_needed else None for name, is_needed in needed.items())
 
     def of_kernel(
@@ -172,6 +185,13 @@ class Derivative:
         overwritten = call.first.detach()  # the same memory and version
         overwrite = backward.op(overwritten.device, overwrites=True)
         return overwritten, *as_tuple(overwrite(overwritten, *tensors[1:], **options))
+
+
+def overwritten_input(backward: Operator, input: Tensor) -> ReusedMemory:
+    """Return the memory of an input that ``backward`` writes a gradient over."""
+    return ReusedMemory(
+        backward.qualified(True), "compute the loss again for another backward, or leave inplace off", input
+    )
 
 
 def differentiated(gradient: str) -> str:
@@ -282,10 +302,11 @@ class _InPlace(torch.autograd.Function):
         returned = derivative.forward.op(call.first.device)(*tensors, **options)
         derivative.save(ctx, call, returned, derivative.needed(ctx.needs_input_grad[2:]))
         ctx.derivative = derivative
+        ctx.overwritten = overwritten_input(derivative.backward, call.first) if ctx.needs_input_grad[2] else None
         return returned
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_graph(ctx.derivative.backward)
         needs = ctx.needs_input_grad[2:]
-        return None, None, *ctx.derivative.gradients(ctx, grads, needs, inplace=True)[: len(needs)]
+        return None, None, *ctx.derivative.gradients(ctx, grads, needs, ctx.overwritten)[: len(needs)]

@@ -21,6 +21,7 @@ from nkilib.core.host.reductions import check_reduction
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.devices import check_device
 from nkilib.torch.dispatch.operator import TILE_DTYPES
+from nkilib.torch.dispatch.overlap import overlapping
 
 _SHARDED: Final = {
     "DTensor": "pass .full_tensor() for the whole tensor, or .to_local() where every rank shall see its own part",
@@ -161,11 +162,20 @@ def check_flag(caller: Caller, name: str, flag: Any) -> None:
         raise TypeError(f"{caller}: argument {name!r} must be bool, not {type(flag).__name__}")
 
 
-def check_inplace(caller: Caller, input: Tensor) -> None:
+def check_inplace(
+    caller: Caller, input: Tensor, others: Mapping[str, Tensor | None], aligned: Collection[str] = ()
+) -> None:
     """Reject ``inplace=True`` where a gradient must not be written over the input.
 
+    Args:
+        caller: the function that error messages name.
+        input: the tensor that will be overwritten.
+        others: the other tensors of the call, by name.
+        aligned: see :func:`~nkilib.torch.dispatch.overlap.overlapping`.
+
     Raises:
-        RuntimeError: the input is a leaf that requires grad, or a view of one; torch.compile is tracing.
+        RuntimeError: the input is a leaf that requires grad, or a view of one; another tensor shares memory with it;
+            torch.compile is tracing.
     """
     if torch.compiler.is_compiling():
         from nkilib.torch.dispatch.uncompiled import refuse_inplace  # which imports the compiler
@@ -175,6 +185,12 @@ def check_inplace(caller: Caller, input: Tensor) -> None:
         raise RuntimeError(
             f"{caller}: inplace=True would overwrite a leaf that requires grad, an input of yours that is also to "
             f"receive the gradient, or a view of one; pass the output of a layer, or leave inplace off"
+        )
+    name = overlapping(input, others, aligned)
+    if name is not None:
+        raise RuntimeError(
+            f"{caller}: inplace=True would write the gradient of {caller.input} over {name}, which shares memory with "
+            f"it; pass {name}.clone(), or leave inplace off"
         )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nkilib.base.lnc import library_launch
 from nkilib.torch.dispatch.devices import Place
+from nkilib.torch.dispatch.layout import unviewed
 from nkilib.torch.dispatch.memory import address, is_traced
 from nkilib.torch.dispatch.operator import Call, Operator, Output
 
@@ -140,4 +141,5 @@ def _kernel_keywords(operator: Operator, call: Call, results: Sequence[str]) -> 
 def _result(output: Output, call: Call, results: Mapping[str, Tensor]) -> Tensor:
     if not output.is_given(call):
         return output.new(call)
-    return results[output.name] if output.computed is None else output.computed(call, results)
+    result = results[output.name] if output.computed is None else output.computed(call, results)
+    return unviewed(result) if result._is_view() else result

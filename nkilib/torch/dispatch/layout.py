@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from nkilib.torch.dispatch.operator import Shape
@@ -50,6 +51,17 @@ def as_rows(tensor: Tensor, dim: int) -> Tensor:
 def is_view_as_rows(tensor: Tensor, dim: int) -> bool:
     """Return whether ``as_rows`` returns a view of the tensor's own memory, decided from shape and strides."""
     return tensor.movedim(axis_of(tensor, dim), -1).is_contiguous()
+
+
+def unviewed(view: Tensor) -> Tensor:
+    """Return a view as a tensor that PyTorch does not treat as one, with the same memory and strides.
+
+    In-place arithmetic, ``detach_()`` and ``requires_grad_()`` then work as on the result of one of PyTorch's own
+    operators. It does not share its version with the tensor that it was a view of, so that tensor must have no other
+    use: where a backward keeps it, its memory could change without an error, and a copy is needed instead.
+    """
+    tensor: Tensor = torch.ops.aten._unsafe_view(view, view.shape)
+    return tensor
 
 
 @dataclass(frozen=True)

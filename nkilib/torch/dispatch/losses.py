@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import torch
@@ -40,7 +40,14 @@ def as_computed(tensor: Tensor, reduction: str) -> Tensor:
     return tensor.float() if is_cast and tensor.dtype in FLOAT_DTYPES else tensor
 
 
-def check_inplace(caller: Caller, input: Tensor, computed: Tensor, stored: Tensor) -> None:
+def check_inplace(
+    caller: Caller,
+    input: Tensor,
+    computed: Tensor,
+    stored: Tensor,
+    others: Mapping[str, Tensor | None],
+    aligned: Collection[str] = (),
+) -> None:
     """Reject ``inplace=True`` where the kernel would not write the gradient over the memory of the input.
 
     Args:
@@ -48,12 +55,14 @@ def check_inplace(caller: Caller, input: Tensor, computed: Tensor, stored: Tenso
         input: the caller's input.
         computed: the tensor from which the loss is computed.
         stored: ``input`` as the kernel gets it, with permuted dimensions.
+        others, aligned: see :func:`~nkilib.torch.dispatch.checks.check_inplace`.
 
     Raises:
-        RuntimeError: a leaf that requires grad, or a view of one; torch.compile is tracing.
+        RuntimeError: a leaf that requires grad, or a view of one; another tensor shares memory with it; torch.compile
+            is tracing.
         ValueError: the kernel would get a copy, or more elements than the input has.
     """
-    checks.check_inplace(caller, input)
+    checks.check_inplace(caller, input, others, aligned)
     is_kept = input.dtype == computed.dtype and input.shape == computed.shape
     if not is_kept or not stored.is_contiguous():
         raise ValueError(

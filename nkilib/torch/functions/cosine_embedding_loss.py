@@ -82,7 +82,7 @@ def cosine_embedding_loss(
     shape = (*rows, of_pairs[-1])
     first, second = (as_computed(tensor, reduction).expand(shape) for tensor in as_floats([input1, input2]))
     if inplace:
-        _LOSS.check_inplace(input1, first)
+        _LOSS.check_inplace(tensors, first)
     if shape[-1] == 0:  # the cosine of rows without elements is 0
         first, second = pad(first, (0, 1)), pad(second, (0, 1))
     computed = {"input1": first, "input2": second, "target": target.detach().to(torch.float32).expand(rows)}

@@ -18,6 +18,7 @@ from nkilib.core.host.reductions import check_reduction
 from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.layout import unviewed
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed, check_float_dtype
 from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
 from nkilib.torch.losses.indexed import indexed_loss
@@ -150,7 +151,7 @@ def ctc_loss(
         zero_infinity=zero_infinity,
     )
     reduced: Tensor = loss
-    return reduced.reshape(()) if log_probs.dim() == 2 else reduced
+    return unviewed(reduced.reshape(())) if log_probs.dim() == 2 else reduced
 
 
 def _named(input_lengths: Any, target_lengths: Any) -> list[tuple[str, Any]]:

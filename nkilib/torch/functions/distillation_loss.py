@@ -123,7 +123,8 @@ def distillation_loss(
     _check(student_logits, teacher_logits, labels, reduction)
     check_numbers(DISTILLATION, temperature, ignore_index, temperature_squared)
     if inplace:
-        checks.check_inplace(DISTILLATION, student_logits)
+        others = {"teacher_logits": teacher_logits, "labels": labels}
+        checks.check_inplace(DISTILLATION, student_logits, others, aligned=("teacher_logits",))
         if not student_logits.is_contiguous():
             raise ValueError(
                 f"{DISTILLATION}: inplace=True needs contiguous student_logits, or the gradient would be written over "

@@ -17,6 +17,7 @@ from nkilib.core.host.reductions import check_reduction
 from nkilib.experimental.loss import multi_margin_loss_backward, multi_margin_loss_forward
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.layout import unviewed
 from nkilib.torch.dispatch.losses import as_computed
 from nkilib.torch.dispatch.operator import Call, Input, per_row
 from nkilib.torch.functions.cross_entropy.checks import check_weight
@@ -102,13 +103,13 @@ def multi_margin_loss(
         refuse_unknown(multi_margin_loss, unknown)
     _check(input, target, p, margin, weight, reduction)
     computed = as_computed(input, reduction)
-    check_inplace(MULTI_MARGIN, input, computed, inplace)
+    check_inplace(MULTI_MARGIN, input, computed, inplace, {"target": target, "weight": weight})
     rows, classes = rows_and_classes(input)
     class_weight = None if weight is None else weight.to(torch.float32)
     options = {"p": int(p), "margin": float(margin), "reduction": reduction}
     matrix = computed.reshape(rows, classes)
     loss: Tensor = _DERIVATIVE.apply(inplace, matrix, target.reshape(rows), class_weight, **options)
-    return loss.reshape(()) if target.dim() == 0 else loss
+    return unviewed(loss.reshape(())) if target.dim() == 0 else loss
 
 
 def _check(input: Tensor, target: Tensor, p: Any, margin: Any, weight: Tensor | None, reduction: Any) -> None:

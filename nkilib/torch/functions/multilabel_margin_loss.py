@@ -21,6 +21,7 @@ from nkilib.experimental.loss import (
 )
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.layout import unviewed
 from nkilib.torch.dispatch.losses import as_computed
 from nkilib.torch.dispatch.operator import Call, Input, per_row
 from nkilib.torch.losses.indexed import (
@@ -107,11 +108,11 @@ def multilabel_margin_loss(
             f"rows with -1"
         )
     computed = as_computed(input, reduction)
-    check_inplace(caller, input, computed, inplace)
+    check_inplace(caller, input, computed, inplace, {"target": target})
     loss: Tensor = _DERIVATIVE.apply(
         inplace, computed.reshape(rows, classes), target.reshape(rows, classes), reduction=reduction
     )
-    return loss if input.dim() == 2 else loss.reshape(())
+    return loss if input.dim() == 2 else unviewed(loss.reshape(()))
 
 
 class MultiLabelMarginLoss(LossModule):

@@ -80,7 +80,7 @@ def multilabel_soft_margin_loss(
     first, second, *others = as_floats(tensors)
     first, second = (tensor.expand(shape).movedim(axis, -1) for tensor in (first, second))
     if inplace:
-        _LOSS.check_inplace(input, first)
+        _LOSS.check_inplace(arguments, first)
     if classes == 0:  # a mean of no classes
         return reduced((first * second).sum(-1) / classes, reduction, (*shape[:axis], *shape[axis + 1 :]))
     shared = [_of_rows(tensor, shape, axis) for tensor in others]

@@ -16,7 +16,7 @@ from nkilib.core.host.reductions import check_reduction
 from nkilib.experimental.loss import nll_loss_backward, nll_loss_forward
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.layout import rows_shape
+from nkilib.torch.dispatch.layout import rows_shape, unviewed
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed, check_inplace
 from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
 from nkilib.torch.functions.cross_entropy.checks import check_indices, check_weight
@@ -110,14 +110,14 @@ def nll_loss(
     checks.check_flag(NLL_LOSS, "inplace", inplace)
     original, input = input, as_computed(input, reduction)
     if inplace:
-        check_inplace(NLL_LOSS, original, input, original)
+        check_inplace(NLL_LOSS, original, input, original, {"target": target, "weight": weight})
     has_rows = input.dim() > 1
     rows, classes = (input, target) if has_rows else (input.unsqueeze(0), target.reshape(1))
     class_weight = None if weight is None else weight.to(torch.float32)
     options = {"ignore_index": int(ignore_index), "reduction": reduction}
     loss, _ = _DERIVATIVE.apply(inplace, rows, classes, class_weight, **options)
     reduced: Tensor = loss
-    return reduced if has_rows or reduction != "none" else reduced.reshape(())
+    return reduced if has_rows or reduction != "none" else unviewed(reduced.reshape(()))
 
 
 def _check(input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: Any, reduction: Any) -> None:

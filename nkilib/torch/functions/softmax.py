@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -170,7 +171,34 @@ def _along(caller: Caller, derivative: Derivative, input: Any, dim: Any, stackle
     along = AlongAxis.of(x, axis)
     dtype_name = _name_of(_result_dtype(x, dtype))
     result: Tensor = derivative.apply(False, along.stored(x), axis=along.axis, dtype=dtype_name)
-    return along.restored(result).reshape(input.shape)
+    if along.order == tuple(range(input.dim())) and result.dim() == input.dim():
+        return result
+    restored: Callable[..., Tensor] = _Restored.apply
+    return restored(result, along, input.shape)
+
+
+class _Restored(torch.autograd.Function):
+    """A result in the shape and layout of the caller's tensor, with the memory of the operator's result.
+
+    It is not a view, so ``detach_()`` works. It shares its version with the operator's result, which the backward
+    needs, so that in-place arithmetic raises PyTorch's error there. The arguments of ``apply`` are the operator's
+    result, the layout, and the caller's shape.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(result: Tensor, along: AlongAxis, shape: torch.Size) -> Tensor:
+        return along.restored(result).reshape(shape).detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.along, _ = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = grads
+        return ctx.along.stored(gradient if gradient.dim() else gradient.reshape(1)), None, None
 
 
 def _result_dtype(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:

@@ -17,6 +17,7 @@ from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.checks import check_tensors
 from nkilib.torch.dispatch.dtensors import dtensor, local_part
 from nkilib.torch.dispatch.layout import as_rows, rows_shape
+from nkilib.torch.dispatch.reductions import per_row
 from nkilib.torch.functions.cross_entropy.autograd import DERIVATIVE
 from nkilib.torch.functions.cross_entropy.checks import check_arguments, check_inplace, checked_options
 from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, FORWARD, Wanted
@@ -111,7 +112,7 @@ def token_scores(
             f"single class to score"
         )
     if inplace:
-        check_inplace(_CALLER, logits, -1)
+        check_inplace(_CALLER, logits, -1, target=target)
     rows, classes, wanted = as_rows(logits, -1), target.reshape(-1), Wanted(with_entropy=entropy)
     if group is None:
         check_whole(_CALLER, num_classes, shard_sizes)
@@ -122,4 +123,4 @@ def token_scores(
         results = vocab_parallel_results(_CALLER, rows, classes, None, options, shards, group, inplace, wanted, {})
     shape = rows_shape(logits, -1)
     # A difference, because the negative of 0 has a sign.
-    return TokenScores(0.0 - results.loss.reshape(shape), results.entropy.reshape(shape if entropy else (0,)))
+    return TokenScores(0.0 - results.loss.reshape(shape), per_row(results.entropy, shape if entropy else (0,)))

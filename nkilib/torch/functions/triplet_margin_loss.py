@@ -97,7 +97,7 @@ def triplet_margin_loss(
         _check_lengths([tensor.shape[-1] for tensor in arguments.values()], shape[-1], swap)
     computed = [as_computed(tensor, reduction).expand(shape) for tensor in as_floats(list(arguments.values()))]
     if inplace:
-        _LOSS.check_inplace(anchor, computed[0])
+        _LOSS.check_inplace(arguments, computed[0])
     if shape[-1:] in ((), (0,)):  # a number is a row, and a row without elements has a distance of 0
         computed = [tensor.reshape(1) if not shape else pad(tensor, (0, 1)) for tensor in computed]
     return _LOSS(

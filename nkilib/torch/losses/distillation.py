@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental.loss.distillation.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
-from nkilib.torch.dispatch import checks
+from nkilib.torch.dispatch import checks, reductions
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.losses.reductions import BATCHMEAN
 
@@ -91,11 +91,9 @@ def reduced(loss: Tensor, positions: tuple[int, ...], counts: Tensor | None, red
         reduction: ``"mean"`` over the valid positions, ``"batchmean"`` over the first dimension, ``"sum"`` or
             ``"none"``.
     """
-    if reduction == "none":
-        return loss.reshape(positions)
-    total = loss.sum()
-    if reduction == "sum":
-        return total
     if reduction == BATCHMEAN:
-        return total / (positions[0] if positions else 1)
-    return total / (loss.numel() if counts is None else counts.sum())
+        return reductions.reduced(loss, "mean", positions, positions[0] if positions else 1)
+    if counts is None:
+        return reductions.reduced(loss, reduction, positions)
+    count = counts.sum()
+    return reductions.reduced(loss, reduction, positions, count, count == 0)

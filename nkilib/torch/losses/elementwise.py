@@ -16,7 +16,7 @@ from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
 from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.caller import Caller, counterpart
-from nkilib.torch.dispatch.layout import stored_order
+from nkilib.torch.dispatch.layout import stored_order, unviewed
 from nkilib.torch.dispatch.losses import (
     FLOAT_DTYPES,
     as_computed,
@@ -88,8 +88,10 @@ class ElementwiseLoss:
         weights = {name: compact(floats.pop(name), len(shape)) for name in constant}
         computed = {name: tensor.expand(shape) for name, tensor in floats.items()}
         if inplace:
-            first = present[self.tensors[0]]
-            check_inplace(self.caller, first, computed[self.tensors[0]], first.permute(stored_order(first)))
+            others = dict(present)
+            first = others.pop(self.tensors[0])
+            stored = first.permute(stored_order(first))
+            check_inplace(self.caller, first, computed[self.tensors[0]], stored, others, aligned=others)
         return self._of_dimensions(computed, weights, inplace, reduction=reduction, **options)
 
     def _dtype(self, tensors: Mapping[str, Tensor]) -> torch.dtype:
@@ -121,7 +123,7 @@ class ElementwiseLoss:
                 {name: tensor.reshape(1) for name, tensor in named_tensors.items()}
                 for named_tensors in (tensors, weights)
             )
-            return self._of_dimensions(rows, of_rows, inplace, **options).reshape(())
+            return unviewed(self._of_dimensions(rows, of_rows, inplace, **options).reshape(()))
         order = stored_order(first)
         stored, of_stored = (
             {name: tensor.permute(order) for name, tensor in named_tensors.items()}
@@ -130,7 +132,7 @@ class ElementwiseLoss:
         loss = self._of_stored(stored, of_stored, inplace, **options)
         if options["reduction"] != "none":
             return loss
-        return loss.permute([order.index(dim) for dim in range(len(order))])
+        return unviewed(loss.permute([order.index(dim) for dim in range(len(order))]))
 
     def _of_stored(
         self, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], inplace: bool, **options: Any

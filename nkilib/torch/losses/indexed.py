@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from torch import Tensor
@@ -119,18 +119,21 @@ def check_classes(caller: Caller, input: Tensor, target: Tensor) -> None:
     check_float_input(caller, input)
 
 
-def check_inplace(caller: Caller, input: Tensor, computed: Tensor, inplace: Any) -> None:
+def check_inplace(
+    caller: Caller, input: Tensor, computed: Tensor, inplace: Any, others: Mapping[str, Tensor | None]
+) -> None:
     """Reject ``inplace`` where the gradient cannot be written over the input.
 
     Raises:
         TypeError: it is not a bool.
         ValueError: the kernel would work on a copy.
-        RuntimeError: a leaf that requires grad, or a view of one; torch.compile is tracing.
+        RuntimeError: a leaf that requires grad, or a view of one; one of ``others`` shares memory with it;
+            torch.compile is tracing.
     """
     checks.check_flag(caller, "inplace", inplace)
     if not inplace:
         return
-    checks.check_inplace(caller, input)
+    checks.check_inplace(caller, input, others)
     if computed.dtype != input.dtype or not input.is_contiguous():
         raise ValueError(
             f"{caller}: inplace=True needs a contiguous input in the type in which the loss is computed, got "

@@ -10,7 +10,7 @@ from math import prod
 
 from torch import Tensor
 
-from nkilib.torch.dispatch.layout import stored_order
+from nkilib.torch.dispatch.layout import stored_order, unviewed
 from nkilib.torch.dispatch.operator import Shape
 
 
@@ -46,7 +46,7 @@ class Rows:
         """Return losses [rows], one for each row in memory order, in the shape of the tensor without its last
         dimension.
         """
-        return losses.reshape(self.shape).permute([self.order.index(dim) for dim in range(len(self.order))])
+        return unviewed(losses.reshape(self.shape).permute([self.order.index(dim) for dim in range(len(self.order))]))
 
     def is_view(self, tensor: Tensor) -> bool:
         """Return whether :meth:`matrix` needs no copy, decided from shape and strides."""

@@ -128,18 +128,22 @@ class RowwiseLoss:
         """
         check_call(self.caller, tensors, reduction, inplace, self.inputs.optional, integers)
 
-    def check_inplace(self, input: Tensor, computed: Tensor) -> None:
-        """Reject ``inplace`` where the kernel would get a copy of the first tensor.
+    def check_inplace(self, tensors: Mapping[str, Tensor | None], computed: Tensor) -> None:
+        """Reject ``inplace`` where the gradient of the first tensor cannot be written over it.
 
         Args:
-            input: the caller's first tensor.
-            computed: the tensor from which the loss is computed.
+            tensors: the caller's tensors by name.
+            computed: the tensor from which the loss is computed, in place of the first one.
 
         Raises:
-            ValueError: if the check fails.
-            RuntimeError: with a leaf that requires grad, or under torch.compile.
+            ValueError: the kernel would get a copy.
+            RuntimeError: a leaf that requires grad; another tensor shares memory with it; torch.compile is tracing.
         """
-        checks.check_inplace(self.caller, input)
+        others = dict(tensors)
+        input = others.pop(self.inputs.matrices[0])
+        if input is None:
+            raise TypeError(f"{self.caller}: argument {self.caller.input!r} must be Tensor, not None")
+        checks.check_inplace(self.caller, input, others, aligned=self.inputs.differentiated)
         is_kept = input.dtype == computed.dtype and input.shape == computed.shape
         if not is_kept or not Rows.of(input).is_view(input):
             raise ValueError(

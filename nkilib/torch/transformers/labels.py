@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nkilib.torch.dispatch.reductions import reduced
+
 
 @dataclass(frozen=True)
 class CausalLabels:
@@ -85,4 +87,4 @@ class CausalLabels:
         if normalizer is not None:
             return losses.sum() / normalizer.to(torch.float32)
         count = (target != self.ignore_index).sum()
-        return losses.sum() / torch.where(count == 0, torch.nan, count)
+        return reduced(losses, "mean", (), count, count == 0)

@@ -123,10 +123,11 @@ class _Gathered(torch.autograd.Function):
         differentiable = [None if result is None or not result.requires_grad else result for result in results]
         # Saved rather than kept as an attribute, so that the inner graph is freed when the outer one is.
         ctx.save_for_backward(*(operands[number] for number in numbers), *differentiable)
-        detached = tuple(None if result is None else result.detach() for result in results)
-        others = zip(detached, differentiable, strict=True)
+        # Copies, because the saved results must not change with what the caller gets.
+        copies = tuple(None if result is None else result.detach().clone() for result in results)
+        others = zip(copies, differentiable, strict=True)
         ctx.mark_non_differentiable(*(result for result, known in others if result is not None and known is None))
-        return detached
+        return copies
 
     @staticmethod
     @once_differentiable

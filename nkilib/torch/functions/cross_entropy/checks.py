@@ -114,14 +114,21 @@ def check_class_dim(caller: Caller, class_dim: int) -> None:
         raise ValueError(f"{caller}: class_dim must be 1, as in PyTorch, or -1, got {class_dim!r}; permute the input")
 
 
-def check_inplace(caller: Caller, input: Tensor, class_dim: int) -> None:
+def check_inplace(caller: Caller, input: Tensor, class_dim: int, **others: Tensor | None) -> None:
     """Reject ``inplace=True`` where the gradient cannot be written over the logits.
 
+    Args:
+        caller: the function that error messages name.
+        input: the logits.
+        class_dim: the dimension of the classes.
+        others: the other tensors of the call. Class probabilities may be the logits themselves.
+
     Raises:
-        RuntimeError: the logits are a leaf that requires grad, or a view of one; torch.compile is tracing.
+        RuntimeError: the logits are a leaf that requires grad, or a view of one; another tensor shares memory with
+            them; torch.compile is tracing.
         ValueError: the kernel would work on a copy of the logits.
     """
-    checks.check_inplace(caller, input)
+    checks.check_inplace(caller, input, others, aligned=("target",))
     if not is_view_as_rows(input, class_dim):
         raise ValueError(
             f"{caller}: inplace=True requires contiguous logits with the classes last, got shape {tuple(input.shape)}, "

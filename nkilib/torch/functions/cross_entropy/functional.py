@@ -184,7 +184,7 @@ def cross_entropy(
     if return_outputs:
         check_outputs(caller, classes)
     if inplace:
-        check_inplace(caller, input, class_dim)
+        check_inplace(caller, input, class_dim, target=target, weight=weight, normalizer=normalizer)
     logits = as_rows(input, class_dim)
     rows_target = as_rows(target, class_dim) if soft else target.reshape(-1)
     class_weight = None if weight is None else weight.to(torch.float32)

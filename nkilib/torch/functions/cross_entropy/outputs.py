@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
-from nkilib.torch.dispatch.reductions import reduced
+from nkilib.torch.dispatch.reductions import per_row, reduced
 from nkilib.torch.functions.cross_entropy.results import ForwardResults
 from nkilib.torch.losses.target_indices import is_ignored
 
@@ -60,33 +60,40 @@ def returned_values(
         shape: the shape of the positions.
     """
     soft = target.is_floating_point()
-    divisor = _divisor(results, normalizer, soft) if reduction == "mean" else None
-    loss = reduced(results.loss, reduction, shape, divisor)
+    valid = None if soft else ~is_ignored(target, options.ignore_index)
+    divisor = _divisor(results, normalizer, valid) if reduction == "mean" else _Divisor()
+    loss = reduced(results.loss, reduction, shape, *divisor)
     if not return_outputs:
         return loss
-    valid = None if soft else ~is_ignored(target, options.ignore_index)
     z_loss = _z_loss(results.lse, valid, options.lse_square_scale)
     return CrossEntropyOutputs(
         loss=loss,
-        lse=results.lse.reshape(shape),
-        z_loss=reduced(z_loss, reduction, shape, divisor),
-        logprob=None if soft else results.logprob.reshape(shape),
-        argmax=results.argmax.to(torch.int64).reshape(shape),
-        entropy=results.entropy.reshape(shape),
+        lse=per_row(results.lse, shape),
+        z_loss=reduced(z_loss, reduction, shape, *divisor),
+        logprob=None if soft else per_row(results.logprob, shape),
+        argmax=results.argmax.reshape(shape).to(torch.int64),
+        entropy=per_row(results.entropy, shape),
     )
 
 
-def _divisor(results: ForwardResults, normalizer: Tensor | None, soft: bool) -> Tensor | int:
+class _Divisor(NamedTuple):
+    """The divisor of a mean, and whether no position is valid, as :func:`reduced` takes them."""
+
+    value: Tensor | int | None = None
+    is_empty: Tensor | None = None
+
+
+def _divisor(results: ForwardResults, normalizer: Tensor | None, valid: Tensor | None) -> _Divisor:
     """Return the divisor of a mean: ``normalizer`` if given, else the sum of the targets' weights, or for class
-    probabilities the number of positions, as in PyTorch.
+    probabilities, which have no ``valid``, the number of positions, as in PyTorch.
     """
     if normalizer is not None:
-        return normalizer.to(torch.float32)
-    if soft:
-        return results.loss.shape[0]
+        return _Divisor(normalizer.to(torch.float32))
+    if valid is None:
+        return _Divisor(results.loss.shape[0])
     weight = results.position_weight.sum()
     # PyTorch adds what smoothing spreads to a mean of 0 / 0.
-    return torch.where(weight == 0.0, torch.nan, weight)
+    return _Divisor(torch.where(weight == 0.0, torch.nan, weight), ~valid.any())
 
 
 def _z_loss(lse: Tensor, valid: Tensor | None, scale: float) -> Tensor:

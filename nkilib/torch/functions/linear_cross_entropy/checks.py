@@ -8,7 +8,7 @@ For an input that ``torch.nn.functional.linear_cross_entropy`` rejects too, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -21,6 +21,7 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.experimental.loss.linear.shared.launch import POSITIONS_MAX, check_logit_scale
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.overlap import overlapping
 from nkilib.torch.functions.cross_entropy.checks import (
     check_floating,
     check_indices,
@@ -168,7 +169,7 @@ def check_kernel_arguments(caller: Caller, arguments: LinearArguments, product: 
             f"with normalizer= for a mean"
         )
     check_normalizer(caller, arguments.normalizer, arguments.reduction, arguments.input.device)
-    check_sum(caller, arguments.linear_weight, arguments.grad_weight_sum)
+    check_sum(caller, arguments.linear_weight, arguments.tensors())
 
 
 def _check_dtypes(caller: Caller, arguments: LinearArguments, are_rounded: bool) -> None:
@@ -195,14 +196,21 @@ def _check_dtypes(caller: Caller, arguments: LinearArguments, are_rounded: bool)
         )
 
 
-def check_sum(caller: Caller, weight: Tensor, grad_weight_sum: Tensor | None) -> None:
+def check_sum(caller: Caller, weight: Tensor, tensors: Mapping[str, Tensor | None]) -> None:
     """Reject a tensor to which the gradient of the weight cannot be added in place.
+
+    Args:
+        caller: the function that error messages name.
+        weight: the weight.
+        tensors: the tensors of the call by name, among them ``grad_weight_sum``.
 
     Raises:
         NotImplementedError: XLA tensors.
         ValueError: its dtype is not float32, its shape or device is not that of the weight, or it is not contiguous; it
-            requires grad.
+            requires grad; it shares memory with another tensor of the call.
     """
+    others = dict(tensors)
+    grad_weight_sum = others.pop("grad_weight_sum")
     if grad_weight_sum is None:
         return
     if weight.device.type == "xla":
@@ -223,6 +231,12 @@ def check_sum(caller: Caller, weight: Tensor, grad_weight_sum: Tensor | None) ->
         )
     if grad_weight_sum.requires_grad:
         raise ValueError(f"{caller}: grad_weight_sum must not require grad, it is a sum; pass it detached")
+    shared = None if torch.compiler.is_compiling() else overlapping(grad_weight_sum, others)
+    if shared is not None:
+        raise ValueError(
+            f"{caller}: grad_weight_sum must have memory of its own, but shares it with {shared}, which the backward "
+            f"reads while it adds; pass another tensor"
+        )
 
 
 def check_memory_limit(caller: Caller, memory_limit: int | None) -> None:

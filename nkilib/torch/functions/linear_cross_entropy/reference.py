@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy, linear
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.experimental.loss.linear.shared.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.layout import unviewed
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
 from nkilib.torch.losses.target_indices import INDEX_DTYPES
 
@@ -82,7 +83,7 @@ def reference_loss(caller: Caller, arguments: LinearArguments, reason: str, opti
         reduction=arguments.reduction,
         label_smoothing=options.label_smoothing,
     )
-    return loss.reshape(positions) if arguments.reduction == "none" and is_deep else loss
+    return unviewed(loss.reshape(positions)) if arguments.reduction == "none" and is_deep else loss
 
 
 def _warn(message: str) -> None:

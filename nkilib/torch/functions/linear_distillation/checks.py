@@ -170,7 +170,7 @@ def check_arguments(caller: Caller, arguments: DistillationArguments, classes: i
     _check_row_weight(caller, arguments.row_weight, arguments.student.positions)
     own_classes = arguments.student.weight.shape[0]
     _check_kernels_take(caller, arguments, own_classes if classes is None else classes)
-    check_sum(caller, arguments.student.weight, arguments.grad_weight_sum)
+    check_sum(caller, arguments.student.weight, arguments.tensors())
 
 
 def _check_model(caller: Caller, model: Model) -> None:

@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.torch.dispatch.layout import as_rows
+from nkilib.torch.dispatch.reductions import per_row
 from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit
 from nkilib.torch.functions.linear_cross_entropy.one_launch import wanted_gradients
 from nkilib.torch.functions.linear_distillation.arguments import STUDENT, TEACHER, DistillationArguments, Model
@@ -269,6 +270,6 @@ def _returned(
     """Return the loss with the requested scores, in the shape of the positions."""
 
     def score(name: str) -> Tensor | None:
-        return getattr(results, name).reshape(positions) if name in names else None
+        return per_row(getattr(results, name), positions) if name in names else None
 
     return LinearDistillationOutputs(loss, score("entropy"), score("logprob"))

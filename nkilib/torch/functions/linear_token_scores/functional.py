@@ -17,6 +17,7 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.experimental.loss.linear_cross_entropy.host.score_names import checked_outputs
 from nkilib.torch.dispatch.autocast import autocast_dtype
 from nkilib.torch.dispatch.layout import as_rows
+from nkilib.torch.dispatch.reductions import per_row
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
 from nkilib.torch.functions.linear_cross_entropy.checks import (
     check_arguments,
@@ -193,11 +194,11 @@ def _returned(
     """Return the requested scores in the shape of the positions, and log-probabilities in the shape of the targets."""
 
     def score(name: str) -> Tensor | None:
-        return getattr(results, name).reshape(shape) if name in names else None
+        return per_row(getattr(results, name), shape) if name in names else None
 
     argmax = score("argmax")
     return LinearTokenScores(
-        results.logprob.reshape(of_target),
+        per_row(results.logprob, of_target),
         score("entropy"),
         score("lse"),
         None if argmax is None else argmax.to(torch.int64),

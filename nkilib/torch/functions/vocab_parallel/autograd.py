@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from nkilib.core.host.options import values_of
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
-from nkilib.torch.dispatch.autograd import refuse_graph
+from nkilib.torch.dispatch.autograd import overwritten_input, refuse_graph
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.functions.cross_entropy.autograd import DERIVATIVE, soft_gradients
@@ -104,6 +104,8 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         kept = (weight_sum, target_weight, results.maximum, results.log_sum, entropy)
         ctx.save_for_backward(logits, target, class_weight, *kept)
         ctx.options, ctx.own_size, ctx.inplace = options, own_classes, inplace
+        overwrites = inplace and ctx.needs_input_grad[0]
+        ctx.overwritten = overwritten_input(BACKWARD, logits) if overwrites else None
         call = Call({"logits": logits, "target": target, "class_weight": class_weight}, options)
         returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
         DERIVATIVE.mark_constants(ctx, call, returned, DERIVATIVE.needed(ctx.needs_input_grad[:3]))
@@ -113,6 +115,8 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if ctx.inplace:
             refuse_graph(BACKWARD)
+        if ctx.overwritten is not None:
+            ctx.overwritten.check()
         logits, target, class_weight, weight_sum, target_weight, maximum, log_sum, entropy = ctx.saved_tensors
         tensors = {
             "logits": logits if ctx.own_size == logits.shape[1] else logits[:, : ctx.own_size],
@@ -127,6 +131,9 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         of_results = dict(zip(_DIFFERENTIABLE, grads, strict=True))
         upstream, needed = DERIVATIVE.upstream(call, of_results), DERIVATIVE.needed(ctx.needs_input_grad[:3])
         call = call.replaced(upstream)
+        if ctx.overwritten is not None:
+            ctx.overwritten.check(logits)
+            ctx.overwritten.is_spent = bool(upstream) and needed["logits"]
         others, gradient = soft_gradients(call, needed), None
         if upstream and needed["logits"]:
             gradient = _gradient(logits, with_weight_sum(call, weight_sum), ctx.inplace)

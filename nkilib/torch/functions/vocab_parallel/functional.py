@@ -183,7 +183,7 @@ def vocab_parallel_cross_entropy(
     if return_outputs:
         check_outputs(_CALLER, shards.num_classes)
     if inplace:
-        _check_inplace(logits_shard, class_dim)
+        _check_inplace(logits_shard, class_dim, target=target, weight=weight, normalizer=normalizer)
     rows_target = as_rows(target, class_dim)[:, : shards.own_size] if soft else target.reshape(-1)
     results = vocab_parallel_results(
         _CALLER,
@@ -204,7 +204,7 @@ def vocab_parallel_cross_entropy(
 OF_PARTS[CROSS_ENTROPY.function] = vocab_parallel_cross_entropy
 
 
-def _check_inplace(logits_shard: Tensor, class_dim: int) -> None:
+def _check_inplace(logits_shard: Tensor, class_dim: int, **others: Tensor | None) -> None:
     """Reject ``inplace`` on every rank if one has to: with ``class_dim=1``, a shard of one column could be overwritten,
     but those of other ranks could not.
     """
@@ -213,4 +213,4 @@ def _check_inplace(logits_shard: Tensor, class_dim: int) -> None:
             f"{_CALLER}: inplace=True requires the classes last, got class_dim=1 and logits_shard of shape "
             f"{tuple(logits_shard.shape)}; keep the classes last and pass class_dim=-1"
         )
-    check_inplace(_CALLER, logits_shard, class_dim)
+    check_inplace(_CALLER, logits_shard, class_dim, **others)

@@ -15,6 +15,7 @@ from torch import Tensor
 from nkilib.core.host.options import values_of
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.layout import unviewed
 from nkilib.torch.functions.cross_entropy.results import ShardStatistics
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
 
@@ -132,7 +133,8 @@ def sums_of_ranks(summands: dict[str, Tensor], group: dist.ProcessGroup | None) 
     values = torch.cat([summand.reshape(-1) for summand in summands.values()])
     dist.all_reduce(values, op=dist.ReduceOp.SUM, group=group)
     sums = torch.split(values, [summand.numel() for summand in summands.values()])
-    return {name: sum.view(summand.shape) for (name, summand), sum in zip(summands.items(), sums, strict=True)}
+    named = zip(summands.items(), sums, strict=True)
+    return {name: unviewed(sum.view(summand.shape)) for (name, summand), sum in named}
 
 
 def _argmax(
