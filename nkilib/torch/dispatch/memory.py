@@ -47,7 +47,7 @@ class ReusedMemory:
 
     Args:
         operator: the operator of the backward, which error messages name.
-        remedy: what the caller can do to get another backward, for error messages.
+        remedy: the way to get another backward, for error messages.
         tensor: the tensor, if others may write to its memory too.
 
     Attributes:

@@ -66,7 +66,8 @@ def binary_cross_entropy_with_logits(
         TypeError: an argument has the wrong Python type, or a tensor is float64.
         ValueError: unknown ``reduction``; a target of another shape; ``inplace`` with a tensor that has gaps in memory.
         RuntimeError: devices differ; a weight that does not broadcast, or requires grad; integers or complex numbers;
-            ``inplace`` with a leaf that requires grad, or under torch.compile.
+            ``inplace`` with a leaf that requires grad, with another tensor that overlaps it in memory, or under
+            torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     if unknown:

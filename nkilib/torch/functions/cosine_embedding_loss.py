@@ -67,8 +67,8 @@ def cosine_embedding_loss(
     Raises:
         TypeError: an argument has the wrong Python type, or a tensor is float64.
         ValueError: unknown ``reduction``; ``inplace`` with a tensor that has gaps in memory.
-        RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, or
-            under torch.compile.
+        RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, with
+            another tensor that overlaps it in memory, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     if unknown:

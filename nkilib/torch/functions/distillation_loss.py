@@ -114,7 +114,7 @@ def distillation_loss(
         ValueError: unknown ``reduction`` or ``direction``; shapes differ; ``temperature``, ``beta`` or ``ignore_index``
             out of range.
         RuntimeError: ``teacher_logits`` requires grad (pass ``teacher_logits.detach()``); devices differ; ``inplace``
-            with a leaf that requires grad, or under torch.compile.
+            with a leaf that requires grad, with another tensor that overlaps it in memory, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     if unknown:

@@ -78,7 +78,7 @@ def gaussian_nll_loss(
         ValueError: unknown ``reduction``; a variance of another shape; a negative variance, on the CPU; ``eps`` less
             than 2^-64; ``inplace`` with a tensor that has gaps in memory.
         RuntimeError: incompatible shapes or devices; complex numbers, or integers as ``var``; ``inplace`` with a leaf
-            that requires grad, or under torch.compile.
+            that requires grad, with another tensor that overlaps it in memory, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     if unknown:

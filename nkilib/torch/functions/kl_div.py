@@ -61,7 +61,7 @@ def kl_div(
         TypeError: an argument has the wrong Python type, or a tensor is float64.
         ValueError: unknown ``reduction``; ``inplace`` where the kernel would get a copy.
         RuntimeError: incompatible shapes or devices; an integer or complex tensor, as in PyTorch; ``inplace`` with a
-            leaf that requires grad, or under torch.compile.
+            leaf that requires grad, with another tensor that overlaps it in memory, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     if unknown:

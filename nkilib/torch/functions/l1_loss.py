@@ -58,8 +58,8 @@ def l1_loss(
     Raises:
         TypeError: an argument has the wrong Python type, or a tensor is float64.
         ValueError: unknown ``reduction``; a weight of another shape; ``inplace`` with a tensor that has gaps in memory.
-        RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, or
-            under torch.compile.
+        RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, with
+            another tensor that overlaps it in memory, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     if unknown:

@@ -94,7 +94,8 @@ def multi_margin_loss(
         ValueError: unknown ``reduction``; ``p`` is neither 1 nor 2; ``margin`` is not finite; ``weight`` does not have
             one dimension; ``inplace`` with a tensor that has gaps in memory.
         RuntimeError: incompatible shapes or devices, as in PyTorch; ``weight`` requires grad; on the CPU, a target out
-            of range; ``inplace`` with a leaf that requires grad, or under torch.compile.
+            of range; ``inplace`` with a leaf that requires grad, with another tensor that overlaps it in memory, or
+            under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); an integer input; forward-mode
             differentiation.
         AssertionError: more than 1,048,576 rows in one call.

@@ -87,7 +87,7 @@ def multilabel_margin_loss(
         TypeError: an argument has the wrong Python type, or the input is float64.
         ValueError: unknown ``reduction``; ``inplace`` with a tensor that has gaps in memory.
         RuntimeError: incompatible shapes or devices, as in PyTorch; on the CPU, a target out of range; ``inplace`` with
-            a leaf that requires grad, or under torch.compile.
+            a leaf that requires grad, with another tensor that overlaps it in memory, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); an integer input; forward-mode
             differentiation.
         AssertionError: more than 4,096 classes, or 262,144 rows.

@@ -63,7 +63,7 @@ def multilabel_soft_margin_loss(
         ValueError: unknown ``reduction``; ``inplace`` with a tensor that has gaps in memory.
         IndexError: an input without dimensions.
         RuntimeError: incompatible shapes or devices; a complex tensor, or integer logits; ``inplace`` with a leaf that
-            requires grad, or under torch.compile.
+            requires grad, with another tensor that overlaps it in memory, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     if unknown:

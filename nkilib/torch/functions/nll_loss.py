@@ -98,7 +98,7 @@ def nll_loss(
         ValueError: unknown ``reduction``; batch sizes differ; no dimension; ``ignore_index`` does not fit 64 bits;
             ``inplace`` where the kernel would get a copy.
         RuntimeError: incompatible shapes or devices, as in PyTorch; ``weight`` requires grad; ``inplace`` with a leaf
-            that requires grad, or under torch.compile.
+            that requires grad, with another tensor that overlaps it in memory, or under torch.compile.
         IndexError: on the CPU, a target out of range.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); an integer input; forward-mode
             differentiation.

@@ -59,7 +59,7 @@ def smooth_l1_loss(
         TypeError: an argument has the wrong Python type, or a tensor is float64.
         ValueError: unknown ``reduction``; an infinite beta; ``inplace`` with a tensor that has gaps in memory.
         RuntimeError: a negative beta; incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that
-            requires grad, or under torch.compile.
+            requires grad, with another tensor that overlaps it in memory, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     if unknown:

@@ -76,8 +76,8 @@ def triplet_margin_loss(
         TypeError: an argument has the wrong Python type, or a tensor is float64.
         ValueError: unknown ``reduction``; a margin that is not positive; ``inplace`` with a tensor that has gaps in
             memory.
-        RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, or
-            under torch.compile.
+        RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, with
+            another tensor that overlaps it in memory, or under torch.compile.
         NotImplementedError: p below 1; two tensors whose rows have one element, with a third one whose rows are longer;
             an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """

@@ -71,7 +71,7 @@ class ElementwiseLoss:
             TypeError: an argument has the wrong Python type, or a tensor is float64.
             ValueError: unknown ``reduction``; ``inplace`` where the kernel would get a copy.
             RuntimeError: incompatible shapes or devices; a complex tensor, or an integer tensor that is not allowed;
-                ``inplace`` with a leaf that requires grad.
+                ``inplace`` with a leaf that requires grad, or with another tensor that overlaps it in memory.
             NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode
                 differentiation.
         """

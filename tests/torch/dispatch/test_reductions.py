@@ -116,7 +116,7 @@ def test_a_mean_of_ignored_positions_in_float16(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*OF_LOGITS, *OF_STATES])
 def test_a_mean_of_positions_without_weight_is_nan_with_its_gradient(name: str) -> None:
-    """As in PyTorch, where that is an error under ``detect_anomaly`` too: 0 times infinity."""
+    """PyTorch multiplies 0 by infinity there, which is an error under ``detect_anomaly`` too."""
     tensors, target, weight = leaves(name in OF_STATES), make_targets(POSITIONS), torch.zeros(CLASSES)
     logits = make_logits(POSITIONS, CLASSES).requires_grad_()
     theirs = F.cross_entropy(logits, target, weight)

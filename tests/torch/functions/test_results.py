@@ -86,7 +86,7 @@ def of_head(function: Callable[[nn.Linear, Tensor, Tensor], Any]) -> Any:
 
 
 def cases_of_cross_entropy() -> Iterator[tuple[str, Case]]:
-    """Those with reductions and outputs."""
+    """Losses of classes, with reductions and outputs."""
     target, weight, several = make_targets(POSITIONS, ignored=-100), make_weight(), make_targets(2, 3)
     soft = make_probabilities(POSITIONS, CLASSES)
     for reduction in REDUCTIONS:

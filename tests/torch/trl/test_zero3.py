@@ -149,6 +149,19 @@ def test_a_backward_may_run_again_and_hooks_of_a_parameter_run_once_each_time(ze
         torch.autograd.grad(loss, hidden)
 
 
+def test_results_are_changed_in_place(zero3: FakeZero3) -> None:
+    gradients = []
+    for in_place in (False, True):
+        inputs = operands()
+        zero3.shard(inputs[1]), zero3.shard(inputs[2])
+        with install(devices=("cpu",)):
+            logprob, entropy, *_ = call(inputs)
+        assert logprob is not None and entropy is not None and not (logprob._is_view() or entropy._is_view())
+        halves = (logprob.mul_(0.5), entropy.mul_(0.5)) if in_place else (logprob * 0.5, entropy * 0.5)
+        gradients.append(torch.autograd.grad(total(halves), inputs[0])[0])
+    assert torch.equal(*gradients)
+
+
 def test_a_frozen_layer_gets_no_gradient(zero3: FakeZero3) -> None:
     hidden, weight, bias, targets = operands()
     zero3.shard(weight.requires_grad_(False)), zero3.shard(bias.requires_grad_(False))

@@ -137,7 +137,8 @@ def cross_entropy(
         normalizer: scalar tensor that replaces the divisor of the mean, for instance the number of targets in all
             micro-batches or on all ranks.
         inplace: the backward writes the gradient over the memory of ``input``, which saves that much memory. Later uses
-            of the logits in a backward raise, as after any in-place operation.
+            of the logits in a backward raise, as after any in-place operation, but not those of PyTorch's operators
+            under saved-tensor hooks (docs/reference/torch.md#in-place).
         return_outputs: return :class:`CrossEntropyOutputs`.
         class_dim: 1, as in PyTorch, or -1 for [batch, sequence, V], the layout of language models.
 
@@ -152,7 +153,8 @@ def cross_entropy(
             more than 2^24 classes; ``inplace`` where the logits would be copied; a mean without ``normalizer`` of a
             DTensor whose positions are spread over ranks.
         RuntimeError: incompatible shapes or devices, or ``label_smoothing`` out of range, as in PyTorch; ``inplace``
-            with a leaf that requires grad, or under torch.compile; ``weight`` requires grad with class indices.
+            with a leaf that requires grad, with another tensor that overlaps it in memory, or under torch.compile;
+            ``weight`` requires grad with class indices.
         IndexError: on the CPU, a target out of range.
         AssertionError: ``exact_maximum=False`` where the kernels need the maximum.
         NotImplementedError: an unsupported device; a DTensor placement that is not supported; FSDP shards; integer
