@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
 from nkilib.base.work import unreplayed
+from nkilib.core.host.options import is_integer
 from nkilib.nki import nl
 
 
@@ -60,7 +61,7 @@ class PlanLimits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
+            if value is not None and (not is_integer(value) or value <= 0):
                 raise ValueError(f"PlanLimits.{field.name} must be a positive int or None, got {value!r}")
 
 

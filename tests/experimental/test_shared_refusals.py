@@ -74,7 +74,7 @@ REFUSALS = [
             f"{{rows_per_batch}} must be an integer from 1 to 128, got {value}",
             {"{rows_per_batch}": value},
         )
-        for value in (0, -1, 129, 2.0)
+        for value in (0, -1, 129, 2.0, True)
     ),
     *(
         Refusal(
@@ -156,15 +156,6 @@ def test_a_row_beyond_an_int32_index_is_refused(kernel: Kernel) -> None:
     assert str(caught.value) == (
         f"{kernel.name}: vocab_size must be at most 1073741824, the reach of an int32 index, got {columns}"
     )
-
-
-@every_kernel
-def test_one_row_at_a_time_may_be_given_as_true(kernel: Kernel) -> None:
-    """True is an int in Python: the kernels take it for 1."""
-    rows_per_batch = kernel.words["rows_per_batch"]
-    expected = kernel.launch({**kernel.accepted(), rows_per_batch: 1})
-    result = kernel.launch({**kernel.accepted(), rows_per_batch: True})
-    np.testing.assert_array_equal(result[0], expected[0])
 
 
 # Of every module of refusals, in a process whose asserts are dropped: what each call said.

@@ -46,7 +46,8 @@ def shows(shared: type, defaults: type[Dataclass]) -> Callable[[Function], Funct
 
 
 def numbers(caller: object, function: Callable[..., Any], group: type[Group], keywords: Mapping[str, Any]) -> Group:
-    """Make the options of a public function from its keywords, which may be numbers of Python or numpy.
+    """Make the options of a public function from its keywords, which may be numbers of any kind that
+    :func:`~nkilib.core.host.options.as_float` takes.
 
     Args:
         caller: the name that errors begin with.

@@ -24,6 +24,67 @@ Group = TypeVar("Group", bound=Dataclass)
 _SCHEMA_TYPES: Final = {bool: "bool", int: "int", float: "float", str: "str"}
 
 
+def is_integer(value: object) -> bool:
+    """Return whether the value is an int of Python, which a bool is not here."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Return whether the value is an int or a float of Python, which a bool is not here."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def as_float(caller: object, name: str, value: Any) -> float:
+    """Return a real number as a float of Python. It may be one of Python or numpy, or a tensor or an array without
+    dimensions, whose value is read; under torch.compile it may be symbolic.
+
+    Raises:
+        TypeError: another value, also a bool; a tensor with dimensions, or one that requires grad.
+    """
+    number = value if isinstance(value, int | float) else _element(value)
+    if isinstance(number, bool) or not isinstance(number, int | float | Real):
+        raise _refused(caller, name, "float", value)
+    return float(number)
+
+
+def as_int(caller: object, name: str, value: Any) -> int:
+    """Return an integer as an int of Python; see :func:`as_float`.
+
+    Raises:
+        TypeError: another value, also a bool and a float; a tensor with dimensions.
+    """
+    number = value if isinstance(value, int | float) else _element(value)
+    if isinstance(number, bool) or not isinstance(number, int | Integral):
+        raise _refused(caller, name, "int", value)
+    return int(number)
+
+
+def check_flags(caller: object, **flags: Any) -> None:
+    """Check that flags are True or False.
+
+    Raises:
+        TypeError: if the check fails; ``numpy.bool`` is none either, as in PyTorch.
+    """
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise _refused(caller, name, "bool", flag)
+
+
+def _element(value: Any) -> Any:
+    """Return the element of a tensor or an array without dimensions; a tensor that requires grad, and any other value,
+    as it is.
+    """
+    if getattr(value, "ndim", None) != 0 or getattr(value, "requires_grad", False):
+        return value
+    return value.item()
+
+
+def _refused(caller: object, name: str, kind: str, value: Any) -> TypeError:
+    needs_item = getattr(value, "ndim", 0) > 0 or getattr(value, "requires_grad", False)
+    remedy = f"; pass {name}.item()" if needs_item else ""
+    return TypeError(f"{caller}: argument {name!r} must be {kind}, not {type(value).__name__}{remedy}")
+
+
 @dataclass(frozen=True)
 class Option:
     """A keyword of an operator.
@@ -49,7 +110,7 @@ class Option:
         return f"{declared}={json.dumps(self.default) if isinstance(self.default, str) else self.default}"
 
     def as_python(self, caller: object, value: Any) -> Any:
-        """Convert ``value``, a number of Python or numpy, to the Python type of the option.
+        """Convert ``value`` to the Python type of the option; for numbers see :func:`as_float` and :func:`as_int`.
 
         Raises:
             TypeError: a value of another type.
@@ -57,15 +118,16 @@ class Option:
         """
         if value is None and self.is_optional:
             return None
-        if self.type is float and isinstance(value, int | float | Real):
-            return float(value)
-        if self.type is int and isinstance(value, int | Integral) and not isinstance(value, bool):
-            if not -(2**63) <= int(value) < 2**63:
-                raise ValueError(f"{caller}: {self.name} must fit 64 bits, got {value}")
-            return int(value)
-        if self.type in (bool, str) and isinstance(value, self.type):
+        if self.type is float:
+            return as_float(caller, self.name, value)
+        if self.type is int:
+            number = as_int(caller, self.name, value)
+            if not -(2**63) <= number < 2**63:
+                raise ValueError(f"{caller}: {self.name} must fit 64 bits, got {number}")
+            return number
+        if isinstance(value, self.type):
             return value
-        raise TypeError(f"{caller}: argument {self.name!r} must be {self.type.__name__}, not {type(value).__name__}")
+        raise _refused(caller, self.name, self.type.__name__, value)
 
 
 _described: Final[dict[type[Dataclass], tuple[Option, ...]]] = {}

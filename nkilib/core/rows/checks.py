@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.host.options import is_integer
 from nkilib.core.rows.sbuf import SbufPlan, dtype_bytes
 from nkilib.nki import nisa, nl
 
@@ -87,7 +88,7 @@ def require_rows_per_batch(function: str, name: str, rows: int) -> None:
     """Check that a batch has at most one row per partition; ``name`` is the name of the argument."""
     partitions = nl.tile_size.pmax
     require(
-        isinstance(rows, int) and 0 < rows <= partitions,
+        is_integer(rows) and 0 < rows <= partitions,
         f"{function}: {name} must be an integer from 1 to {partitions}, got {rows}",
     )
 
@@ -101,7 +102,7 @@ def require_chunk_size(
     largest = min(row_size, FREE_AXIS_MAX, fitting, BATCH_BYTES_MAX // (rows_per_batch * nbytes))
     fits = f"the largest chunk_size that fits is {largest}"
     require(
-        isinstance(chunk_size, int) and chunk_size > 0,
+        is_integer(chunk_size) and chunk_size > 0,
         f"{function}: chunk_size must be a positive integer, got {chunk_size}; the largest that fits is {largest}",
     )
     require(

@@ -10,6 +10,7 @@ from struct import pack, unpack
 from typing import Final
 
 from nkilib.core.host.function_domains import LIMIT_OF_LOG
+from nkilib.core.host.options import is_number
 from nkilib.core.rows.checks import require
 
 LEAST_NORMAL: Final = 2.0**-126
@@ -25,9 +26,8 @@ def require_option(function: str, name: str, value: float, least: float = -LARGE
     Raises:
         AssertionError: another number.
     """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     require(
-        is_number and isfinite(value) and least <= value <= most,
+        is_number(value) and isfinite(value) and least <= value <= most,
         f"{function}: {name} must be a finite number of float32{_range(least, most)}, got {value}",
     )
     rounded: float = unpack("f", pack("f", value))[0]

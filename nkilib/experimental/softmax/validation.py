@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.host.options import is_integer
 from nkilib.core.rows.checks import require, require_flag
 from nkilib.nki import nl
 
@@ -25,7 +26,7 @@ def validated_axis(function: str, name: str, tensor_hbm: nl.NkiTensor, axis: int
         f"{function}: {name} must have 1 to {RANK_MAX} dimensions, got shape {tensor_hbm.shape}; reshape it",
     )
     require(
-        isinstance(axis, int) and not isinstance(axis, bool),
+        is_integer(axis),
         f"{function}: axis must be an integer, got {axis}",
     )
     require(
@@ -55,8 +56,7 @@ def require_chunk_size(function: str, chunk_size: int | None) -> None:
         AssertionError: if it is not; the message has function, requirement, value and remedy.
     """
     require(
-        chunk_size is None
-        or (isinstance(chunk_size, int) and not isinstance(chunk_size, bool) and 1 <= chunk_size <= CHUNK_SIZE_MAX),
+        chunk_size is None or (is_integer(chunk_size) and 1 <= chunk_size <= CHUNK_SIZE_MAX),
         f"{function}: chunk_size must be an integer from 1 to {CHUNK_SIZE_MAX} or None, got {chunk_size}; "
         f"pass None for what is modelled to be fastest",
     )

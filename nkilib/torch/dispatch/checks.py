@@ -9,7 +9,6 @@ For an input that PyTorch's function rejects too, the error has the same type as
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from numbers import Integral, Real
 from typing import Any, Final
 
 import torch
@@ -34,38 +33,20 @@ _MOST_VIEWS: Final = 16
 
 
 def check_tensors(caller: Caller, tensors: Mapping[str, Any], optional: Collection[str] = ()) -> None:
-    """Reject arguments that are not tensors; those in ``optional`` may be None.
+    """Reject arguments that are not tensors, and tensors without strides; those in ``optional`` may be None.
 
     Raises:
         TypeError: an argument is not a tensor.
+        NotImplementedError: a sparse, mkldnn or nested tensor.
     """
     for name, value in tensors.items():
         if not (isinstance(value, Tensor) or (name in optional and value is None)):
             remedy = f"; pass torch.tensor({value})" if isinstance(value, int | float) else ""
             raise TypeError(f"{caller}: argument {name!r} must be Tensor, not {type(value).__name__}{remedy}")
-
-
-def checked_number(caller: Caller, name: str, value: Any) -> float:
-    """Return a Python or numpy number as a Python number; under torch.compile it may be symbolic.
-
-    Raises:
-        TypeError: it is not a number.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float | Real):
-        remedy = f"; pass {name}.item()" if isinstance(value, Tensor) else ""
-        raise TypeError(f"{caller}: argument {name!r} must be float, not {type(value).__name__}{remedy}")
-    return float(value)
-
-
-def checked_integer(caller: Caller, name: str, value: Any) -> int:
-    """Return a Python or numpy integer as a Python integer.
-
-    Raises:
-        TypeError: it is not an integer.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | Integral):
-        raise TypeError(f"{caller}: argument {name!r} must be int, not {type(value).__name__}")
-    return int(value)
+        if value is not None and (value.is_nested or value.layout != torch.strided):
+            got = "a nested tensor" if value.is_nested else value.layout
+            remedy = f"{name}.{'to_padded_tensor(0.0)' if value.is_nested else 'to_dense()'}"
+            raise NotImplementedError(f"{caller}: {name} must be a dense tensor, got {got}; pass {remedy}")
 
 
 def check_constant(caller: Caller, name: str, tensor: Tensor | None) -> None:
@@ -150,16 +131,6 @@ def check_tile_dtype(caller: Caller, input: Tensor) -> None:
         f"{caller}: the kernels take {caller.noun} in bfloat16, float16 or float32, got {input.dtype}; pass "
         f"{caller.input}.float()"
     )
-
-
-def check_flag(caller: Caller, name: str, flag: Any) -> None:
-    """Check that a flag is True or False.
-
-    Raises:
-        TypeError: if the check fails.
-    """
-    if not isinstance(flag, bool):
-        raise TypeError(f"{caller}: argument {name!r} must be bool, not {type(flag).__name__}")
 
 
 def check_inplace(

@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import binary_cross_entropy_backward, binary_cross_entropy_forward
+from nkilib.torch.dispatch.checks import check_tensors
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.losses.elementwise import elementwise_loss
@@ -39,6 +40,7 @@ BINARY_CROSS_ENTROPY: Final = elementwise_loss(
     (binary_cross_entropy_forward, binary_cross_entropy_backward),
     optional=("weight",),
     integers=("weight",),
+    bools=("weight",),
     constant=("weight",),
     typed=("input",),
     check_values=_check_probabilities,
@@ -83,15 +85,16 @@ def binary_cross_entropy(
     if unknown:
         refuse_unknown(binary_cross_entropy, unknown)
     caller = BINARY_CROSS_ENTROPY.caller
+    tensors = {"input": input, "target": target, "weight": weight}
+    check_tensors(caller, tensors, optional=("weight",))
     check_same_size(caller, input, target)
-    if isinstance(target, Tensor):
-        check_expands(caller, "weight", weight, tuple(target.shape))
-        if isinstance(input, Tensor) and not _is_one_type(input, target):
-            raise RuntimeError(
-                f"{caller}: target must have the type of input, {input.dtype}, got {target.dtype}; pass "
-                f"target.to(input.dtype)"
-            )
-    return BINARY_CROSS_ENTROPY({"input": input, "target": target, "weight": weight}, reduction, inplace)
+    check_expands(caller, "weight", weight, tuple(target.shape))
+    if not _is_one_type(input, target):
+        raise RuntimeError(
+            f"{caller}: target must have the type of input, {input.dtype}, got {target.dtype}; pass "
+            f"target.to(input.dtype)"
+        )
+    return BINARY_CROSS_ENTROPY(tensors, reduction, inplace)
 
 
 def _is_one_type(input: Tensor, target: Tensor) -> bool:

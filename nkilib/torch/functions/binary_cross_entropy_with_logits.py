@@ -15,6 +15,7 @@ from nkilib.experimental.loss import (
     binary_cross_entropy_with_logits_backward,
     binary_cross_entropy_with_logits_forward,
 )
+from nkilib.torch.dispatch.checks import check_tensors
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import WeightedLossModule
 from nkilib.torch.losses.shapes import check_expands, check_same_size
@@ -26,6 +27,7 @@ BINARY_CROSS_ENTROPY_WITH_LOGITS: Final = elementwise_loss(
     optional=("weight", "pos_weight"),
     constant=("weight", "pos_weight"),
     integers=("weight", "pos_weight"),
+    bools=("weight",),
     typed=("target",),
 )
 
@@ -73,11 +75,11 @@ def binary_cross_entropy_with_logits(
     if unknown:
         refuse_unknown(binary_cross_entropy_with_logits, unknown)
     caller = BINARY_CROSS_ENTROPY_WITH_LOGITS.caller
-    check_same_size(caller, input, target)
-    if isinstance(target, Tensor):
-        for name, factors in (("weight", weight), ("pos_weight", pos_weight)):
-            check_expands(caller, name, factors, tuple(target.shape))
     tensors = {"input": input, "target": target, "weight": weight, "pos_weight": pos_weight}
+    check_tensors(caller, tensors, optional=("weight", "pos_weight"))
+    check_same_size(caller, input, target)
+    for name, factors in (("weight", weight), ("pos_weight", pos_weight)):
+        check_expands(caller, name, factors, tuple(target.shape))
     return BINARY_CROSS_ENTROPY_WITH_LOGITS(tensors, reduction, inplace)
 
 

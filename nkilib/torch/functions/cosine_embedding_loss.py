@@ -13,10 +13,10 @@ from torch.nn.functional import pad
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import as_float
 from nkilib.experimental.loss import cosine_embedding_loss_backward, cosine_embedding_loss_forward
 from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.caller import Caller, counterpart
-from nkilib.torch.dispatch.checks import checked_number
 from nkilib.torch.dispatch.losses import as_computed
 from nkilib.torch.losses.modules import LossModule
 from nkilib.torch.losses.rowwise import RowInputs, as_floats, rowwise_loss
@@ -74,8 +74,8 @@ def cosine_embedding_loss(
     if unknown:
         refuse_unknown(cosine_embedding_loss, unknown)
     tensors = {"input1": input1, "input2": input2, "target": target}
-    _LOSS.check(tensors, reduction, inplace, integers=tuple(tensors))
-    margin = checked_number(_LOSS.caller, "margin", margin)
+    _LOSS.check(tensors, reduction, inplace, integers=tuple(tensors), bools=tuple(tensors))
+    margin = as_float(_LOSS.caller, "margin", margin)
     _check_shapes(input1, input2, target)
     of_pairs = broadcast_shape(_LOSS.caller, {"input1": input1.shape, "input2": input2.shape})
     rows = broadcast_shape(_LOSS.caller, {"rows": of_pairs[:-1], "target": target.shape})

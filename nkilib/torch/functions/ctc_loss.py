@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import as_int, check_flags
 from nkilib.core.host.reductions import check_reduction
 from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
 from nkilib.torch.dispatch import checks
@@ -135,7 +136,7 @@ def ctc_loss(
     lengths = [_lengths(name, values, log_probs) for name, values in _named(input_lengths, target_lengths)]
     of_inputs, of_targets = lengths
     _check(log_probs, targets, of_inputs, of_targets, blank, reduction)
-    checks.check_flag(caller, "zero_infinity", zero_infinity)
+    check_flags(caller, zero_infinity=zero_infinity)
     log_probs = as_computed(log_probs, reduction)
     batch = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
     of_inputs, of_targets = of_inputs.reshape(-1), of_targets.reshape(-1)
@@ -170,9 +171,13 @@ def _lengths(name: str, lengths: Any, log_probs: Tensor) -> Tensor:
         if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
             raise RuntimeError(f"{CTC_LOSS}: {name} must be integral, got {lengths.dtype}; pass {name}.long()")
         return lengths.to(log_probs.device)
-    if not isinstance(lengths, Sequence) or not all(isinstance(length, Integral) for length in lengths):
+    if not isinstance(lengths, Sequence) or not all(map(_is_integral, lengths)):
         raise TypeError(f"{CTC_LOSS}: argument {name!r} must be Tensor or a sequence of int, got {lengths!r}")
     return torch.tensor([int(length) for length in lengths], dtype=torch.int64, device=log_probs.device)
+
+
+def _is_integral(length: object) -> bool:
+    return isinstance(length, Integral) and not isinstance(length, bool)
 
 
 def _check(
@@ -206,7 +211,7 @@ def _check(
     for name, lengths in (("input_lengths", input_lengths), ("target_lengths", target_lengths)):
         if lengths.numel() != sequences:
             raise RuntimeError(f"{caller}: {name} must be of size batch_size, {sequences}, got {tuple(lengths.shape)}")
-    if not 0 <= checks.checked_integer(caller, "blank", blank) < log_probs.shape[-1]:
+    if not 0 <= as_int(caller, "blank", blank) < log_probs.shape[-1]:
         raise RuntimeError(f"{caller}: blank must be in label range, 0 to {log_probs.shape[-1] - 1}, got {blank}")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import check_flags
 from nkilib.experimental.loss import distillation_backward, distillation_forward
 from nkilib.experimental.loss.distillation.options import DistillationOptions
 from nkilib.torch.dispatch import checks
@@ -22,7 +23,7 @@ from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES, check_float_dtype
 from nkilib.torch.dispatch.operator import Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
-from nkilib.torch.losses.distillation import check_labels, check_numbers, checked_beta, reduced
+from nkilib.torch.losses.distillation import check_labels, checked_beta, checked_numbers, reduced
 from nkilib.torch.losses.modules import LossModule
 from nkilib.torch.losses.reductions import check_reduction_or_batchmean
 
@@ -121,7 +122,8 @@ def distillation_loss(
         refuse_unknown(distillation_loss, unknown)
     chosen = checked_beta(DISTILLATION, direction, beta)
     _check(student_logits, teacher_logits, labels, reduction)
-    check_numbers(DISTILLATION, temperature, ignore_index, temperature_squared)
+    temperature, ignore_index = checked_numbers(DISTILLATION, temperature, ignore_index)
+    check_flags(DISTILLATION, temperature_squared=temperature_squared, inplace=inplace)
     if inplace:
         others = {"teacher_logits": teacher_logits, "labels": labels}
         checks.check_inplace(DISTILLATION, student_logits, others, aligned=("teacher_logits",))
@@ -138,11 +140,11 @@ def distillation_loss(
         teacher_logits.detach().reshape(-1, vocabulary),
         rows_labels,
         beta=chosen,
-        temperature=float(temperature),
+        temperature=temperature,
         ignore_index=ignore_index,
     )
     if temperature_squared:
-        loss = loss * float(temperature) ** 2
+        loss = loss * temperature**2
     counts = None if rows_labels is None else rows_labels != ignore_index
     return reduced(loss, tuple(student_logits.shape[:-1]), counts, reduction)
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import check_flags
 from nkilib.experimental.loss import gaussian_nll_loss_backward, gaussian_nll_loss_forward
-from nkilib.torch.dispatch.checks import check_flag, check_tensors
+from nkilib.torch.dispatch.checks import check_tensors
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import LossModule
@@ -85,7 +86,7 @@ def gaussian_nll_loss(
         refuse_unknown(gaussian_nll_loss, unknown)
     caller = GAUSSIAN_NLL_LOSS.caller
     check_tensors(caller, {"input": input, "target": target})
-    check_flag(caller, "full", full)
+    check_flags(caller, full=full)
     options = {"full": full, "eps": least_of_log(caller, "eps", eps)}
     tensors = {"input": input, "target": target, "var": _variances(input, var)}
     return GAUSSIAN_NLL_LOSS(tensors, reduction, inplace, **options)

@@ -22,6 +22,7 @@ HINGE_EMBEDDING_LOSS: Final = elementwise_loss(
     (hinge_embedding_loss_forward, hinge_embedding_loss_backward),
     constant=("target",),
     integers=("input", "target"),
+    bools=("target",),
     takes_integers_alone=True,
     typed=("input",),
     options={"margin": 1.0},

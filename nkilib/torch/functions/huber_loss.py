@@ -11,9 +11,9 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import as_float
 from nkilib.core.rows.numbers import LEAST_NORMAL
 from nkilib.experimental.loss import huber_loss_backward, huber_loss_forward
-from nkilib.torch.dispatch.checks import checked_number
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import LossModule
 from nkilib.torch.losses.numbers import finite_number
@@ -25,6 +25,7 @@ HUBER_LOSS: Final = elementwise_loss(
     (huber_loss_forward, huber_loss_backward),
     optional=("weight",),
     integers=("target", "weight"),
+    bools=("target", "weight"),
     typed=("input", "weight"),
     options={"delta": 1.0},
 )
@@ -77,7 +78,7 @@ def huber_loss(
 
 def _checked(delta: Any) -> float:
     caller = HUBER_LOSS.caller
-    if not checked_number(caller, "delta", delta) > 0.0:  # NaN too
+    if not as_float(caller, "delta", delta) > 0.0:  # NaN too
         raise RuntimeError(f"{caller}: does not support non-positive values for delta, got {delta}")
     return max(finite_number(caller, "delta", delta), LEAST_NORMAL)
 

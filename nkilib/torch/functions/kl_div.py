@@ -11,8 +11,9 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import check_flags
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward
-from nkilib.torch.dispatch.checks import check_flag, check_tensors
+from nkilib.torch.dispatch.checks import check_tensors
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import LossModule
 from nkilib.torch.losses.reductions import BATCHMEAN, check_reduction_or_batchmean
@@ -69,7 +70,7 @@ def kl_div(
     caller = KL_DIV.caller
     check_tensors(caller, {"input": input, "target": target})
     check_reduction_or_batchmean(caller, reduction)
-    check_flag(caller, "log_target", log_target)
+    check_flags(caller, log_target=log_target)
     batch = input.shape[0] if input.dim() > 0 else 1
     kernel_reduction = "sum" if reduction == BATCHMEAN else reduction
     loss = KL_DIV({"input": input, "target": target}, kernel_reduction, inplace, log_target=log_target)

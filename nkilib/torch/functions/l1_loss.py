@@ -22,6 +22,7 @@ L1_LOSS: Final = elementwise_loss(
     (l1_loss_forward, l1_loss_backward),
     optional=("weight",),
     integers=("input", "target", "weight"),
+    bools=("weight",),
     takes_integers_alone=True,
 )
 

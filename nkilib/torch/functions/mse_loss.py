@@ -22,6 +22,7 @@ MSE_LOSS: Final = elementwise_loss(
     (mse_loss_forward, mse_loss_backward),
     optional=("weight",),
     integers=("input", "target", "weight"),
+    bools=("input", "target", "weight"),
 )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import as_float
 from nkilib.core.host.reductions import check_reduction
 from nkilib.experimental.loss import multi_margin_loss_backward, multi_margin_loss_forward
 from nkilib.torch.dispatch import checks
@@ -121,7 +122,7 @@ def _check(input: Tensor, target: Tensor, p: Any, margin: Any, weight: Tensor | 
     check_reduction(caller, reduction)
     if p not in (1, 2):
         raise ValueError(f"{caller}: only p == 1 and p == 2 supported, got {p!r}")
-    if not -inf < checks.checked_number(caller, "margin", margin) < inf:  # NaN too
+    if not -inf < as_float(caller, "margin", margin) < inf:  # NaN too
         raise ValueError(f"{caller}: margin must be finite, got {margin}; a number near 1 is usual")
     if weight is not None and weight.dim() != 1:
         raise ValueError(f"{caller}: weight must be one-dimensional, got shape {tuple(weight.shape)}")

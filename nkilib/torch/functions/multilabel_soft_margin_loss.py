@@ -69,7 +69,7 @@ def multilabel_soft_margin_loss(
     if unknown:
         refuse_unknown(multilabel_soft_margin_loss, unknown)
     arguments = {"input": input, "target": target, "weight": weight}
-    _LOSS.check(arguments, reduction, inplace, integers=("target", "weight"))
+    _LOSS.check(arguments, reduction, inplace, integers=("target", "weight"), bools=("weight",))
     if input.dim() == 0:
         raise IndexError(f"{_LOSS.caller}: input must have a dimension of classes, got none; pass [C] or [N, C]")
     tensors = [input, target, *([] if weight is None else [weight])]

@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import as_int, check_flags
 from nkilib.core.host.reductions import check_reduction
 from nkilib.experimental.loss import nll_loss_backward, nll_loss_forward
 from nkilib.torch.dispatch import checks
@@ -107,7 +108,7 @@ def nll_loss(
     if unknown:
         refuse_unknown(nll_loss, unknown)
     _check(input, target, weight, ignore_index, reduction)
-    checks.check_flag(NLL_LOSS, "inplace", inplace)
+    check_flags(NLL_LOSS, inplace=inplace)
     original, input = input, as_computed(input, reduction)
     if inplace:
         check_inplace(NLL_LOSS, original, input, original, {"target": target, "weight": weight})
@@ -131,13 +132,13 @@ def _check(input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: A
     checks.check_devices(caller, input, {"target": target, "weight": weight})
     if input.dim() == 0:
         raise ValueError(f"{caller}: Expected 1 or more dimensions (got 0); the classes are one of them")
-    check_indices(caller, tuple(input.shape), rows_shape(input, 1), target)
+    check_indices(caller, tuple(input.shape), rows_shape(input, 1), target, takes_probabilities=False)
     check_float_input(caller, input)
     check_weight(caller, weight, input.shape[min(1, input.dim() - 1)], soft=False)
 
 
 def _check_ignore_index(ignore_index: Any) -> None:
-    if not -(2**63) <= checks.checked_integer(NLL_LOSS, "ignore_index", ignore_index) < 2**63:
+    if not -(2**63) <= as_int(NLL_LOSS, "ignore_index", ignore_index) < 2**63:
         raise ValueError(f"{NLL_LOSS}: ignore_index must fit 64 bits, got {ignore_index}")
 
 

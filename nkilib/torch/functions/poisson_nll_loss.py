@@ -13,8 +13,8 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import check_flags
 from nkilib.experimental.loss import poisson_nll_loss_backward, poisson_nll_loss_forward
-from nkilib.torch.dispatch.checks import check_flag
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import LossModule
 from nkilib.torch.losses.numbers import least_of_log
@@ -24,6 +24,7 @@ POISSON_NLL_LOSS: Final = elementwise_loss(
     "rates or their logarithms",
     (poisson_nll_loss_forward, poisson_nll_loss_backward),
     integers=("input", "target"),
+    bools=("input", "target"),
     options={"log_input": True, "full": False, "eps": 1e-8},
     takes_integers_alone=True,
 )
@@ -74,8 +75,8 @@ def poisson_nll_loss(
     if unknown:
         refuse_unknown(poisson_nll_loss, unknown)
     caller = POISSON_NLL_LOSS.caller
-    check_flag(caller, "log_input", log_input)
-    check_flag(caller, "full", full)
+    check_flags(caller, log_input=log_input)
+    check_flags(caller, full=full)
     options = {"log_input": log_input, "full": full, "eps": least_of_log(caller, "eps", eps)}
     return POISSON_NLL_LOSS({"input": input, "target": target}, reduction, inplace, **options)
 

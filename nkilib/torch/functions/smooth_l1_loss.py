@@ -11,8 +11,8 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import as_float
 from nkilib.experimental.loss import smooth_l1_loss_backward, smooth_l1_loss_forward
-from nkilib.torch.dispatch.checks import checked_number
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import LossModule
 from nkilib.torch.losses.numbers import finite_number
@@ -23,6 +23,7 @@ SMOOTH_L1_LOSS: Final = elementwise_loss(
     "predictions",
     (smooth_l1_loss_forward, smooth_l1_loss_backward),
     integers=("input", "target"),
+    bools=("input", "target"),
     options={"beta": 1.0},
 )
 
@@ -70,7 +71,7 @@ def smooth_l1_loss(
 
 def _checked(beta: Any) -> float:
     caller = SMOOTH_L1_LOSS.caller
-    if not checked_number(caller, "beta", beta) >= 0.0:  # NaN too
+    if not as_float(caller, "beta", beta) >= 0.0:  # NaN too
         raise RuntimeError(f"{caller}: does not support negative values for beta, got {beta}")
     return finite_number(caller, "beta", beta)
 

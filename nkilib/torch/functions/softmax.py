@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import as_int
 from nkilib.experimental import softmax as kernels
 from nkilib.torch.dispatch.autocast import autocast_dtype
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
@@ -233,8 +234,6 @@ def _check_arguments(caller: Caller, input: Any, dtype: Any) -> None:
             f"{caller}: argument 'dtype' must be torch.dtype, not {type(dtype).__name__}; pass torch.float32"
         )
     check_plain(caller, {caller.input: input})
-    if input.layout != torch.strided:
-        raise NotImplementedError(f"{caller}: input must be a dense tensor, got {input.layout}; pass input.to_dense()")
     check_devices(caller, input, {})
     _check_type(caller, input, dtype)
 
@@ -259,9 +258,7 @@ def _checked_dim(caller: Caller, input: Tensor, dim: Any) -> int:
         TypeError: it is not an integer.
         IndexError: it is out of range.
     """
-    if isinstance(dim, bool) or not isinstance(dim, int):
-        raise TypeError(f"{caller}: argument 'dim' must be int, not {type(dim).__name__}; pass one dimension")
-    count = max(input.dim(), 1)
+    dim, count = as_int(caller, "dim", dim), max(input.dim(), 1)
     if not -count <= dim < count:
         raise IndexError(
             f"{caller}: dim must be from {-count} to {count - 1} for input of shape {tuple(input.shape)}, got {dim}; "

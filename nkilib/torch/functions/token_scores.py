@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import check_flags
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.checks import check_tensors
 from nkilib.torch.dispatch.dtensors import dtensor, local_part
@@ -97,6 +98,7 @@ def token_scores(
         "temperature": temperature,
         "exact_maximum": exact_maximum,
     }
+    check_flags(_CALLER, entropy=entropy, inplace=inplace)
     whole = dtensor(logits)
     if whole is not None:
         check_tensors(_CALLER, {"target": target})

@@ -13,11 +13,11 @@ from torch.nn.functional import pad
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import as_float, check_flags
 from nkilib.experimental.loss import triplet_margin_loss_backward, triplet_margin_loss_forward
 from nkilib.experimental.loss.triplet_margin.host.pairs import num_coefficients, pairs_of
 from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.caller import Caller, counterpart
-from nkilib.torch.dispatch.checks import check_flag, checked_number
 from nkilib.torch.dispatch.losses import as_computed
 from nkilib.torch.losses.modules import LossModule
 from nkilib.torch.losses.rowwise import RowInputs, as_floats, rowwise_loss
@@ -114,8 +114,8 @@ def triplet_margin_loss(
 def _checked_options(margin: Any, p: Any, eps: Any, swap: Any) -> tuple[float, float, float]:
     """Return the options that are numbers as Python numbers."""
     caller = _LOSS.caller
-    margin, p, eps = (checked_number(caller, *name) for name in (("margin", margin), ("p", p), ("eps", eps)))
-    check_flag(caller, "swap", swap)
+    margin, p, eps = (as_float(caller, *name) for name in (("margin", margin), ("p", p), ("eps", eps)))
+    check_flags(caller, swap=swap)
     if margin <= 0:
         raise ValueError(f"{caller}: margin must be greater than 0, got {margin}")
     if not p >= 1:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nkilib.core.host.options import check_flags
 from nkilib.core.host.reductions import check_reduction
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
@@ -27,6 +28,7 @@ def check_call(
     inplace: Any,
     optional: Collection[str] = (),
     integers: Collection[str] = (),
+    bools: Collection[str] = (),
 ) -> None:
     """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types.
 
@@ -36,22 +38,25 @@ def check_call(
         reduction, inplace: the arguments of the call.
         optional: names of tensors that may be None.
         integers: names of tensors that PyTorch takes in integer types too.
+        bools: names of those among them that PyTorch takes as bool too; it does not subtract bools.
 
     Raises:
         TypeError: an argument has the wrong Python type, or a tensor is float64.
         ValueError: unknown ``reduction``.
-        RuntimeError: devices differ; a complex tensor, or an integer tensor that is not allowed.
+        RuntimeError: devices differ; a complex tensor, or an integer or bool tensor that is not allowed.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     checks.check_tensors(caller, tensors, optional)
     check_reduction(caller, reduction)
-    checks.check_flag(caller, "inplace", inplace)
+    check_flags(caller, inplace=inplace)
     first = next(value for value in tensors.values() if value is not None)
     checks.check_plain(caller, tensors)
     checks.check_devices(caller, first, tensors)
     for name, tensor in tensors.items():
         if tensor is not None and not (name in integers and is_whole(tensor)):
             check_floating(caller, name, tensor)
+        elif tensor is not None and tensor.dtype == torch.bool and name not in bools:
+            raise RuntimeError(f"{caller}: bool inputs not supported, got {name} of torch.bool; pass {name}.float()")
 
 
 def promoted(tensors: Iterable[Tensor]) -> torch.dtype:

@@ -12,8 +12,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from nkilib.core.host.options import as_float, as_int
 from nkilib.experimental.loss.distillation.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
-from nkilib.torch.dispatch import checks, reductions
+from nkilib.torch.dispatch import reductions
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.losses.reductions import BATCHMEAN
 
@@ -36,32 +37,29 @@ def checked_beta(caller: Caller, direction: Any, beta: Any) -> float:
         )
     if beta is None:
         return _BETA_OF_DIRECTION[direction]
-    if isinstance(beta, bool) or not isinstance(beta, int | float):
-        raise TypeError(f"{caller}: argument 'beta' must be float, not {type(beta).__name__}")
-    if not 0.0 <= beta <= 1.0:
-        raise ValueError(f"{caller}: beta must be from 0 to 1, got {beta}; 0.5 is the Jensen-Shannon divergence")
-    return float(beta)
+    number = as_float(caller, "beta", beta)
+    if not 0.0 <= number <= 1.0:
+        raise ValueError(f"{caller}: beta must be from 0 to 1, got {number}; 0.5 is the Jensen-Shannon divergence")
+    return number
 
 
-def check_numbers(caller: Caller, temperature: Any, ignore_index: Any, temperature_squared: Any) -> None:
-    """Reject numbers that the kernels do not take.
+def checked_numbers(caller: Caller, temperature: Any, ignore_index: Any) -> tuple[float, int]:
+    """Return the temperature and the ``ignore_index`` as Python numbers.
 
     Raises:
         TypeError: an argument has the wrong Python type.
         ValueError: an argument is out of range.
     """
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
-        raise TypeError(f"{caller}: argument 'temperature' must be float, not {type(temperature).__name__}")
+    temperature = as_float(caller, "temperature", temperature)
+    ignore_index = as_int(caller, "ignore_index", ignore_index)
     if not LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
         raise ValueError(
             f"{caller}: temperature must be from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE}, got {temperature}; "
             f"it divides the logits"
         )
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-        raise TypeError(f"{caller}: argument 'ignore_index' must be int, not {type(ignore_index).__name__}")
     if not -_INT32 <= ignore_index < _INT32:
         raise ValueError(f"{caller}: ignore_index must be an int32, got {ignore_index}; use -100")
-    checks.check_flag(caller, "temperature_squared", temperature_squared)
+    return temperature, ignore_index
 
 
 def check_labels(caller: Caller, labels: Tensor | None, positions: tuple[int, ...]) -> None:

@@ -42,6 +42,7 @@ class ElementwiseLoss:
         optional: the names of optional tensors.
         constant: the names of tensors without a gradient.
         integers: the names of tensors that PyTorch accepts in integer dtypes too.
+        bools: the names of those among them that PyTorch accepts as bool too.
         takes_integers_alone: whether all tensors of a call may be integers; the loss is then computed in float32.
         derivative: the derivative of the operators.
         is_float32_under_autocast: whether losses that are not reduced are float32 under autocast, as in PyTorch.
@@ -52,6 +53,7 @@ class ElementwiseLoss:
     optional: Sequence[str]
     constant: Sequence[str]
     integers: Sequence[str]
+    bools: Sequence[str]
     derivative: Derivative = field(repr=False)
     is_float32_under_autocast: bool = True
     takes_integers_alone: bool = False
@@ -75,7 +77,7 @@ class ElementwiseLoss:
             NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode
                 differentiation.
         """
-        check_call(self.caller, tensors, reduction, inplace, self.optional, self.integers)
+        check_call(self.caller, tensors, reduction, inplace, self.optional, self.integers, self.bools)
         for name in self.constant:
             checks.check_constant(self.caller, name, tensors[name])
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
@@ -160,6 +162,7 @@ def elementwise_loss(
     optional: Sequence[str] = (),
     constant: Sequence[str] = (),
     integers: Sequence[str] = (),
+    bools: Sequence[str] = (),
     typed: Sequence[str] = (),
     options: Defaults | None = None,
     wanted: Sequence[str] | None = None,
@@ -173,7 +176,7 @@ def elementwise_loss(
         name: the name of the loss, which is that of its function in ``torch.nn.functional`` if there is one.
         noun: a word for the content of the first tensor, for messages.
         kernels: the forward and the backward kernel, whose arguments have the names of tensors and options.
-        tensors, optional, constant, integers: see :class:`ElementwiseLoss`.
+        tensors, optional, constant, integers, bools: see :class:`ElementwiseLoss`.
         typed: the names of the tensors whose dtypes promote to the dtype of losses that are not reduced, as in PyTorch;
             empty for all of the tensors.
         options: the defaults of the kernels' options by name. The reduction, if not among them, is put before them.
@@ -225,7 +228,15 @@ def elementwise_loss(
     )
     derivative = differentiate(forward, backward)
     return ElementwiseLoss(
-        caller, tensors, optional, constant, integers, derivative, is_float32_under_autocast, takes_integers_alone
+        caller,
+        tensors,
+        optional,
+        constant,
+        integers,
+        bools,
+        derivative,
+        is_float32_under_autocast,
+        takes_integers_alone,
     )
 
 

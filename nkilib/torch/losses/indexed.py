@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from nkilib.core.host.options import check_flags
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
 from nkilib.torch.dispatch.caller import Caller
@@ -115,7 +116,9 @@ def check_classes(caller: Caller, input: Tensor, target: Tensor) -> None:
             f"{list(input.shape)}; flatten what is beside the classes"
         )
     if target.dtype not in INDEX_DTYPES:
-        raise RuntimeError(f"{caller}: expected target dtype to be an integer type, but got {target.dtype}")
+        raise RuntimeError(
+            f"{caller}: expected target dtype to be an integer type, but got {target.dtype}; pass target.long()"
+        )
     check_float_input(caller, input)
 
 
@@ -130,7 +133,7 @@ def check_inplace(
         RuntimeError: a leaf that requires grad, or a view of one; one of ``others`` shares memory with it;
             torch.compile is tracing.
     """
-    checks.check_flag(caller, "inplace", inplace)
+    check_flags(caller, inplace=inplace)
     if not inplace:
         return
     checks.check_inplace(caller, input, others)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from nkilib.core.host.options import as_float
 from nkilib.core.rows.numbers import LARGEST, LEAST_ARGUMENT_OF_LOG
 from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.checks import checked_number
 
 
 def finite_number(caller: Caller, name: str, value: Any) -> float:
@@ -19,7 +19,7 @@ def finite_number(caller: Caller, name: str, value: Any) -> float:
         TypeError: it is not a number.
         ValueError: it is infinite, NaN or out of the range of float32.
     """
-    number = checked_number(caller, name, value)
+    number = as_float(caller, name, value)
     if not -LARGEST <= number <= LARGEST:  # NaN too
         raise ValueError(f"{caller}: {name} must be finite in float32, got {value}; use {caller.instead}")
     return number

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from nkilib.torch.dispatch.checks import check_tensors
 from nkilib.torch.losses.elementwise import ElementwiseLoss
 from nkilib.torch.losses.shapes import check_weight, warn_of_broadcast
 from nkilib.torch.losses.shared_weights import sum_of
@@ -34,11 +35,10 @@ def loss_of_pair(
         divides_by_weight: whether a mean divides by the sum of the weights, not by their number.
         options: the options of the loss.
     """
-    if all(isinstance(tensor, Tensor) for tensor in (input, target)):  # the loss rejects the others
-        warn_of_broadcast(loss.caller, input, target)
-    if isinstance(weight, Tensor):
-        check_weight(loss.caller, input, weight)
     tensors: dict[str, Tensor | None] = {"input": input, "target": target}
+    check_tensors(loss.caller, {**tensors, "weight": weight}, optional=("weight",))
+    warn_of_broadcast(loss.caller, input, target)
+    check_weight(loss.caller, input, weight)
     if loss.optional:
         tensors["weight"] = weight
     if weight is None or reduction != "mean" or not divides_by_weight:

@@ -110,14 +110,19 @@ class RowwiseLoss:
         return tensor if is_shared else rows.matrix(tensor)
 
     def check(
-        self, tensors: Mapping[str, Tensor | None], reduction: Any, inplace: Any, integers: Sequence[str] = ()
+        self,
+        tensors: Mapping[str, Tensor | None],
+        reduction: Any,
+        inplace: Any,
+        integers: Sequence[str] = (),
+        bools: Sequence[str] = (),
     ) -> None:
         """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types.
 
         Args:
             tensors: the tensors of the call, by name.
             reduction, inplace: the arguments of the call.
-            integers: names of tensors that PyTorch takes in integer types too.
+            integers, bools: names of tensors that PyTorch takes in integer types, and as bool, too.
 
         Raises:
             TypeError: an argument has the wrong Python type, or a tensor is float64.
@@ -126,7 +131,7 @@ class RowwiseLoss:
             NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode
                 differentiation.
         """
-        check_call(self.caller, tensors, reduction, inplace, self.inputs.optional, integers)
+        check_call(self.caller, tensors, reduction, inplace, self.inputs.optional, integers, bools)
 
     def check_inplace(self, tensors: Mapping[str, Tensor | None], computed: Tensor) -> None:
         """Reject ``inplace`` where the gradient of the first tensor cannot be written over it.

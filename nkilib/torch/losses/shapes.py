@@ -59,7 +59,7 @@ def check_same_size(caller: Caller, input: Tensor, target: Tensor) -> None:
     Raises:
         ValueError: if the check fails.
     """
-    if isinstance(input, Tensor) and isinstance(target, Tensor) and input.shape != target.shape:
+    if input.shape != target.shape:
         raise ValueError(
             f"{caller}: target must have the shape of input, {tuple(input.shape)}, got {tuple(target.shape)}; expand it"
         )
@@ -71,7 +71,7 @@ def check_expands(caller: Caller, name: str, tensor: Tensor | None, shape: tuple
     Raises:
         RuntimeError: if the check fails, as in PyTorch.
     """
-    if not isinstance(tensor, Tensor):
+    if tensor is None:
         return
     if tensor.dim() > len(shape) or any(
         own not in (1, whole) for own, whole in zip(reversed(tensor.shape), reversed(shape), strict=False)

@@ -18,6 +18,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import as_int
 from nkilib.torch.dispatch.memory import is_traced
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 
@@ -154,6 +155,10 @@ def int32_targets(target: Tensor, num_classes: int, ignore_index: int = -100, **
             f"{caller}: target must be on the CPU, where its values can be looked at, got {target.device}; call it "
             f"before the transfer"
         )
+    if target.layout != torch.strided:
+        raise NotImplementedError(f"{caller}: target must be a dense tensor, got {target.layout}; pass .to_dense()")
+    num_classes = as_int(caller, "num_classes", num_classes)
+    ignore_index = as_int(caller, "ignore_index", ignore_index)
     if not _INT32.min <= ignore_index <= _INT32.max:
         raise ValueError(f"{caller}: ignore_index must be an int32, got {ignore_index}; mark positions with another")
     check_range(caller, target.reshape(-1), ignore_index, num_classes)

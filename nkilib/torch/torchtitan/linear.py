@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from nkilib.core.host.options import check_flags
 from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.functions.head_forward import is_fully_sharded, results_in_forward
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
@@ -132,6 +133,7 @@ def compute_linear_logprobs(
         TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: see
             :func:`nkilib.torch.linear_token_scores`.
     """
+    check_flags("compute_linear_logprobs", return_entropy=return_entropy)
     head = checked_head("compute_linear_logprobs", lm_head)
 
     def scored(hidden: Tensor) -> tuple[Tensor, ...]:

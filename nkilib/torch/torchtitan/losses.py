@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from nkilib.core.host.options import check_flags
 from nkilib.torch.dispatch.dtensors import chunk_sizes, dtensor
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.functions.chunks import chunked_loss
@@ -103,6 +104,7 @@ def compute_logprobs(
         ValueError: ``global_vocab_size`` does not match the columns, and the ranks that have the others are not known.
         TypeError, RuntimeError, IndexError, NotImplementedError: see :func:`nkilib.torch.token_scores`.
     """
+    check_flags("compute_logprobs", return_entropy=return_entropy)
     logits = _as_taken(logits)
     ranks = _ranks_of_vocabulary(logits, group)
     sizes = None

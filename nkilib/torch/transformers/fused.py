@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from nkilib.core.host.options import check_flags
 from nkilib.torch.functions.head_forward import results_in_forward
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.transformers.architectures import (
@@ -172,6 +173,7 @@ def fuse_linear_loss(
 
     Source: arXiv 2410.10989 (Liger Kernel) and 2411.09009 (Cut Your Losses) fuse output layer and loss in the same way.
     """
+    check_flags(FUSE, evaluation=evaluation)
     causal_lm = find_causal_lm(model)
     _check_unwrapped(causal_lm)
     check_loss_function(causal_lm)

@@ -61,7 +61,8 @@ OPTIONS = {entry.name: entry for entry in options_of(Some)}
     [
         ("share", np.float32(0.5), 0.5),
         ("share", np.int64(2), 2.0),
-        ("share", True, 1.0),
+        ("share", np.array(0.5), 0.5),
+        ("count", np.array(3), 3),
         ("cap", None, None),
         ("cap", 3, 3.0),
         ("count", np.uint8(7), 7),
@@ -80,6 +81,7 @@ def test_values_become_pythons(name: str, value: Any, expected: Any) -> None:
     [
         ("share", "a", TypeError, "f: argument 'share' must be float, not str"),
         ("share", None, TypeError, "f: argument 'share' must be float, not NoneType"),
+        ("share", True, TypeError, "f: argument 'share' must be float, not bool"),
         ("cap", 2j, TypeError, "f: argument 'cap' must be float, not complex"),
         ("count", 1.0, TypeError, "f: argument 'count' must be int, not float"),
         ("count", True, TypeError, "f: argument 'count' must be int, not bool"),

@@ -49,6 +49,10 @@ REFUSED: Refused = {
     "floating lengths": (lambda f: f(*inputs()[:3], torch.ones(3)), "target_lengths must be integral"),
     "mixed lengths": (lambda f: f(*inputs()[:3], (2, 1, 0)), "two tensors or two sequences"),
     "no lengths": (lambda f: f(*inputs()[:2], (6.0, 6, 6), (2, 1, 0)), "'input_lengths' must be Tensor or a sequence"),
+    "lengths that are bools": (
+        lambda f: f(*inputs()[:2], (True, 6, 6), (2, 1, 0)),
+        "'input_lengths' must be Tensor or a sequence",
+    ),
     "too much time": (lambda f: f(*inputs()[:2], (7, 6, 6), (2, 1, 0)), "at most 6, but got value 7"),
     "negative time": (lambda f: f(*inputs()[:2], (-1, 6, 6), (2, 1, 0)), "at least 0, but got value -1"),
     "too many labels": (lambda f: f(*inputs()[:3], torch.tensor([3, 1, 0])), "at most 2, but got value 3"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+from nkilib.core.host.options import is_number
 from nkilib.core.rows.batches import Batch, batches_of_core
 from nkilib.core.rows.elements import rows_per_batch
 from nkilib.core.rows.sbuf import DividedSbuf, SbufPlan
@@ -74,16 +75,16 @@ def check_options(function: str, options: LossOptions) -> None:
     smoothing, cap, square = options.label_smoothing, options.logit_softcap, options.lse_square_scale
     temperature = options.temperature
     # A message is formed where it is needed: torch.compile traces this with numbers that have no text.
-    if not isinstance(smoothing, float | int) or not 0.0 <= smoothing <= 1.0:
+    if not is_number(smoothing) or not 0.0 <= smoothing <= 1.0:
         raise AssertionError(f"{function}: label_smoothing must be a number from 0 to 1, got {smoothing}")
-    if cap is not None and (not isinstance(cap, float | int) or not SOFTCAP_MIN <= cap <= OPTION_MAX):
+    if cap is not None and (not is_number(cap) or not SOFTCAP_MIN <= cap <= OPTION_MAX):
         raise AssertionError(
             f"{function}: logit_softcap must be a number from {SOFTCAP_MIN} to {OPTION_MAX} or None, got {cap}; "
             f"pass None for no cap"
         )
-    if not isinstance(square, float | int) or not 0.0 <= square <= OPTION_MAX:
+    if not is_number(square) or not 0.0 <= square <= OPTION_MAX:
         raise AssertionError(f"{function}: lse_square_scale must be a number from 0 to {OPTION_MAX}, got {square}")
-    if not isinstance(temperature, float | int) or not TEMPERATURE_MIN <= temperature <= TEMPERATURE_MAX:
+    if not is_number(temperature) or not TEMPERATURE_MIN <= temperature <= TEMPERATURE_MAX:
         raise AssertionError(
             f"{function}: temperature must be a number from {TEMPERATURE_MIN} to {TEMPERATURE_MAX}, got {temperature}; "
             f"pass 1.0 for none"

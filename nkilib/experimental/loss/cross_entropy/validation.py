@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from nkilib.core.host.options import is_integer, is_number
 from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX
 from nkilib.core.rows.checks import (
     Words,
@@ -61,7 +62,7 @@ def validate_recipe(function: str, recipe: LossOptions) -> None:
         AssertionError: if an option is out of range; the message has function, requirement, value and remedy.
     """
     require(
-        isinstance(recipe.ignore_index, int) and INT32_MIN <= recipe.ignore_index <= INT32_MAX,
+        is_integer(recipe.ignore_index) and INT32_MIN <= recipe.ignore_index <= INT32_MAX,
         f"{function}: ignore_index must be an integer of 32 bits, as targets are, got {recipe.ignore_index}",
     )
     check_options(function, recipe)
@@ -189,7 +190,7 @@ def validate_upstream(
         f"{function}: grad_logprob_hbm must be None for class probabilities, which have no log-probability of a target",
     )
     require(
-        upstream.weight_sum is None or isinstance(upstream.weight_sum, float | int),
+        upstream.weight_sum is None or is_number(upstream.weight_sum),
         f"{function}: weight_sum must be a number or None, got {upstream.weight_sum}; pass float(class_weight.sum())",
     )
     if options.classes.is_shard:
@@ -236,12 +237,12 @@ def validated_classes(function: str, vocab_size: int, noun: str, first_class: in
         AssertionError: if they are not accepted; the message has function, requirement, value and remedy.
     """
     require(
-        isinstance(first_class, int) and first_class >= 0,
+        is_integer(first_class) and first_class >= 0,
         f"{function}: first_class must be an integer of at least 0, got {first_class}",
     )
     last = INDEX_LIMIT if num_classes is None else num_classes
     require(
-        isinstance(last, int) and last <= INDEX_LIMIT,
+        is_integer(last) and last <= INDEX_LIMIT,
         f"{function}: num_classes must be an integer of at most {INDEX_LIMIT} or None, got {num_classes}",
     )
     require(

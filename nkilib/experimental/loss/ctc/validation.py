@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from math import prod
 
+from nkilib.core.host.options import is_integer
 from nkilib.core.losses.checks import require_floats, require_reduction
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require, require_flag, require_indirect_dma
@@ -67,7 +68,7 @@ def require_batch(
         )
         _require_int32(function, name, lengths_hbm)
     require(
-        isinstance(blank, int) and not isinstance(blank, bool) and 0 <= blank < classes,
+        is_integer(blank) and 0 <= blank < classes,
         f"{function}: blank must be a class from 0 to {classes - 1}, got {blank}",
     )
 

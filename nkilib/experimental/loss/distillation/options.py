@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from nkilib.core.host.options import is_integer
 from nkilib.core.losses.checks import require_floats
 from nkilib.core.plan_limits import limited_batches
 from nkilib.core.rows.batches import Batch, batches_of_core
@@ -168,7 +169,7 @@ def validate(launch: Launch) -> None:
             f"{tuple(labels_hbm.shape)}; cast and flatten it as the positions",
         )
     require(
-        isinstance(options.ignore_index, int) and -_INT32 <= options.ignore_index < _INT32,
+        is_integer(options.ignore_index) and -_INT32 <= options.ignore_index < _INT32,
         f"{function}: ignore_index must be an int32, got {options.ignore_index}; "
         f"use a label that is no class, such as -100",
     )
@@ -179,7 +180,7 @@ def validate_tiling(launch: Launch) -> None:
     chunk_size, vocab_size = launch.tiling.chunk_size, launch.vocab_size
     largest = most_columns(vocab_size, launch.bytes_of_pair, Form.of(launch.is_mixed, launch.is_backward))
     require(
-        isinstance(chunk_size, int) and 0 < chunk_size <= largest and vocab_size <= MOST_CHUNKS * chunk_size,
+        is_integer(chunk_size) and 0 < chunk_size <= largest and vocab_size <= MOST_CHUNKS * chunk_size,
         f"{launch.function}: chunk_size must be an integer from 1 to {largest} that makes at most {MOST_CHUNKS} "
         f"chunks of {vocab_size} entries, got {chunk_size}; pass chunk_size={largest}",
     )

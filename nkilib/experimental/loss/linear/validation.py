@@ -8,6 +8,7 @@ A kernel of two models has the arguments of each under a prefix, such as ``stude
 
 from __future__ import annotations
 
+from nkilib.core.host.options import is_integer
 from nkilib.core.rows.checks import require, require_flag
 from nkilib.experimental.loss.linear.shared.launch import (
     CLASSES_MAX,
@@ -66,7 +67,7 @@ def validated_blocks(
     tile, remedy = nl.tile_size.pmax, f"None takes the value of {chooser}"
     for name, size in (("position_block", tiling.position_block), ("class_block", tiling.class_block)):
         require(
-            isinstance(size, int) and size > 0 and size % tile == 0,
+            is_integer(size) and size > 0 and size % tile == 0,
             f"{function}: {name} must be a positive multiple of {tile} or None, got {size}; {remedy}",
         )
     require(
@@ -207,7 +208,7 @@ def validate_num_classes(function: str, num_classes: int | None) -> None:
         AssertionError: if they have more; the message names function, requirement, value and remedy.
     """
     require(
-        num_classes is None or (isinstance(num_classes, int) and num_classes <= CLASSES_MAX),
+        num_classes is None or (is_integer(num_classes) and num_classes <= CLASSES_MAX),
         f"{function}: num_classes must be an integer of at most {CLASSES_MAX}, which are counted in float32, or None, "
         f"got {num_classes}; there is no launch for a larger vocabulary",
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from nkilib.core.host.options import is_integer, is_number
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, Options, Wanted
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
@@ -115,7 +116,7 @@ def validated_grad_scale(
             f"{function}: grad_scale_hbm must be float32, got {grad_scale_hbm.dtype}; cast it to float32",
         )
         return grad_scale_hbm
-    if isinstance(grad_scale, bool) or not isinstance(grad_scale, float | int) or not math.isfinite(grad_scale):
+    if not is_number(grad_scale) or not math.isfinite(grad_scale):
         raise AssertionError(f"{function}: grad_scale must be a finite number, got {grad_scale}; {remedy}")
     return float(grad_scale)
 
@@ -129,7 +130,7 @@ def validate_scratch_bytes(launch: LinearLaunch, scratch_bytes: int) -> None:
     positions = min(launch.num_positions, nl.tile_size.pmax)
     least = positions * launch.vocab_size * 4
     require(
-        isinstance(scratch_bytes, int) and not isinstance(scratch_bytes, bool) and scratch_bytes >= least,
+        is_integer(scratch_bytes) and scratch_bytes >= least,
         f"{launch.function}: scratch_bytes must be an integer of at least {least}, the float32 logits of "
         f"{positions} positions, got {scratch_bytes}; pass more, or launch forward and backward apart",
     )

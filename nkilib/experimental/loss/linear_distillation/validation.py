@@ -9,6 +9,7 @@ the scores, takes log-sum-exps.
 
 from __future__ import annotations
 
+from nkilib.core.host.options import is_integer, is_number
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require, require_flag, require_indirect_dma, require_vector
 from nkilib.experimental.loss.cross_entropy.options import OPTION_MAX, SOFTCAP_MIN, Classes
@@ -117,9 +118,8 @@ def validate_memory_limit(launch: PairLaunch, memory_limit: int | None) -> None:
         f"{launch.function}: memory_limit must be None unless beta is between 0 and 1, got {memory_limit} with "
         f"beta={launch.options.beta}; no logits are kept for a Kullback-Leibler divergence",
     )
-    is_number = isinstance(memory_limit, int) and not isinstance(memory_limit, bool)
     require(
-        is_number and memory_limit >= 0,
+        is_integer(memory_limit) and memory_limit >= 0,
         f"{launch.function}: memory_limit must be a number of bytes from 0 or None, got {memory_limit}; 0 keeps no "
         f"logits, and both products run twice",
     )
@@ -151,18 +151,18 @@ def _validate_options(function: str, options: PairOptions) -> None:
     """Check the options of the loss."""
     beta, temperature = options.beta, options.temperature
     require(
-        _is_number(beta) and 0.0 <= beta <= 1.0,
+        is_number(beta) and 0.0 <= beta <= 1.0,
         f"{function}: beta must be a number from 0, for KL(teacher || student), to 1, for KL(student || teacher), "
         f"got {beta}; 0.5 is the Jensen-Shannon divergence",
     )
     require(
-        _is_number(temperature) and LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE,
+        is_number(temperature) and LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE,
         f"{function}: temperature must be a number from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE}, "
         f"got {temperature}; it divides the logits, and 1.0 leaves them",
     )
     ignore_index = options.ignore_index
     require(
-        isinstance(ignore_index, int) and -_INT32 <= ignore_index < _INT32,
+        is_integer(ignore_index) and -_INT32 <= ignore_index < _INT32,
         f"{function}: ignore_index must be an int32, got {ignore_index}; use a label that is none, as -100",
     )
 
@@ -172,12 +172,12 @@ def _validate_logits(model: ModelOperands) -> None:
     function, prefix = model.function, model.prefix
     scale, cap = model.logit_scale, model.softcap
     require(
-        _is_number(scale) and LOGIT_SCALE_MIN <= scale <= LOGIT_SCALE_MAX,
+        is_number(scale) and LOGIT_SCALE_MIN <= scale <= LOGIT_SCALE_MAX,
         f"{function}: {prefix}logit_scale must be a number from {LOGIT_SCALE_MIN} to {LOGIT_SCALE_MAX}, got {scale}; "
         f"pass 1.0 for none",
     )
     require(
-        cap is None or (_is_number(cap) and SOFTCAP_MIN <= cap <= OPTION_MAX),
+        cap is None or (is_number(cap) and SOFTCAP_MIN <= cap <= OPTION_MAX),
         f"{function}: {prefix}logit_softcap must be a number from {SOFTCAP_MIN} to {OPTION_MAX} or None, got {cap}; "
         f"pass None for no cap",
     )
@@ -195,11 +195,6 @@ def _validate_labels(launch: PairLaunch, labels_hbm: nl.NkiTensor) -> None:
         labels_hbm.dtype == nl.int32,
         f"{function}: labels_hbm must be int32, got {labels_hbm.dtype}; cast the labels to int32",
     )
-
-
-def _is_number(value: float) -> bool:
-    """Tell whether a value is a number; callers may pass values of other types."""
-    return isinstance(value, float | int) and not isinstance(value, bool)
 
 
 def validate_pair_upstream(launch: PairLaunch, upstream: PairUpstream) -> None:

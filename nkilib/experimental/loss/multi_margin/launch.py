@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
+from nkilib.core.host.options import is_integer
 from nkilib.core.losses.checks import require_floats, require_reduction
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
@@ -150,7 +151,7 @@ def validate(launch: Launch) -> None:
 def _validate_sizes(launch: Launch) -> None:
     function, shape, chunk_size = launch.function, launch.shape, launch.tiling.chunk_size
     require(
-        isinstance(chunk_size, int) and 0 < chunk_size <= MOST_COLUMNS,
+        is_integer(chunk_size) and 0 < chunk_size <= MOST_COLUMNS,
         f"{function}: chunk_size must be an integer from 1 to {MOST_COLUMNS}, got {chunk_size}; leave it out",
     )
     most = min(INDEX_LIMIT, _MOST_CHUNKS * chunk_size)

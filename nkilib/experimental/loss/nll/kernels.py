@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import prod
 
 from nkilib.core.hbm import HbmTensor
+from nkilib.core.host.options import is_integer
 from nkilib.core.losses.checks import require_floats, require_reduction, require_upstream
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.elements import INDEX_LIMIT
@@ -184,7 +185,7 @@ def _checked_shape(
     if class_weight_hbm is not None:
         require_vector(function, "class_weight_hbm", class_weight_hbm, shape.classes, "the classes")
     require(
-        isinstance(ignore_index, int) and _INT32_MIN <= ignore_index <= _INT32_MAX,
+        is_integer(ignore_index) and _INT32_MIN <= ignore_index <= _INT32_MAX,
         f"{function}: ignore_index must be an integer of 32 bits, as targets are, got {ignore_index}",
     )
     require_reduction(function, reduction)

@@ -149,7 +149,7 @@ def check_normalizer(caller: str, normalizer: Any, reduction: str) -> None:
     """
     if normalizer is None:
         return
-    if not isinstance(normalizer, Array | np.generic | Real):
+    if isinstance(normalizer, bool) or not isinstance(normalizer, Array | np.generic | Real):
         raise TypeError(
             f"{caller}: normalizer must be a number or an array without dimensions, got {type(normalizer).__name__}"
         )
@@ -204,7 +204,8 @@ def _check_indices(input: Array, target: Array, axis: int) -> None:
             f"got {target.shape}{remedy}"
         )
     if not jnp.issubdtype(target.dtype, jnp.integer):
+        others = f"; class probabilities have the shape of input, {input.shape}"
         raise TypeError(
-            f"{CALLER}: class indices must be integers, got {target.dtype}; class probabilities have the shape of "
-            f"input, {input.shape}"
+            f"{CALLER}: class indices must be integers, got {target.dtype} for labels of shape {target.shape}; cast "
+            f"them, as with .astype(jnp.int32){others if jnp.issubdtype(target.dtype, jnp.floating) else ''}"
         )

@@ -14,6 +14,7 @@ import numpy as np
 
 from nkilib.base.lnc import launch_cores, library_grid
 from nkilib.core.host.keywords import shows
+from nkilib.core.host.options import check_flags
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
 from nkilib.jax.dispatch.launch import simulator_options
 from nkilib.jax.dispatch.layout import as_rows, axis_of, rows_shape
@@ -146,6 +147,7 @@ def cross_entropy(
         NotImplementedError: arrays are not where kernels run; a gradient of ``weight`` with class indices; a derivative
             of the gradient, in forward or reverse mode.
     """
+    check_flags(CALLER, return_outputs=return_outputs)
     options = checked_options(
         CALLER, cross_entropy, ignore_index=ignore_index, label_smoothing=label_smoothing, **recipe
     )

@@ -14,6 +14,7 @@ import numpy as np
 
 from nkilib.base.lnc import launch_cores, library_grid
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import check_flags
 from nkilib.core.host.reductions import check_reduction
 from nkilib.experimental.loss.cross_entropy.options import Wanted
 from nkilib.jax.dispatch.launch import simulator_options
@@ -187,6 +188,7 @@ def linear_cross_entropy(
     """
     if unknown:
         refuse_unknown(linear_cross_entropy, unknown)
+    check_flags(_CALLER, return_outputs=return_outputs)
     options = checked_options(
         _CALLER,
         linear_cross_entropy,

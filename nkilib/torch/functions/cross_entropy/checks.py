@@ -34,7 +34,7 @@ _KNOWN: Final = (
 
 
 def checked_options(caller: Caller, function: Callable[..., Any], **arguments: Any) -> LossOptions:
-    """Check the options of the loss, and return them as Python numbers.
+    """Check the options of the loss, and return them as Python numbers, to which :func:`numbers` converts them.
 
     Args:
         caller: the function that error messages name.
@@ -46,6 +46,8 @@ def checked_options(caller: Caller, function: Callable[..., Any], **arguments: A
         ValueError: ``ignore_index`` does not fit 64 bits; an option other than ``label_smoothing`` is out of range.
         RuntimeError: ``label_smoothing`` is out of range, as in PyTorch.
     """
+    if isinstance(arguments.get("label_smoothing"), bool):  # which PyTorch takes as a number
+        arguments["label_smoothing"] = float(arguments["label_smoothing"])
     options = numbers(caller, function, LossOptions, arguments)
     if not 0.0 <= options.label_smoothing <= 1.0:
         raise RuntimeError(f"{caller}: label_smoothing must be between 0.0 and 1.0. Got: {options.label_smoothing}")
@@ -154,13 +156,18 @@ def check_floating(caller: Caller, target: Tensor) -> None:
     """
     if not target.is_floating_point():
         raise RuntimeError(
-            f"{caller}: Expected floating point type for target with class probabilities, got {target.dtype}; class "
-            f"indices have the shape of the logits without the classes"
+            f"{caller}: Expected floating point type for target with class probabilities, which have the shape of the "
+            f"logits, got {target.dtype}; cast them, as with .float(), or pass labels without the classes' dimension"
         )
 
 
 def check_indices(
-    caller: Caller, logits: tuple[int, ...], expected: tuple[int, ...], target: Tensor, remedy: str = ""
+    caller: Caller,
+    logits: tuple[int, ...],
+    expected: tuple[int, ...],
+    target: Tensor,
+    remedy: str = "",
+    takes_probabilities: bool = True,
 ) -> None:
     """Reject class indices of the wrong shape or dtype, in PyTorch's order: the error is that of the first fault.
 
@@ -170,6 +177,7 @@ def check_indices(
         expected: the shape that the targets must have.
         target: the target of the caller.
         remedy: a text that is appended to the message for a wrong shape.
+        takes_probabilities: whether floating targets of another shape are class probabilities.
 
     Raises:
         ValueError: batch sizes differ.
@@ -180,9 +188,11 @@ def check_indices(
     if not fits and batch != target_batch and (len(logits) > 1 or target.dim() <= 1):
         raise ValueError(f"{caller}: Expected input batch_size ({batch}) to match target batch_size ({target_batch}).")
     if target.dtype not in INDEX_DTYPES:
+        others = f"; class probabilities have the shape of the logits, {logits}"
         raise RuntimeError(
-            f"{caller}: expected target dtype to be an integer type, but got {target.dtype}; class probabilities have "
-            f"the shape of the logits, {logits}"
+            f"{caller}: expected target dtype to be an integer type, but got {target.dtype} for labels of shape "
+            f"{tuple(target.shape)}; cast them, as with .long()"
+            f"{others if takes_probabilities and target.is_floating_point() else ''}"
         )
     if not fits:
         raise RuntimeError(f"{caller}: Expected target size {list(expected)}, got {list(target.shape)}{remedy}")
@@ -231,7 +241,7 @@ def check_normalizer(caller: Caller, normalizer: Tensor | None, reduction: str, 
 
     Raises:
         ValueError: the reduction is not a mean; the divisor has dimensions.
-        TypeError: the divisor is complex.
+        TypeError: the divisor is complex or a bool.
         RuntimeError: the divisor is neither on ``device`` nor on the CPU.
     """
     if normalizer is None:
@@ -245,8 +255,8 @@ def check_normalizer(caller: Caller, normalizer: Tensor | None, reduction: str, 
         raise ValueError(
             f"{caller}: normalizer must be a tensor without dimensions, got shape {tuple(normalizer.shape)}; sum it up"
         )
-    if normalizer.is_complex():
-        raise TypeError(f"{caller}: normalizer must be a real number, got {normalizer.dtype}; pass normalizer.real")
+    if normalizer.is_complex() or normalizer.dtype == torch.bool:
+        raise TypeError(f"{caller}: normalizer must be a real number, got {normalizer.dtype}; pass a count of targets")
     if normalizer.device not in (device, torch.device("cpu")):
         raise RuntimeError(
             f"{caller}: normalizer must be on the device of {caller.input}, {device}, or on the CPU, got "

@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import shows
+from nkilib.core.host.options import check_flags
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
 from nkilib.torch.dispatch.dtensors import OF_PARTS, dtensor
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
@@ -161,6 +162,7 @@ def cross_entropy(
             logits; forward-mode differentiation.
     """
     caller, whole = CROSS_ENTROPY, dtensor(input)
+    check_flags(caller, inplace=inplace, return_outputs=return_outputs)
     if whole is not None:
         part = loss_part(caller, whole, target, weight, reduction, normalizer, class_dim, inplace)
         outcome: Tensor | CrossEntropyOutputs = part.call(
@@ -193,5 +195,7 @@ def cross_entropy(
     wanted = Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs)
     keywords = FORWARD.keywords_from(options, wanted)
     results = ForwardResults(*DERIVATIVE.apply(inplace, logits, rows_target, class_weight, **keywords))
+    if soft and classes == 0 and reduction == "mean" and normalizer is None:
+        normalizer = input.new_tensor(torch.nan)  # PyTorch divides by elements / classes, 0 / 0
     shape = rows_shape(input, class_dim)
     return returned_values(results, rows_target, options, reduction, normalizer, shape, return_outputs)

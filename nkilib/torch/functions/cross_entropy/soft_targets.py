@@ -55,6 +55,6 @@ def soft_target_gradients(
     if needs_target:
         grad_target = (kept * (scaled_nll if class_weight is None else scaled_nll * class_weight)).to(target.dtype)
     if needs_weight:
-        smoothed = kept * target.to(torch.float32) + options.label_smoothing / num_classes
+        smoothed = kept * target.to(torch.float32) + options.label_smoothing / max(num_classes, 1)
         grad_weight = (smoothed * scaled_nll).sum(0)
     return grad_target, grad_weight

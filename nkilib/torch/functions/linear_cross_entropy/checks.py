@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nkilib.core.host.options import as_float
 from nkilib.core.host.reductions import check_reduction
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.experimental.loss.linear.shared.launch import POSITIONS_MAX, check_logit_scale
@@ -47,8 +48,7 @@ def checked_recipe(
         TypeError, ValueError, RuntimeError: see :func:`checked_options`.
     """
     divisor, factor = (
-        checks.checked_number(caller, name, value)
-        for name, value in (("temperature", temperature), ("logit_scale", logit_scale))
+        as_float(caller, name, value) for name, value in (("temperature", temperature), ("logit_scale", logit_scale))
     )
     options = checked_options(caller, function, temperature=divisor, **further)
     try:

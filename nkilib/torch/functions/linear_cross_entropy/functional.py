@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import check_flags
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.layout import as_rows
 from nkilib.torch.functions.cross_entropy.checks import check_outputs, check_weight
@@ -214,6 +215,7 @@ def linear_cross_entropy(
     if unknown:
         refuse_unknown(linear_cross_entropy, unknown)
     caller = LINEAR
+    check_flags(caller, return_outputs=return_outputs)
     recipe, product = checked_recipe(
         caller,
         linear_cross_entropy,

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from nkilib.core.host.options import as_float
 from nkilib.experimental.loss.cross_entropy.options import OPTION_MAX, SOFTCAP_MIN
 from nkilib.experimental.loss.linear.shared.launch import (
     CLASSES_MAX,
@@ -85,7 +86,7 @@ def checked_recipe(
     """
     recipe = Recipe(
         beta,
-        float(temperature),
+        temperature,
         _checked_scale(caller, "logit_scale", logit_scale),
         _checked_scale(caller, "teacher_logit_scale", teacher_logit_scale),
         _checked_softcap(caller, "logit_softcap", logit_softcap),
@@ -112,7 +113,7 @@ def _check_units(caller: Caller, recipe: Recipe) -> None:
 
 
 def _checked_scale(caller: Caller, name: str, value: Any) -> float:
-    scale = checks.checked_number(caller, name, value)
+    scale = as_float(caller, name, value)
     if not LOGIT_SCALE_MIN <= scale <= LOGIT_SCALE_MAX:
         raise ValueError(
             f"{caller}: {name} must be a number from {LOGIT_SCALE_MIN} to {LOGIT_SCALE_MAX}, got {scale}; pass 1.0 for "
@@ -124,7 +125,7 @@ def _checked_scale(caller: Caller, name: str, value: Any) -> float:
 def _checked_softcap(caller: Caller, name: str, value: Any) -> float | None:
     if value is None:
         return None
-    cap = checks.checked_number(caller, name, value)
+    cap = as_float(caller, name, value)
     if not SOFTCAP_MIN <= cap <= OPTION_MAX:
         raise ValueError(
             f"{caller}: {name} must be a number from {SOFTCAP_MIN} to {OPTION_MAX} or None, got {cap}; pass None for "

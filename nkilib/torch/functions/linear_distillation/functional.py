@@ -15,6 +15,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import check_flags
 from nkilib.torch.dispatch.layout import as_rows
 from nkilib.torch.dispatch.reductions import per_row
 from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit
@@ -34,7 +35,7 @@ from nkilib.torch.functions.linear_distillation.operators import LINEAR_DISTILLA
 from nkilib.torch.functions.linear_distillation.parts import plain_arguments
 from nkilib.torch.functions.linear_distillation.results import DistillationResults, LinearDistillationOutputs
 from nkilib.torch.functions.linear_distillation.shards import DistillationOperands, vocab_parallel_results
-from nkilib.torch.losses.distillation import check_numbers, checked_beta, reduced
+from nkilib.torch.losses.distillation import checked_beta, checked_numbers, reduced
 from nkilib.torch.losses.reductions import check_reduction_or_batchmean
 from nkilib.torch.losses.target_indices import is_ignored
 
@@ -208,7 +209,8 @@ def linear_distillation_loss(
     if unknown:
         refuse_unknown(linear_distillation_loss, unknown)
     chosen = checked_beta(_CALLER, direction, beta)
-    check_numbers(_CALLER, temperature, ignore_index, temperature_squared)
+    temperature, ignore_index = checked_numbers(_CALLER, temperature, ignore_index)
+    check_flags(_CALLER, temperature_squared=temperature_squared)
     check_reduction_or_batchmean(_CALLER, reduction)
     names = checked_outputs(_CALLER, outputs, labels)
     recipe = checked_recipe(
@@ -238,7 +240,7 @@ def linear_distillation_loss(
         results = vocab_parallel_results(_CALLER, operands, recipe, counted, wanted, shards, placed.group)
     loss = results.divergence
     if temperature_squared:
-        loss = loss * float(temperature) ** 2
+        loss = loss * temperature**2
     counts = None if operands.labels is None else ~is_ignored(operands.labels, ignore_index)
     loss = reduced(loss, arguments.student.positions, counts, reduction)
     return _returned(loss, results, names, arguments.student.positions) if names else loss

@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import shows
+from nkilib.core.host.options import check_flags
 from nkilib.core.host.reductions import REDUCTIONS
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
 from nkilib.torch.dispatch.dtensors import OF_PARTS, dtensor
@@ -150,6 +151,7 @@ def vocab_parallel_cross_entropy(
             ranks: the ranks do not see the same shards or options (on other devices, and under torch.compile, the loss
             is NaN instead).
     """
+    check_flags(_CALLER, inplace=inplace, return_outputs=return_outputs)
     whole = dtensor(logits_shard)
     if whole is not None:
         part = loss_part(_CALLER, whole, target, weight, reduction, normalizer, class_dim, inplace)

@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.core.host.options import check_flags
 from nkilib.core.host.reductions import REDUCTIONS
 from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.dispatch.layout import as_rows
@@ -205,6 +206,7 @@ def vocab_parallel_linear_cross_entropy(
     """
     if unknown:
         refuse_unknown(vocab_parallel_linear_cross_entropy, unknown)
+    check_flags(_CALLER, return_outputs=return_outputs)
     arguments = LinearArguments(
         input, linear_weight, target, linear_bias, weight, reduction, normalizer, grad_weight_sum
     )

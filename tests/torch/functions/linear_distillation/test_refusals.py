@@ -27,7 +27,7 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "direction": (ValueError, "is not a valid value for direction; pass 'forward'", {"direction": "backward"}),
     "reduction": (ValueError, "one of mean, sum, none, batchmean", {"reduction": "avg"}),
     "beta": (ValueError, "beta must be from 0 to 1, got -0.1", {"beta": -0.1}),
-    "beta, a tensor": (TypeError, "'beta' must be float, not Tensor", {"beta": torch.tensor(0.5)}),
+    "beta, a tensor": (TypeError, "'beta' must be float, not Tensor", {"beta": torch.tensor([0.5])}),
     "temperature": (ValueError, "temperature must be from 0.001 to", {"temperature": 0.0}),
     "temperature, a string": (TypeError, "'temperature' must be float", {"temperature": "1"}),
     "squared": (TypeError, "'temperature_squared' must be bool", {"temperature_squared": 1}),

@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[type[Exception], Call, str]] = {
     "temperature True": (TypeError, lambda f: f(X, W, T, temperature=True), "'temperature' must be float, not bool"),
     "a tensor": (
         TypeError,
-        lambda f: f(X, W, T, temperature=torch.tensor(0.9)),
+        lambda f: f(X, W, T, temperature=torch.tensor([0.9])),
         r"'temperature' must be float, not Tensor; pass temperature.item\(\)",
     ),
     "scale 0": (ValueError, lambda f: f(X, W, T, logit_scale=0.0), "logit_scale must be a number from"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from nkilib.core.host.options import is_number
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.shared.blocks import Block
@@ -35,8 +36,7 @@ def check_logit_scale(function: str, logit_scale: float) -> None:
     Raises:
         AssertionError: if it is not; the message names function, requirement, value and remedy.
     """
-    is_number = isinstance(logit_scale, float | int) and not isinstance(logit_scale, bool)
-    if not is_number or not LOGIT_SCALE_MIN <= logit_scale <= LOGIT_SCALE_MAX:
+    if not is_number(logit_scale) or not LOGIT_SCALE_MIN <= logit_scale <= LOGIT_SCALE_MAX:
         raise AssertionError(
             f"{function}: logit_scale must be a number from {LOGIT_SCALE_MIN} to {LOGIT_SCALE_MAX}, got {logit_scale}; "
             f"pass 1.0 for none"

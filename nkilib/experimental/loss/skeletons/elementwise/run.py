@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+from nkilib.core.host.options import is_integer
 from nkilib.core.losses.checks import require_floats, require_reduction, require_upstream
 from nkilib.core.losses.upstream import Upstream
 from nkilib.core.plan_limits import usable_sbuf_bytes
@@ -80,7 +81,7 @@ def checked_tiling(
     columns, buffers = chosen.columns if columns is None else columns, chosen.buffers if buffers is None else buffers
     for name, value, least in (("columns", columns, PARTITIONS), ("buffers", buffers, 2)):
         require(
-            isinstance(value, int) and value >= least,
+            is_integer(value) and value >= least,
             f"{function}: {name} must be an integer of at least {least}, got {value}",
         )
     require(

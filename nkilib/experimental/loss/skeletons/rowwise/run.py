@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import prod
 from typing import Final
 
+from nkilib.core.host.options import is_integer
 from nkilib.core.losses.checks import require_floats, require_upstream
 from nkilib.core.partial_sums import LEAF
 from nkilib.core.plan_limits import usable_sbuf_bytes
@@ -116,7 +117,7 @@ def checked_tiling(
     tiling = RowwiseTiling(*(_or(*pair) for pair in zip((columns, each, buffers), chosen, strict=True)))
     for (name, value), least in zip(tiling._asdict().items(), (1, 1, 2), strict=True):
         require(
-            isinstance(value, int) and value >= least,
+            is_integer(value) and value >= least,
             f"{function}: {name} must be an integer of at least {least}, got {value}",
         )
     require(
