@@ -17,12 +17,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from nkilib.torch.torchtitan import LinearCrossEntropyLoss, compute_linear_logprobs, install
+from nkilib.torch.torchtitan import ChunkedCrossEntropyLoss, LinearCrossEntropyLoss, compute_linear_logprobs, install
+from nkilib.torch.torchtitan import CrossEntropyLoss as LogitsLoss
 from tests.torch import torchtitan_stand_in
 from tests.torch.fake_group import two_ranks
 from tests.torch.inputs import CLASSES, make_logits, make_targets
 from tests.torch.telling import GRADIENT_UNITS, LOSS_UNITS, UNIT, assert_telling
-from tests.torch.torchtitan_stand_in import DAPO, LOSSES, ChunkedLossWrapper, CrossEntropyLoss, DAPOLoss
+from tests.torch.torchtitan_stand_in import DAPO, LOSSES, ChunkedLossWrapper, CrossEntropyLoss, DAPOLoss, MTPLoss
 
 # Many tests install for devices that are not here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*devices must include 'cpu' where nkilib runs on its simulator")
@@ -76,6 +77,54 @@ def test_loss_and_gradients_from_hidden_states(memory_limit: int | None) -> None
     assert_same(with_gradients(LinearCrossEntropyLoss(memory_limit=memory_limit), torch.float32), exact)
 
 
+def of_tuples(loss_of: Any, dtype: torch.dtype, depths: int) -> tuple[Tensor, ...]:
+    """Loss and gradients of multi-token prediction, where each depth has hidden states and labels of its own."""
+    head, hidden = make_head().to(dtype), HIDDEN.to(dtype, copy=True).requires_grad_()
+    loss_of.set_lm_head(head)
+    states = tuple(hidden * (1.0 - 0.5 * depth) for depth in range(depths))
+    labels = tuple(LABELS.roll(-depth, 1) for depth in range(depths))
+    loss, metrics = loss_of(states, labels, torch.tensor(VALID))
+    assert metrics == {}
+    return loss.detach(), *torch.autograd.grad(2.0 * loss, (hidden, *head.parameters()))
+
+
+@pytest.mark.parametrize("depths", [2, 3])
+@pytest.mark.parametrize(
+    "ours",
+    [
+        LinearCrossEntropyLoss(mtp_scale=0.5),
+        LinearCrossEntropyLoss(mtp_scale=0.5, memory_limit=2**20),
+        ChunkedCrossEntropyLoss(loss=LogitsLoss(mtp_scale=0.5, inplace=True)),
+        ChunkedLossWrapper(LogitsLoss(mtp_scale=0.5)),
+    ],
+    ids=["linear", "linear, one launch", "chunks", "logits"],
+)
+def test_tuples_of_multi_token_prediction(ours: Any, depths: int) -> None:
+    exact = of_tuples(ChunkedLossWrapper(MTPLoss()), torch.float64, depths)
+    assert_same(of_tuples(ours, torch.float32, depths), exact)
+
+
+def test_the_wrapper_of_multi_token_prediction_makes_no_logits(titan: dict[str, Any]) -> None:
+    exact = of_tuples(titan[LOSSES].ChunkedLossWrapper(MTPLoss()), torch.float64, 3)
+    assert ChunkedLossWrapper.calls == 1
+    with install(devices=("cpu",)):
+        result = of_tuples(titan[LOSSES].ChunkedLossWrapper(MTPLoss()), torch.float32, 3)
+        assert ChunkedLossWrapper.calls == 1
+        other = of_tuples(titan[LOSSES].ChunkedLossWrapper(OwnOfTuples()), torch.float32, 2)
+    assert_same(result, exact)
+    assert ChunkedLossWrapper.calls == 2 and other[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("pred", "labels"),
+    [((HIDDEN,), (LABELS,)), ((HIDDEN, HIDDEN), (LABELS,)), ((HIDDEN, HIDDEN), LABELS), (HIDDEN, (LABELS, LABELS))],
+)
+def test_tuples_that_do_not_match_are_refused(pred: Any, labels: Any) -> None:
+    loss = LinearCrossEntropyLoss(make_head())
+    with pytest.raises(ValueError, match="LinearCrossEntropyLoss: pred and labels must be two tensors, or two tuples"):
+        loss(pred, labels, VALID)
+
+
 @pytest.mark.parametrize(("loss", "inputs"), [(CrossEntropyLoss, {}), (DAPOLoss, POLICY)])
 def test_the_wrapper_that_is_installed_makes_no_logits(
     loss: type, inputs: dict[str, Tensor], titan: dict[str, Any]
@@ -113,6 +162,13 @@ class Own:
 
     def __call__(self, pred: Tensor, labels: Tensor, global_valid_tokens: Any = None) -> tuple[Tensor, dict[str, Any]]:
         return pred.sum(), {}
+
+
+class OwnOfTuples:
+    """A loss of tuples that looks at the logits."""
+
+    def __call__(self, pred: Any, labels: Any, global_valid_tokens: Any = None) -> tuple[Tensor, dict[str, Any]]:
+        return sum(0.0 * logits.sum() for logits in pred), {}  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +274,7 @@ class Trunk(nn.Module):
 @pytest.mark.usefixtures("alone")
 @pytest.mark.filterwarnings("error:.*returned a view tensor")
 @pytest.mark.parametrize("reshard", [False, True])
-@pytest.mark.parametrize(("loss", "inputs"), [(CrossEntropyLoss, {}), (DAPOLoss, POLICY)])
+@pytest.mark.parametrize(("loss", "inputs"), [(CrossEntropyLoss, {}), (DAPOLoss, POLICY), (MTPLoss, {})])
 def test_a_head_that_fully_shard_has_sharded_with_the_norm_as_torchtitan_does(
     loss: type, inputs: dict[str, Tensor], reshard: bool, titan: dict[str, Any]
 ) -> None:
@@ -230,8 +286,14 @@ def test_a_head_that_fully_shard_has_sharded_with_the_norm_as_torchtitan_does(
             fully_shard([model.norm, model.lm_head], reshard_after_forward=reshard)
             fully_shard(model)
         hidden = HIDDEN.clone().requires_grad_()
+
+        def loss_of(states: Tensor) -> Tensor:
+            given: Any = ((states, 0.5 * states), (LABELS, LABELS)) if loss is MTPLoss else (states, LABELS)
+            result: Tensor = wrapped(*given, VALID, **inputs)[0]
+            return result
+
         with install(devices=("cpu",)):
-            value, _ = wrapped(model(hidden), LABELS, VALID, **inputs)
+            value = loss_of(model(hidden))
         (3.0 * value).backward()
         assert "forward" not in vars(model.lm_head)
         results = [hidden.grad, *(parameter.grad for parameter in model.parameters())]
@@ -239,7 +301,7 @@ def test_a_head_that_fully_shard_has_sharded_with_the_norm_as_torchtitan_does(
             [value.detach(), *(getattr(tensor, "full_tensor", lambda tensor=tensor: tensor)() for tensor in results)]
         )
         with torch.no_grad():  # as a validation
-            torch.testing.assert_close(wrapped(model(hidden), LABELS, VALID, **inputs)[0], value.detach())
+            torch.testing.assert_close(loss_of(model(hidden)), value.detach())
     assert ChunkedLossWrapper.calls == 2
     for whole, sharded in zip(*gradients, strict=True):
         torch.testing.assert_close(sharded, whole, rtol=0.0, atol=GRADIENT)

@@ -55,11 +55,12 @@ class ChunkedLossWrapper:
         self.lm_head = lm_head
 
     def __call__(
-        self, pred: Tensor, labels: Tensor, global_valid_tokens: Any = None, **loss_inputs: Any
+        self, pred: Any, labels: Any, global_valid_tokens: Any = None, **loss_inputs: Any
     ) -> tuple[Tensor, dict[str, Tensor]]:
         ChunkedLossWrapper.calls += 1
         result: tuple[Tensor, dict[str, Tensor]]
-        result = self.loss_fn(self.lm_head(pred), labels, global_valid_tokens, **loss_inputs)
+        logits = tuple(map(self.lm_head, pred)) if isinstance(pred, tuple) else self.lm_head(pred)
+        result = self.loss_fn(logits, labels, global_valid_tokens, **loss_inputs)
         return result
 
 
@@ -84,6 +85,22 @@ class DAPOLoss:
 
 
 DAPOLoss.__module__ = DAPO
+
+
+class MTPLoss:
+    """The loss of multi-token prediction, from tuples of logits and labels."""
+
+    mtp_scale = 0.5
+
+    def __call__(
+        self, pred: Any, labels: Any, global_valid_tokens: Any = None, **kwargs: Any
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        first, *others = map(cross_entropy_loss, pred, labels)
+        loss = first + sum(others) * self.mtp_scale / len(others)
+        return (loss if global_valid_tokens is None else loss / global_valid_tokens), {}
+
+
+MTPLoss.__module__ = "torchtitan.models.deepseek_v3.mtp"
 
 
 def put_in_place(monkeypatch: pytest.MonkeyPatch, version: str = "0.3.0") -> dict[str, Any]:

@@ -19,6 +19,7 @@ from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.replacement import Release, Replacement, Undo, checked_devices, replace, warn_without_effect
 from nkilib.torch.torchtitan import losses
 from nkilib.torch.torchtitan.linear import linear_loss, logprobs_of, loss_by_head, reason_against
+from nkilib.torch.torchtitan.losses import MTP_SCALE, Tensors, predictions_of
 
 _CALLER: Final = "nkilib.torch.torchtitan.install"
 _RELEASE: Final = Release(_CALLER, "torchtitan", "0.3.0")
@@ -26,6 +27,9 @@ _LOSSES: Final = "torchtitan.components.loss"
 # The losses that use logits only in compute_logprobs.
 _POLICY_LOSSES: Final = ("DAPOLoss", "GRPOLoss")
 _POLICY_MODULES: Final = ("torchtitan.experiments.rl.losses.dapo", "torchtitan.experiments.rl.losses.grpo")
+# The loss of multi-token prediction, which gets a tuple of predictions and one of labels since September 2026.
+_MTP_LOSSES: Final = ("MTPLoss",)
+_MTP_MODULES: Final = ("torchtitan.models.deepseek_v3.mtp",)
 _WIDTHS: Final = range(FEATURES_MIN, FEATURES_MAX + 1)
 
 
@@ -41,11 +45,12 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
 
     After the installation, for tensors on one of these devices,
 
-    - ``ChunkedLossWrapper`` around ``CrossEntropyLoss`` is :class:`~nkilib.torch.torchtitan.LinearCrossEntropyLoss`, in
-      one piece for any ``num_chunks``, and around ``DAPOLoss`` and ``GRPOLoss`` of ``torchtitan.experiments.rl`` it
-      passes them log-probabilities and entropies of :func:`nkilib.torch.linear_token_scores`. Around any other loss,
-      with tensor parallelism, and with an output layer that is not a plain ``Linear`` of 16 to 16,384 features in a
-      dtype of the kernels, it stays TorchTitan's own, as do classes derived from it;
+    - ``ChunkedLossWrapper`` around ``CrossEntropyLoss``, and around the ``MTPLoss`` of multi-token prediction, is
+      :class:`~nkilib.torch.torchtitan.LinearCrossEntropyLoss`, in one piece for any ``num_chunks``, and around
+      ``DAPOLoss`` and ``GRPOLoss`` of ``torchtitan.experiments.rl`` it passes them log-probabilities and entropies of
+      :func:`nkilib.torch.linear_token_scores`. Around any other loss, with tensor parallelism, and with an output layer
+      that is not a plain ``Linear`` of 16 to 16,384 features in a dtype of the kernels, it stays TorchTitan's own, as
+      do classes derived from it;
     - ``cross_entropy_loss`` and ``compute_logprobs`` are those of :mod:`nkilib.torch.torchtitan`, in every module of
       TorchTitan that has imported one by name too. A ``CrossEntropyLoss`` that was built before keeps what it had.
 
@@ -124,30 +129,38 @@ def _call(wrapper: Any, cross_entropy: type, devices: frozenset[str]) -> Callabl
     theirs = wrapper.__call__
 
     def call(
-        self: Any, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | float | None = None, **loss_inputs: Any
+        self: Any, pred: Tensors, labels: Tensors, global_valid_tokens: Tensor | float | None = None, **loss_inputs: Any
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        if type(self) is wrapper and _takes(self.lm_head, pred, devices):
-            if type(self.loss_fn) is cross_entropy:
-                return linear_loss(self.lm_head, pred, labels, global_valid_tokens), {}
-            if _is_policy_loss(self.loss_fn):
+        hidden = pred if isinstance(pred, tuple) else (pred,)
+        if type(self) is wrapper and all(_takes(self.lm_head, each, devices) for each in hidden):
+            if isinstance(pred, tuple):
+                if _is_of(self.loss_fn, _MTP_LOSSES, _MTP_MODULES):
+                    predictions = predictions_of(str(_CALLER), pred, labels, self.loss_fn.mtp_scale)
+                    return linear_loss(self.lm_head, predictions, global_valid_tokens), {}
+            elif type(self.loss_fn) is cross_entropy:
+                predictions = predictions_of(str(_CALLER), pred, labels, MTP_SCALE)
+                return linear_loss(self.lm_head, predictions, global_valid_tokens), {}
+            elif _is_of(self.loss_fn, _POLICY_LOSSES, _POLICY_MODULES):
                 return _policy_loss(self, pred, labels, global_valid_tokens, loss_inputs)
         return theirs(self, pred, labels, global_valid_tokens, **loss_inputs)
 
     return call
 
 
-def _takes(head: Any, hidden: Tensor, devices: frozenset[str]) -> bool:
-    """Return whether the losses from hidden states support these tensors and this output layer, which may be None."""
-    if head is None or dtensor(hidden) is not None or not (_is_on(hidden, devices) and hidden.shape[-1] in _WIDTHS):
+def _takes(head: Any, hidden: Any, devices: frozenset[str]) -> bool:
+    """Return whether the losses from hidden states support this tensor and this output layer, which may be None."""
+    if head is None or not isinstance(hidden, Tensor) or dtensor(hidden) is not None:
+        return False
+    if not _is_on(hidden, devices) or hidden.shape[-1] not in _WIDTHS:
         return False
     titan: Any = sys.modules.get("torchtitan.distributed.spmd_types")
     is_split = titan is not None and titan.spmd_mesh_size("tp") > 1  # of plain tensors; 1 with DTensors
     return not is_split and reason_against(head) is None and head.weight.dtype in TILE_DTYPES
 
 
-def _is_policy_loss(loss: object) -> bool:
-    kind = type(loss)
-    return kind.__name__ in _POLICY_LOSSES and kind.__module__ in _POLICY_MODULES
+def _is_of(loss: object, names: Sequence[str], modules: Sequence[str]) -> bool:
+    """Return whether the class of a loss has one of these names in one of these modules, which may not be imported."""
+    return type(loss).__name__ in names and type(loss).__module__ in modules
 
 
 def _policy_loss(

@@ -9,7 +9,7 @@ Their reference is ``torchtitan/components/loss.py``, version 0.3.0: the output 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +21,14 @@ from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.functions.head_forward import is_fully_sharded, results_in_forward
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
-from nkilib.torch.torchtitan.losses import IGNORE_INDEX
+from nkilib.torch.torchtitan.losses import (
+    IGNORE_INDEX,
+    MTP_SCALE,
+    Prediction,
+    Tensors,
+    predictions_of,
+    weighted_sum,
+)
 
 # A function from hidden states to results, each of the shape of the labels.
 Scored = Callable[[Tensor], tuple[Tensor, ...]]
@@ -34,19 +41,22 @@ class LinearCrossEntropyLoss:
     """Output layer and cross-entropy without logits, with the signature of TorchTitan 0.3: ``(hidden, labels,
     global_valid_tokens) -> (loss, {})``.
 
-    It replaces TorchTitan's ``ChunkedLossWrapper`` around ``CrossEntropyLoss``, and returns the loss that
-    :class:`~nkilib.torch.torchtitan.CrossEntropyLoss` returns for ``lm_head(hidden)`` in float32. The gradients are
-    kept until the backward of the loss, which may scale them. With ``fully_shard(lm_head)``, alone or as
+    It replaces TorchTitan's ``ChunkedLossWrapper`` around ``CrossEntropyLoss`` or ``MTPLoss``, and returns the loss
+    that :class:`~nkilib.torch.torchtitan.CrossEntropyLoss` returns for ``lm_head(hidden)`` in float32. With multi-token
+    prediction, hidden states and labels are tuples. The gradients are kept until the backward of the loss, which may
+    scale them. With ``fully_shard(lm_head)``, alone or as
     ``[norm, lm_head]``, the loss runs inside a call of ``lm_head``, whose hooks gather its weights.
 
     Attributes:
         lm_head: the output layer, a ``torch.nn.Linear``.
         memory_limit: the option of :func:`nkilib.torch.linear_cross_entropy`: bytes for loss and gradients in a single
-            launch.
+            launch; for each prediction of a tuple.
+        mtp_scale: the weight of the further predictions of a tuple together.
     """
 
     lm_head: nn.Module | None = None
     memory_limit: int | None = None
+    mtp_scale: float = MTP_SCALE
 
     def set_lm_head(self, lm_head: nn.Module) -> None:
         """Set the output layer, before the first call.
@@ -57,13 +67,14 @@ class LinearCrossEntropyLoss:
         self.lm_head = checked_head("LinearCrossEntropyLoss", lm_head)
 
     def __call__(
-        self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | float | None = None, **kwargs: Any
+        self, pred: Tensors, labels: Tensors, global_valid_tokens: Tensor | float | None = None, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum over all valid tokens, divided by their number on all ranks, and no metrics.
 
         Args:
-            pred: hidden states [..., D], the input of the output layer; bfloat16, float16 or float32.
-            labels: the labels [...] of the same tokens, in [0, V) or -100.
+            pred: hidden states [..., D], the input of the output layer; bfloat16, float16 or float32; or a tuple of at
+                least two of them.
+            labels: the labels [...] of the same tokens, in [0, V) or -100; a tuple where ``pred`` is one.
             global_valid_tokens: the number of valid tokens on all ranks; a tensor is not read. None returns the sum.
             kwargs: ignored, as in TorchTitan.
 
@@ -72,6 +83,7 @@ class LinearCrossEntropyLoss:
 
         Raises:
             RuntimeError: no output layer is set.
+            ValueError: a tuple together with a tensor, or tuples of different lengths or of one tensor.
             TypeError, ValueError, IndexError, NotImplementedError: see :func:`nkilib.torch.linear_cross_entropy`.
         """
         if self.lm_head is None:
@@ -80,35 +92,42 @@ class LinearCrossEntropyLoss:
                 "model return its hidden states"
             )
         head = checked_head("LinearCrossEntropyLoss", self.lm_head)
-        return linear_loss(head, pred, labels, global_valid_tokens, self.memory_limit), {}
+        predictions = predictions_of("LinearCrossEntropyLoss", pred, labels, self.mtp_scale)
+        return linear_loss(head, predictions, global_valid_tokens, self.memory_limit), {}
 
 
 def linear_loss(
     head: nn.Linear,
-    hidden: Tensor,
-    labels: Tensor,
+    predictions: Sequence[Prediction],
     global_valid_tokens: Tensor | float | None,
     memory_limit: int | None = None,
 ) -> Tensor:
     """Return the loss of :class:`LinearCrossEntropyLoss` for a head that has been checked."""
+    hidden = [each.pred.flatten(0, -2) for each in predictions]
+    # One call of the head for all predictions, so that fully_shard gathers its weights once.
+    rows = hidden[0] if len(hidden) == 1 else torch.cat(hidden)
+    sizes = [each.shape[0] for each in hidden]
 
     def scored(rows: Tensor) -> tuple[Tensor, ...]:
         # Summed here, because a single launch with gradients returns no per-position losses.
-        loss = linear_cross_entropy(
-            rows,
-            head.weight,
-            labels.flatten(),
-            linear_bias=head.bias,
-            reduction="sum",
-            ignore_index=IGNORE_INDEX,
-            memory_limit=memory_limit,
+        return tuple(
+            linear_cross_entropy(
+                part,
+                head.weight,
+                each.labels.flatten(),
+                linear_bias=head.bias,
+                reduction="sum",
+                ignore_index=IGNORE_INDEX,
+                memory_limit=memory_limit,
+            )
+            for part, each in zip(rows.split(sizes) if len(sizes) > 1 else (rows,), predictions, strict=True)
         )
-        return (loss,)
 
-    def reduced(loss: Tensor) -> Tensor:
+    def reduced(*losses: Tensor) -> Tensor:
+        loss = weighted_sum(predictions, losses)
         return loss if global_valid_tokens is None else loss / global_valid_tokens
 
-    return loss_by_head(head, hidden, labels, scored, reduced)
+    return loss_by_head(head, rows, predictions[0].labels, scored, reduced)
 
 
 def compute_linear_logprobs(

@@ -10,9 +10,9 @@ the rest. How each replaces TorchTitan's loss: docs/reference/torch.md#which-fun
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,46 @@ from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cros
 
 # The label of ignored positions.
 IGNORE_INDEX: Final = -100
+# The weight of the further predictions of multi-token prediction, by TorchTitan's default.
+MTP_SCALE: Final = 0.3
+# One tensor, or with multi-token prediction one for each prediction.
+Tensors: TypeAlias = Tensor | tuple[Tensor, ...]
+
+
+class Prediction(NamedTuple):
+    """The prediction of a model at one depth, its labels, and its weight in the loss."""
+
+    pred: Tensor
+    labels: Tensor
+    weight: float
+
+
+def predictions_of(caller: str, pred: Tensors, labels: Tensors, mtp_scale: float) -> list[Prediction]:
+    """Return the pairs of predictions and labels with their weights, as TorchTitan's ``MTPLoss`` weights them: 1 for
+    the first one, and ``mtp_scale`` divided equally among the others.
+
+    Raises:
+        ValueError: neither two tensors nor two tuples of the same length, of at least two tensors.
+    """
+    if isinstance(pred, Tensor) and isinstance(labels, Tensor):
+        return [Prediction(pred, labels, 1.0)]
+    if not isinstance(pred, tuple) or not isinstance(labels, tuple) or len(pred) < 2 or len(pred) != len(labels):
+        got = (f"{len(each)} tensors" if isinstance(each, tuple) else type(each).__name__ for each in (pred, labels))
+        raise ValueError(
+            f"{caller}: pred and labels must be two tensors, or two tuples of at least two tensors each with one "
+            f"tensor of labels for each prediction, got {' and '.join(got)}; pass tuples of the same length"
+        )
+    further = mtp_scale / (len(pred) - 1)
+    weights = (1.0, *(further for _ in pred[1:]))
+    return [Prediction(*each) for each in zip(pred, labels, weights, strict=True)]
+
+
+def weighted_sum(predictions: Sequence[Prediction], losses: Iterable[Tensor]) -> Tensor:
+    """Return the sum of the losses of the predictions, multiplied by their weights."""
+    first, *others = losses
+    for prediction, loss in zip(predictions[1:], others, strict=True):
+        first = first + prediction.weight * loss
+    return first
 
 
 def cross_entropy_loss(
@@ -136,27 +176,37 @@ class CrossEntropyLoss:
     """Cross-entropy from logits with the signature of TorchTitan 0.3: ``(pred, labels, global_valid_tokens) -> (loss,
     {})``.
 
+    With multi-token prediction, ``pred`` and ``labels`` are tuples of one tensor for each prediction, and the loss is
+    that of TorchTitan's ``MTPLoss``: the sum of the first prediction's loss and of the others', which are multiplied by
+    ``mtp_scale`` and divided by their number.
+
     Attributes:
         global_vocab_size, group, inplace: see :func:`cross_entropy_loss`.
+        mtp_scale: the weight of the further predictions together.
     """
 
     global_vocab_size: int | None = None
     group: dist.ProcessGroup | None = None
     inplace: bool = False
+    mtp_scale: float = MTP_SCALE
 
     def __call__(
-        self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | float | None = None, **kwargs: Any
+        self, pred: Tensors, labels: Tensors, global_valid_tokens: Tensor | float | None = None, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss, divided by the number of valid tokens on all ranks, and no metrics.
 
         Args:
-            pred, labels: see :func:`cross_entropy_loss`.
+            pred, labels: see :func:`cross_entropy_loss`; or tuples of at least two of them.
             global_valid_tokens: the number of valid tokens on all ranks; a tensor is not read.
             kwargs: further arguments that a trainer passes; ignored, as in TorchTitan.
+
+        Raises:
+            ValueError: a tuple together with a tensor, or tuples of different lengths or of one tensor.
         """
-        loss = cross_entropy_loss(
-            pred, labels, global_vocab_size=self.global_vocab_size, group=self.group, inplace=self.inplace
-        )
+        predictions = predictions_of("CrossEntropyLoss", pred, labels, self.mtp_scale)
+        options: dict[str, Any] = {"global_vocab_size": self.global_vocab_size, "group": self.group}
+        losses = (cross_entropy_loss(each.pred, each.labels, inplace=self.inplace, **options) for each in predictions)
+        loss = weighted_sum(predictions, losses)
         return (loss if global_valid_tokens is None else loss / global_valid_tokens), {}
 
 
@@ -166,7 +216,8 @@ class ChunkedCrossEntropyLoss:
 
     Nothing else uses the logits of a chunk, so by default their gradient is written over their memory. The gradient of
     the weights is summed in float32 over the chunks, and all gradients are kept until the backward of the loss, which
-    may scale them: :func:`nkilib.torch.functions.chunks.chunked_loss`.
+    may scale them: :func:`nkilib.torch.functions.chunks.chunked_loss`. With multi-token prediction, ``pred`` and
+    ``labels`` are tuples, whose losses are weighted as by :class:`CrossEntropyLoss`, one prediction after the other.
 
     Attributes:
         num_chunks: the number of chunks, which have equally many tokens except for the last one.
@@ -183,18 +234,19 @@ class ChunkedCrossEntropyLoss:
         self.lm_head = lm_head
 
     def __call__(
-        self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | float | None = None, **kwargs: Any
+        self, pred: Tensors, labels: Tensors, global_valid_tokens: Tensor | float | None = None, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss, and no metrics.
 
         Args:
-            pred: hidden states [..., width], the input of the output layer.
-            labels: the labels [...] of the same tokens.
+            pred: hidden states [..., width], the input of the output layer; or a tuple of at least two of them.
+            labels: the labels [...] of the same tokens; a tuple where ``pred`` is one.
             global_valid_tokens: see :class:`CrossEntropyLoss`.
             kwargs: ignored, as in TorchTitan.
 
         Raises:
             RuntimeError: no output layer is set.
+            ValueError: see :class:`CrossEntropyLoss`.
         """
         if self.lm_head is None:
             raise RuntimeError(
@@ -202,10 +254,13 @@ class ChunkedCrossEntropyLoss:
                 "model return its hidden states"
             )
 
+        head, predictions = self.lm_head, predictions_of("ChunkedCrossEntropyLoss", pred, labels, self.loss.mtp_scale)
+
         def loss(logits: Tensor, target: Tensor) -> Tensor:
             return self.loss(logits, target, global_valid_tokens)[0]
 
-        return chunked_loss(pred, labels, self.lm_head, loss, self.num_chunks), {}
+        losses = (chunked_loss(each.pred, each.labels, head, loss, self.num_chunks) for each in predictions)
+        return weighted_sum(predictions, losses), {}
 
 
 def _as_taken(logits: Tensor) -> Tensor:

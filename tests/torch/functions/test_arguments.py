@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is taken as a number, a flag and a tensor by every function; symbols of a graph; and transforms of functions."""
+"""Numbers, flags and tensors as every function takes them; symbols of a graph; and transforms of functions."""
 
 from __future__ import annotations
 
