@@ -369,7 +369,7 @@ BCE_WITH_LOGITS: Final = elementwise_loss(
             label=", both weights",
         ),
     ),
-    edges="infinite logits as in PyTorch, except for x = -inf, t = 1, where the loss is infinite, not NaN",
+    edges="infinite logits as in PyTorch, except for x = -inf, t > 0, where the loss is infinite, its limit, not NaN",
     differences="the loss of confident logits does not vanish: at x = -20, t = 0 it is 2.06e-9, where PyTorch's "
-    "float32 loss is 0",
+    "float32 loss is 0; pos_weight must be finite: an infinite one makes the loss of t > 0 NaN",
 )

@@ -385,5 +385,6 @@ COSINE_EMBEDDING: Final = rowwise_loss(
     ),
     edges="1e-12 is added to the squared norms; the loss is 0 for other targets",
     differences="the rows of both inputs must have the same length; PyTorch broadcasts a row of one element after "
-    "computing its norm",
+    "computing its norm; a row whose squares overflow float32 has cosine 0 and gradient 0, where PyTorch's gradient is "
+    "NaN or 0",
 )

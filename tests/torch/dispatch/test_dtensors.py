@@ -136,7 +136,18 @@ REFUSED: dict[str, tuple[type[Exception], Refused, str]] = {
     "a mean of some of the positions": (
         ValueError,
         lambda mesh: cross_entropy(sharded(mesh, 0), T[:3]),
-        "has positions on other ranks, and a mean needs their number; pass normalizer=, .* or reduction='sum'",
+        "has positions on other ranks, and a mean divides by the number of targets on all ranks; pass it as a tensor, "
+        "normalizer=, or reduction='sum'",
+    ),
+    "a weighted mean of some of the positions": (
+        ValueError,
+        lambda mesh: cross_entropy(sharded(mesh, 0), T[:3], torch.ones(11)),
+        "a mean divides by the sum of the class weights of the targets on all ranks",
+    ),
+    "a mean of some of the probabilities": (
+        ValueError,
+        lambda mesh: cross_entropy(sharded(mesh, 0), torch.rand(3, 11), torch.ones(11)),
+        "a mean divides by the number of positions on all ranks",
     ),
     "the targets of all ranks": (
         ValueError,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Elementwise losses of numbers that are 0, huge, infinite or NaN, beside PyTorch's in float64."""
+"""Losses of numbers that are 0, huge, infinite or NaN, beside PyTorch's."""
 
 from __future__ import annotations
 
@@ -77,3 +77,93 @@ def test_an_option_is_a_finite_number(name: str, option: str) -> None:
         getattr(ours, name)(*tensors, **{option: INFINITY})
     with pytest.raises(TypeError, match=f"{name}: argument '{option}' must be float, not str"):
         getattr(ours, name)(*tensors, **{option: "1"})
+
+
+# Where a loss is not PyTorch's: the tensors, the options, ours, and PyTorch's.
+DEVIATIONS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], tuple[Any, ...], tuple[Any, ...]]] = {
+    "a logit of -inf": (
+        "binary_cross_entropy_with_logits",
+        ([-INFINITY, -INFINITY], [1.0, 0.25]),
+        {},
+        ([INFINITY, INFINITY], [-1.0, -0.25]),
+        ([NAN, NAN], [-1.0, -0.25]),
+    ),
+    "pos_weight": (
+        "binary_cross_entropy_with_logits",
+        ([0.0, 0.0], [1.0, 0.0]),
+        {"pos_weight": torch.tensor(INFINITY)},
+        ([NAN, NAN], [-INFINITY, NAN]),
+        ([INFINITY, NAN], [NAN, NAN]),
+    ),
+    "a target of inf": ("kl_div", ([1.0], [INFINITY]), {}, ([INFINITY], [-INFINITY]), ([NAN], [-INFINITY])),
+    "squares that overflow": (
+        "cosine_embedding_loss",
+        ([[0.0, 0.0]], [[1.0, 2e19]], [1.0]),
+        {},
+        ([1.0], [[0.0, 0.0]]),
+        ([1.0], [[NAN, NAN]]),
+    ),
+    **{
+        f"a NaN difference, p = {p}": (
+            "triplet_margin_loss",
+            ([[NAN, 0.0]], [[1.0, 1.0]], [[3.0, 2.0]]),
+            {"p": p},
+            ([NAN], [[NAN, gradient]]),
+            ([NAN], [[0.0, gradient]]),
+        )
+        for p, gradient in ((1.0, 0.0), (INFINITY, 0.0))
+    },
+    "a NaN score": (
+        "multilabel_margin_loss",
+        ([[0.0, 0.0, NAN]], [[1, -1, 0]]),
+        {},
+        ([NAN], [[0.0, 0.0, 0.0]]),
+        ([1.0 / 3.0], [[1.0 / 3.0, -1.0 / 3.0, 0.0]]),
+    ),
+    "the target's score inf": (
+        "multi_margin_loss",
+        ([[INFINITY, 0.0]], [0]),
+        {},
+        ([NAN], [[0.0, 0.0]]),
+        ([0.0], [[0.0, 0.0]]),
+    ),
+    "a class weight of inf": (
+        "cross_entropy",
+        ([[0.0, 0.0]], [1]),
+        {"weight": torch.tensor([1.0, INFINITY])},
+        ([INFINITY], [[INFINITY, -INFINITY]]),
+        ([INFINITY], [[INFINITY, NAN]]),
+    ),
+    "a class weight of inf, smoothed": (
+        "cross_entropy",
+        ([[0.0, 0.0]], [0]),
+        {"weight": torch.tensor([1.0, INFINITY]), "label_smoothing": 0.5},
+        ([NAN], [[INFINITY, NAN]]),
+        ([INFINITY], [[INFINITY, NAN]]),
+    ),
+    "a class weight of inf, probabilities": (
+        "cross_entropy",
+        ([[0.0, 0.0]], [[0.5, 0.5]]),
+        {"weight": torch.tensor([1.0, INFINITY])},
+        ([NAN], [[INFINITY, NAN]]),
+        ([INFINITY], [[INFINITY, NAN]]),
+    ),
+    "a weight of inf": (
+        "multilabel_soft_margin_loss",
+        ([[0.0]], [[0.0]]),
+        {"weight": torch.tensor([INFINITY])},
+        ([INFINITY], [[INFINITY]]),
+        ([INFINITY], [[NAN]]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DEVIATIONS)
+def test_what_the_pages_say_is_not_as_in_pytorch(case: str) -> None:
+    name, values, options, *expected = DEVIATIONS[case]
+    for module, (loss, gradient) in zip((ours, F), expected, strict=True):
+        first, *others = map(torch.tensor, values)
+        losses = getattr(module, name)(first.requires_grad_(), *others, reduction="none", **options)
+        torch.testing.assert_close(losses, torch.tensor(loss), equal_nan=True)
+        (computed,) = torch.autograd.grad(losses.sum(), first)
+        torch.testing.assert_close(computed, torch.tensor(gradient), equal_nan=True)

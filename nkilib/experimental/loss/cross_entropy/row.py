@@ -253,7 +253,8 @@ CROSS_ENTROPY: Final = SizedLoss(
     tests=("tests/experimental/loss/cross_entropy", "tests/torch/functions/cross_entropy"),
     edges="without a valid target the mean is NaN",
     differences="the gradients of class probabilities, and of weights given with them, are computed by PyTorch's "
-    "operators; the mean is NaN where the weights sum to 0; the PyTorch page lists further options and results",
+    "operators; the mean is NaN where the weights sum to 0; weights must be finite; the PyTorch page lists further "
+    "options and results",
     launches=(
         ModelledLaunch("forward, none", True, partial(_arguments, "forward"), _TIME_LIMITS, bounded_by=None),
         ModelledLaunch("backward", False, partial(_arguments, "backward"), _TIME_LIMITS),

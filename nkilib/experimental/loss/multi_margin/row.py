@@ -88,7 +88,8 @@ MULTI_MARGIN: Final = SizedLoss(
     tests=("tests/experimental/loss/multi_margin", "tests/torch/functions"),
     edges="a hinge of 0 has gradient 0; the mean divides by N, whatever the weights",
     differences="weights may have any floating type and targets any integer type; a NaN in a row makes its loss NaN, "
-    "whereas PyTorch omits its hinge; margin must be finite",
+    "whereas PyTorch omits its hinge, and so does +inf as the score of the target, whose -inf counts as the largest "
+    "finite number; margin and weights must be finite",
     launches=(
         sized_launch("forward, mean", kernels.multi_margin_loss_forward, (1.2, 1.05), size_of, _SHAPE),
         sized_launch("forward, mean, p = 2", kernels.multi_margin_loss_forward, (1.75, 1.05), size_of, _SHAPE, p=2),

@@ -105,6 +105,6 @@ MULTILABEL_MARGIN: Final = SizedLoss(
     tests=("tests/experimental/loss/multilabel_margin", "tests/torch/functions"),
     edges="the targets end at the first -1; a target listed twice counts twice",
     differences="at most 4,096 classes; targets may have any integer type; infinite scores count as the largest finite "
-    "number",
+    "number; a NaN in a row makes its loss NaN and its gradient 0, whereas PyTorch omits its hinges",
     size_of=size_of,
 )

@@ -56,4 +56,5 @@ MULTILABEL_SOFT_MARGIN: Final = rowwise_loss(
         ),
     ),
     edges="x = inf with t = 1, and -inf with t = 0, give NaN",
+    differences="the gradient is infinite, not NaN, where a weight is infinite",
 )

@@ -51,6 +51,7 @@ TRIPLET_MARGIN: Final = rowwise_loss(
     ),
     edges="a distance of 0 has gradient 0; with swap, equal distances share the gradient",
     differences="p must be at least 1; for p other than 1, 2 and infinity, a distance of 2^64 or more is infinite; if "
-    "two tensors have rows of one element, a third tensor with longer rows is rejected",
+    "two tensors have rows of one element, a third tensor with longer rows is rejected; for p = 1 and infinity, the "
+    "gradient of a NaN difference is NaN, not 0",
     notes="p must be at least 1; p = 4 stands for every p other than 1, 2 and infinity",
 )

@@ -128,8 +128,8 @@ def cross_entropy(
         exact_maximum: True computes the maximum of every row before its exponentials, False uses a shift known in
             advance, None chooses the one with the shorter modelled time (docs/explanation/cross_entropy.md). Both forms
             have the same error bounds.
-        normalizer: number that replaces the divisor of the mean, such as the number of targets on all devices. It may
-            be traced; it has no derivative.
+        normalizer: number that replaces the divisor of the mean, such as the number of targets on all devices, or with
+            ``weight`` the sum of their weights. It may be traced; it has no derivative.
         return_outputs: whether to return :class:`CrossEntropyOutputs`.
         axis: the axis of the classes.
 

@@ -166,8 +166,8 @@ def linear_cross_entropy(
         compute_dtype: bfloat16, float16 or float32. Operands of another type, which may then differ from each other,
             are rounded to it for the products, and so is the bias. None: the type of the operands.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
-        normalizer: number that replaces the divisor of the mean, such as the number of targets on all devices. It may
-            be traced; it has no derivative.
+        normalizer: number that replaces the divisor of the mean, such as the number of targets on all devices, or with
+            ``weight`` the sum of their weights. It may be traced; it has no derivative.
         return_outputs: whether to return :class:`CrossEntropyOutputs`.
         weight_layout: ``"vd"``, the layout of PyTorch, of Hugging Face and of an embedding that is shared with the
             output layer, or ``"dv"``, the layout of the kernel of ``flax.linen.Dense``. Neither is copied.

@@ -188,11 +188,11 @@ def check_indices(
     if not fits and batch != target_batch and (len(logits) > 1 or target.dim() <= 1):
         raise ValueError(f"{caller}: Expected input batch_size ({batch}) to match target batch_size ({target_batch}).")
     if target.dtype not in INDEX_DTYPES:
-        others = f"; class probabilities have the shape of the logits, {logits}"
+        are_probabilities = takes_probabilities and target.is_floating_point()
+        others = f"; class probabilities have the shape of the logits, {logits}" if are_probabilities else ""
         raise RuntimeError(
-            f"{caller}: expected target dtype to be an integer type, but got {target.dtype} for labels of shape "
-            f"{tuple(target.shape)}; cast them, as with .long()"
-            f"{others if takes_probabilities and target.is_floating_point() else ''}"
+            f"{caller}: expected target dtype to be an integer type, but got {target.dtype}{others}; cast labels of "
+            f"shape {tuple(target.shape)}, as with .long()"
         )
     if not fits:
         raise RuntimeError(f"{caller}: Expected target size {list(expected)}, got {list(target.shape)}{remedy}")

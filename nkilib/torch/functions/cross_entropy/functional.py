@@ -136,7 +136,7 @@ def cross_entropy(
             advance, None chooses the one with the shorter modelled time (docs/explanation/cross_entropy.md). Both forms
             have the same error bounds.
         normalizer: scalar tensor that replaces the divisor of the mean, for instance the number of targets in all
-            micro-batches or on all ranks.
+            micro-batches or on all ranks; with ``weight``, the sum of their weights.
         inplace: the backward writes the gradient over the memory of ``input``, which saves that much memory. Later uses
             of the logits in a backward raise, as after any in-place operation, but not those of PyTorch's operators
             under saved-tensor hooks (docs/reference/torch.md#in-place).

@@ -41,7 +41,14 @@ def loss_part(
     if reduction == "mean" and normalizer is None and not part.has_all_rows:
         raise ValueError(
             f"{caller}: {caller.input}, a DTensor of placements {list(logits.placements)}, has positions on other "
-            f"ranks, and a mean needs their number; pass normalizer=, the count of targets on all ranks as a tensor, "
+            f"ranks, and a mean divides by {_divisor(target, weight)} on all ranks; pass it as a tensor, normalizer=, "
             f"or reduction='sum'"
         )
     return part
+
+
+def _divisor(target: Tensor, weight: Tensor | None) -> str:
+    """Return the divisor of a mean, in words."""
+    if target.is_floating_point():
+        return "the number of positions"
+    return "the number of targets" if weight is None else "the sum of the class weights of the targets"

@@ -182,7 +182,7 @@ def linear_cross_entropy(
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), used in PaLM, arXiv
             2204.02311.
         normalizer: scalar tensor that replaces the divisor of the mean, for instance the number of targets in all
-            micro-batches or on all ranks.
+            micro-batches or on all ranks; with ``weight``, the sum of their weights.
         return_outputs: return :class:`CrossEntropyOutputs`.
         grad_weight_sum: [V, D] float32, contiguous, such as Megatron's ``main_grad``: the backward adds the gradient of
             ``linear_weight`` to it, unrounded, and returns no gradient for ``linear_weight``, whose ``.grad`` stays

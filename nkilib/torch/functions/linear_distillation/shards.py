@@ -186,7 +186,7 @@ def _whole(
     caller: Caller, own: ShardResults, recipe: Recipe, group: dist.ProcessGroup | None, claims: dict[str, float]
 ) -> _Whole:
     """Communicate the maxima, then the sums of exponentials, and return the statistics over all classes."""
-    maxima, agreed = greatest_of_ranks(caller, torch.cat([own.student_maximum, own.teacher_maximum]), claims, group)
+    maxima, agreed, _ = greatest_of_ranks(caller, torch.cat([own.student_maximum, own.teacher_maximum]), claims, group)
     student_maximum, teacher_maximum = maxima.view(2, own.student_maximum.shape[0])
     of_student, of_teacher = masked_logits(recipe.student_unit, recipe.teacher_unit, recipe.temperature)
     student = log_sum_below(own.student_maximum, own.student_log_sum, student_maximum, of_student)

@@ -65,7 +65,9 @@ def vocab_parallel_scores(
             )
         )
         further = _further_sums(own, _rounded(linear_bias, product), shards, wanted)
-        statistics = combined_statistics(caller, _statistics(own), shards, group, None, options, False, claims, further)
+        statistics = combined_statistics(
+            caller, _statistics(own), shards, group, None, options, target, claims, further
+        )
         results = ScoreResults(
             _log_probability(statistics, target, options),
             statistics.lse,

@@ -149,7 +149,7 @@ def vocab_parallel_cross_entropy(
         RuntimeError: ``torch.distributed`` is not initialized.
         ValueError: this process is not in ``group``; the shards do not match the logits. On the CPU, raised on all
             ranks: the ranks do not see the same shards or options (on other devices, and under torch.compile, the loss
-            is NaN instead).
+            is NaN instead), or seem to have the whole vocabulary each (docs/how_to/tensor_parallel.md).
     """
     check_flags(_CALLER, inplace=inplace, return_outputs=return_outputs)
     whole = dtensor(logits_shard)

@@ -65,7 +65,7 @@ def combined_results(
         ValueError: see :func:`combined_statistics`.
     """
     soft = target.is_floating_point()
-    statistics = combined_statistics(caller, own, shards, group, shards.own(class_weight), options, soft, claims)
+    statistics = combined_statistics(caller, own, shards, group, shards.own(class_weight), options, target, claims)
     weight_sum = None if soft or class_weight is None else class_weight.sum()
     valid = None if soft else ~is_ignored(target, options.ignore_index)
     results = _results(statistics, valid, weight_sum, options, shards, with_logprob)

@@ -32,10 +32,12 @@ class VocabularyShards(NamedTuple):
     Attributes:
         sizes: the number of classes of every rank, 0 allowed.
         rank: this process's rank.
+        are_assumed: whether the caller did not state the sizes, so that every column counts as a class of its own.
     """
 
     sizes: tuple[int, ...]
     rank: int
+    are_assumed: bool = False
 
     @property
     def own_size(self) -> int:
@@ -88,7 +90,8 @@ def shards_of_ranks(
     total = ranks * width if num_classes is None else int(_checked_total(caller, num_classes, width, ranks))
     if total == 0:
         raise ValueError(f"{caller}: {caller.input} must have at least one class, got none; pass the {caller.noun}")
-    return VocabularyShards(tuple(min(max(total - number * width, 0), width) for number in range(ranks)), rank)
+    sizes = tuple(min(max(total - number * width, 0), width) for number in range(ranks))
+    return VocabularyShards(sizes, rank, are_assumed=num_classes is None)
 
 
 def _is_count(value: Any) -> bool:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,10 @@ from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.layout import unviewed
 from nkilib.torch.functions.cross_entropy.results import ShardStatistics
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
+from nkilib.torch.losses.target_indices import is_ignored
+
+# The distance of a row's log_sum from that of equal logits, log(columns), within which the row may be constant.
+_OF_CONSTANT: Final = 1e-3
 
 
 class VocabularyStatistics(NamedTuple):
@@ -54,7 +59,7 @@ def combined_statistics(
     group: dist.ProcessGroup | None,
     class_weight: Tensor | None,
     options: LossOptions,
-    soft: bool,
+    target: Tensor,
     claims: Mapping[str, float],
     further: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
 ) -> VocabularyStatistics:
@@ -68,15 +73,17 @@ def combined_statistics(
         group: the process group; None means all processes.
         class_weight: the weights of this rank's classes, or None.
         options: the options of the loss.
-        soft: whether the targets are class probabilities.
+        target: class indices, or class probabilities of this rank's classes.
         claims: further values that must be equal on all ranks, by name.
         further: a function that returns this rank's summands of further sums over the ranks, [N] by name, from the
             distances [N] of this rank's maxima below those of all ranks.
 
     Raises:
-        ValueError: raised on all ranks if the ranks do not see the same shards or options. On the CPU only: elsewhere
-            reading the answer would wait for the device, and the statistics are NaN instead.
+        ValueError: raised on all ranks if the ranks do not see the same shards or options, or seem to have the same
+            whole vocabulary. On the CPU only: elsewhere reading the answer would wait for the device; where options
+            differ, the statistics are NaN instead.
     """
+    soft = target.is_floating_point()
     all_claims = {
         **{f"classes of rank {rank}": size for rank, size in enumerate(shards.sizes)},
         **{name: 0.0 if value is None else value for name, value in values_of(options).items()},
@@ -85,7 +92,8 @@ def combined_statistics(
         "outputs (none, entropy, all)": _is_given(own.entropy, own.maximum) + _is_given(own.argmax, own.maximum),
         **claims,
     }
-    maximum, agreed = greatest_of_ranks(caller, own.maximum, all_claims, group)
+    marks = torch.stack([own.maximum.sum(), own.log_sum.sum()]) if _may_read_values(own.maximum) else None
+    maximum, agreed, are_alike = greatest_of_ranks(caller, own.maximum, all_claims, group, marks)
     # The shards' maxima are subtracted before anything is added to them, so that large logits cancel exactly.
     below = maximum - own.maximum
     share = torch.exp(own.log_sum - below)
@@ -101,6 +109,8 @@ def combined_statistics(
     if further is not None:
         summands.update(further(below))
     sums = sums_of_ranks(summands, group)
+    if marks is not None and shards.are_assumed and not soft and bool(are_alike & (sums["share"] > share).all()):
+        _check_different(caller, own, shards, target, options.ignore_index)
     log_sum = torch.where(agreed, sums["share"].log(), torch.nan)
     argmax, entropy = own.argmax, own.entropy
     if _is_given(own.argmax, maximum):
@@ -108,6 +118,30 @@ def combined_statistics(
     if _is_given(own.entropy, maximum):
         entropy = log_sum + sums["entropy"] / sums["share"]
     return VocabularyStatistics(maximum, log_sum, sums, argmax, entropy)
+
+
+def _check_different(
+    caller: Caller, own: ShardStatistics, shards: VocabularyShards, target: Tensor, ignore_index: int
+) -> None:
+    """Reject logits that every rank holds whole, where the logits of all ranks have the same statistics.
+
+    Parts of a vocabulary may have them too: those of one class each, those of an output layer that is 0, and those of a
+    layer that every rank has initialised with the same seed. So an error is raised only if rows are not constant, and
+    if every label is a class of the first rank, as a label of a whole vocabulary is. All of this is the same on all
+    ranks, so either all raise or none. (The sums of a group that does not communicate, such as PyTorch's fake one, are
+    this rank's, and are not compared.)
+    """
+    ranks, width = len(shards.sizes), shards.sizes[0]
+    labels = target[~is_ignored(target, ignore_index)]
+    are_constant = bool((own.log_sum > math.log(width) - _OF_CONSTANT).all())
+    if ranks == 1 or are_constant or labels.numel() == 0 or bool((labels.to(torch.int64) >= width).any()):
+        return
+    raise ValueError(
+        f"{caller}: each rank must have its own part of the vocabulary, but all {ranks} ranks have the same logits, "
+        f"and every label is among the {width} classes of the first; pass a vocabulary that each rank has whole to "
+        f"nkilib.torch.{caller.function.removeprefix('vocab_parallel_')} without a group, or "
+        f"num_classes={shards.num_classes} if the parts are equal by chance"
+    )
 
 
 def _is_given(values: Tensor, maximum: Tensor) -> bool:
@@ -152,29 +186,39 @@ def _argmax(
     return torch.where(has_nan, beyond, classes)
 
 
+def _may_read_values(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def greatest_of_ranks(
-    caller: Caller, maximum: Tensor, claims: dict[str, float], group: dist.ProcessGroup | None
-) -> tuple[Tensor, Tensor]:
-    """Return the maximum over all shards, and whether all ranks make the same claims.
+    caller: Caller,
+    maximum: Tensor,
+    claims: dict[str, float],
+    group: dist.ProcessGroup | None,
+    marks: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the maximum over all shards, whether all ranks make the same claims, and whether all have the same
+    ``marks``, a few numbers that may differ.
 
     Claims and their negatives go through the same all-reduce: the greatest and the least value of each claim must be
     equal as float32, so integers above 2^24 that are close to each other pass as equal. The claims are a few numbers
     from the host in every call; they are not cached as a tensor, which might belong to a trace.
     """
     own = torch.tensor(list(claims.values()), dtype=torch.float32, device=maximum.device)
-    values = torch.cat([maximum, own, -own])
+    compared = own if marks is None else torch.cat([own, marks])
+    values = torch.cat([maximum, compared, -compared])
     dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
-    greatest, most, least = torch.split(values, [maximum.shape[0], len(claims), len(claims)])
-    agreed = (most == -least).all()
-    may_read_values = values.device.type == "cpu" and not torch.compiler.is_compiling()
-    if may_read_values and not bool(agreed):
+    greatest, most, least = torch.split(values, [maximum.shape[0], compared.shape[0], compared.shape[0]])
+    is_same = most == -least
+    agreed = is_same[: len(claims)].all()
+    if _may_read_values(values) and not bool(agreed):
         differing = ", ".join(
             f"{name} from {-low:g} to {high:g}, here {claims[name]:g}"
-            for name, high, low in zip(claims, most.tolist(), least.tolist(), strict=True)
+            for name, high, low in zip(claims, most.tolist(), least.tolist(), strict=False)  # then marks
             if high != -low
         )
         raise ValueError(
             f"{caller}: all ranks must see the same shards and options, but they have {differing}; pass the same "
             f"options everywhere, and the same shard_sizes where ranks have unlike widths"
         )
-    return greatest, agreed
+    return greatest, agreed, is_same[len(claims) :].all()

@@ -108,6 +108,7 @@ def refusals(group: dist.ProcessGroup | None) -> Results:
         "target, no classes here": lambda: vocab_parallel_cross_entropy(
             logits[:, : empty[rank]], outside, group, shard_sizes=empty
         ),
+        "whole": lambda: vocab_parallel_cross_entropy(make_logits(4, 5), target, group),
     }
     return {name: _message(call) for name, call in calls.items()}
 

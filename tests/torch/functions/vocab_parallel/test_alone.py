@@ -20,7 +20,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
-from nkilib.torch import CrossEntropyOutputs, cross_entropy, vocab_parallel_cross_entropy
+from nkilib.torch import (
+    CrossEntropyOutputs,
+    cross_entropy,
+    linear_token_scores,
+    token_scores,
+    vocab_parallel_cross_entropy,
+    vocab_parallel_linear_cross_entropy,
+)
 from nkilib.torch.functions.cross_entropy.operators import VOCAB_PARALLEL
 from nkilib.torch.functions.cross_entropy.results import ShardStatistics
 from nkilib.torch.functions.vocab_parallel import statistics
@@ -259,9 +266,9 @@ def test_on_a_device_ranks_that_see_unlike_shards_get_nan(monkeypatch: pytest.Mo
     """There nothing is read back: the other rank's claims come with the maxima."""
     own = ShardStatistics(*(torch.zeros(3) for _ in range(4)), *(torch.zeros(0) for _ in range(3)))
     agreed = torch.tensor(False)
-    monkeypatch.setattr(statistics, "greatest_of_ranks", lambda *_: (own.maximum, agreed))
+    monkeypatch.setattr(statistics, "greatest_of_ranks", lambda *_: (own.maximum, agreed, agreed))
     shards = VocabularyShards((4, 4), 0)
-    combined = statistics.combined_statistics(VOCAB_PARALLEL, own, shards, None, None, LossOptions(), False, {})
+    combined = statistics.combined_statistics(VOCAB_PARALLEL, own, shards, None, None, LossOptions(), T[:3], {})
     assert combined.log_sum.isnan().all()
 
 
@@ -276,3 +283,56 @@ def test_opcheck_of_the_operators_of_a_shard() -> None:
     for operator in (ops.cross_entropy_backward.default, ops.cross_entropy_backward_.default):
         inputs = (X.clone(), T, *per_position, None, weight, per_position[3])
         torch.library.opcheck(operator, inputs, {**shard, "weight_sum": 0.0})
+
+
+WHOLE = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+HIDDEN, LAYER = make_logits(1, 16), make_logits(4, 16, seed=1)
+LAST = torch.tensor([3])
+# Calls with what every rank holds whole, by the function that they should call.
+OF_WHOLE: dict[str, Callable[..., Any]] = {
+    "vocab_parallel_cross_entropy": lambda **k: vocab_parallel_cross_entropy(WHOLE, LAST, **k),
+    "token_scores": lambda **k: token_scores(WHOLE, LAST, dist.group.WORLD, **k),
+    "vocab_parallel_linear_cross_entropy": lambda **k: vocab_parallel_linear_cross_entropy(HIDDEN, LAYER, LAST, **k),
+    "linear_token_scores": lambda **k: linear_token_scores(HIDDEN, LAYER, LAST, dist.group.WORLD, **k),
+}
+
+
+@pytest.fixture
+def _two_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the other rank one with the same logits."""
+
+    def all_reduce(tensor: Tensor, op: Any, group: Any) -> None:
+        tensor.mul_(2 if op == dist.ReduceOp.SUM else 1)
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+
+
+@pytest.mark.usefixtures("_two_alike")
+@pytest.mark.parametrize("name", OF_WHOLE)
+def test_a_vocabulary_that_each_rank_has_whole_is_refused(name: str) -> None:
+    instead = name.removeprefix("vocab_parallel_")
+    message = (
+        rf"{name}: .* all 2 ranks have the same logits, .* the 4 classes .* nkilib.torch.{instead} without a group"
+    )
+    with pytest.raises(ValueError, match=message):
+        OF_WHOLE[name]()
+    OF_WHOLE[name](num_classes=8)
+    OF_WHOLE[name](shard_sizes=[4, 4])
+
+
+@pytest.mark.usefixtures("_two_alike")
+@pytest.mark.parametrize(
+    ("logits", "target"),
+    [
+        pytest.param(torch.zeros(3, 4), torch.tensor([0, 1, 3]), id="constant"),
+        pytest.param(torch.full((3, 4), -2.5), torch.tensor([0, 1, 3]), id="constant, and not 0"),
+        pytest.param(torch.randn(3, 1), torch.tensor([0, 0, 0]), id="one class each"),
+        pytest.param(torch.randn(3, 4), torch.tensor([0, 7, 3]), id="a class of the other rank"),
+        pytest.param(torch.randn(3, 4), torch.full((3,), -100), id="no label"),
+        pytest.param(torch.randn(3, 4), torch.rand(3, 4), id="probabilities"),
+        pytest.param(torch.full((3, 4), torch.nan), torch.tensor([0, 1, 3]), id="NaN"),
+    ],
+)
+def test_parts_that_may_be_equal(logits: Tensor, target: Tensor) -> None:
+    """Parts of a vocabulary may have equal logits, as those of an output layer of zeros."""
+    assert vocab_parallel_cross_entropy(logits, target, reduction="sum").shape == ()

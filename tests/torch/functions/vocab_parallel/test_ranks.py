@@ -191,6 +191,7 @@ def test_no_rank_waits_for_one_that_has_refused(ranks: int, found_by_ranks: dict
         outside = rf"IndexError: vocab_parallel_cross_entropy: Target {5 * ranks} is out of bounds: position 0"
         assert refusal["target"].startswith(outside)
         assert refusal["target, no classes here"].startswith(outside)
+        assert f"all {ranks} ranks have the same logits" in refusal["whole"]
 
 
 def test_a_process_outside_of_the_group_is_refused(found_by_processes: Found) -> None:
@@ -298,6 +299,7 @@ def test_no_rank_of_an_output_layer_waits_for_one_that_has_refused(
             assert difference in results[kind]
         outside = f"IndexError: vocab_parallel_linear_cross_entropy: Target {5 * ranks} is out of bounds: position 0"
         assert results["target"].startswith(outside)
+        assert f"all {ranks} ranks have the same logits" in results["whole"]
 
 
 SCORES = score_problems()

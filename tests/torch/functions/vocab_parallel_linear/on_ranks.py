@@ -54,6 +54,7 @@ def linear_calls_to_refuse(group: dist.ProcessGroup | None) -> dict[str, Callabl
         "unlike features": call(x=x[:, : 20 - rank], w=w[:, : 20 - rank]),
         "unlike needs": call(x=x.clone().requires_grad_(rank > 0)),
         "target": call(target=target + 5 * ranks),
+        "whole": call(target=target + 4),
     }
 
 
