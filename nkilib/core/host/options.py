@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, ClassVar, Final, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Final, Protocol, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 
 class Dataclass(Protocol):
@@ -24,12 +24,12 @@ Group = TypeVar("Group", bound=Dataclass)
 _SCHEMA_TYPES: Final = {bool: "bool", int: "int", float: "float", str: "str"}
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Return whether the value is an int of Python, which a bool is not here."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Return whether the value is an int or a float of Python, which a bool is not here."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 

@@ -19,7 +19,7 @@ from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.replacement import Release, Replacement, Undo, checked_devices, replace, warn_without_effect
 from nkilib.torch.torchtitan import losses
 from nkilib.torch.torchtitan.linear import linear_loss, logprobs_of, loss_by_head, reason_against
-from nkilib.torch.torchtitan.losses import MTP_SCALE, Tensors, predictions_of
+from nkilib.torch.torchtitan.losses import MTP_SCALE, predictions_of
 
 _CALLER: Final = "nkilib.torch.torchtitan.install"
 _RELEASE: Final = Release(_CALLER, "torchtitan", "0.3.0")
@@ -129,7 +129,7 @@ def _call(wrapper: Any, cross_entropy: type, devices: frozenset[str]) -> Callabl
     theirs = wrapper.__call__
 
     def call(
-        self: Any, pred: Tensors, labels: Tensors, global_valid_tokens: Tensor | float | None = None, **loss_inputs: Any
+        self: Any, pred: Any, labels: Any, global_valid_tokens: Tensor | float | None = None, **loss_inputs: Any
     ) -> tuple[Tensor, dict[str, Tensor]]:
         hidden = pred if isinstance(pred, tuple) else (pred,)
         if type(self) is wrapper and all(_takes(self.lm_head, each, devices) for each in hidden):

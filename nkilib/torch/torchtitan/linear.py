@@ -120,7 +120,7 @@ def linear_loss(
                 ignore_index=IGNORE_INDEX,
                 memory_limit=memory_limit,
             )
-            for part, each in zip(rows.split(sizes) if len(sizes) > 1 else (rows,), predictions, strict=True)
+            for part, each in zip(torch.split(rows, sizes), predictions, strict=True)
         )
 
     def reduced(*losses: Tensor) -> Tensor:
