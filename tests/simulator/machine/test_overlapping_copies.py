@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 
 import nkilib.simulator
+from nkilib.experimental.loss import cross_entropy_forward
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import NkiValidationError, OverlappingCopyError, SimulatorWarning, per_rank, ranks
 from nkilib.simulator.machine.levels import forget_warnings
@@ -217,6 +218,7 @@ def test_arguments_that_share_memory() -> None:
         run(kernel, x[0:3], x[1:4], overlapping_copies="error")
     run(kernel, x[0:2], x[2:4], overlapping_copies="error")
     run(kernel, x, x.view(), overlapping_copies="error")
+    run(lambda x, y: nisa.dma_copy(x[1:3], y[0:2]), x, x[1:4], overlapping_copies="error")  # each row at its place
 
 
 @pytest.mark.parametrize("level", ["warn", "ignore"])
@@ -237,6 +239,15 @@ def test_launches_with_a_finding_are_not_replayed_and_others_are(level: str) -> 
         warnings.simplefilter("ignore", SimulatorWarning)
         assert replayed(2) > 0
         assert (replayed(1) > 0) == (level == "ignore")
+
+
+def test_kernels_of_the_library_are_replayed_although_they_would_be_warned_of() -> None:
+    logits, targets = np.ones((8, 32), np.float32), np.zeros(8, np.int32)
+    kernel = cross_entropy_forward[2]
+    with nkilib.simulator.using(overlapping_copies="warn", psum_groups="warn"):
+        for _ in range(6):
+            kernel(logits, targets, 8, 32, nl.float32)
+    assert nkilib.simulator.replay_counts().kernels[kernel.__name__].replayed >= 2
 
 
 def test_without_values_the_same_is_found() -> None:
