@@ -77,7 +77,7 @@ UNDOCUMENTED: Final = (
     Case(
         "argument of a method",
         "tile.slice(0, 0, 2, stride=1)",
-        ("TypeError", "NkiTensor.slice() got an unexpected keyword argument 'stride'"),
+        ("ArgumentTypeError", "NkiTensor.slice: got an unexpected keyword argument 'stride'; did you mean 'step'?"),
         "tile.slice(0, 0, 2, step=1)",
     ),
     Case("attribute of a tensor", "tile.layout", ("AttributeError", "no attribute 'layout'"), "tile.get_pattern()"),

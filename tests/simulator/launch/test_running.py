@@ -85,7 +85,8 @@ def test_of_several_ranks_the_lowest_that_fails_is_named(late: int) -> None:
         nisa.memset(nl.ndarray((1, 8), nl.float32), 0)
         if rank > 0:
             _fails(rank == late)
-        nki.collectives.all_reduce([x], [x], nki.collectives.ReplicaGroup([[0, 1, 2]]), op=nl.add)
+        total = nl.ndarray((1, 8), nl.float32, nl.private_hbm)
+        nki.collectives.all_reduce([x], [total], nki.collectives.ReplicaGroup([[0, 1, 2]]), op=nl.add)
 
     data = per_rank([np.zeros((1, 8), np.float32) for _ in range(3)])
     with pytest.raises(NkiValidationError, match=r"nisa\.memset on rank 1: "):

@@ -18,7 +18,7 @@ from hypothesis import given
 
 import nkilib.simulator
 from nkilib.experimental.loss import cross_entropy_forward
-from nkilib.nki import nisa, nki, nl
+from nkilib.nki import nisa, nki, nl, replayable
 from nkilib.simulator import NkiValidationError, OverlappingCopyError, SimulatorWarning, per_rank, ranks
 from nkilib.simulator.machine.levels import forget_warnings
 from nkilib.simulator.terms.layout import has_repeats
@@ -200,7 +200,11 @@ def test_the_messages() -> None:
     ],
 )
 def test_no_findings(body: Body) -> None:
-    launch(body, "error")
+    with warnings.catch_warnings(record=True) as caught:
+        launch(body, "error")
+        forget_warnings()
+        launch(body, "warn")
+    assert caught == []
 
 
 def hbm_int(value: int) -> Any:
@@ -224,6 +228,7 @@ def test_arguments_that_share_memory() -> None:
 @pytest.mark.parametrize("level", ["warn", "ignore"])
 def test_launches_with_a_finding_are_not_replayed_and_others_are(level: str) -> None:
     @nki.jit
+    @replayable
     def kernel(x: Any, first: int) -> Any:
         nisa.dma_copy(x[first : first + 2], x[0:2])
         return x

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A kernel cannot use tensors, registers and instructions of another launch, of another core or of a loop that ended."""
+"""A kernel cannot use tensors, registers and instructions of another launch, another core or a loop that has ended."""
 
 from __future__ import annotations
 
