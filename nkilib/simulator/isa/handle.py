@@ -34,22 +34,18 @@ def check_kind(kind: Any) -> None:
 
 
 class NkiInstruction(NKIObject):
-    """The handle that every instruction returns; :meth:`depends_on` orders the instruction after others."""
+    """The handle that every instruction returns; :meth:`depends_on` orders the instruction after others.
 
-    _scope: Scope = ()
+    Attributes:
+        scope: the scope in which the instruction was issued. For the simulator.
+    """
+
+    scope: Scope = ()
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
         self.producers: tuple[NkiInstruction, ...] = ()
         self._number = next(_NUMBERS)
-
-    def issued_in(self, scope: Scope) -> NkiInstruction:
-        """Record the scope in which the instruction was issued, and return the handle.
-
-        The method is for the simulator.
-        """
-        self._scope = scope
-        return self
 
     def depends_on(self, *producers: NkiInstruction, kind: dependency | None = None) -> NkiInstruction:
         """Run this instruction after every producer.
@@ -85,8 +81,8 @@ class NkiInstruction(NKIObject):
     def _check_producer(self, producer: Any, kind: dependency | None) -> None:
         if not isinstance(producer, NkiInstruction):
             raise NkiValidationError(f"a producer must be an instruction, got {producer!r}")
-        if not is_around(producer._scope[:CORE], self._scope):
-            apart = why_apart(producer._scope, self._scope, "")
+        if not is_around(producer.scope[:CORE], self.scope):
+            apart = why_apart(producer.scope, self.scope, "")
             raise NkiValidationError(f"{self} cannot wait for {producer}, which {apart}")
         if producer._number >= self._number:
             raise NkiValidationError(
@@ -94,7 +90,7 @@ class NkiInstruction(NKIObject):
                 f"program order"
             )
         # The order that a compiler keeps waits for nothing on the device.
-        if kind is not dependency.schedule and not is_around(producer._scope, self._scope):
+        if kind is not dependency.schedule and not is_around(producer.scope, self.scope):
             raise NkiValidationError(
                 f"{self} cannot wait for {producer}, which is in a dynamic loop, or an iteration of one, that {self} "
                 f"is not in; both must be in the same iteration, or the producer in an enclosing scope"

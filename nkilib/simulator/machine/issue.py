@@ -132,7 +132,8 @@ def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any])
     loops = core.loops
     if loops.depth:
         loops.ran.append(definition.label)
-    return handle.issued_in(loops.scope)
+    handle.scope = loops.scope
+    return handle
 
 
 def _label(core: Core, definition: Definition, name: Any) -> str:

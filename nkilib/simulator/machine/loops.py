@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from ..terms.errors import NkiValidationError, kernel_location
-from ..terms.scopes import CORE, Scope, new_scope
+from ..terms.scopes import Scope, new_scope
 
 
 @dataclass
@@ -66,6 +66,8 @@ class Loops:
         runs: the runs of ``nl.fori_loop`` and ``nl.while_loop``, in the order in which they began.
         scope: the scope of the current instruction. Every iteration of a dynamic loop has a scope of its own: the
             device runs one copy of the body, so that no instruction of it can refer to one of an earlier iteration.
+        depth: the number of dynamic loops around the current instruction; a plain attribute, because every instruction
+            asks for it.
 
     Args:
         scope: the scope of the core.
@@ -75,12 +77,8 @@ class Loops:
         self.runs: list[LoopRun] = []
         self.ran: list[str] = []
         self.scope = scope
+        self.depth = 0
         self._no_reorder_regions = 0
-
-    @property
-    def depth(self) -> int:
-        """The number of dynamic loops around the current instruction."""
-        return len(self.scope) - CORE
 
     def check_may_start(self, what: str) -> None:
         """Check that the documentation allows the dynamic loop ``what`` here.
@@ -103,12 +101,12 @@ class Loops:
     @contextmanager
     def iteration(self) -> Iterator[list[str]]:
         """Enclose one iteration of a dynamic loop; the list finally holds the instructions and inner loops it ran."""
-        scope, outside = self.scope, self.ran
-        self.scope, self.ran = new_scope(scope), []
+        scope, depth, outside = self.scope, self.depth, self.ran
+        self.scope, self.depth, self.ran = new_scope(scope), depth + 1, []
         try:
             yield self.ran
         finally:
-            self.scope, self.ran = scope, outside
+            self.scope, self.depth, self.ran = scope, depth, outside
 
     @contextmanager
     def no_reorder(self) -> Iterator[None]:
