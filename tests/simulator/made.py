@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from nkilib.nki import nl
+from nkilib.simulator.terms.description import EMPTY
 
 FLOAT_TYPES = ("bfloat16", "float16", "float32", "tfloat32")
 FLOAT8_TYPES = ("float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
@@ -53,7 +54,8 @@ class Made:
         """How messages name the tensor."""
         if self.shape is None:
             raise ValueError("Made: the text of this operand is not known; write it out in the message of the rule")
-        return f"tensor {list(self.shape)} {TYPES[self.dtype]} in {MEMORIES[self.buffer]}"
+        empty = EMPTY if 0 in self.shape else ""
+        return f"tensor {list(self.shape)} {TYPES[self.dtype]} in {MEMORIES[self.buffer]}{empty}"
 
     def __format__(self, what: str) -> str:
         """The text of the tensor; with `column` the shape of one element for each of its partitions."""

@@ -151,8 +151,7 @@ def _may_exist(shape: tuple[int, ...], dtype: DType, region: MemoryRegion, sbuf_
 def _refuse_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> NoReturn:
     """Raise the error that explains why a tensor of this shape and type cannot exist."""
     if not shape or min(shape) < 1:
-        why = ": the shape of an empty slice, perhaps" if 0 in shape else ""
-        raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}{why}")
+        raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}")
     if shape[0] > PARTITIONS:
         raise NkiValidationError(
             f"{describe(name, shape, dtype, region)}: the partition dimension must be at most {PARTITIONS} "

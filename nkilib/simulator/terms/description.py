@@ -13,13 +13,13 @@ import numpy.typing as npt
 from .dtypes import DType
 from .regions import MemoryRegion
 
-_EMPTY = " (empty: a slice is where start >= stop, and a negative start or stop counts from the end)"
+EMPTY = " (empty: a slice is where start >= stop, and a negative start or stop counts from the end)"
 
 
 def describe(name: str, shape: tuple[int, ...], dtype: DType, region: MemoryRegion) -> str:
     """Return one line with the tensor's name (if it has one), shape, type and memory region."""
     label = f"{name!r} " if name else ""
-    return f"tensor {label}{list(shape)} {dtype} in {region}{_EMPTY if 0 in shape else ''}"
+    return f"tensor {label}{list(shape)} {dtype} in {region}{EMPTY if 0 in shape else ''}"
 
 
 def describe_foreign_value(value: Any) -> str:
