@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import nkilib.simulator
-from nkilib.nki import nisa, nki, nl
+from nkilib.nki import nisa, nki, nl, replayable
 from nkilib.simulator import ArgumentTypeError, NkiValidationError, UninitializedReadError
 from tests.simulator.frame import refused, run, without_place
 from tests.simulator.kernels import load
@@ -341,6 +341,7 @@ def test_a_tensor_that_requires_grad_and_is_returned_is_the_callers() -> None:
 
 
 @nki.jit
+@replayable
 def set_to_one(x: Any) -> None:
     fill_one(x)
 

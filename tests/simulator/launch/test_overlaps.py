@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import nkilib.simulator
-from nkilib.nki import nisa, nki, nl
+from nkilib.nki import nisa, nki, nl, replayable
 from nkilib.simulator import IdenticalWritesError, NkiValidationError, RaceError
 from nkilib.simulator.launch.overlaps import sharing
 
@@ -137,6 +137,7 @@ def test_equal_values_written_through_two_arguments_are_identical_writes() -> No
 
 def test_launches_that_race_are_not_replayed_like_those_that_do_not() -> None:
     @nki.jit
+    @replayable
     def kernel(x: Any, y: Any) -> None:
         write(x if nl.program_id(0) == 0 else y)
         if nl.program_id(0) == 0:

@@ -21,6 +21,7 @@ from nkilib.simulator import (
     CapacityError,
     IdenticalWritesError,
     NkiValidationError,
+    OverlappingCopyError,
     PsumGroupError,
     RaceError,
     SimulatorWarning,
@@ -312,20 +313,32 @@ def alternating_groups(x: Any) -> Any:
     return result
 
 
+@nki.jit
+def shifts_its_rows(x: Any) -> Any:
+    nisa.dma_copy(x[1:4], x[0:3])
+    return x
+
+
 X = np.zeros((4, 4), np.float32)
 FINDINGS: dict[str, tuple[Any, type[Exception]]] = {
     "uninitialized": (lambda: reads_nothing(X), UninitializedReadError),
     "identical_writes": (lambda: both_write[2](X.copy()), IdenticalWritesError),
     "psum_groups": (lambda: alternating_groups(X), PsumGroupError),
+    "overlapping_copies": (lambda: shifts_its_rows(X.copy()), OverlappingCopyError),
     "lost_results": (lambda: keeps_to_itself(X[:1], False, False), NkiValidationError),
 }
+
+
+def test_each_check_has_a_kernel_of_its_own_or_raises_by_itself() -> None:
+    assert {*FINDINGS} == {check for check in options.CHECKS if getattr(options.Options, check) != "error"}
 
 
 @pytest.mark.parametrize("check", FINDINGS)
 def test_under_strict_everything_raises_but_what_an_option_of_its_own_allows(
     check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("NKILIB_PSUM_GROUPS")  # which holds for all other tests
+    for variable in ("NKILIB_OVERLAPPING_COPIES", "NKILIB_PSUM_GROUPS"):  # set for all other tests
+        monkeypatch.delenv(variable)
     launch, error = FINDINGS[check]
     warned(launch)
     with nkilib.simulator.using(strict=True):
