@@ -99,6 +99,7 @@ def _of_gradients(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> Pl
             has_class_weights="class_weight" in options and has_spread,
             has_rest=has_spread or "lse_square_scale" in options,
             keeps_logits=True,
+            sums_bias="bias" in options and DTYPES[size["dtype"]].itemsize == 2,
         ),
         adds_to_weight=count > 1,
         keeps_logits=True,
