@@ -6,7 +6,8 @@
 Where G is float32 or in the type of the bias, Vector sums the transposed block of G along the positions. Where 16-bit
 products round G and the bias has another type, db is summed from G before it is rounded: GpSimd, which has little else
 to do, adds the float32 tiles of G to one another, and sums the result over its partitions once for a block
-of classes.
+of classes. With kept logits GpSimd multiplies the tiles instead if Vector has time to add: without a cap, and if G has
+one term.
 """
 
 from __future__ import annotations
@@ -78,12 +79,14 @@ class UnroundedBiasGradient:
         sums_sbuf: the sums of the tiles of positions so far, float32 [at most 128 positions, classes of a block].
         free_sbuf: tiles of other parts, float32 of equal shapes, that are free once a block of G is complete.
         power: the power of two that the gradient of the logits is scaled by; None for 1.
+        adds_on_vector: whether Vector adds those tiles that have a last product.
     """
 
     gradient_hbm: nl.NkiTensor
     sums_sbuf: nl.NkiTensor
     free_sbuf: list[nl.NkiTensor]
     power: PowerOfTwo | None
+    adds_on_vector: bool
 
     @classmethod
     def make(
@@ -93,14 +96,21 @@ class UnroundedBiasGradient:
         free_sbuf: list[nl.NkiTensor],
         power: PowerOfTwo | None,
         num_positions: int,
+        has_softcap: bool,
     ) -> UnroundedBiasGradient:
         """Allocate the sums; nothing is summed yet."""
         shape = (min(PARTITIONS, num_positions), plan.class_tiles * PARTITIONS)
-        return cls(gradient_hbm, nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf), free_sbuf, power)
+        sums_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        return cls(gradient_hbm, sums_sbuf, free_sbuf, power, plan.keeps_logits and not has_softcap)
 
     def with_sums(self, product: LastProduct, place: TilePlace) -> LastProduct:
         """Return the last step of a tile with its addition to the sums, which the first tile of positions begins."""
-        return replace(product, sums_sbuf=place.of_classes(self.sums_sbuf), begins_sums=place.column == 0)
+        return replace(
+            product,
+            sums_sbuf=place.of_classes(self.sums_sbuf),
+            begins_sums=place.column == 0,
+            adds_on_vector=self.adds_on_vector and product.factor_sbuf is not None,
+        )
 
     def add(self, gradient: GradientBlock, block: Block, positions: int, is_first: bool, is_last: bool) -> None:
         """Store db of the classes after the last block of positions; all of its tiles are in the sums already."""

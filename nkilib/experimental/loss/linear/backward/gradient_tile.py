@@ -55,6 +55,7 @@ class LastProduct:
         factor_sbuf: the factor of each position, float32 [rows, 1]; None for 1.
         sums_sbuf: sums, float32 like the tile, that the product is added to before it is rounded; None without any.
         begins_sums: whether the product begins the sums.
+        adds_on_vector: whether Vector has time to add to the sums where GpSimd multiplies; there must be a factor.
     """
 
     dst_sbuf: nl.NkiTensor
@@ -62,26 +63,25 @@ class LastProduct:
     factor_sbuf: nl.NkiTensor | None
     sums_sbuf: nl.NkiTensor | None = None
     begins_sums: bool = False
+    adds_on_vector: bool = False
 
     def issue(self, on_gpsimd: bool) -> None:
         """Multiply and round, on Scalar, or on GpSimd, which is free but half as fast; and add to the sums.
 
-        If Scalar multiplies, GpSimd rounds and adds, which spares Vector; if GpSimd multiplies, Vector adds.
+        If Vector does not add, Scalar multiplies, and GpSimd rounds and adds.
         """
-        if self.sums_sbuf is not None and not on_gpsimd:
+        if self.sums_sbuf is not None and not self.adds_on_vector:
             self._multiply(self.values_sbuf)
             nisa.tensor_copy(dst=self.dst_sbuf, src=self.values_sbuf, engine=nisa.engine.gpsimd)
             self._add_on_gpsimd(self.sums_sbuf)
             return
         if not on_gpsimd:
             self._multiply(self.dst_sbuf)
-        elif self.factor_sbuf is None:
-            nisa.tensor_copy(dst=self.dst_sbuf, src=self.values_sbuf, engine=nisa.engine.gpsimd)
-        else:
+        elif self.factor_sbuf is not None:
             factors_sbuf = self.factor_sbuf.broadcast(1, self.dst_sbuf.shape[1])
             multiply_on_gpsimd(self.dst_sbuf, self.values_sbuf, factors_sbuf)
-        if self.sums_sbuf is not None:
-            self._add_on_vector(self.sums_sbuf)
+        if self.sums_sbuf is not None and self.factor_sbuf is not None:
+            self._add_on_vector(self.sums_sbuf, self.factor_sbuf)
 
     def _multiply(self, dst_sbuf: nl.NkiTensor) -> None:
         """Multiply on Scalar; a factor of 1 leaves the values where they are."""
@@ -96,17 +96,16 @@ class LastProduct:
         else:
             nisa.tensor_tensor(dst=sums_sbuf, data1=sums_sbuf, data2=self.values_sbuf, op=nl.add, engine=engine)
 
-    def _add_on_vector(self, sums_sbuf: nl.NkiTensor) -> None:
-        """Add the product of values and factor."""
-        factor = 1.0 if self.factor_sbuf is None else self.factor_sbuf
+    def _add_on_vector(self, sums_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
+        """Add the product of values and factor. Scalar begins the sums: its copies of transposes come later."""
         if self.begins_sums:
-            nisa.tensor_scalar(dst=sums_sbuf, data=self.values_sbuf, op0=nl.multiply, operand0=factor)
+            self._multiply(sums_sbuf)
             return
         nisa.scalar_tensor_tensor(
             dst=sums_sbuf,
             data=self.values_sbuf,
             op0=nl.multiply,
-            operand0=factor,
+            operand0=factor_sbuf,
             op1=nl.add,
             operand1=sums_sbuf,
         )

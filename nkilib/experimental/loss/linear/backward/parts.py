@@ -127,7 +127,8 @@ class BackwardParts:
                 operands, plan, gradients.weight_hbm, gradients.weight_sum_hbm, banks, tiles.power
             )
         streams = BackwardStreams.make(problem.pairs, plan, kept, tiles.rows)
-        bias_gradient = _bias_gradient(plan, gradients.bias_hbm, streams, tiles)
+        has_softcap = problem.pairs[0].softcap is not None
+        bias_gradient = _bias_gradient(plan, gradients.bias_hbm, streams, tiles, has_softcap)
         shares_tiles = isinstance(bias_gradient, UnroundedBiasGradient)
         needs_transposed = input_gradient is not None or isinstance(bias_gradient, BiasGradient)
         of_logits, of_transposes = _LOGIT_BANKS[pairs], _TRANSPOSE_BANKS[pairs]
@@ -215,7 +216,11 @@ class BackwardParts:
 
 
 def _bias_gradient(
-    plan: BackwardPlan, gradient_hbm: nl.NkiTensor | None, streams: BackwardStreams, tiles: TileMaker
+    plan: BackwardPlan,
+    gradient_hbm: nl.NkiTensor | None,
+    streams: BackwardStreams,
+    tiles: TileMaker,
+    has_softcap: bool,
 ) -> BiasGradient | UnroundedBiasGradient | None:
     """Return the object that computes db; None if it is not wanted."""
     if gradient_hbm is None:
@@ -226,7 +231,7 @@ def _bias_gradient(
     # A bias is free in one piece; with kept logits there is none.
     free_sbuf = tiles.float32_tiles if pair.bias is None else [pair.bias.row_sbuf]
     positions = pair.operands.num_positions
-    return UnroundedBiasGradient.make(plan, gradient_hbm, free_sbuf, tiles.power, positions)
+    return UnroundedBiasGradient.make(plan, gradient_hbm, free_sbuf, tiles.power, positions, has_softcap)
 
 
 def _banks() -> list[nl.NkiTensor]:
