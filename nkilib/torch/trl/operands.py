@@ -7,7 +7,7 @@ softcap.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -76,8 +76,8 @@ def rounded(bias: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if bias.dtype == dtype:
         return bias
-    result: Tensor = _Rounded.apply(bias, dtype)
-    return result
+    function: Callable[..., Tensor] = _Rounded.apply
+    return function(bias, dtype)
 
 
 def read_cap(softcap: float | None) -> float | None:
