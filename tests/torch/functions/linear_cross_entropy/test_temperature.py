@@ -93,7 +93,7 @@ def test_a_graph_takes_another_temperature() -> None:
         (-1.0, ValueError, "must be a number from"),
         (float("nan"), ValueError, "must be a number from"),
         (True, TypeError, "must be float, not bool"),
-        (torch.tensor(0.5), TypeError, r"must be float, not Tensor; pass \w+\.item\(\)"),
+        (torch.tensor(0.5, requires_grad=True), TypeError, r"must be float, not Tensor; pass \w+\.item\(\)"),
     ],
 )
 def test_what_is_no_temperature_and_no_scale(name: str, value: Any, error: type[Exception], message: str) -> None:
