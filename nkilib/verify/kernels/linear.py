@@ -66,7 +66,7 @@ _RECIPE_OF_ALL: Final[dict[str, Any]] = {
 
 
 def problem_of(arguments: Mapping[str, Any]) -> LinearProblem:
-    """Return a launch on all classes as the reference takes it, with X and W rounded to the type of the products."""
+    """Return a launch on all classes as the reference takes it, with operands rounded to the type of the products."""
     arguments = {**arguments, **_rounded(arguments)}
     recipe = {name: arguments[name] for name in _RECIPE & arguments.keys()}
     options = ExtendedLoss(arguments.get("class_weight_hbm"), **recipe)
@@ -78,11 +78,14 @@ def problem_of(arguments: Mapping[str, Any]) -> LinearProblem:
 
 
 def _rounded(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return X and W in the type of the products, if the launch names one; a bias is no operand of a product."""
+    """Return the operands in the type of the products, if the launch names one."""
     if arguments.get("compute_dtype") is None:
         return {}
     dtype = _TYPES[str(arguments["compute_dtype"])]
-    return {name: arguments[name].astype(dtype) for name in ("input_hbm", "weight_hbm")}
+    rounded = {
+        name: arguments[name].astype(dtype) for name in ("input_hbm", "weight_hbm", "bias_hbm") if name in arguments
+    }
+    return {**rounded, **({"bias_hbm": rounded["bias_hbm"].astype(np.float32)} if "bias_hbm" in rounded else {})}
 
 
 def upstream_of(arguments: Mapping[str, Any]) -> BackwardInputs:

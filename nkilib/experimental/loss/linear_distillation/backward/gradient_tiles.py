@@ -155,11 +155,6 @@ class PairGradientTiles:
         return []
 
     @property
-    def float32_tiles(self) -> list[nl.NkiTensor]:
-        """The buffer slots in which tiles are computed."""
-        return self.terms_sbuf
-
-    @property
     def opens_groups(self) -> bool:
         """Whether Scalar loads another table, for tangents or for logs of mixtures."""
         return opens_groups(self.needs)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nkilib.experimental.loss.linear.backward.tile_needs import INSTRUCTIONS_OF_SUMS, TileNeeds
+from nkilib.experimental.loss.linear.backward.tile_needs import TileNeeds
 
 # Tiles of positions whose scores stand side by side if Scalar computes tangents: it loads the tables of a tangent and
 # of an exponential once for a group of pairs. More where products are short.
@@ -52,7 +52,6 @@ class PairNeeds:
         target: whether the student's scores at labels are wanted.
         ratio: whether the scores of the models have different units.
         short: whether the products of a pair of tiles take little longer than the work on them.
-        sums_bias: whether the gradient of the student's bias is summed from gradients before they are rounded.
     """
 
     student: ModelNeeds = ModelNeeds()
@@ -62,13 +61,12 @@ class PairNeeds:
     target: bool = False
     ratio: bool = False
     short: bool = False
-    sums_bias: bool = False
 
     @classmethod
     def everything(cls, mixed: bool = False) -> PairNeeds:
         """Return all options at once: sizes that fit with them fit with any of them."""
         model = ModelNeeds(True, True, True)
-        return cls(model, model, mixed, False, True, not mixed, sums_bias=True)
+        return cls(model, model, mixed, False, True, not mixed)
 
     def of_products(self, products: int) -> PairNeeds:
         """Return the options with ``short`` set for ``products`` passes of Tensor over a column of a pair of tiles."""
@@ -170,15 +168,12 @@ def gradient_needs(needs: PairNeeds) -> TileNeeds:
     the gradient at a label.
     """
     models = sum(model.bias + model.softcap for model in needs.models)
-    if needs.sums_bias and (needs.student.softcap or not opens_groups(needs)):
-        models -= 1  # the sums of logits and bias are in other tiles
     copies = copies_student(needs) + copies_teacher(needs)
-    biases = sum(model.bias for model in needs.models) + needs.sums_bias * INSTRUCTIONS_OF_SUMS
     of_softcaps = sum(model.softcap * (1 + model.bias) for model in needs.models) + 2 * needs.student.softcap
     return TileNeeds(
         columns=_COLUMNS,
-        rows=sum(model.bias for model in needs.models) + needs.sums_bias,
+        rows=sum(model.bias for model in needs.models),
         rings=models + copies + 1 + needs.target,
         opened=_OPENED if opens_groups(needs) else 0,
-        instructions=4 + needs.mixed + 3 * needs.target + copies + of_softcaps + biases,
+        instructions=4 + needs.mixed + 3 * needs.target + copies + of_softcaps + sum(m.bias for m in needs.models),
     )

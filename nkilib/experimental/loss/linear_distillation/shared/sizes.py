@@ -104,18 +104,12 @@ def parts_of_positions(launch: PairLaunch) -> PositionParts:
     return pair_parts(launch.num_positions, student.num_features, teacher.num_features, feature_bytes)
 
 
-def backward_sizes(
-    launch: PairLaunch, upstream: PairUpstream, adds_to_weight: bool, bias_wanted: bool
-) -> BackwardSizes:
+def backward_sizes(launch: PairLaunch, upstream: PairUpstream, adds_to_weight: bool) -> BackwardSizes:
     """Return the sizes that the plan of a launch depends on, or of a part of its positions if they are split.
 
-    Args:
-        launch, upstream: the launch of the kernel, and its upstream gradients.
-        adds_to_weight: whether the caller has a sum that dW is added to.
-        bias_wanted: whether the gradient of the student's bias is wanted.
+    ``adds_to_weight``: whether the caller has a sum that dW is added to.
     """
     parts = parts_of_positions(launch)
-    needs = replace(backward_needs(launch, upstream), sums_bias=bias_wanted and launch.student.rounds_more_than_bias)
     student, teacher = launch.student, PairSizes.of_operands(launch.teacher)
     staging = student.casts.backward_staging(student.has_classes_first)
     return BackwardSizes(
@@ -124,7 +118,7 @@ def backward_sizes(
         launch.vocab_size,
         dtype_bytes(student.dtype),
         student.has_classes_first,
-        gradient_needs(needs),
+        gradient_needs(backward_needs(launch, upstream)),
         adds_to_weight or parts.is_split,
         program_share=program_share(parts),
         weight_itemsize=student.casts.weight,
