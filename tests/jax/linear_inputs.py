@@ -54,10 +54,10 @@ def problem_of(
     logit_scale: float = 1.0,
     **options: Any,
 ) -> LinearProblem:
-    """The float64 problem of operands that are rounded to ``compute_dtype``."""
+    """The float64 problem of operands that are rounded to ``compute_dtype``, and the kernels' float32 bias."""
     dtype = operands.input.dtype if compute_dtype is None else compute_dtype
     input, weight = (np.asarray(operand).astype(dtype) for operand in operands[:2])
-    bias = np.asarray(operands.bias if compute_dtype is None else operands.bias.astype(dtype)).astype(np.float32)
+    bias = np.asarray(operands.bias).astype(np.float32)
     weights = None if class_weight is None else np.asarray(class_weight)
     loss = ExtendedLoss(weights, **options)
     return LinearProblem(input, weight, np.asarray(target), bias, loss, logit_scale=logit_scale)

@@ -196,12 +196,11 @@ class _Reference:
         self._shape, self._recipe, self._wanted, self._form = options.shape, recipe, wanted, form
         self._dtype = numpy_dtype(dtype)
         self._summed = arguments.get("grad_weight_sum")
-        rounded = bias.to(compute) if bias is not None and "compute_dtype" in arguments else bias
         self._problem = LinearProblem(
             options.reshape(-1, options.shape[-1]),
             array_of(arguments["linear_weight"].to(compute)),
             targets,
-            None if rounded is None else array_of(rounded).astype(np.float32),
+            None if bias is None else array_of(bias).astype(np.float32),
             replace(recipe.loss, temperature=arguments.get("temperature", 1.0)),
             logit_scale=arguments.get("logit_scale", 1.0),
         )

@@ -153,12 +153,12 @@ class _Reference:
 
     def _model(self, input: str, weight: str, bias: str, prefix: str) -> ModelProblem:
         inputs = self._given
-        compute, rounds = self._compute_dtype(inputs[input].dtype), "compute_dtype" in inputs or self._are_unlike
+        compute = self._compute_dtype(inputs[input].dtype)
         x, own_bias = array_of(inputs[input].to(compute)), inputs.get(bias)
         return ModelProblem(
             x.reshape(-1, x.shape[-1]),
             array_of(inputs[weight].to(compute)),
-            None if own_bias is None else array_of(own_bias.to(compute).float() if rounds else own_bias),
+            None if own_bias is None else array_of(own_bias).astype(np.float32),
             logit_scale=inputs.get(f"{prefix}logit_scale", 1.0),
             logit_softcap=inputs.get(f"{prefix}logit_softcap"),
             temperature=inputs["temperature"],

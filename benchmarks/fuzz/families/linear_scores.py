@@ -105,7 +105,6 @@ class _Reference:
     ) -> None:
         self._given, self._wanted = arguments, wanted
         self._shape = tuple(arguments["input"].shape[:-1])
-        rounds = "compute_dtype" in arguments
         bias: Tensor | None = arguments.get("linear_bias")
         loss = ExtendedLoss(
             None,
@@ -120,7 +119,7 @@ class _Reference:
             x.reshape(-1, x.shape[-1]),
             array_of(arguments["linear_weight"].to(compute)),
             targets,
-            None if bias is None else array_of(bias.to(compute) if rounds else bias).astype(np.float32),
+            None if bias is None else array_of(bias).astype(np.float32),
             loss,
             logit_scale=arguments.get("logit_scale", 1.0),
         )

@@ -104,8 +104,8 @@ def _products(student: Head, teacher: Head) -> torch.dtype | None:
     operands.
 
     TRL rounds hidden states and weight of a model to autocast's dtype, or to that of its hidden states, and multiplies
-    them in float32; it does not round a bias. The kernels round all operands to one dtype, or none. So if a bias would
-    be rounded too, or the models differ, operands that TRL rounds are multiplied in float32 without rounding.
+    them in float32. The kernels round all hidden states and weights to one dtype, or none. So if the models differ,
+    operands that TRL rounds are multiplied in float32 without rounding. Neither rounds a bias.
     """
     heads = (student, teacher)
     autocast = autocast_dtype(student.hidden.device)
@@ -113,8 +113,7 @@ def _products(student: Head, teacher: Head) -> torch.dtype | None:
     pairs = list(zip(heads, dtypes, strict=True))
     if all(head.hidden.dtype == dtype == head.weight.dtype for head, dtype in pairs):
         return None
-    rounds_bias = any(head.bias is not None and head.bias.dtype != dtype for head, dtype in pairs)
-    return torch.float32 if rounds_bias or len(set(dtypes)) > 1 else dtypes[0]
+    return torch.float32 if len(set(dtypes)) > 1 else dtypes[0]
 
 
 def _fit_on_chip(student: Head, teacher: Head) -> bool:

@@ -7,9 +7,10 @@ softcap.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 # Tensors in the order of TRL's arguments; a bias may be missing.
@@ -53,6 +54,30 @@ class Head(NamedTuple):
         """
         shape = getattr(self.weight, "ds_shape", self.weight.shape)
         return int(shape[0])
+
+
+class _Rounded(torch.autograd.Function):
+    """A bias rounded to another type, in float32; its gradient is not rounded to that type."""
+
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = bias.dtype
+        return bias.to(dtype).to(torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0].to(ctx.dtype), None
+
+
+def rounded(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a bias with the values that it has in another type, as TRL's token scores read it.
+
+    The gradient, in the type of ``bias``, is that of the rounded values, without rounding.
+    """
+    if bias.dtype == dtype:
+        return bias
+    function: Callable[..., Tensor] = _Rounded.apply
+    return function(bias, dtype)
 
 
 def read_cap(softcap: float | None) -> float | None:

@@ -15,7 +15,7 @@ from nkilib.experimental.loss.linear.shared.launch import FEATURES_MAX, FEATURES
 from nkilib.torch.dispatch.autocast import autocast_dtype
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.trl.contract import KNOWN_OUTPUTS
-from nkilib.torch.trl.operands import Head, Operands, read_cap
+from nkilib.torch.trl.operands import Head, Operands, read_cap, rounded
 
 # The results of TRL's function: log-probability, entropy, log sum p^2, mean logit, and whether the target is argmax.
 TokenResults: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -66,17 +66,18 @@ class ScoreRecipe:
         head, targets = Head.of(operands[:3]), operands[3]
         if targets is None:
             raise TypeError("nkilib.torch.trl: targets must be a tensor, got None; pass them")
+        # The operands may have different dtypes: TRL casts all to autocast's, or to that of the hidden states.
+        compute_dtype = autocast_dtype(head.hidden.device) or head.hidden.dtype
         scores = linear_token_scores(
             head.hidden,
             head.weight,
             targets,
-            linear_bias=head.bias,
+            linear_bias=None if head.bias is None else rounded(head.bias, compute_dtype),
             temperature=float(self.temperature),  # configurations have integers too
             logit_scale=float(self.logit_scale),
             logit_softcap=read_cap(self.softcap),
             outputs=tuple(ours for theirs, ours in _NAMES.items() if theirs in self.outputs),
-            # The operands may have different dtypes: TRL casts all to autocast's, or to that of the hidden states.
-            compute_dtype=autocast_dtype(head.hidden.device) or head.hidden.dtype,
+            compute_dtype=compute_dtype,
         )
         is_top1 = None if scores.argmax is None else scores.argmax == targets
         return scores.logprob, scores.entropy, scores.log_sum_squares, scores.mean_logit, is_top1

@@ -66,7 +66,7 @@ _RECIPE_OF_ALL: Final[dict[str, Any]] = {
 
 
 def problem_of(arguments: Mapping[str, Any]) -> LinearProblem:
-    """Return a launch on all classes as the reference takes it, with operands rounded to the type of the products."""
+    """Return a launch on all classes as the reference takes it, with X and W rounded to the type of the products."""
     arguments = {**arguments, **_rounded(arguments)}
     recipe = {name: arguments[name] for name in _RECIPE & arguments.keys()}
     options = ExtendedLoss(arguments.get("class_weight_hbm"), **recipe)
@@ -78,14 +78,11 @@ def problem_of(arguments: Mapping[str, Any]) -> LinearProblem:
 
 
 def _rounded(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the operands in the type of the products, if the launch names one."""
+    """Return X and W in the type of the products, if the launch names one; a bias is no operand of a product."""
     if arguments.get("compute_dtype") is None:
         return {}
     dtype = _TYPES[str(arguments["compute_dtype"])]
-    rounded = {
-        name: arguments[name].astype(dtype) for name in ("input_hbm", "weight_hbm", "bias_hbm") if name in arguments
-    }
-    return {**rounded, **({"bias_hbm": rounded["bias_hbm"].astype(np.float32)} if "bias_hbm" in rounded else {})}
+    return {name: arguments[name].astype(dtype) for name in ("input_hbm", "weight_hbm")}
 
 
 def upstream_of(arguments: Mapping[str, Any]) -> BackwardInputs:

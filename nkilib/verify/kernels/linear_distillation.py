@@ -90,7 +90,6 @@ def _model_of(arguments: Mapping[str, Any], name: str) -> ModelProblem:
     if arguments.get("compute_dtype") is not None:
         dtype = _TYPES[str(arguments["compute_dtype"])]
         operand, weight = (np.asarray(part).astype(dtype) for part in (operand, weight))
-        bias = None if bias is None else bias.astype(dtype).astype(np.float32)
     return ModelProblem(
         np.asarray(operand),
         np.asarray(weight),

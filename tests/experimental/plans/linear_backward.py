@@ -132,6 +132,7 @@ def sizes_of(size: Size, variant: Variant) -> BackwardSizes:
             "class_weight" in options and has_spread,
             "logit_softcap" in options,
             has_spread or "lse_square_scale" in options or variant.further or variant.entropy,
+            sums_bias="bias" in options and "bias" in variant.wanted and DTYPES[size["dtype"]].itemsize == 2,
         ),
         adds_to_weight=variant.adds,
     )

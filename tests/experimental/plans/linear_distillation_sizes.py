@@ -77,7 +77,8 @@ def needs_of(size: Size) -> PairNeeds:
     is_all = size["variant"] == "all"
     model = ModelNeeds(is_all, is_all, is_all)
     mixed = 0.0 < size["beta"] < 1.0
-    return PairNeeds(model, model, mixed, size["beta"] == 1.0, is_all, is_all)
+    sums_bias = is_all and DTYPES[size["dtype"]].itemsize == 2
+    return PairNeeds(model, model, mixed, size["beta"] == 1.0, is_all, is_all, sums_bias=sums_bias)
 
 
 def forward_sizes(size: Size, program_share: float = 1.0) -> PairForwardSizes:

@@ -74,7 +74,8 @@ def of_gradients(size: Size) -> Planned:
 @lru_cache(maxsize=1 << 16)
 def _of_gradients(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> Planned:
     size = dict(items)
-    options = OPTIONS[VARIANTS[size["variant"]].options]
+    variant = VARIANTS[size["variant"]]
+    options = OPTIONS[variant.options]
     positions, count, copies = _parts(size)
     forward_tiling(size, positions, needs_of(size, kept=True))
     tiling = choose_linear_tiling(
@@ -99,6 +100,7 @@ def _of_gradients(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> Pl
             has_class_weights="class_weight" in options and has_spread,
             has_rest=has_spread or "lse_square_scale" in options,
             keeps_logits=True,
+            sums_bias="bias" in options and "bias" in variant.wanted and DTYPES[size["dtype"]].itemsize == 2,
         ),
         adds_to_weight=count > 1,
         keeps_logits=True,

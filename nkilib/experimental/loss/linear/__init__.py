@@ -32,6 +32,7 @@ A backward goes through these stages:
 5. ``backward.logit_gradient`` is the first half of a round: logits, tiles from the ``backward.gradient_tile`` of the
    loss, brought into the range of float16 by ``backward.power_of_two``, and their transposes, into a
    ``backward.gradient_block``.
-6. ``backward.gradient_products`` is the second half: dX (``backward.input_gradient``), dW and db
-   (``backward.weight_gradient``), one stripe of features after another. At the end the cores add up dX.
+6. ``backward.gradient_products`` is the second half: dX (``backward.input_gradient``), dW
+   (``backward.weight_gradient``) and db (``backward.bias_gradient``), one stripe of features after another. At the end
+   the cores add up dX.
 """

@@ -72,9 +72,8 @@ def linear_cross_entropy_forward(
     for a cap c, the results are those of ``extended_cross_entropy_forward`` for the logits z. Without options the
     kernel computes, in PyTorch terms and in float32 throughout,
     ``F.cross_entropy(F.linear(input, weight, bias), targets, reduction="none")``. No logits reach HBM: beyond inputs
-    and outputs the kernel allocates no HBM, except for a copy of a bias that it rounds. Launch it with
-    ``linear_cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores. Without ``[2]`` it runs on as many
-    cores as ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
+    and outputs the kernel allocates no HBM. Launch it with ``linear_cross_entropy_forward[2](...)`` on a logical
+    NeuronCore of two cores. Without ``[2]`` it runs on as many cores as ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).
@@ -88,7 +87,7 @@ def linear_cross_entropy_forward(
         targets_hbm: [N], int32, in HBM, each a class or ``ignore_index``. The loss at any other value is undefined, but
             no memory out of bounds is touched for it.
         bias_hbm: b, [V], float32 or the dtype of W, or any of the three dtypes if ``compute_dtype`` is given, in HBM. A
-            bias of -inf masks a class.
+            bias of -inf masks a class. It is added to the products in float32, and never rounded.
         class_weight_hbm: [V], float32, in HBM: the class weights w.
         weight_layout: ``"vd"``, like the weight of ``torch.nn.Linear``, or ``"dv"``, its transpose.
         position_block: the number of positions whose X is on chip at a time, a multiple of 128. None takes the value of
@@ -114,8 +113,8 @@ def linear_cross_entropy_forward(
         first_class: the class of the first row of W, if W is a vocabulary shard. Targets and argmax count over all
             classes. The loss of a shard is undefined: it takes lse, target_logit and distance_sum of all shards.
         num_classes: the number of classes of all shards, up to 2^24; None: V.
-        compute_dtype: bfloat16, float16 or float32. X, W and the bias are each rounded from their own dtype to it for
-            the products. None takes the dtype of X, and does not round a float32 bias.
+        compute_dtype: bfloat16, float16 or float32. X and W are each rounded from their own dtype to it for the
+            products. None takes the dtype of X.
 
     Returns:
         Tuple of [N] float32 tensors in HBM: loss (nats) and lse, ``log(sum(exp(z)))``; then the requested results, in
@@ -199,7 +198,8 @@ def linear_cross_entropy_backward(
         results, upstream = (loss, lse, logprob, entropy), (grad_loss, grad_lse, grad_logprob, grad_entropy)
         torch.autograd.grad(results, (input, weight, bias), upstream)
 
-    The gradient of a tile of logits is rounded once, to the dtype of the products. Sums are float32, and every result
+    The gradient of a tile of logits is rounded once, to the dtype of the products, for dX and dW; db of a bias of
+    another dtype than 16-bit products is summed from gradients that are not rounded. Sums are float32, and every result
     is rounded once, to the dtype of its operand; for float32 operands it is the unrounded sum. A float16 gradient is
     scaled by a power of two, which the device chooses from the largest upstream gradient and removes in float32. So an
     upstream gradient that is infinite or NaN makes all gradients NaN, not only those of its position.

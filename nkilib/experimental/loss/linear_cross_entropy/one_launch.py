@@ -28,7 +28,7 @@ from nkilib.experimental.loss.linear.shared.blocks import Block, Span, shares_of
 from nkilib.experimental.loss.linear.shared.kept_logits import Keeping, KeptLogits
 from nkilib.experimental.loss.linear.shared.launch import Gradients
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
-from nkilib.experimental.loss.linear.shared.staging import with_rounded_bias, with_rounded_input
+from nkilib.experimental.loss.linear.shared.staging import with_rounded_input
 from nkilib.experimental.loss.linear_cross_entropy.backward.one_core import problem_of_launch
 from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.forward.one_core import forward_of_core
@@ -70,9 +70,9 @@ def one_launch(
     whole = Span(0, min(size, launch.num_positions))
     copies = count if count < FEWEST_IN_LOOP else COPIES_WITH_LOOP
     require_fitting_plan(
-        launch.function, tiling, _plan(launch.of_positions(Block(*whole)), options, tiling, count, copies)
+        launch.function, tiling, _plan(launch.of_positions(Block(*whole)), options, tiling, count, copies, gradients)
     )
-    launch = with_rounded_bias(with_rounded_input(launch))
+    launch = with_rounded_input(launch)
     shares = shares_of_cores(launch.vocab_size, nl.num_programs())
     share = shares[nl.program_id(0)]
     parts = _Parts(
@@ -143,13 +143,15 @@ class _Parts:
         upstream = PositionUpstream(
             results.lse_hbm, self.scale_hbm.broadcast(0, block.size), None, None, None, None, None, None
         )
-        plan = _plan(part, self.options, self.tiling, self.count, self.copies)
+        plan = _plan(part, self.options, self.tiling, self.count, self.copies, self.gradients.gradients)
         gradients = self.gradients.of_part(block, is_first, is_last)
         write_gradients(problem_of_launch(part, self.options, upstream), plan, gradients, self.kept)
         self.gradients.finish_part(block, is_first)
 
 
-def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int, copies: int) -> BackwardPlan:
+def _plan(
+    part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int, copies: int, gradients: Gradients
+) -> BackwardPlan:
     """Return the plan of the gradients of one of ``parts`` blocks of positions.
 
     The program has ``copies`` copies of a block.
@@ -164,6 +166,7 @@ def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int
             has_class_weights=options.needs_class_weights,
             has_rest=options.spread != 0.0 or options.square != 0.0,
             keeps_logits=True,
+            sums_bias=gradients.sums_bias_of(part),
         ),
         adds_to_weight=parts > 1,
         keeps_logits=True,

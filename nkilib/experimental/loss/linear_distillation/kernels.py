@@ -78,7 +78,7 @@ def linear_distillation_forward(
     - between them: beta * KL(P || M) + (1 - beta) * KL(Q || M), generalized Jensen-Shannon (arXiv 2306.13649).
 
     There is no factor T^2. For a Kullback-Leibler divergence the logits of neither model reach HBM: beyond inputs and
-    outputs the kernel uses no HBM except for biases that are rounded. A divergence from a mixture needs a second visit
+    outputs the kernel uses no HBM. A divergence from a mixture needs a second visit
     of the classes, for which the float32 logits of two blocks of positions are kept, as ``memory_limit`` allows. Launch
     with ``linear_distillation_forward[2](...)`` on a logical NeuronCore of two cores; without ``[2]`` it runs on the
     number of cores that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
@@ -122,8 +122,8 @@ def linear_distillation_forward(
         num_classes: the number of classes of all shards, up to 2^24; None: V. For a shard, entropy, divergence,
             maximum and log_sum are those of the shard's own softmaxes; for beta between 0 and 1, divergence and
             moment of a shard are 0, and ``linear_distillation_mixture`` computes them.
-        compute_dtype: bfloat16, float16 or float32. X, W and the biases are each rounded from their own dtype to it
-            for the products. None: the dtype of each X, and float32 biases are not rounded.
+        compute_dtype: bfloat16, float16 or float32. X and W are each rounded from their own dtype to it for the
+            products. None: the dtype of each X. Biases are added in float32, and never rounded.
         memory_limit: only for beta between 0 and 1: bytes of HBM for the float32 logits of both models, which are kept
             from a first visit of the classes to a second one. It sets the blocks of positions, of which two are kept at
             a time, 1,024 V bytes for each tile of 128 positions. If two tiles do not fit, or the only one, nothing is
@@ -239,7 +239,8 @@ def linear_distillation_backward(
     upstream gradient times the row weight times Q - P for beta 0, Q (log(Q / P) - KL(Q || P)) for beta 1, and
     (1 - beta) Q (log(Q / M) - KL(Q || M)) between.
 
-    The gradient of a tile of logits is rounded to the dtype of the student's products once, sums are float32, and
+    The gradient of a tile of logits is rounded to the dtype of the student's products once, for dX and dW; db of a bias
+    of another dtype than 16-bit products is summed from gradients that are not rounded. Sums are float32, and
     every result is rounded once, to the dtype of its operand: for float32 operands it is the unrounded sum. In
     float16 the gradient carries a power of two, chosen on the device for the largest upstream gradient, that is
     removed in float32; an upstream gradient that is infinite or NaN then makes all gradients NaN, not only those of
@@ -339,7 +340,7 @@ def linear_distillation_backward(
         grad_input_wanted, grad_weight_wanted, grad_bias_wanted, student_bias_hbm, grad_input_float32
     )
     validate_wanted_gradients(student, wanted, grad_weight_sum_hbm, "student_")
-    sizes = backward_sizes(launch, upstream, grad_weight_sum_hbm is not None)
+    sizes = backward_sizes(launch, upstream, grad_weight_sum_hbm is not None, wanted.bias)
     tiling = validated_backward_tiling(launch, sizes, position_block, class_block)
     gradients = Gradients.of_launch(student, wanted, grad_weight_sum_hbm)
     backward_of_core(launch, upstream, sizes, tiling, gradients)

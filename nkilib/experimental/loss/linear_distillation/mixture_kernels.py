@@ -77,7 +77,7 @@ def linear_distillation_mixture(
     Each result is a summand: add up those of all shards. Then KL(Q || M), the moment that the backward takes, is
     student_terms / student_mass, and the divergence is ``beta * teacher_terms / teacher_mass + (1 - beta) * moment``.
     The masses over all shards are 1 except for the rounding of the log-sum-exps, which the quotient removes. Both
-    products run again; beyond inputs and outputs there are at most biases that are rounded. Launch like
+    products run again; beyond inputs and outputs there is no HBM. Launch like
     ``linear_distillation_forward``.
 
     A class that a model masks has probability 0 there; all sums are finite. Where every class of a

@@ -151,7 +151,7 @@ def linear_cross_entropy(
         linear_weight: [V, D], or [D, V] by ``weight_layout``, of the same type unless there is a ``compute_dtype``.
         target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
             the features.
-        linear_bias: [V], of the type of ``input`` or float32; used in float32. -inf masks a class.
+        linear_bias: [V], of the type of ``input`` or float32; used in float32, without rounding. -inf masks a class.
         weight: [V] floating, a factor for each class, used in float32; None means 1.
         reduction: ``"mean"`` divides the sum by the summed weights of the targets that are not ignored, ``"sum"`` does
             not, ``"none"`` returns one loss per position.
@@ -164,7 +164,7 @@ def linear_cross_entropy(
         logit_scale: multiplies the logits before the cap, as in the Cohere models; from 1e-6 to 1e6. Neither number is
             multiplied into an operand of the product, so they add no rounding.
         compute_dtype: bfloat16, float16 or float32. Operands of another type, which may then differ from each other,
-            are rounded to it for the products, and so is the bias. None: the type of the operands.
+            are rounded to it for the products. None: the type of the operands.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
         normalizer: number that replaces the divisor of the mean, such as the number of targets on all devices, or with
             ``weight`` the sum of their weights. It may be traced; it has no derivative.

@@ -83,7 +83,7 @@ def linear_token_scores(
         linear_weight: [V, D], or [D, V] by ``weight_layout``, of the same type unless there is a ``compute_dtype``.
         target: class indices of any integer type, each in [0, V) or ``ignore_index``: [...], of the shape of ``input``
             without the features, or [..., K], 1 to 64 ids per position, which may be equal.
-        linear_bias: [V], of the type of ``input`` or float32; used in float32. -inf masks a class.
+        linear_bias: [V], of the type of ``input`` or float32; used in float32, without rounding. -inf masks a class.
         ignore_index: target of ignored positions, such as those of the prompt. Their ``logprob`` is 0, and its upstream
             gradient is not read; the other scores are computed, and have gradients.
         temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6. It is a
@@ -94,7 +94,7 @@ def linear_token_scores(
         outputs: names of the scores besides ``logprob``: ``"entropy"``, ``"lse"``, ``"argmax"``, ``"log_sum_squares"``
             and ``"mean_logit"``. Gradients flow through ``logprob``, ``entropy`` and ``lse``.
         compute_dtype: bfloat16, float16 or float32. Operands of another type, which may then differ from each other,
-            are rounded to it for the products, and so is the bias. None: the type of the operands.
+            are rounded to it for the products. None: the type of the operands.
         weight_layout: ``"vd"`` or ``"dv"``; see :func:`nkilib.jax.linear_cross_entropy`.
 
     Returns:

@@ -149,10 +149,10 @@ def linear_cross_entropy(
     ``lse_square_scale * torch.logsumexp(z, -1) ** 2`` at every position that is not ignored, before the reduction. The
     gradients have the dtypes of their tensors and are rounded once; a gradient that is not needed is not computed.
     Tensor values are never read, so the call does not wait for the device; only on the CPU are targets checked for
-    their range. Under autocast the kernels round input, weight and bias to autocast's dtype for the products, without a
-    copy of the weight, and gradients of float32 tensors are unrounded. With float16, all gradients are NaN if the
-    upstream gradient of any position is infinite or NaN, because a power of two that depends on the largest upstream
-    gradient scales the gradients of all positions.
+    their range. Under autocast the kernels round input and weight to autocast's dtype for the products, without a copy
+    of the weight; the bias is added in float32, without rounding. Gradients of float32 tensors are unrounded. With
+    float16, all gradients are NaN if the upstream gradient of any position is infinite or NaN, because a power of two
+    that depends on the largest upstream gradient scales the gradients of all positions.
 
     Class probabilities, a ``linear_weight`` of more than two dimensions, and numbers of features outside of 16 to
     16,384 are computed by PyTorch's own operators, with a warning and with all logits in memory; the loss then has
@@ -163,7 +163,7 @@ def linear_cross_entropy(
         linear_weight: [V, D], of the same type unless a compute dtype is set. A transposed view of [D, V] is copied.
         target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
             the features; or class probabilities, floating, of the shape of the logits.
-        linear_bias: [V], of the type of ``linear_weight`` or float32; used in float32.
+        linear_bias: [V], of the type of ``linear_weight`` or float32; used in float32, without rounding.
         weight: [V] floating, a factor for each class, used in float32; None means 1.
         reduction: ``"mean"`` divides the sum by the summed weights of the targets that are not ignored, ``"sum"`` does
             not, ``"none"`` returns one loss per position.
@@ -177,8 +177,7 @@ def linear_cross_entropy(
         logit_scale: multiplies the logits before the cap, as in the Cohere models; from 1e-6 to 1e6. Neither number is
             multiplied into an operand of the product, so they add no rounding.
         compute_dtype: bfloat16, float16 or float32. Operands of another dtype, which may then differ from each other,
-            are rounded to it for the products, and so is the bias. None: autocast's dtype if autocast is on, else that
-            of the operands.
+            are rounded to it for the products. None: autocast's dtype if autocast is on, else that of the operands.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), used in PaLM, arXiv
             2204.02311.
         normalizer: scalar tensor that replaces the divisor of the mean, for instance the number of targets in all

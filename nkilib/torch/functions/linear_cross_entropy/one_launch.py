@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
-from nkilib.experimental.loss.linear.host.memory import copied_bytes
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, one_launch_bytes
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
 from nkilib.torch.functions.linear_cross_entropy.operators import WITH_GRADIENTS, Product, Scratch, WantedGradients
@@ -80,16 +79,11 @@ def granted_scratch(
 
 
 def _rounded_bytes(arguments: LinearArguments, product: Product) -> int:
-    """Return the bytes of the operand copies that the kernel rounds to the dtype of the products."""
+    """Return the bytes of the copy of ``input`` that the kernel rounds to the dtype of the products."""
     if product.compute_dtype is None:
         return 0
     dtype: torch.dtype = getattr(torch, product.compute_dtype)
-    return copied_bytes(
-        dtype.itemsize,
-        input_elements=0 if arguments.input.dtype == dtype else arguments.input.numel(),
-        # The operator gets it in float32.
-        bias_classes=0 if arguments.linear_bias is None or dtype == torch.float32 else arguments.linear_bias.numel(),
-    )
+    return 0 if arguments.input.dtype == dtype else dtype.itemsize * arguments.input.numel()
 
 
 def loss_with_gradients(

@@ -161,7 +161,7 @@ def linear_distillation_loss(
             DTensor is gathered, unless this rank already has the classes that it needs.
         labels: integers [...]; positions whose label is ``ignore_index`` are ignored. None: all positions are valid.
         group: the ranks that share the vocabulary, with equally many classes each; None: both weights have all classes.
-        linear_bias, teacher_bias: [V], in one of these types, used in float32; -inf masks a class.
+        linear_bias, teacher_bias: [V], in one of these types, used in float32, without rounding; -inf masks a class.
         direction: ``"forward"``, KL(teacher || student), or ``"reverse"``; has no effect with ``beta``.
         beta: from 0 to 1, or None for the divergence that ``direction`` names: 0 is KL(teacher || student), 1 is
             KL(student || teacher), and values between them are the generalized Jensen-Shannon divergence, see
@@ -182,7 +182,7 @@ def linear_distillation_loss(
             flow through the log-probability, and not through the entropy.
         compute_dtype: bfloat16, float16 or float32, the dtype of the products. None: autocast's dtype if autocast is
             on; otherwise each model is multiplied in its own dtype, and if hidden states and weight of a model have
-            different dtypes, all operands are rounded to the dtype of ``input``.
+            different dtypes, all hidden states and weights are rounded to the dtype of ``input``.
         grad_weight_sum: [V, Ds] float32, contiguous: the backward adds the gradient of ``linear_weight`` to it,
             unrounded, and returns no gradient for ``linear_weight``.
         memory_limit: the HBM bytes that the kept float32 logits of both models may use, for ``beta`` between 0 and 1;

@@ -92,7 +92,7 @@ def linear_token_scores(
             the weight has all classes. DTensors define their own group: a replicated ``input`` with a weight of
             ``Shard(0)`` on one dimension of the mesh is a sharded vocabulary; with a plain ``input``, a weight that is
             a DTensor is gathered, as FSDP2 would, and its gradient is averaged over the ranks.
-        linear_bias: [V], of the type of the operands or float32; -inf masks a class.
+        linear_bias: [V], of the type of the operands or float32; used in float32, without rounding; -inf masks a class.
         ignore_index: target of ignored positions, such as those of the prompt. Their ``logprob`` is 0, and its upstream
             gradient is not read; the other scores are computed, and have gradients.
         temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6. It is a

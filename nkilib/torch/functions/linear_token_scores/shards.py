@@ -64,7 +64,7 @@ def vocab_parallel_scores(
                 **SHARD_STATISTICS.keywords_from(options, product, shards.columns, wanted),
             )
         )
-        further = _further_sums(own, _rounded(linear_bias, product), shards, wanted)
+        further = _further_sums(own, linear_bias, shards, wanted)
         statistics = combined_statistics(
             caller, _statistics(own), shards, group, None, options, target, claims, further
         )
@@ -98,14 +98,6 @@ def _statistics(own: ShardScores) -> ShardStatistics:
     """Return the statistics that the scores share with the loss."""
     nothing = own.maximum.new_empty(0)
     return ShardStatistics(own.maximum, own.log_sum, own.target_logit, nothing, nothing, own.argmax, own.entropy)
-
-
-def _rounded(linear_bias: Tensor | None, product: Product) -> Tensor | None:
-    """Return the bias as the kernel rounds it: a large bias becomes infinite in float16."""
-    if linear_bias is None or product.compute_dtype is None:
-        return linear_bias
-    dtype: torch.dtype = getattr(torch, product.compute_dtype)
-    return linear_bias.to(dtype)
 
 
 def _further_sums(

@@ -171,7 +171,8 @@ def vocab_parallel_linear_cross_entropy(
             shape of ``input`` without the features.
         group: the ranks that share the vocabulary, for instance ``device_mesh["tp"].get_group()``; None: all ranks. A
             DTensor uses the ranks of its mesh; then neither a group nor ``shard_sizes`` is accepted.
-        linear_bias: [rows] of this rank, of the type of ``linear_weight`` or float32; used in float32.
+        linear_bias: [rows] of this rank, of the type of ``linear_weight`` or float32; used in float32, without
+            rounding.
         weight: [V] floating, a factor for each class of all ranks, used in float32; None means 1.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``, see ``linear_cross_entropy``.
         ignore_index: class index of ignored positions, which have loss 0 and gradient 0.

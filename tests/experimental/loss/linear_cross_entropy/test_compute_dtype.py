@@ -51,10 +51,8 @@ def problem_of(types: tuple[Any, Any], layout: str = "vd", sizes: Sizes | None =
 
 
 def rounded(problem: LinearProblem, compute: Any) -> LinearProblem:
-    """Return the problem that the products see. The reference's bias is float32, with the numbers of the type."""
-    assert problem.bias is not None
-    bias = problem.bias.astype(compute).astype(np.float32)
-    return replace(problem, input=problem.input.astype(compute), weight=problem.weight.astype(compute), bias=bias)
+    """Return the problem that the products see; the bias is no operand of them."""
+    return replace(problem, input=problem.input.astype(compute), weight=problem.weight.astype(compute))
 
 
 def forward(problem: LinearProblem, cores: int = 2, **options: Any) -> list[Array]:

@@ -16,7 +16,6 @@ from nkilib.core.plan_limits import PlanLimits, shrunk
 from nkilib.experimental.loss.linear.host.memory import backward_bytes
 from nkilib.experimental.loss.linear_cross_entropy.host.guarantees import (
     backward_workspace_bytes,
-    forward_workspace_bytes,
     one_launch_workspace_bytes,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import one_launch_bytes
@@ -96,7 +95,7 @@ def test_one_launch_of_few_logits_takes_no_sum_of_dw(beyond: Callable[..., int])
 
 
 STATED = {
-    "forward": forward_workspace_bytes,
+    "forward": lambda **_: 0,
     "backward": backward_workspace_bytes,
     "forward_backward": one_launch_workspace_bytes,
 }
@@ -104,7 +103,7 @@ STATED = {
 
 @pytest.mark.parametrize("direction", STATED)
 @pytest.mark.parametrize("compute", ["bfloat16", "float32"])
-def test_a_copy_of_x_for_gradients_and_of_the_bias_and_none_of_w(
+def test_a_copy_of_x_for_gradients_and_none_of_w_and_the_bias(
     beyond: Callable[..., int], direction: str, compute: str
 ) -> None:
     operand = "float32" if compute == "bfloat16" else "float16"
@@ -113,7 +112,7 @@ def test_a_copy_of_x_for_gradients_and_of_the_bias_and_none_of_w(
     operands = {"input_hbm": spec((300, 256), operand), "weight_hbm": spec((3000, 256), operand), "cores": 2}
     assert result <= STATED[direction](**operands, **options)
     itemsize = 2 if compute == "bfloat16" else 4
-    copies = itemsize * ((300 * 256 if direction != "forward" else 0) + 2 * 3000)
+    copies = itemsize * 300 * 256 if direction != "forward" else 0
     rounded = {"input_hbm": spec((300, 256), compute), "weight_hbm": spec((3000, 256), compute), "cores": 2}
     assert result - beyond(300, 256, 3000, compute, direction, bias_hbm=spec((3000,), "float32")) == copies
     assert STATED[direction](**operands, **options) - STATED[direction](**rounded) == copies

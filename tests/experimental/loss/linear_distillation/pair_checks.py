@@ -93,9 +93,8 @@ def rounded(problem: PairProblem, compute_dtype: npt.DTypeLike | None) -> PairPr
         return problem
 
     def of_model(model: ModelProblem) -> ModelProblem:
-        bias = None if model.bias is None else model.bias.astype(compute_dtype).astype(np.float32)
         weight = model.weight.astype(compute_dtype)
-        return replace(model, input=model.input.astype(compute_dtype), weight=weight, bias=bias)
+        return replace(model, input=model.input.astype(compute_dtype), weight=weight)
 
     return replace(problem, student=of_model(problem.student), teacher=of_model(problem.teacher))
 

@@ -148,11 +148,14 @@ class DistillationProblem:
     def exact(self) -> Exact:
         """The same in float64, of the operands as they are rounded for the products."""
         leaves = {
-            name: leaf.detach().to(self.compute_dtype("input")).double().requires_grad_()
+            name: (leaf if name == "linear_bias" else leaf.to(self.compute_dtype("input")))
+            .detach()
+            .double()
+            .requires_grad_()
             for name, leaf in self.leaves_of.items()
         }
         teacher = {
-            name: tensor.to(self.compute_dtype("teacher_input")).double()
+            name: (tensor if name == "teacher_bias" else tensor.to(self.compute_dtype("teacher_input"))).double()
             for name, tensor in self.constants.items()
             if name.startswith("teacher")
         }

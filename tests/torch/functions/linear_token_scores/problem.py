@@ -60,7 +60,7 @@ class ScoreProblem:
     def exact(self) -> Exact:
         """The same in float64, of the operands as they are rounded for the products."""
         leaves = {
-            name: leaf.detach().to(self.compute_dtype).double().requires_grad_()
+            name: (leaf if name == "linear_bias" else leaf.to(self.compute_dtype)).detach().double().requires_grad_()
             for name, leaf in self.operands.leaves().items()
         }
         y = F.linear(leaves["input"], leaves["linear_weight"], leaves.get("linear_bias"))

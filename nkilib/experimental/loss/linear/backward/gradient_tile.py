@@ -52,25 +52,66 @@ class LastProduct:
     Attributes:
         dst_sbuf: the tile, rounded.
         values_sbuf: the values that are multiplied, float32.
-        factor_sbuf: the factor of each position, float32 [rows, 1].
+        factor_sbuf: the factor of each position, float32 [rows, 1]; None for 1.
+        sums_sbuf: sums, float32 like the tile, that the product is added to before it is rounded; None without any.
+        begins_sums: whether the product begins the sums.
+        adds_on_vector: whether Vector has time to add to the sums where GpSimd multiplies; there must be a factor.
     """
 
     dst_sbuf: nl.NkiTensor
     values_sbuf: nl.NkiTensor
-    factor_sbuf: nl.NkiTensor
+    factor_sbuf: nl.NkiTensor | None
+    sums_sbuf: nl.NkiTensor | None = None
+    begins_sums: bool = False
+    adds_on_vector: bool = False
 
     def issue(self, on_gpsimd: bool) -> None:
-        """Multiply and round, on Scalar, or on GpSimd, which is free but half as fast."""
-        if not on_gpsimd:
-            nisa.activation(dst=self.dst_sbuf, op=nl.copy, data=self.values_sbuf, scale=self.factor_sbuf)
+        """Multiply and round, on Scalar, or on GpSimd, which is free but half as fast; and add to the sums.
+
+        If Vector does not add, Scalar multiplies, and GpSimd rounds and adds. Scalar rounds if there is nothing to
+        multiply and GpSimd is not free.
+        """
+        if self.sums_sbuf is not None and not self.adds_on_vector:
+            self._multiply(self.values_sbuf)
+            if self.factor_sbuf is None and not on_gpsimd:
+                nisa.activation(dst=self.dst_sbuf, op=nl.copy, data=self.values_sbuf)
+            else:
+                nisa.tensor_copy(dst=self.dst_sbuf, src=self.values_sbuf, engine=nisa.engine.gpsimd)
+            self._add_on_gpsimd(self.sums_sbuf)
             return
-        factors_sbuf = self.factor_sbuf.broadcast(1, self.dst_sbuf.shape[1])
-        nisa.tensor_tensor(
-            dst=self.dst_sbuf,
-            data1=self.values_sbuf,
-            data2=factors_sbuf,
-            op=nl.multiply,
-            engine=nisa.engine.gpsimd,
+        if not on_gpsimd:
+            self._multiply(self.dst_sbuf)
+        elif self.factor_sbuf is not None:
+            factors_sbuf = self.factor_sbuf.broadcast(1, self.dst_sbuf.shape[1])
+            multiply_on_gpsimd(self.dst_sbuf, self.values_sbuf, factors_sbuf)
+        if self.sums_sbuf is not None and self.factor_sbuf is not None:
+            self._add_on_vector(self.sums_sbuf, self.factor_sbuf)
+
+    def _multiply(self, dst_sbuf: nl.NkiTensor) -> None:
+        """Multiply on Scalar; a factor of 1 leaves the values where they are."""
+        if self.factor_sbuf is not None:
+            nisa.activation(dst=dst_sbuf, op=nl.copy, data=self.values_sbuf, scale=self.factor_sbuf)
+
+    def _add_on_gpsimd(self, sums_sbuf: nl.NkiTensor) -> None:
+        """Add the values, which are multiplied already."""
+        engine = nisa.engine.gpsimd
+        if self.begins_sums:
+            nisa.tensor_copy(dst=sums_sbuf, src=self.values_sbuf, engine=engine)
+        else:
+            nisa.tensor_tensor(dst=sums_sbuf, data1=sums_sbuf, data2=self.values_sbuf, op=nl.add, engine=engine)
+
+    def _add_on_vector(self, sums_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
+        """Add the product of values and factor. Scalar begins the sums: its copies of transposes come later."""
+        if self.begins_sums:
+            self._multiply(sums_sbuf)
+            return
+        nisa.scalar_tensor_tensor(
+            dst=sums_sbuf,
+            data=self.values_sbuf,
+            op0=nl.multiply,
+            operand0=factor_sbuf,
+            op1=nl.add,
+            operand1=sums_sbuf,
         )
 
 
@@ -122,10 +163,21 @@ class TileMaker(Protocol):
 
         Args:
             number: the number of the tile.
-            dst_sbuf: the result, [rows, classes], in the type of the products.
+            dst_sbuf: the result, [rows, classes], in the type of the products, or its slot of ``float32_tiles``.
             opened: the result of :meth:`open`; overwritten.
             place: the positions and classes of the tile.
         """
+
+    @property
+    def float32_tiles(self) -> list[nl.NkiTensor]:
+        """The buffer slots in which :meth:`make_tile` computes tiles, one of which may hold the result.
+
+        They are :data:`SLOTS` tiles, float32 [128, classes of a tile].
+        """
+
+    @property
+    def may_hold_scores(self) -> bool:
+        """Whether a slot of ``float32_tiles`` may hold the scores that its tile is computed from."""
 
 
 def multiply_tiles(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, others_sbuf: nl.NkiTensor) -> None:

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.experimental.loss.linear.backward.bias_gradient import UnroundedBiasGradient
 from nkilib.experimental.loss.linear.backward.gradient_tile import LastProduct, TilePlace
 from nkilib.experimental.loss.linear.backward.parts import TRANSPOSED_LATER, BackwardParts
 from nkilib.experimental.loss.linear.backward.rounds import Round
@@ -179,7 +180,12 @@ class LogitGradient:
         """Compute a tile of the gradient from its opened values."""
         columns = slice(place.classes.first, place.classes.end)
         dst_sbuf = self.parts.block.plain_sbuf[0 : place.rows, tile, columns]
-        return self.parts.tiles.make_tile(number, dst_sbuf, opened, place)
+        tiles, bias_gradient = self.parts.tiles, self.parts.bias_gradient
+        if not isinstance(bias_gradient, UnroundedBiasGradient):
+            return tiles.make_tile(number, dst_sbuf, opened, place)
+        values_sbuf = place.slot(tiles.float32_tiles, number)
+        product = tiles.make_tile(number, values_sbuf, opened, place) or LastProduct(dst_sbuf, values_sbuf, None)
+        return bias_gradient.with_sums(replace(product, dst_sbuf=dst_sbuf), place)
 
     def _scores(self, number: int, inputs_sbuf: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
         """Return a tile of scores of each operand pair: products of a tile of X^T, or the kept scores.

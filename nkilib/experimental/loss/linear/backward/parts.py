@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from nkilib.core.rows.rings import Ring
 from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.experimental.loss.linear.backward.bias_gradient import BiasGradient, UnroundedBiasGradient
 from nkilib.experimental.loss.linear.backward.class_cover import ClassCover, OwnClasses
 from nkilib.experimental.loss.linear.backward.geometry import weight_tiles
 from nkilib.experimental.loss.linear.backward.gradient_block import GradientBlock
@@ -21,7 +22,7 @@ from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.rounds import Round
 from nkilib.experimental.loss.linear.backward.streams import BackwardStreams
 from nkilib.experimental.loss.linear.backward.tile_needs import SLOTS
-from nkilib.experimental.loss.linear.backward.weight_gradient import BiasGradient, WeightGradient
+from nkilib.experimental.loss.linear.backward.weight_gradient import WeightGradient
 from nkilib.experimental.loss.linear.shared.blocks import Span, balanced_spans
 from nkilib.experimental.loss.linear.shared.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear.shared.launch import Gradients, LinearOperands
@@ -96,7 +97,7 @@ class BackwardParts:
     input_gradient: InputGradient | None
     input_sum: InputSum | None
     weight_gradient: WeightGradient | None
-    bias_gradient: BiasGradient | None
+    bias_gradient: BiasGradient | UnroundedBiasGradient | None
     own_classes: OwnClasses | None
 
     @classmethod
@@ -115,7 +116,7 @@ class BackwardParts:
         banks_psum = _banks()
         positions = balanced_spans(Span(0, operands.num_positions), plan.position_tiles * PARTITIONS)
         input_banks = Ring([banks_psum[bank] for bank in _INPUT_BANKS])
-        input_gradient = input_sum = weight_gradient = bias_gradient = None
+        input_gradient = input_sum = weight_gradient = None
         if gradients.input_hbm is not None:
             results = Ring.of_sbuf(plan.buffers.input_results, (PARTITIONS, plan.stripe), nl.float32)
             input_gradient = InputGradient(partials_hbm[core], input_banks, results, tiles.power)
@@ -125,8 +126,11 @@ class BackwardParts:
             weight_gradient = WeightGradient.make(
                 operands, plan, gradients.weight_hbm, gradients.weight_sum_hbm, banks, tiles.power
             )
-        if gradients.bias_hbm is not None:
-            bias_gradient = BiasGradient.make(plan, gradients.bias_hbm, tiles.power)
+        streams = BackwardStreams.make(problem.pairs, plan, kept, tiles.rows)
+        has_softcap = problem.pairs[0].softcap is not None
+        bias_gradient = _bias_gradient(plan, gradients.bias_hbm, streams, tiles, has_softcap)
+        shares_tiles = isinstance(bias_gradient, UnroundedBiasGradient)
+        needs_transposed = input_gradient is not None or isinstance(bias_gradient, BiasGradient)
         of_logits, of_transposes = _LOGIT_BANKS[pairs], _TRANSPOSE_BANKS[pairs]
         if plan.streams_inputs:
             of_logits, of_transposes = _STREAMED_LOGIT_BANKS, _STREAMED_TRANSPOSE_BANKS
@@ -136,10 +140,13 @@ class BackwardParts:
             plan,
             core,
             positions,
-            BackwardStreams.make(problem.pairs, plan, kept, tiles.rows),
-            [_logit_tiles(pair, plan, logit_banks) for pair in problem.pairs],
+            streams,
+            [
+                _logit_tiles(pair, plan, logit_banks, tiles if number == 0 and shares_tiles else None)
+                for number, pair in enumerate(problem.pairs)
+            ],
             tiles,
-            GradientBlock.make(plan, operands.dtype, input_gradient is not None or bias_gradient is not None),
+            GradientBlock.make(plan, operands.dtype, needs_transposed),
             Ring([banks_psum[bank] for bank in of_transposes]),
             input_banks,
             input_gradient,
@@ -208,16 +215,39 @@ class BackwardParts:
         return weight_sbuf
 
 
+def _bias_gradient(
+    plan: BackwardPlan,
+    gradient_hbm: nl.NkiTensor | None,
+    streams: BackwardStreams,
+    tiles: TileMaker,
+    has_softcap: bool,
+) -> BiasGradient | UnroundedBiasGradient | None:
+    """Return the object that computes db; None if it is not wanted."""
+    if gradient_hbm is None:
+        return None
+    operands = streams.operands
+    if not operands.rounds_more_than_bias:
+        return BiasGradient.make(plan, gradient_hbm, tiles.power)
+    # Not the row of the bias, which would take all classes at once: it may hold the bias of the next classes already.
+    return UnroundedBiasGradient.make(
+        plan, gradient_hbm, tiles.float32_tiles, tiles.power, operands.num_positions, has_softcap
+    )
+
+
 def _banks() -> list[nl.NkiTensor]:
     """Allocate all banks of PSUM."""
     shape = (PARTITIONS, CLASSES_OF_TILE)
     return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum) for _ in range(nl.tile_size.psum_num_banks)]
 
 
-def _logit_tiles(pair: OperandPair, plan: BackwardPlan, banks_psum: list[nl.NkiTensor]) -> LogitTiles:
+def _logit_tiles(
+    pair: OperandPair, plan: BackwardPlan, banks_psum: list[nl.NkiTensor], shared: TileMaker | None
+) -> LogitTiles:
     """Return the tiles of logits of an operand pair, in banks that other work uses at other times.
 
     If the scores stay (:attr:`OperandPair.scores_stay`), SBUF has as many tiles of them as the plan opens at a time.
+    ``shared`` is the tile maker of the gradient if memory is to be spared: the sums of logits and bias are then in the
+    tiles that are computed from them. None for tiles of their own.
     """
     has_softcap, opened = pair.softcap is not None, plan.buffers.opened if pair.scores_stay else SLOTS
 
@@ -225,11 +255,11 @@ def _logit_tiles(pair: OperandPair, plan: BackwardPlan, banks_psum: list[nl.NkiT
         slots = slots if is_needed and not plan.keeps_logits else 0
         return Ring.of_sbuf(slots, (PARTITIONS, plan.classes_of_tile), nl.float32).tiles
 
-    return LogitTiles(
-        pair.operands.num_features,
-        pair.softcap,
-        banks_psum,
-        tiles_sbuf(pair.operands.bias_hbm is not None, SLOTS if has_softcap else opened),
-        tiles_sbuf(has_softcap, opened),
-        pair.masked_score,
-    )
+    tangents = tiles_sbuf(has_softcap, opened)
+    if shared is not None and has_softcap:
+        biased = tangents
+    elif shared is not None and shared.may_hold_scores:
+        biased = shared.float32_tiles
+    else:
+        biased = tiles_sbuf(pair.operands.bias_hbm is not None, SLOTS if has_softcap else opened)
+    return LogitTiles(pair.operands.num_features, pair.softcap, banks_psum, biased, tangents, pair.masked_score)

@@ -20,6 +20,8 @@ SLOTS: Final = 3
 COLUMNS: Final = 14
 # Instructions of a tile of the gradient.
 INSTRUCTIONS: Final = 7
+# Further instructions of a tile that is added to sums before it is rounded.
+INSTRUCTIONS_OF_SUMS: Final = 2
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class TileNeeds:
 
     Attributes:
         columns: float32 numbers that stay in each partition, for every tile of positions.
-        rows: float32 rows of a block of classes, such as a bias.
+        rows: float32 rows of a block of classes, such as a bias, or the sums of gradients for its own gradient.
         rings: ring buffers of :data:`SLOTS` float32 tiles.
         tiles: further float32 tiles.
         numbers: further float32 numbers per partition.

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradients of the weight and of the bias.
-
-dW = G^T X is summed over positions in banks of PSUM, and written once for a block of classes. db = G^T 1.
+"""The gradient of the weight, dW = G^T X: it is summed over positions in banks of PSUM, and written once for a block of
+classes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.rings import Ring
 from nkilib.core.rows.sizes import PARTITIONS
-from nkilib.experimental.loss.linear.backward.gradient_block import GradientBlock
 from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.power_of_two import PowerOfTwo
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, cut
@@ -266,70 +264,3 @@ class WeightGradient:
         )
         for other_sbuf in others_sbuf:
             nisa.tensor_tensor(dst=dst_sbuf, data1=first_sbuf, data2=other_sbuf, op=nl.add)
-
-
-@dataclass(frozen=True)
-class BiasGradient:
-    """The gradient db, float32 [V]: sums of G^T along the positions.
-
-    Attributes:
-        gradient_hbm: db, [V].
-        part_sbuf: the sums of one block of positions, float32 [128, tiles of classes].
-        sum_sbuf: the sums of all blocks of positions so far, float32 [128, tiles of classes].
-        power: the power of two that the gradient of the logits is scaled by; None for 1.
-    """
-
-    gradient_hbm: nl.NkiTensor
-    part_sbuf: nl.NkiTensor
-    sum_sbuf: nl.NkiTensor
-    power: PowerOfTwo | None
-
-    @classmethod
-    def make(cls, plan: BackwardPlan, gradient_hbm: nl.NkiTensor, power: PowerOfTwo | None) -> BiasGradient:
-        """Allocate the sums; nothing is summed yet."""
-        shape = (PARTITIONS, plan.class_tiles)
-        part_sbuf, sum_sbuf = (nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(2))
-        return cls(gradient_hbm, part_sbuf, sum_sbuf, power)
-
-    def add(self, gradient: GradientBlock, block: Block, positions: int, is_first: bool, is_last: bool) -> None:
-        """Add the sums of a block of positions; after the last block, store db of the classes.
-
-        ``is_first`` and ``is_last`` say whether the block of positions is the first or last one.
-        """
-        for tiles in _equal_tiles(block.size):
-            rows, start, end = tiles.rows, tiles.start, tiles.end
-            sums_sbuf, total_sbuf = self.part_sbuf[0:rows, start:end], self.sum_sbuf[0:rows, start:end]
-            nisa.tensor_reduce(
-                dst=sums_sbuf, op=nl.add, data=gradient.classes_first_sbuf[0:rows, start:end, 0:positions], axis=2
-            )
-            if self.power is not None:
-                nisa.tensor_scalar(
-                    dst=sums_sbuf, data=sums_sbuf, op0=nl.multiply, operand0=self.power.inverse_sbuf[0:rows, :]
-                )
-            if not is_first:
-                nisa.tensor_tensor(dst=sums_sbuf, data1=total_sbuf, data2=sums_sbuf, op=nl.add)
-            if not is_last:
-                nisa.tensor_copy(dst=total_sbuf, src=sums_sbuf)
-                continue
-            classes_hbm = block.of(self.gradient_hbm)[start * PARTITIONS : start * PARTITIONS + tiles.classes]
-            nisa.dma_copy(dst=classes_hbm.reshape_dim(0, (end - start, rows)).permute((1, 0)), src=sums_sbuf)
-
-
-@dataclass(frozen=True)
-class _EqualTiles:
-    """Tiles ``start`` to ``end`` of a block, of ``rows`` classes each."""
-
-    start: int
-    end: int
-    rows: int
-
-    @property
-    def classes(self) -> int:
-        return (self.end - self.start) * self.rows
-
-
-def _equal_tiles(classes: int) -> list[_EqualTiles]:
-    """Return the whole tiles of a block, and the shorter tile behind them if there is one."""
-    whole, rest = divmod(classes, PARTITIONS)
-    tiles = [_EqualTiles(0, whole, PARTITIONS)] if whole > 0 else []
-    return tiles if rest == 0 else [*tiles, _EqualTiles(whole, whole + 1, rest)]

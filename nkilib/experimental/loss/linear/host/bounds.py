@@ -14,7 +14,8 @@ products, and then one such sum after another is added in float32.
   power of two that brings the largest coefficient to at least 1; rounding loses up to 2^-25 of that coefficient.
 - dX: the sum over the classes of the error of G, times |W|; plus (K + 135) u sum |G| |W| for the additions, including
   those of blocks and cores. The result is rounded once, r |dX| with the r of its own type, and in float16 2^-25 more,
-  half of the spacing of subnormals. dW is bounded in the same way over the positions. db is a sum of G.
+  half of the spacing of subnormals. dW is bounded in the same way over the positions. db is a sum of G, before G is
+  rounded if 16-bit products round it and the bias has another type.
 
 The bounds hold for the simulator; hardware was never measured.
 """
@@ -84,7 +85,7 @@ def logit_bounds(layer: OutputLayer, rows: slice, weight: Float64Array) -> Float
     """Return dz, [R, V], for R positions: how far a logit before the cap may be off; 0 where the bias is infinite.
 
     Args:
-        layer: the layer, with operands of the products' type.
+        layer: the layer, with X and W of the products' type.
         rows: the positions.
         weight: ``layer.classes_first``.
     """
@@ -107,7 +108,7 @@ def product_bounds(
     """Return the largest accepted errors of dX, dW and db, from gradients of logits.
 
     Args:
-        layer: the layer, with all classes, and operands of the products' type.
+        layer: the layer, with all classes, and X and W of the products' type.
         blocks: gradients of logits, in blocks that cover all positions.
         largest: the largest coefficient of a gradient of logits; the power of two of float16 depends on it.
         classes: the classes of a vocabulary shard: its part of dX and its own dW and db are bounded.
@@ -120,17 +121,20 @@ def product_bounds(
     shard_weight = weight[classes]
     of_weight, of_bias = np.zeros_like(shard_weight), np.zeros(len(shard_weight))
     exact_weight, exact_bias = np.zeros_like(shard_weight), np.zeros(len(shard_weight))
+    is_other = layer.bias is not None and layer.bias.dtype != layer.input.dtype
+    sums_unrounded = is_other and roundoff.relative > ROUNDOFF
     of_classes = (div_ceil(len(shard_weight), _LANES) + _OF_SUM) * ROUNDOFF
     of_positions = (div_ceil(len(layer.input), _LANES) + _OF_SUM) * ROUNDOFF
     for rows, whole, off_whole in blocks:
         gradient, off = whole[:, classes], off_whole[:, classes]
         values = np.abs(layer.input[rows].astype(np.float64))
+        unrounded = off
         off = off + roundoff.relative * (np.abs(gradient) + off) + floor
         size = np.abs(gradient) + off
         of_input[rows] = (off + of_classes * size) @ np.abs(shard_weight)
         of_input[rows] += of_dx.relative * (np.abs(gradient @ shard_weight) + of_input[rows])
         of_weight += (off + of_positions * size).T @ values
-        of_bias += (off + of_positions * size).sum(axis=0)
+        of_bias += ((unrounded if sums_unrounded else off) + of_positions * size).sum(axis=0)
         exact_weight += gradient.T @ layer.input[rows].astype(np.float64)
         exact_bias += gradient.sum(axis=0)
     of_weight += of_dw.relative * (np.abs(exact_weight) + of_weight)

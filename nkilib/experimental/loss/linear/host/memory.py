@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Bytes of HBM of the backward of an output layer beyond inputs and outputs, and of copies of operands."""
+"""Bytes of HBM of the backward of an output layer beyond inputs and outputs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,6 @@ def backward_bytes(
     """
     weight_sum = class_block * num_features if num_positions > position_block else 0
     return FLOAT32_BYTES * cores * (num_positions * num_features + 2 * weight_sum)
-
-
-def copied_bytes(itemsize: int, *, input_elements: int = 0, bias_classes: int = 0, cores: int = 2) -> int:
-    """Return the bytes of HBM that a launch takes for operands that it rounds to another type.
-
-    Args:
-        itemsize: bytes of an element of ``compute_dtype``.
-        input_elements: N D if gradients are wanted and X has another type; the cores share the copy.
-        bias_classes: V if there is a bias of another type; each core has a copy.
-        cores: the number of cores of the launch.
-    """
-    return itemsize * (input_elements + cores * bias_classes)
 
 
 def split_backward_bytes(

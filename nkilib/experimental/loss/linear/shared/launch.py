@@ -54,7 +54,7 @@ class LinearOperands:
         bias_hbm: [V], or None.
         class_weight_hbm: [V], or None.
         weight_layout: ``"vd"`` or ``"dv"``.
-        compute_dtype: the dtype that X, W and the bias are rounded to for the products; None: the dtype of X.
+        compute_dtype: the dtype that X and W are rounded to for the products; None: the dtype of X.
     """
 
     function: str
@@ -93,6 +93,12 @@ class LinearOperands:
     def dtype(self) -> nl.DType:
         """The dtype of the products: X, W and the gradient of the logits that multiplies them are rounded to it."""
         return self.input_hbm.dtype if self.compute_dtype is None else self.compute_dtype
+
+    @property
+    def rounds_more_than_bias(self) -> bool:
+        """Whether the products have 16 bits and the bias another type."""
+        bias_hbm = self.bias_hbm
+        return bias_hbm is not None and self.dtype != nl.float32 and bias_hbm.dtype != self.dtype
 
     @property
     def casts(self) -> CastBytes:
@@ -158,6 +164,10 @@ class Gradients:
     def adds_to_weight(self) -> bool:
         """Whether dW is added to a sum."""
         return self.weight_sum_hbm is not None
+
+    def sums_bias_of(self, launch: LinearOperands) -> bool:
+        """Return whether db of the launch is summed from gradients of the logits before they are rounded."""
+        return self.bias_hbm is not None and launch.rounds_more_than_bias
 
     @classmethod
     def of_launch(

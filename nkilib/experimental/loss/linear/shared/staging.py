@@ -8,7 +8,7 @@
 used round-robin, and GpSimd, which has little else to do, casts it into its place. No copy of W is in HBM.
 
 The backward loads X for each block of classes, as it is and transposed. There a copy of X in HBM, which is rounded
-once, saves more than it costs. So does a copy of the bias, which is small.
+once, saves more than it costs. A bias is no operand of a product: it is added in float32, and never rounded.
 """
 
 from __future__ import annotations
@@ -61,22 +61,6 @@ class Staging:
             staged_sbuf = staged_sbuf.reshape_dim(1, (end - first, rows))
             nisa.dma_transpose(dst=staged_sbuf, src=src_hbm.slice(1, first, end))
             nisa.tensor_copy(dst=dst_sbuf[:, first:end, :], src=staged_sbuf, engine=nisa.engine.gpsimd)
-
-
-def with_rounded_bias(launch: Operands, prefix: str = "") -> Operands:
-    """Return the operands with a bias of the type of the products.
-
-    Each core makes a copy in HBM of a bias of another type. Without a ``compute_dtype`` the bias stays as it is.
-    ``prefix`` distinguishes the copies of several models.
-    """
-    bias_hbm = launch.bias_hbm
-    if launch.compute_dtype is None or bias_hbm is None or bias_hbm.dtype == launch.dtype:
-        return launch
-    rounded_hbm = nl.ndarray(
-        tuple(bias_hbm.shape), dtype=launch.dtype, buffer=nl.private_hbm, name=f"rounded_{prefix}bias_hbm"
-    )
-    nisa.dma_copy(dst=rounded_hbm, src=bias_hbm)
-    return replace(launch, bias_hbm=rounded_hbm)
 
 
 def with_rounded_input(launch: Operands, prefix: str = "") -> Operands:

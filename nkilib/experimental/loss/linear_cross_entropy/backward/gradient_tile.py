@@ -112,6 +112,16 @@ class GradientTiles:
         return [] if self.class_weights is None else [self.class_weights]
 
     @property
+    def float32_tiles(self) -> list[nl.NkiTensor]:
+        """The buffer slots in which tiles are computed."""
+        return self.errors_sbuf
+
+    @property
+    def may_hold_scores(self) -> bool:
+        """Whether no tile is opened before the one before it is computed."""
+        return not self.opens_groups
+
+    @property
     def opens_groups(self) -> bool:
         """Whether Scalar loads a table for the tangents of a cap; kept scores are tangents already."""
         return self.softcap is not None and not self.is_kept

@@ -24,7 +24,7 @@ from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.shared.blocks import Block
 from nkilib.experimental.loss.linear.shared.launch import Gradients
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, position_parts
-from nkilib.experimental.loss.linear.shared.staging import with_rounded_bias, with_rounded_input
+from nkilib.experimental.loss.linear.shared.staging import with_rounded_input
 from nkilib.experimental.loss.linear_cross_entropy.backward.gradient_tile import GradientTiles
 from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import backward_sizes
 from nkilib.experimental.loss.linear_cross_entropy.shared.options import LinearLaunch
@@ -44,10 +44,11 @@ def backward_of_core(
     """
     parts = position_parts(launch.num_positions, launch.num_features, launch.ids)
     first_part = launch.of_positions(Block(0, parts.size))
-    sizes = backward_sizes(first_part, options, upstream, gradients.adds_to_weight or parts.is_split)
+    adds_to_weight = gradients.adds_to_weight or parts.is_split
+    sizes = backward_sizes(first_part, options, upstream, adds_to_weight, gradients.sums_bias_of(launch))
     sizes = replace(sizes, program_share=program_share(parts))
     require_fitting_plan(launch.function, tiling, BackwardPlan.of(sizes, *tiling))
-    launch = with_rounded_bias(with_rounded_input(launch))
+    launch = with_rounded_input(launch)
 
     def problem_of(block: Block) -> BackwardProblem:
         if not parts.is_split:

@@ -16,7 +16,12 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
-from nkilib.experimental.loss.linear.backward.tile_needs import COLUMNS, INSTRUCTIONS, TileNeeds
+from nkilib.experimental.loss.linear.backward.tile_needs import (
+    COLUMNS,
+    INSTRUCTIONS,
+    INSTRUCTIONS_OF_SUMS,
+    TileNeeds,
+)
 from nkilib.experimental.loss.linear.shared.sizes import IDS_OF_SEARCH, searched_ids
 from nkilib.experimental.loss.linear_cross_entropy.backward.gradient_columns import has_rest
 from nkilib.experimental.loss.linear_cross_entropy.shared.options import LinearLaunch
@@ -66,6 +71,7 @@ def tile_needs(
     has_rest: bool = False,
     ids: int = 1,
     keeps_logits: bool = False,
+    sums_bias: bool = False,
 ) -> TileNeeds:
     """Return the SBUF and instructions that a launch needs for its tiles of the gradient.
 
@@ -75,21 +81,22 @@ def tile_needs(
         has_rest: whether the gradient has terms besides the error at the target.
         ids: the number of target ids per position.
         keeps_logits: whether the logits come from HBM, with their bias and under their cap.
+        sums_bias: whether db is summed from gradients before they are rounded.
     """
     return TileNeeds(
         columns=COLUMNS + columns_of_ids(ids),
-        rows=has_bias + has_class_weights,
-        rings=has_bias + has_softcap + has_rest,
+        rows=has_bias + has_class_weights + sums_bias,
+        rings=(has_bias and not sums_bias) + has_softcap + has_rest,
         tiles=tiles_of_ids(ids),
         numbers=numbers_of_ids(ids),
         place_bytes=int(ids > 1),
         opened=int(has_softcap and not keeps_logits),
-        instructions=INSTRUCTIONS + instructions_of_ids(ids),
+        instructions=INSTRUCTIONS + instructions_of_ids(ids) + sums_bias * INSTRUCTIONS_OF_SUMS,
     )
 
 
 def backward_sizes(
-    launch: LinearLaunch, options: Options, upstream: PositionUpstream, adds_to_weight: bool
+    launch: LinearLaunch, options: Options, upstream: PositionUpstream, adds_to_weight: bool, sums_bias: bool
 ) -> BackwardSizes:
     """Return the sizes and options of a launch that the plan of its backward depends on."""
     return BackwardSizes(
@@ -104,6 +111,7 @@ def backward_sizes(
             options.softcap is not None,
             has_rest(launch, options, upstream),
             launch.ids,
+            sums_bias=sums_bias,
         ),
         adds_to_weight,
         weight_itemsize=launch.casts.weight,

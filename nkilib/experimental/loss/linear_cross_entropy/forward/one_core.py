@@ -25,7 +25,7 @@ from nkilib.experimental.loss.linear.shared.blocks import Block, Step
 from nkilib.experimental.loss.linear.shared.kept_logits import Keeping, KeptLogits
 from nkilib.experimental.loss.linear.shared.operands import store_positions
 from nkilib.experimental.loss.linear.shared.sizes import WINDOW, LinearTiling, PositionPlan
-from nkilib.experimental.loss.linear.shared.staging import Staging, with_rounded_bias
+from nkilib.experimental.loss.linear.shared.staging import Staging
 from nkilib.experimental.loss.linear_cross_entropy.forward.id_logits import ScoreResults, score_results
 from nkilib.experimental.loss.linear_cross_entropy.forward.position_statistics import PositionStatistics
 from nkilib.experimental.loss.linear_cross_entropy.forward.score_tiles import ScoreTiles
@@ -44,7 +44,6 @@ def forward_of_core(
 ) -> None:
     """Compute the results; each core stores some of them. ``keeping`` is for gradients in the same launch."""
     _require_room(launch, options, tiling)
-    launch = with_rounded_bias(launch)
     sizes = _sizes(launch, options)
     if keeping is not None:
         sizes = replace(sizes, program_share=keeping.program_share)

@@ -72,7 +72,7 @@ def linear_gradient_bounds(
     The bounds hold for lse as the kernel received it, or as it computed it itself.
 
     Args:
-        problem: the problem, with operands of the type of the products: rounded to it, where the kernel rounds them.
+        problem: the problem, with X and W of the type of the products: rounded to it, where the kernel rounds them.
         upstream, classes: see ``linear_backward_reference``.
         input_dtype, weight_dtype: the dtypes of dX and dW; None: the dtype of the products.
     """

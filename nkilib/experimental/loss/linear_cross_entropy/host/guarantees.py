@@ -12,23 +12,15 @@ from typing import Any, NamedTuple
 from nkilib.base.guarantee import Guarantee
 from nkilib.core.host.sizes import dtype_name
 from nkilib.core.rows.sizes import FLOAT32_BYTES
-from nkilib.experimental.loss.linear.host.memory import backward_bytes, copied_bytes, split_backward_bytes
+from nkilib.experimental.loss.linear.host.memory import backward_bytes, split_backward_bytes
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks, one_launch_bytes
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD_BACKWARD, choose_linear_tiling
 
 
-def forward_workspace_bytes(
-    input_hbm: Any, bias_hbm: Any = None, compute_dtype: Any = None, cores: int = 1, **_: Any
-) -> int:
-    """Return the bytes of HBM that a forward allocates: copies of a bias that it rounds to ``compute_dtype``."""
-    return _copies(input_hbm, bias_hbm, compute_dtype, cores, has_input=False)
-
-
 def backward_workspace_bytes(
     input_hbm: Any,
     weight_hbm: Any,
-    bias_hbm: Any = None,
     position_block: int | None = None,
     class_block: int | None = None,
     weight_layout: str = "vd",
@@ -42,8 +34,8 @@ def backward_workspace_bytes(
     """Return the bytes of HBM that a backward allocates.
 
     They hold a float32 sum of dX for each core and, where the positions take several blocks, a float32 sum of dW of a
-    class block for each core; besides, copies of X and a bias that are rounded to ``compute_dtype``; with more than
-    65,536 positions, or fewer with several target ids, the sums of the parts that they are split into.
+    class block for each core; besides, a copy of X that is rounded to ``compute_dtype``; with more than 65,536
+    positions, or fewer with several target ids, the sums of the parts that they are split into.
     """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
     ids = 1 if targets_hbm is None or len(targets_hbm.shape) == 1 else targets_hbm.shape[1]
@@ -57,7 +49,7 @@ def backward_workspace_bytes(
         ids=ids,
     )
     tiling = LinearTiling(position_block or chosen.position_block, class_block or chosen.class_block)
-    copies = _copies(input_hbm, bias_hbm, compute_dtype, cores)
+    copies = _copied_bytes(input_hbm, compute_dtype)
     parts = position_parts(launch.positions, launch.features, ids)
     if not parts.is_split:
         return copies + backward_bytes(launch.positions, launch.features, *tiling, cores=cores)
@@ -76,7 +68,6 @@ def backward_workspace_bytes(
 def one_launch_workspace_bytes(
     input_hbm: Any,
     weight_hbm: Any,
-    bias_hbm: Any = None,
     scratch_bytes: int = SCRATCH_BYTES,
     position_block: int | None = None,
     class_block: int | None = None,
@@ -88,7 +79,7 @@ def one_launch_workspace_bytes(
     """Return the bytes of HBM that a fused forward-backward launch allocates.
 
     They hold the backward's sums of dX and dW, the logits of a block of positions, the sums of dW and db over the
-    blocks, and a scalar of each core; besides, copies of X and a bias that are rounded to ``compute_dtype``.
+    blocks, and a scalar of each core; besides, a copy of X that is rounded to ``compute_dtype``.
     """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
     chosen = choose_linear_tiling(
@@ -104,18 +95,15 @@ def one_launch_workspace_bytes(
     if block_positions > (position_block or chosen.position_block):
         sums = 2 * (class_block or chosen.class_block) * launch.features
     sums = one_launch_bytes(*launch, scratch_bytes, cores) + FLOAT32_BYTES * (launch.classes + cores * (sums + 1))
-    return sums + _copies(input_hbm, bias_hbm, compute_dtype, cores)
+    return sums + _copied_bytes(input_hbm, compute_dtype)
 
 
-def _copies(input_hbm: Any, bias_hbm: Any, compute_dtype: Any, cores: int, has_input: bool = True) -> int:
-    """Return the bytes of the copies of operands that are rounded beforehand."""
-    if compute_dtype is None:
+def _copied_bytes(input_hbm: Any, compute_dtype: Any) -> int:
+    """Return the bytes of the copy of an X that is rounded to ``compute_dtype``; the cores share it."""
+    if compute_dtype is None or dtype_name(input_hbm.dtype) == dtype_name(compute_dtype):
         return 0
-    name = dtype_name(compute_dtype)
-    bias_classes = 0 if bias_hbm is None or dtype_name(bias_hbm.dtype) == name else bias_hbm.shape[0]
-    input_elements = prod(input_hbm.shape) if has_input and dtype_name(input_hbm.dtype) != name else 0
-    itemsize = 4 if name == "float32" else 2
-    return copied_bytes(itemsize, input_elements=input_elements, bias_classes=bias_classes, cores=cores)
+    itemsize = 4 if dtype_name(compute_dtype) == "float32" else 2
+    return itemsize * prod(input_hbm.shape)
 
 
 class _Launch(NamedTuple):
@@ -132,8 +120,9 @@ class _Launch(NamedTuple):
 
 
 _MATH = "float32; products in the operands' type or in compute_dtype"
-_COPIES = (
-    "with a compute_dtype of s bytes, also s N D if X and s cores V if the bias has another type, and nothing for W"
+_COPIES = "with a compute_dtype of s bytes, also s N D if X has another type, and nothing for W and the bias"
+_UNROUNDED = (
+    "the bias is added in float32, and db of a bias of another type than 16-bit products is summed from unrounded G"
 )
 _CORES = "on two cores, each core has half of the classes, which splits the sums over the classes differently"
 
@@ -142,8 +131,7 @@ LINEAR_CROSS_ENTROPY_FORWARD = Guarantee(
     accumulator="float32",
     deterministic=True,
     same_bits_on_cores=False,
-    workspace="s cores V if the type of the bias is not compute_dtype, of s bytes; else 0",
-    workspace_bytes=forward_workspace_bytes,
+    workspace="0",
     in_place=None,
     error=(
         "the errors of extended_cross_entropy_forward, plus twice the largest (ceil(D / 128) + 128) u sum |x w| in a "
@@ -166,7 +154,7 @@ LINEAR_CROSS_ENTROPY_BACKWARD = Guarantee(
         "of the result; dW: likewise, with sums over the positions"
     ),
     workspace_bytes=backward_workspace_bytes,
-    notes=f"the gradients G of the logits are rounded once, to the type of the products; {_CORES}",
+    notes=f"the gradients G of the logits are rounded once, to the type of the products; {_UNROUNDED}; {_CORES}",
 )
 LINEAR_CROSS_ENTROPY_FORWARD_BACKWARD = Guarantee(
     math=_MATH,

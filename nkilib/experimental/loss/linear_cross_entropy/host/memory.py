@@ -3,14 +3,14 @@
 
 """The bytes of HBM that the kernels take beyond their inputs and outputs: arithmetic only.
 
-- The forward takes none, except for a bias that it rounds to a ``compute_dtype``.
+- The forward takes none.
 - The backward keeps a float32 sum of dX for each core, and where the positions take several blocks a float32 sum of dW
   of one class block for each core, of at most 64 MiB.
 - The backward of more than 65,536 positions processes them in parts: its sums of dX are those of a part. Besides them
   it keeps dX of a part, and a float32 sum of dW if dW is not float32 itself.
 - Loss and gradients in a single launch keep the float32 logits of a block of positions and the sums of dX, and if there
   are several blocks a float32 sum of dW.
-- A ``compute_dtype`` adds ``linear.host.memory.copied_bytes``. W is never copied, whatever its type.
+- With a ``compute_dtype``, gradients take a copy of an X of another type. W and the bias are never copied.
 
 The logits of all positions and classes are kept only in a single launch, where they take no more than the logits of a
 block and the sum of dW may take.

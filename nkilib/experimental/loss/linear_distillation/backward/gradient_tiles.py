@@ -43,6 +43,7 @@ from nkilib.experimental.loss.linear_distillation.host.needs import (
     copies_student,
     copies_teacher,
     opens_groups,
+    spares_scores,
     takes_differences,
 )
 from nkilib.experimental.loss.linear_distillation.shared.options import PairLaunch
@@ -153,6 +154,16 @@ class PairGradientTiles:
     def rows(self) -> list[ClassRow]:
         """The vectors of one value per class besides the biases: there are none."""
         return []
+
+    @property
+    def float32_tiles(self) -> list[nl.NkiTensor]:
+        """The buffer slots in which tiles are computed."""
+        return self.terms_sbuf
+
+    @property
+    def may_hold_scores(self) -> bool:
+        """Whether a slot may hold the student's scores; see :func:`spares_scores`."""
+        return spares_scores(self.needs)
 
     @property
     def opens_groups(self) -> bool:

@@ -19,7 +19,7 @@ from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.shared.blocks import Block
 from nkilib.experimental.loss.linear.shared.launch import Gradients
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
-from nkilib.experimental.loss.linear.shared.staging import with_rounded_bias, with_rounded_input
+from nkilib.experimental.loss.linear.shared.staging import with_rounded_input
 from nkilib.experimental.loss.linear_distillation.backward.gradient_columns import PairColumns
 from nkilib.experimental.loss.linear_distillation.backward.gradient_tiles import PairGradientTiles
 from nkilib.experimental.loss.linear_distillation.shared.options import TEACHER, ModelOperands, PairLaunch, PairUpstream
@@ -36,9 +36,7 @@ def backward_of_core(
     """
     require_fitting_plan(launch.function, tiling, BackwardPlan.of(sizes, *tiling))
     parts = parts_of_positions(launch)
-    student, teacher = (
-        with_rounded_bias(with_rounded_input(model, model.prefix), model.prefix) for model in launch.models
-    )
+    student, teacher = (with_rounded_input(model, model.prefix) for model in launch.models)
     launch = replace(launch, student=student, teacher=teacher)
 
     def problem_of(block: Block) -> BackwardProblem:

@@ -10,7 +10,7 @@ mixture needs a second visit (:mod:`.visits`), for which this one keeps the scor
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant
@@ -22,7 +22,7 @@ from nkilib.experimental.loss.linear.forward.target_logits import TargetLogits
 from nkilib.experimental.loss.linear.shared.blocks import Block, Step
 from nkilib.experimental.loss.linear.shared.operands import store_positions
 from nkilib.experimental.loss.linear.shared.sizes import WINDOW, LinearTiling
-from nkilib.experimental.loss.linear.shared.staging import Staging, with_rounded_bias
+from nkilib.experimental.loss.linear.shared.staging import Staging
 from nkilib.experimental.loss.linear_distillation.forward.pair_positions import PairPositions
 from nkilib.experimental.loss.linear_distillation.forward.pair_results import (
     PairResults,
@@ -57,8 +57,6 @@ def forward_of_core(
         second: the second visit of a mixture, which stores the divergence and its moment; None without one.
         has_divergence: whether divergence and moment are stored here; False leaves them to the caller.
     """
-    student, teacher = (with_rounded_bias(model, model.prefix) for model in launch.models)
-    launch = replace(launch, student=student, teacher=teacher)
     if second is not None:
         forward = _Forward.make(launch, tiling, sizes, second, False)
         second.run_blocks(lambda block, opens, reopens: forward.run(block, results, opens, reopens))

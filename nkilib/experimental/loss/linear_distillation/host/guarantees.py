@@ -12,7 +12,7 @@ from nkilib.base.guarantee import Guarantee
 from nkilib.core.host.sizes import dtype_name
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.host.memory import backward_bytes, copied_bytes, split_backward_bytes
+from nkilib.experimental.loss.linear.host.memory import backward_bytes, split_backward_bytes
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, position_parts
 from nkilib.experimental.loss.linear_distillation.host.memory import most_kept_bytes
 
@@ -23,32 +23,17 @@ _WEIGHT_SUM_BYTES = 64 * 2**20
 def forward_workspace_bytes(
     student_input_hbm: Any,
     student_weight_hbm: Any,
-    student_bias_hbm: Any = None,
-    teacher_bias_hbm: Any = None,
     student_weight_layout: str = "vd",
     beta: float = 0.0,
-    compute_dtype: Any = None,
     num_classes: int | None = None,
     memory_limit: int | None = None,
-    cores: int = 1,
     **_: Any,
 ) -> int:
-    """Return the bytes of HBM that a forward allocates.
-
-    They hold biases rounded to ``compute_dtype``, and for a mixture the kept scores, as ``memory_limit`` allows them.
-    """
+    """Return the bytes of HBM that a forward allocates: for a mixture the scores that ``memory_limit`` lets it keep."""
     classes = student_weight_hbm.shape[0 if student_weight_layout == "vd" else 1]
-    copies = _copies((student_bias_hbm, teacher_bias_hbm), compute_dtype, cores)
     if not 0.0 < beta < 1.0 or num_classes not in (None, classes):
-        return copies
-    return copies + most_kept_bytes(student_input_hbm.shape[0], classes, memory_limit)
-
-
-def mixture_workspace_bytes(
-    student_bias_hbm: Any = None, teacher_bias_hbm: Any = None, compute_dtype: Any = None, cores: int = 1, **_: Any
-) -> int:
-    """Return the bytes of HBM that the mixture kernel allocates: those of biases rounded to ``compute_dtype``."""
-    return _copies((student_bias_hbm, teacher_bias_hbm), compute_dtype, cores)
+        return 0
+    return most_kept_bytes(student_input_hbm.shape[0], classes, memory_limit)
 
 
 def backward_workspace_bytes(
@@ -56,8 +41,6 @@ def backward_workspace_bytes(
     student_weight_hbm: Any,
     teacher_input_hbm: Any,
     teacher_weight_hbm: Any,
-    student_bias_hbm: Any = None,
-    teacher_bias_hbm: Any = None,
     student_weight_layout: str = "vd",
     compute_dtype: Any = None,
     grad_weight_sum_hbm: Any = None,
@@ -68,11 +51,11 @@ def backward_workspace_bytes(
     """Return the bytes of the workspace of the backward.
 
     These are float32 sums of dX for each core and, if the positions take several blocks, of dW of a class block; both X
-    and the biases if they are rounded to ``compute_dtype``; and for very many positions the workspace of their parts.
+    if they are rounded to ``compute_dtype``; and for very many positions the workspace of their parts.
     """
     positions, features = student_input_hbm.shape
     classes = student_weight_hbm.shape[0 if student_weight_layout == "vd" else 1]
-    copies = _copies((student_bias_hbm, teacher_bias_hbm), compute_dtype, cores, (student_input_hbm, teacher_input_hbm))
+    copies = _copied_bytes((student_input_hbm, teacher_input_hbm), compute_dtype)
     parts = position_parts(positions, max(features, teacher_input_hbm.shape[1]))
     # The bound for any tiling: a block of positions has whole tiles, and a block of classes at most all classes.
     of_all = LinearTiling(
@@ -92,24 +75,17 @@ def backward_workspace_bytes(
     )
 
 
-def _copies(biases_hbm: tuple[Any, ...], compute_dtype: Any, cores: int, inputs_hbm: tuple[Any, ...] = ()) -> int:
-    """Return the bytes of rounded copies: biases of both models, and for gradients X of both."""
+def _copied_bytes(inputs_hbm: tuple[Any, ...], compute_dtype: Any) -> int:
+    """Return the bytes of the copies of X of both models that are rounded to ``compute_dtype``."""
     if compute_dtype is None:
         return 0
     name = dtype_name(compute_dtype)
-    rounded = [
-        tensor_hbm.shape[0]
-        for tensor_hbm in biases_hbm
-        if tensor_hbm is not None and dtype_name(tensor_hbm.dtype) != name
-    ]
-    elements = sum(prod(tensor_hbm.shape) for tensor_hbm in inputs_hbm if dtype_name(tensor_hbm.dtype) != name)
     itemsize = 4 if name == "float32" else 2
-    return copied_bytes(itemsize, input_elements=elements, bias_classes=sum(rounded), cores=cores)
+    return itemsize * sum(prod(tensor.shape) for tensor in inputs_hbm if dtype_name(tensor.dtype) != name)
 
 
 _MATH = "float32; products in each model's type or in compute_dtype"
 _CORES = "on two cores, each core has half of the classes, which splits the sums over the classes differently"
-_OF_BIASES = "s cores V for each bias whose type is not compute_dtype, of s bytes"
 _DZ = "dz = (ceil(D / 128) + 128) u / 2 sum |x w| / T for both models"
 
 LINEAR_DISTILLATION_FORWARD = Guarantee(
@@ -117,9 +93,7 @@ LINEAR_DISTILLATION_FORWARD = Guarantee(
     accumulator="float32",
     deterministic=True,
     same_bits_on_cores=False,
-    workspace=(
-        f"with beta between 0 and 1, memory_limit (default 2 GiB) and at most 8 N V, in whole tiles; {_OF_BIASES}"
-    ),
+    workspace="with beta between 0 and 1, memory_limit (default 2 GiB) and at most 8 N V, in whole tiles; else 0",
     workspace_bytes=forward_workspace_bytes,
     in_place=None,
     error=(
@@ -133,8 +107,7 @@ LINEAR_DISTILLATION_MIXTURE = Guarantee(
     accumulator="float32",
     deterministic=True,
     same_bits_on_cores=False,
-    workspace=_OF_BIASES,
-    workspace_bytes=mixture_workspace_bytes,
+    workspace="0",
     in_place=None,
     error=(
         "(u a + dz) times each term q log(q/M), plus (u (a_P + a_Q) + dz) times q beta p/M; u = 2^-23, "
@@ -153,7 +126,7 @@ LINEAR_DISTILLATION_BACKWARD = Guarantee(
     workspace=(
         "4 cores N Ds, plus at most 64 MiB per core if N > position_block; with more than 65,536 positions, twice the "
         "workspace of a part of n <= 16,384 positions, plus 4 n Ds + 4 V Ds + 8 V; with a compute_dtype of s bytes, "
-        "also s N D for each X and s cores V for each bias of another type"
+        "also s N D for each X of another type"
     ),
     workspace_bytes=backward_workspace_bytes,
     in_place="grad_weight_sum_hbm",
@@ -162,5 +135,9 @@ LINEAR_DISTILLATION_BACKWARD = Guarantee(
         "likewise, with sums over the positions; err(G), the error of G: the error of distillation_backward, with dz, "
         "plus one rounding"
     ),
-    notes=f"the gradients G of the logits are rounded once, to the type of the student's products; {_CORES}",
+    notes=(
+        "the gradients G of the logits are rounded once, to the type of the student's products; biases are added in "
+        "float32, and db of a bias of another type than 16-bit products is summed from unrounded G; "
+        f"{_CORES}"
+    ),
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nkilib.experimental.loss.linear.backward.tile_needs import TileNeeds
+from nkilib.experimental.loss.linear.backward.tile_needs import INSTRUCTIONS_OF_SUMS, TileNeeds
 
 # Tiles of positions whose scores stand side by side if Scalar computes tangents: it loads the tables of a tangent and
 # of an exponential once for a group of pairs. More where products are short.
@@ -52,6 +52,7 @@ class PairNeeds:
         target: whether the student's scores at labels are wanted.
         ratio: whether the scores of the models have different units.
         short: whether the products of a pair of tiles take little longer than the work on them.
+        sums_bias: whether the gradient of the student's bias is summed from gradients before they are rounded.
     """
 
     student: ModelNeeds = ModelNeeds()
@@ -61,12 +62,13 @@ class PairNeeds:
     target: bool = False
     ratio: bool = False
     short: bool = False
+    sums_bias: bool = False
 
     @classmethod
     def everything(cls, mixed: bool = False) -> PairNeeds:
         """Return all options at once: sizes that fit with them fit with any of them."""
         model = ModelNeeds(True, True, True)
-        return cls(model, model, mixed, False, True, not mixed)
+        return cls(model, model, mixed, False, True, not mixed, sums_bias=True)
 
     def of_products(self, products: int) -> PairNeeds:
         """Return the options with ``short`` set for ``products`` passes of Tensor over a column of a pair of tiles."""
@@ -161,6 +163,15 @@ def teacher_is_plain(needs: PairNeeds) -> bool:
     return not needs.teacher.bias and not needs.teacher.softcap
 
 
+def spares_scores(needs: PairNeeds) -> bool:
+    """Tell whether the student's scores may be in the tile that the gradient is computed in.
+
+    Not if several pairs are opened before the first of them is computed. Nor if their differences are taken: the scores
+    are then needed for longer, and the next exponentials would wait for the tile.
+    """
+    return not opens_groups(needs) and not takes_differences(needs)
+
+
 def gradient_needs(needs: PairNeeds) -> TileNeeds:
     """Return the room and instructions that the tiles of the gradient need.
 
@@ -168,12 +179,15 @@ def gradient_needs(needs: PairNeeds) -> TileNeeds:
     the gradient at a label.
     """
     models = sum(model.bias + model.softcap for model in needs.models)
+    if needs.sums_bias and (needs.student.softcap or spares_scores(needs)):
+        models -= 1  # the sums of logits and bias are in other tiles
     copies = copies_student(needs) + copies_teacher(needs)
+    biases = sum(model.bias for model in needs.models) + needs.sums_bias * INSTRUCTIONS_OF_SUMS
     of_softcaps = sum(model.softcap * (1 + model.bias) for model in needs.models) + 2 * needs.student.softcap
     return TileNeeds(
         columns=_COLUMNS,
-        rows=sum(model.bias for model in needs.models),
+        rows=sum(model.bias for model in needs.models) + needs.sums_bias,
         rings=models + copies + 1 + needs.target,
         opened=_OPENED if opens_groups(needs) else 0,
-        instructions=4 + needs.mixed + 3 * needs.target + copies + of_softcaps + sum(m.bias for m in needs.models),
+        instructions=4 + needs.mixed + 3 * needs.target + copies + of_softcaps + biases,
     )

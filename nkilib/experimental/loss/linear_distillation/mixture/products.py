@@ -11,7 +11,7 @@ models go from the products to SBUF.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
@@ -21,7 +21,7 @@ from nkilib.experimental.loss.linear.forward.streams import ClassStream, ClassTi
 from nkilib.experimental.loss.linear.shared.blocks import Block, Step
 from nkilib.experimental.loss.linear.shared.logits import LogitTiles
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, PositionPlan
-from nkilib.experimental.loss.linear.shared.staging import Staging, with_rounded_bias
+from nkilib.experimental.loss.linear.shared.staging import Staging
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes, group_tiles
 from nkilib.experimental.loss.linear_distillation.mixture.rows import MixtureRows, PairVectors
 from nkilib.experimental.loss.linear_distillation.mixture.sums import (
@@ -150,7 +150,6 @@ def mixture_of_core(
         tiling: a tiling that fits SBUF.
         store: the function that stores the results of each block of positions.
     """
-    launch = replace(launch, student=with_rounded_bias(launch.student), teacher=with_rounded_bias(launch.teacher))
     plan = sizes.position_plan(tiling)
     products = _Products.make(launch, vectors, sizes, tiling, plan, store)
     looped = plan.whole * plan.size if plan.is_loop else 0

@@ -104,12 +104,18 @@ def parts_of_positions(launch: PairLaunch) -> PositionParts:
     return pair_parts(launch.num_positions, student.num_features, teacher.num_features, feature_bytes)
 
 
-def backward_sizes(launch: PairLaunch, upstream: PairUpstream, adds_to_weight: bool) -> BackwardSizes:
+def backward_sizes(
+    launch: PairLaunch, upstream: PairUpstream, adds_to_weight: bool, bias_wanted: bool
+) -> BackwardSizes:
     """Return the sizes that the plan of a launch depends on, or of a part of its positions if they are split.
 
-    ``adds_to_weight``: whether the caller has a sum that dW is added to.
+    Args:
+        launch, upstream: the launch of the kernel, and its upstream gradients.
+        adds_to_weight: whether the caller has a sum that dW is added to.
+        bias_wanted: whether the gradient of the student's bias is wanted.
     """
     parts = parts_of_positions(launch)
+    needs = replace(backward_needs(launch, upstream), sums_bias=bias_wanted and launch.student.rounds_more_than_bias)
     student, teacher = launch.student, PairSizes.of_operands(launch.teacher)
     staging = student.casts.backward_staging(student.has_classes_first)
     return BackwardSizes(
@@ -118,7 +124,7 @@ def backward_sizes(launch: PairLaunch, upstream: PairUpstream, adds_to_weight: b
         launch.vocab_size,
         dtype_bytes(student.dtype),
         student.has_classes_first,
-        gradient_needs(backward_needs(launch, upstream)),
+        gradient_needs(needs),
         adds_to_weight or parts.is_split,
         program_share=program_share(parts),
         weight_itemsize=student.casts.weight,

@@ -33,14 +33,17 @@ def _ratios(linear_gradients: LinearGradients, problem: LinearProblem, upstream:
 
 
 def _rounded(problem: LinearProblem, upstream: BackwardInputs) -> LinearGradients:
-    """Compute gradients as a kernel does: G and the results are rounded to the dtype, sums are in float32."""
+    """Compute gradients as a kernel does: G and the results are rounded to the dtype, sums are in float32.
+
+    The gradient of a bias of another type than 16-bit products is a sum of G before it is rounded.
+    """
     dtype, weight = problem.input.dtype, problem.classes_first.astype(np.float32)
     exact = gradient_of_logits(problem, upstream, slice(0, len(problem.input)), problem.classes_first)
     power = 2.0 ** np.floor(-np.log2(np.abs(upstream.grad_loss).max(initial=1e-30)) + 8) if dtype == FP16 else 1.0
     g = (exact * power).astype(dtype).astype(np.float32) / np.float32(power)
-    return LinearGradients(
-        (g @ weight).astype(dtype), (g.T @ problem.input.astype(np.float32)).astype(dtype), g.sum(axis=0)
-    )
+    has_other_type = problem.bias is not None and problem.bias.dtype != dtype
+    of_bias = (exact.astype(np.float32) if has_other_type else g).sum(axis=0)
+    return LinearGradients((g @ weight).astype(dtype), (g.T @ problem.input.astype(np.float32)).astype(dtype), of_bias)
 
 
 def test_a_logit_is_off_by_its_additions() -> None:

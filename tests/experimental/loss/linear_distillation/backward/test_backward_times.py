@@ -68,7 +68,8 @@ def test_a_plan_counts_what_a_launch_takes_of_memory(dtype: str, options: dict[s
             positions, 128, 256, classes, dtype, BACKWARD, LinearTiling(512, 256), beta=beta, **arguments
         )
     plan = made.call_args.args[1]
-    assert 0.5 * plan.sbuf_bytes < profiled.sbuf_peak_bytes_per_partition <= plan.sbuf_bytes
+    # Not all of it lives at once; most of the rest are tiles of a float32 teacher before they are rounded.
+    assert 0 <= plan.sbuf_bytes - profiled.sbuf_peak_bytes_per_partition < 28 * 1024
 
 
 def test_one_tile_of_each_input_is_enough_where_both_are_wide() -> None:
