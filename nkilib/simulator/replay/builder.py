@@ -134,6 +134,8 @@ class CoreBuilder:
         ref = work.writes[0]
         content = np.frombuffer(work.stored.content, ref.numpy_type).reshape(ref.layout.shape)
         steps.call(np.copyto, self._memory.array(ref), content)
+        if ref.storage in self._unwritten:
+            steps.call(work.stored.view.mark_written)
 
     def _build_check(self, steps: Steps, work: Check) -> None:
         expected = work.guard.content

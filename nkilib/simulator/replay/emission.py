@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..engines.dma.modes import as_oob_mode
 from ..hardware.current import enter
 from ..machine.barrier import CoreBarrier
 from ..machine.call import Call
 from ..machine.core import Core, Launch
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
-from ..terms.enums import oob_mode
 from ..terms.regions import MemoryRegion
 from ..terms.spec import DataNeeded
 from .errors import Unplannable
@@ -27,10 +25,6 @@ from .stream import Entry, Gathered, Guarded, Recorded, Stored, Stream, views_in
 from .territories import Territory
 from .tracked import Tracked
 from .work import Action, Check, Elementwise, Meeting, Move, Product, Reduced, Ref, Store, Whole, Work
-
-_OOB_MODE = "oob_mode"
-# Instructions at which the cores of a launch on two cores wait for each other.
-MEETINGS = frozenset({"core_barrier", "sendrecv", "sendrecv_compute"})
 
 
 def cores_for(stream: Stream) -> list[Core]:
@@ -97,12 +91,11 @@ class _Emission:
 
     def _take_call(self, core: Core, entry: Recorded) -> None:
         definition = entry.definition
-        is_meeting = definition.name in MEETINGS and core.launch.cores > 1
+        is_meeting = entry.is_meeting and core.launch.cores > 1
         for operand in entry.indirect:
             self._gather(operand)
         if self._sides:
             self._check_sides(entry)
-        is_meeting |= entry.is_collective and core.launch.cores > 1
         mark, is_whole = len(self.works), is_meeting
         if is_meeting:
             self._add(Meeting(entry))
@@ -144,9 +137,10 @@ class _Emission:
         return bool(self._tracked) and any(ghost_of(view) in self._tracked for view, _ in entry.tensors)
 
     def _add(self, work: Work) -> None:
-        is_whole = isinstance(work, Whole)  # a whole instruction counts as reading everything that it may only write
+        # A whole instruction counts as reading everything that it may only write, and checks tracked tensors itself.
+        is_whole = isinstance(work, Whole)
         for ref in work.reads:
-            if (is_whole and ref in work.writes) or ref.storage in self._tracked:
+            if is_whole and (ref in work.writes or ref.storage in self._tracked):
                 continue
             if ref.storage.region is MemoryRegion.shared_hbm:
                 self.shared_reads.append(ref)  # the other core may have written it
@@ -201,16 +195,10 @@ def _mark_outputs(entry: Recorded, is_whole: bool) -> None:
         if not rule.marks_itself:
             written.mark_written(definition.is_matmul)
         elif is_whole and written.indirect_access is None:
-            if not rule.may_leave and not _skips(entry):
+            if not rule.may_leave and not entry.skips:
                 written.mark_written()
             elif written.buffer is MemoryRegion.psum:
                 raise Unplannable("the data decide which elements of PSUM it writes")
-
-
-def _skips(entry: Recorded) -> bool:
-    """Tell whether an instruction skips rows whose index is out of range."""
-    names = entry.definition.names
-    return _OOB_MODE in names and as_oob_mode(entry.values[names.index(_OOB_MODE)]) is oob_mode.skip
 
 
 def check_written(ref: Ref) -> None:

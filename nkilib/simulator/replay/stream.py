@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..engines.dma.modes import as_oob_mode
 from ..hardware.options import Options
 from ..isa.definition import Definition
 from ..isa.indirection import Choice
@@ -22,13 +23,16 @@ from ..tensors.registers import VirtualRegister
 from ..tensors.scalars import NkiScalar
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import Indirect, View
-from ..terms.enums import Engine
+from ..terms.enums import Engine, oob_mode
 from ..terms.objects import NKIObject
 from .ghosts import Ghost, ghost_of
 
 Elements = npt.NDArray[Any]
 # Types of parameters that hold no tensor; most are of one of these.
 _PLAIN = frozenset({bool, int, float, str, type(...)})
+# Instructions at which the cores of a launch on two cores wait for each other.
+_MEETINGS = frozenset({"core_barrier", "sendrecv", "sendrecv_compute"})
+_OOB_MODE = "oob_mode"
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,25 @@ class Recorded:
     def is_collective(self) -> bool:
         """Whether it is a collective operation of ranks; in a launch without other ranks, of this rank alone."""
         return self.definition.module != "nisa"
+
+    @property
+    def is_meeting(self) -> bool:
+        """Whether the cores of a launch on two cores wait for each other at it."""
+        return self.definition.name in _MEETINGS or self.is_collective
+
+    @property
+    def skips(self) -> bool:
+        """Whether it skips rows whose index is out of range."""
+        names = self.definition.names
+        return _OOB_MODE in names and as_oob_mode(self.values[names.index(_OOB_MODE)]) is oob_mode.skip
+
+    @property
+    def written(self) -> list[View]:
+        """The outputs of which it writes every element, whatever the data are; none of a collective operation."""
+        if self.is_collective or self.skips:
+            return []
+        outputs = [self.values[place] for rule, place in self.definition.outputs if not rule.may_leave]
+        return [view for view in outputs if view is not None and view.indirect_access is None]
 
     @cached_property
     def tensors(self) -> list[Touched]:

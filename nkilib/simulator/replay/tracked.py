@@ -8,14 +8,17 @@ The instructions on them run as they are, with all their usual bookkeeping, unle
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
+from ..engines.dma.rows import row_space
+from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
 from ..terms.layout import dense
 from ..terms.regions import MemoryRegion
 from .ghosts import Ghost, ghost_of
-from .stream import Entry, Recorded, Stream
+from .stream import Entry, Recorded, Stored, Stream
 from .territories import Territory, territories
 
 
@@ -25,7 +28,8 @@ class Tracked(NamedTuple):
     Attributes:
         watched: tensors that both cores may touch, one of them writing; each run finds out whether they race for a row.
         divided: such tensors in which each core touches rows of its own; by core, the rows that it may touch.
-        unwritten: tensors without values at the beginning of the launch whose written elements depend on the data.
+        unwritten: tensors without values at the beginning of the launch whose written elements depend on the data, or
+            from which the data choose rows before all of them are written; each run finds out whether it reads others.
     """
 
     watched: frozenset[Ghost]
@@ -44,7 +48,8 @@ def tracked_storages(stream: Stream) -> Tracked:
     may_race = len(stream.cores) > 1 and (options.races, options.identical_writes) != ("ignore", "ignore")
     chosen: set[Ghost] = set()
     written: set[Ghost] = set()
-    unwritten: set[Ghost] = set()
+    gathered: set[Ghost] = set()
+    scattered: set[Ghost] = set()
     for entry in _calls(stream):
         for view, is_written in entry.tensors:
             is_chosen = view.indirect_access is not None
@@ -55,9 +60,14 @@ def tracked_storages(stream: Stream) -> Tracked:
                 written.add(ghost)
             if is_chosen and view.buffer is MemoryRegion.shared_hbm:
                 chosen.add(ghost)
-            if (is_chosen and is_written) or entry.is_collective:
-                unwritten.add(ghost)
-    unknown = frozenset(ghost for ghost in unwritten if not ghost.has_data and not _is_written(stream, ghost))
+            if ghost.has_data:
+                continue
+            if is_written and (is_chosen or entry.is_collective):
+                scattered.add(ghost)
+            elif is_chosen:
+                gathered.add(ghost)
+    early = {ghost for core in range(len(stream.cores)) for ghost in _gathered_early(stream, core, gathered)}
+    unknown = frozenset(early | {ghost for ghost in scattered - early if not _is_written(stream, ghost)})
     shared = chosen & written if may_race else set()
     divided = {ghost: sides for ghost in shared - unknown if (sides := _sides(stream, ghost)) is not None}
     return Tracked(frozenset(shared - divided.keys()), divided, unknown)
@@ -65,13 +75,66 @@ def tracked_storages(stream: Stream) -> Tracked:
 
 def _is_written(stream: Stream, ghost: Ghost) -> bool:
     """Tell whether instructions whose destinations do not depend on the data write every element of a tensor."""
-    for entry in _calls(stream):
-        for view, is_output in [] if entry.is_collective else entry.tensors:
-            if is_output and view.indirect_access is None and ghost_of(view) is ghost:
-                ghost.written.mark(view.layout, ghost.width_of(view.dtype))
+    for entries in stream.cores:
+        _mark(entries, {ghost})
     is_written = ghost.written.is_written(dense(ghost.shape), ghost.numpy_dtype.itemsize)
     ghost.forget_writes()
     return is_written
+
+
+def _gathered_early(stream: Stream, core: int, gathered: set[Ghost]) -> set[Ghost]:
+    """Return those tensors from which the data choose rows for a core before instructions have written all of them.
+
+    Until the cores meet again, all that the other one writes counts as written: a read of such rows is a race.
+    """
+    if not gathered:
+        return gathered
+    rounds = [_rounds(entries) for entries in stream.cores]
+    own, others = rounds.pop(core), rounds
+    early: set[Ghost] = set()
+    for own_round, *other_rounds in zip_longest(own, *others, fillvalue=()):
+        for entries in other_rounds:
+            _mark(entries, gathered)
+        for entry in own_round:
+            early.update(ghost_of(view) for view in _gathers(entry, gathered) if not _has_all_rows(view))
+            _mark([entry], gathered)
+    for ghost in gathered:
+        ghost.forget_writes()
+    return early
+
+
+def _rounds(entries: Sequence[Entry]) -> list[Sequence[Entry]]:
+    """Divide what a core does where the cores of a launch on two cores meet."""
+    ends = [number + 1 for number, entry in enumerate(entries) if isinstance(entry, Recorded) and entry.is_meeting]
+    return [entries[start:end] for start, end in pairwise([0, *ends, len(entries)])]
+
+
+def _mark(entries: Iterable[Entry], ghosts: set[Ghost]) -> None:
+    """Mark what instructions write in these tensors whatever the data are."""
+    for entry in entries:
+        for view in _written_views(entry):
+            ghost = ghost_of(view)
+            if ghost in ghosts:
+                ghost.written.mark(view.layout, ghost.width_of(view.dtype))
+
+
+def _written_views(entry: Entry) -> list[View]:
+    if isinstance(entry, Recorded):
+        return entry.written
+    return [entry.view] if isinstance(entry, Stored) else []
+
+
+def _gathers(entry: Entry, ghosts: set[Ghost]) -> list[View]:
+    """Return the views of these tensors in an instruction whose rows the data choose, and that it reads."""
+    tensors = entry.tensors if isinstance(entry, Recorded) else []
+    return [view for view, is_written in tensors if view.is_indirect() and not is_written and ghost_of(view) in ghosts]
+
+
+def _has_all_rows(view: View) -> bool:
+    """Tell whether all rows that the data may choose are marked as written."""
+    assert isinstance(view, NkiTensor) and view.indirect_access is not None
+    rows, ghost = row_space(view, view.indirect_access), ghost_of(view)
+    return ghost.written.is_written(rows.layout, ghost.width_of(rows.dtype))
 
 
 def _sides(stream: Stream, ghost: Ghost) -> list[Territory] | None:

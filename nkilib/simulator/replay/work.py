@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..engines.dma.rows import row_space
 from ..memory.rectangles import Rectangle, rectangle_of
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
@@ -229,10 +230,13 @@ class Whole(Work):
     def __post_init__(self) -> None:
         for view, is_written in self.call.tensors:
             indirect = view.indirect_access
-            ref = Ref(view if indirect is None else view.with_layout(view.layout))
-            if indirect is not None:
-                ref.place, ref.is_block = everything(ref.storage), False
-                assert isinstance(indirect.index, View)
+            if indirect is None:
+                ref = Ref(view)
+            else:
+                assert isinstance(view, NkiTensor) and isinstance(indirect.index, View)
+                # Any of the rows, of which it writes some only.
+                ref = Ref(row_space(view, indirect))
+                ref.is_block = False
                 self.reads.append(Ref(indirect.index))
             if is_written:
                 self.writes.append(ref)

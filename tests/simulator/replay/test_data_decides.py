@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from nkilib.nki import nisa, nki, nl, replayable
-from nkilib.simulator import RaceError, replay_counts, using
+from nkilib.simulator import RaceError, UninitializedReadError, replay_counts, using
+from nkilib.simulator.replay.errors import ReplayFailed
+from nkilib.simulator.replay.recording import record_launch
+from nkilib.simulator.replay.replaying import Replay
 from tests.simulator.ranked import all_of, ncc
 from tests.simulator.replay.both_ways import both_ways
 
@@ -32,6 +35,13 @@ def loaded(tensor: Any) -> Any:
     return tile
 
 
+def replay_of(kernel: Any, values: Any, rows: Any, *others: Any) -> Replay:
+    """The plan of a launch of a kernel with two arrays."""
+    recorded = record_launch(kernel, (values, rows, *others), {}, [values, rows])
+    assert recorded.stream is not None, recorded.refusal
+    return Replay(recorded.stream, [values, rows])
+
+
 @nki.jit
 def scattered(values: Any, rows: Any) -> Any:
     """Rows of a new tensor that the kernel has not written in another way."""
@@ -50,19 +60,133 @@ def test_a_scatter_writes_the_rows_that_the_data_name() -> None:
 
 
 def test_a_row_that_a_scatter_leaves_out_is_found_when_the_launch_runs_again() -> None:
-    from nkilib.simulator.launch.arguments import as_numpy
-    from nkilib.simulator.replay.errors import ReplayFailed
-    from nkilib.simulator.replay.recording import record_launch
-    from nkilib.simulator.replay.replaying import Replay
-
     values, rows = floats(8, 5), column(range(8))
-    recorded = record_launch(scattered[1], (values, rows), {}, [values, rows])
-    assert recorded.stream is not None, recorded.refusal
-    replay = Replay(recorded.stream, [values, rows])
+    replay = replay_of(scattered[1], values, rows)
     assert np.array_equal(replay.run([values, rows], [values, rows]), values)
     twice = column([0, 1, 2, 3, 4, 5, 6, 6])
     with pytest.raises(ReplayFailed, match="was not written"):
-        replay.run([values, as_numpy(twice, "")], [values, twice])
+        replay.run([values, twice], [values, twice])
+
+
+@nki.jit
+def gathered(values: Any, rows: Any, written: int, is_late: bool) -> Any:
+    """Rows of a tensor of which only the first ones are written before, and the others after or never."""
+    count, width = values.shape
+    tile, index = loaded(values), loaded(rows)
+    kept = nl.ndarray(values.shape, values.dtype, nl.private_hbm)
+    nisa.dma_copy(kept[0:written, :], tile[0:written, :])
+    rows_sbuf = nl.ndarray((rows.shape[0], width), values.dtype, nl.sbuf)
+    nisa.dma_copy(rows_sbuf, kept.vector_select(0, index))
+    if is_late:
+        nisa.dma_copy(kept[written:count, :], tile[written:count, :])
+    result = nl.ndarray(rows_sbuf.shape, values.dtype, nl.shared_hbm)
+    nisa.dma_copy(result, rows_sbuf)
+    return result
+
+
+@nki.jit
+def gathered_from_both(values: Any, rows: Any, written: int, is_late: bool) -> Any:
+    """The same of a tensor that both cores write, each its half of the first rows; core 0 writes the others."""
+    count, width = values.shape
+    half, core = written // 2, nl.program_id(0)
+    tile, index = nl.ndarray((half, width), values.dtype, nl.sbuf), loaded(rows)
+    nisa.dma_copy(tile, values[nl.ds(core * half, half), :])
+    kept = nl.ndarray(values.shape, values.dtype, nl.shared_hbm)
+    nisa.dma_copy(kept[nl.ds(core * half, half), :], tile)
+    nisa.core_barrier(kept, (0, 1))
+    rows_sbuf = nl.ndarray((rows.shape[0], width), values.dtype, nl.sbuf)
+    nisa.dma_copy(rows_sbuf, kept.vector_select(0, index))
+    result = nl.ndarray((2, *rows_sbuf.shape), values.dtype, nl.shared_hbm)
+    nisa.dma_copy(result[core], rows_sbuf)
+    nisa.core_barrier(kept, (0, 1))
+    if is_late and core == 0:
+        nisa.dma_copy(kept[written:count, :], loaded(values)[written:count, :])
+    return result
+
+
+@pytest.mark.parametrize("kernel", [gathered[1], gathered_from_both[2]], ids=["one core", "two cores"])
+@pytest.mark.parametrize(("written", "is_late"), [(2, False), (4, False), (4, True)])
+def test_rows_of_a_partly_written_tensor_are_gathered_if_they_are_written(
+    kernel: Any, written: int, is_late: bool
+) -> None:
+    values, rows = floats(8, 5), column([1, 0, 0, 1])
+    replay = replay_of(kernel, values, rows, written, is_late)
+    for index in (rows, column([0, 1, 1, 1])):
+        result = replay.run([values, index], [values, index])
+        assert np.array_equal(result, kernel(values, index, written, is_late))
+    beyond = column([0, 1, written, 7])
+    with pytest.raises(UninitializedReadError, match="gathered from"):
+        kernel(values, beyond, written, is_late)
+    with pytest.raises(ReplayFailed, match="gathered from"):
+        replay.run([values, beyond], [values, beyond])
+    with using(uninitialized="ignore"):
+        replay = replay_of(kernel, values, rows, written, is_late)
+        result = replay.run([values, beyond], [values, beyond])
+        assert np.array_equal(result, kernel(values, beyond, written, is_late), equal_nan=True)
+
+
+@nki.jit
+def gathered_from_some(values: Any, rows: Any) -> Any:
+    """Rows, by the second column, of a tensor that has the rows of the first column that are in range."""
+    index, width = loaded(rows), values.shape[1]
+    kept = nl.ndarray((rows.shape[0], width), values.dtype, nl.private_hbm)
+    nisa.dma_copy(kept, values.vector_select(0, index[:, 0:1]), oob_mode=nisa.oob_mode.skip)
+    rows_sbuf = nl.ndarray(kept.shape, values.dtype, nl.sbuf)
+    nisa.dma_copy(rows_sbuf, kept.vector_select(0, index[:, 1:2]))
+    result = nl.ndarray(kept.shape, values.dtype, nl.shared_hbm)
+    nisa.dma_copy(result, rows_sbuf)
+    return result
+
+
+def test_rows_that_a_copy_skips_are_no_rows_to_gather() -> None:
+    values, rows = floats(8, 5), np.array([[7, 0], [3, 1], [2, 2], [1, 3]], np.int32)
+    replay = replay_of(gathered_from_some[1], values, rows)
+    without = np.array([[7, 0], [9, 0], [2, 2], [1, 3]], np.int32)
+    assert np.array_equal(replay.run([values, rows], [values, rows]), values[[7, 3, 2, 1]])
+    assert np.array_equal(replay.run([values, without], [values, without]), values[[7, 7, 2, 1]])
+    without[1, 1] = 1
+    with pytest.raises(ReplayFailed, match="gathered from"):
+        replay.run([values, without], [values, without])
+
+
+def test_more_rows_are_gathered_than_a_tensor_written_in_parts_has() -> None:
+    @nki.jit
+    def spread(values: Any, rows: Any) -> Any:
+        count, width = values.shape
+        tile, index = loaded(values), loaded(rows)
+        kept = nl.ndarray(values.shape, values.dtype, nl.private_hbm)
+        nisa.dma_copy(kept[0:1, :], tile[0:1, :])
+        nisa.dma_copy(kept[1:count, :], tile[1:count, :])
+        rows_sbuf = nl.ndarray((rows.shape[0], width), values.dtype, nl.sbuf)
+        nisa.dma_copy(rows_sbuf, kept.vector_select(0, index))
+        result = nl.ndarray(rows_sbuf.shape, values.dtype, nl.shared_hbm)
+        nisa.dma_copy(result, rows_sbuf)
+        return result
+
+    report = both_ways(spread[1], floats(3, 5), column([0, 2, 1, 1, 0, 2, 2, 0]))
+    assert "the recorded data" in report.replayed, report
+
+
+@nki.jit
+def scattered_and_stored(values: Any, rows: Any) -> Any:
+    """Rows of a new tensor, and an element that a register holds."""
+    count = rows.shape[0]
+    index = loaded(rows)
+    kept = nl.ndarray((8, 1), nl.int32, nl.private_hbm)
+    nisa.dma_copy(kept.ap([[1, count], [1, 1]], vector_offset=index, indirect_dim=0), index)
+    register = nisa.register_alloc()
+    nisa.register_load(register, values)
+    nisa.register_store(kept[7:8, :], register)
+    result = nl.ndarray((1, 1), nl.int32, nl.shared_hbm)
+    nisa.dma_copy(result, kept[7:8, :])
+    return result
+
+
+@pytest.mark.parametrize("uninitialized", ["error", "ignore"])
+def test_a_register_is_stored_to_a_tensor_whose_rows_the_data_name(uninitialized: Any) -> None:
+    with using(uninitialized=uninitialized):
+        report = both_ways(scattered_and_stored[1], column([5]), column([0, 1, 2]))
+    assert "the recorded data" in report.replayed, report
 
 
 @nki.jit
@@ -280,6 +404,20 @@ def some_rows(values: Any, rows: Any) -> Any:
 
 
 @nki.jit
+def scattered_and_loaded(values: Any, rows: Any) -> Any:
+    """A register is loaded from a row that the data of this launch name."""
+    index = loaded(rows)
+    kept = nl.ndarray(rows.shape, nl.int32, nl.private_hbm)
+    nisa.dma_copy(kept.vector_select(0, index), index)
+    register = nisa.register_alloc()
+    nisa.register_load(register, kept[0:1, :])
+    nisa.register_store(kept[1:2, :], register)
+    result = nl.ndarray((1, 1), nl.int32, nl.shared_hbm)
+    nisa.dma_copy(result, kept[1:2, :])
+    return result
+
+
+@nki.jit
 def chosen_in_psum(values: Any, predicate: Any) -> Any:
     """A product is added to what is a product still, and takes the place of what was copied over."""
     tile, where = loaded(values), loaded(predicate)
@@ -299,9 +437,10 @@ def chosen_in_psum(values: Any, predicate: Any) -> Any:
     [
         (largest[1], [floats(16, 8).astype(nl.bfloat16.numpy)], "read where no instruction has written"),
         (some_rows[1], [floats(8, 5), column([0, 9, 3, 2])], "read where no instruction has written"),
+        (scattered_and_loaded[1], [floats(8, 5), column([0, 2, 1])], "read where no instruction has written"),
         (chosen_in_psum[1], [floats(8, 4), np.eye(4, dtype=np.uint8)], "the data decide which elements of PSUM"),
     ],
-    ids=["the rest of a column", "rows out of range", "matmul results"],
+    ids=["the rest of a column", "rows out of range", "a register", "matmul results"],
 )
 def test_elements_that_only_some_data_write_are_no_part_of_a_plan(
     kernel: Any, arguments: list[Any], refusal: str

@@ -10,11 +10,14 @@ from collections import defaultdict
 from contextlib import nullcontext
 from typing import Final
 
+import numpy as np
 import pytest
 
 from benchmarks.fuzz.kernels.checking import lowered_limits
-from tests.neuron.launches import Launch, launches
-from tests.simulator.replay.both_ways import Report, both_ways
+from nkilib.experimental.loss import cross_entropy_forward
+from nkilib.nki import nl
+from tests.neuron.launches import PLAIN_FORWARD, TILING, Launch, launches
+from tests.simulator.replay.both_ways import Report, both_ways, compare
 from tests.simulator.replay.larger_launches import Larger, large, middle
 
 # Launches of each kernel that every run of the tests makes both ways, of those that tests/neuron makes on devices.
@@ -61,6 +64,14 @@ def test_a_sample_of_all_launches_with_every_pass() -> None:
     """Every tile counts as large."""
     for name in _sample():
         _check(_run(name, is_lowered=True), name)
+
+
+def test_a_launch_that_recomputes_rows() -> None:
+    """It gathers what it kept for some of its rows, from a tensor that has room for more."""
+    name = "shift, recomputed rows"
+    arguments = {**TILING, "dtype": nl.float32, **PLAIN_FORWARD[name]}
+    arguments["targets_hbm"] = np.zeros(len(arguments["logits_hbm"]), np.int32)
+    _check(compare(cross_entropy_forward[1], (), arguments, data=("permuted data",)).check(), name)
 
 
 @pytest.mark.sweep

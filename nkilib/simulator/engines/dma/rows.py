@@ -136,7 +136,7 @@ def rows_of(name: str, view: NkiTensor, skips: bool) -> Rows:
     """
     indirect = view.indirect_access
     assert indirect is not None
-    base = _row_space(view, indirect)
+    base = row_space(view, indirect)
     index = indirect.read().reshape(index_tensor(view).shape).T.reshape(-1)[: view.shape[0]]
     in_range = (index >= 0) & (index < base.shape[0])
     if not skips and not in_range.all():
@@ -145,7 +145,7 @@ def rows_of(name: str, view: NkiTensor, skips: bool) -> Rows:
     return Rows(base, index, in_range)
 
 
-def _row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
+def row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
     """Return the static view with all rows that a vector offset can select, within the tensor and its storage."""
     _, high = extent(Layout(view.shape[1:], view.strides[1:], view.offset))
     elements = view.storage.elements_of(view.dtype)
