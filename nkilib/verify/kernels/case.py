@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +49,7 @@ class Reference(NamedTuple):
 
 
 References = Mapping[str, Reference]
+Names = Sequence[str] | Callable[[Mapping[str, Any]], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Case(Step):
         sizes: the numbers of positions and classes of the logits.
         kernel: the kernel that ``nki.jit`` returned.
         arguments: a function that makes the arguments by name, the same ones every time.
-        results: the names of the returned tensors, in order.
+        names: the names of the returned tensors, in order, or a function that tells them from the arguments: a list of
+            cases makes no arguments.
         references: a function that makes the references of results from the arguments; a result without a reference
             is compared with the simulator's by classes of values alone, such as NaN (:mod:`nkilib.verify.values`).
         num_cores: the number of cores of the launch.
@@ -68,10 +71,15 @@ class Case(Step):
     sizes: tuple[int, int]
     kernel: Any
     arguments: Callable[[], dict[str, Any]]
-    results: Sequence[str]
+    names: Names
     references: Callable[[Mapping[str, Any]], References]
     num_cores: int
     written: str | None = None
+
+    @cached_property
+    def results(self) -> Sequence[str]:
+        """The names of the returned tensors, in order."""
+        return self.names(self.arguments()) if callable(self.names) else self.names
 
     @property
     def cores(self) -> int:

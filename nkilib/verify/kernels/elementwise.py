@@ -67,7 +67,7 @@ def _of_entry(entry: ElementwiseEntry, type_name: str) -> Iterator[Case]:
     forward = partial(
         Case,
         kernel=entry.forward,
-        results=("loss",),
+        names=("loss",),
         references=partial(_forward_references, entry),
         is_quick=False,
         sizes=_SIZES,
@@ -81,7 +81,7 @@ def _of_entry(entry: ElementwiseEntry, type_name: str) -> Iterator[Case]:
     yield backward(
         f"backward of {entry.name}: mean, in place, {type_name}",
         arguments=partial(_backward, entry, type_name, "mean"),
-        results=tuple(f"grad_{name}" for name in entry.gradients),
+        names=tuple(f"grad_{name}" for name in entry.gradients),
         num_cores=2,
         written=f"{entry.gradients[0]}_hbm",
     )
@@ -89,7 +89,7 @@ def _of_entry(entry: ElementwiseEntry, type_name: str) -> Iterator[Case]:
     yield backward(
         f"backward of {entry.name}: {last} alone, none, {type_name}",
         arguments=partial(_backward, entry, type_name, "none", **{last: True}),
-        results=(f"grad_{last}",),
+        names=(f"grad_{last}",),
         num_cores=1,
     )
 
@@ -110,14 +110,14 @@ def _in_one_launch(entry: ElementwiseEntry, type_name: str) -> Iterator[Case]:
     yield forward_backward(
         f"forward-backward of {entry.name}: mean, in place, {type_name}",
         arguments=partial(_backward, entry, type_name, "mean"),
-        results=("loss", *(f"grad_{name}" for name in entry.gradients)),
+        names=("loss", *(f"grad_{name}" for name in entry.gradients)),
         num_cores=2,
         written=f"{entry.gradients[0]}_hbm",
     )
     yield forward_backward(
         f"forward-backward of {entry.name}: {entry.gradients[-1]} alone, none, {type_name}",
         arguments=partial(_forward_backward, entry, type_name),
-        results=("loss", f"grad_{entry.gradients[-1]}"),
+        names=("loss", f"grad_{entry.gradients[-1]}"),
         num_cores=1,
     )
 
@@ -142,14 +142,14 @@ def _of_shared_weights(entry: ElementwiseEntry, type_name: str) -> Iterator[Case
         f"forward of {entry.name}, of rows and of columns: mean, {type_name}",
         kernel=entry.forward,
         arguments=partial(_forward_of_shared, entry, type_name),
-        results=("loss",),
+        names=("loss",),
         references=partial(_forward_references, entry),
     )
     yield of_both(
         f"backward of {entry.name}, of rows and of columns: mean, in place, {type_name}",
         kernel=entry.backward,
         arguments=partial(_backward_of_shared, entry, type_name),
-        results=tuple(f"grad_{name}" for name in entry.gradients),
+        names=tuple(f"grad_{name}" for name in entry.gradients),
         references=partial(_backward_references, entry),
         written=f"{entry.gradients[0]}_hbm",
     )

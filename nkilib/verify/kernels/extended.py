@@ -250,8 +250,8 @@ def _shard_backward(type_name: str) -> dict[str, Any]:
 
 
 def _forward_case(name: str, cores: int, make: Any, sizes: tuple[int, int] = _SIZES, is_quick: bool = False) -> Case:
-    full_name, results = f"extended_cross_entropy_forward: {name}", result_names(make())
-    return Case(full_name, is_quick, sizes, extended_cross_entropy_forward, make, results, forward_references, cores)
+    full_name, kernel = f"extended_cross_entropy_forward: {name}", extended_cross_entropy_forward
+    return Case(full_name, is_quick, sizes, kernel, make, result_names, forward_references, cores)
 
 
 def _backward_case(

@@ -259,25 +259,26 @@ def gradient_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(_GRADIENTS[name] for name, is_wanted in wanted.items() if is_wanted)
 
 
+def _forward_backward_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("loss", "lse", *gradient_names(arguments))
+
+
 def _forward_case(name: str, cores: int, make: Any, is_quick: bool = False) -> Case:
     full_name, kernel = f"linear_cross_entropy_forward: {name}", linear_cross_entropy_forward
-    return Case(
-        full_name, is_quick, (POSITIONS, CLASSES), kernel, make, result_names(make()), forward_references, cores
-    )
+    return Case(full_name, is_quick, (POSITIONS, CLASSES), kernel, make, result_names, forward_references, cores)
 
 
 def _backward_case(
     name: str, cores: int, make: Any, references: Any = backward_references, written: str | None = None
 ) -> Case:
     full_name, kernel = f"linear_cross_entropy_backward: {name}", linear_cross_entropy_backward
-    names = gradient_names(make())
-    return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, names, references, cores, written)
+    return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, gradient_names, references, cores, written)
 
 
 def _forward_backward_case(name: str, cores: int, make: Any) -> Case:
     full_name, kernel = f"linear_cross_entropy_forward_backward: {name}", linear_cross_entropy_forward_backward
-    names = ("loss", "lse", *gradient_names(make()))
-    return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, names, forward_backward_references, cores)
+    sizes = (POSITIONS, CLASSES)
+    return Case(full_name, False, sizes, kernel, make, _forward_backward_names, forward_backward_references, cores)
 
 
 def _of_backward(type_name: str, further: Mapping[str, Any], **options: Any) -> dict[str, Any]:

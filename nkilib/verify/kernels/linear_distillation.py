@@ -266,19 +266,18 @@ def gradient_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _forward_case(name: str, cores: int, make: Any, is_quick: bool = False) -> Case:
     full_name, kernel = f"linear_distillation_forward: {name}", linear_distillation_forward
-    return Case(full_name, is_quick, _SIZES, kernel, make, result_names(make()), forward_references, cores)
+    return Case(full_name, is_quick, _SIZES, kernel, make, result_names, forward_references, cores)
 
 
 def _backward_case(
     name: str, cores: int, make: Any, references: Any = backward_references, written: str | None = None
 ) -> Case:
     full_name, kernel = f"linear_distillation_backward: {name}", linear_distillation_backward
-    return Case(full_name, False, _SIZES, kernel, make, gradient_names(make()), references, cores, written)
+    return Case(full_name, False, _SIZES, kernel, make, gradient_names, references, cores, written)
 
 
-def _mixture_case(name: str, cores: int, make: Any) -> Case:
+def _mixture_case(name: str, cores: int, make: Any, classes: int = CLASSES) -> Case:
     full_name, kernel = f"linear_distillation_mixture: {name}", linear_distillation_mixture
-    classes = problem_of(make()).student.vocab_size
     return Case(full_name, False, (POSITIONS, classes), kernel, make, _SUMS, mixture_references, cores)
 
 
@@ -317,7 +316,9 @@ def cases() -> Iterator[Case]:
     yield _forward_case("mixture, both products twice", 2, partial(_launch, "bfloat16", beta=0.5, memory_limit=0))
     yield _mixture_case("[D, V]", 2, partial(_mixture, partial(_transposed, "bfloat16", beta=0.3)))
     whole = partial(_launch, "float32", **_BIASES, beta=0.3)
-    yield _mixture_case("a shard", 2, partial(_mixture, partial(_of_shard, "float32", beta=0.3), whole))
+    yield _mixture_case(
+        "a shard", 2, partial(_mixture, partial(_of_shard, "float32", beta=0.3), whole), CLASSES - _SHARD.start
+    )
     yield _backward_case("a shard", 2, partial(_shard_backward, "float32"), partial(_shard_references, "float32"))
     input_alone, frozen = {"grad_weight_wanted": False}, {"grad_input_wanted": False, "grad_bias_wanted": False}
     yield _backward_case(

@@ -154,20 +154,20 @@ def _shard_backward(type_name: str) -> dict[str, Any]:
     return {**_of_shard(_backward(_launch(type_name, bias_hbm=True))), "grad_input_float32": True}
 
 
+def _result_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("logprob", "lse", *(name for flag, names in _ASKED.items() if arguments.get(flag) for name in names))
+
+
 def _forward_case(name: str, cores: int, make: Any) -> Case:
-    arguments = make()
-    names = ("logprob", "lse", *(name for flag, names in _ASKED.items() if arguments.get(flag) for name in names))
     full_name, kernel = f"linear_token_scores_forward: {name}", linear_token_scores_forward
-    return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, names, forward_references, cores)
+    return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, _result_names, forward_references, cores)
 
 
 def _backward_case(
     name: str, cores: int, make: Any, references: Any = backward_references, written: str | None = None
 ) -> Case:
     full_name, kernel = f"linear_token_scores_backward: {name}", linear_token_scores_backward
-    return Case(
-        full_name, False, (POSITIONS, CLASSES), kernel, make, gradient_names(make()), references, cores, written
-    )
+    return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, gradient_names, references, cores, written)
 
 
 def cases() -> Iterator[Case]:

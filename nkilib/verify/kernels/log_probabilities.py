@@ -176,7 +176,7 @@ def _nll_cases(type_name: str, streamed: bool) -> Iterator[Case]:
 
 
 def _kl_div_cases(type_name: str) -> Iterator[Case]:
-    forward = partial(Case, kernel=kl_div_forward, results=("loss",), references=_kl_div_references, is_quick=False)
+    forward = partial(Case, kernel=kl_div_forward, names=("loss",), references=_kl_div_references, is_quick=False)
     cases: tuple[tuple[str, int, dict[str, Any]], ...] = (
         ("mean", 1, {}),
         ("sum of log targets", 2, {"log_target": True, "reduction": "sum"}),
@@ -194,7 +194,7 @@ def _kl_div_cases(type_name: str) -> Iterator[Case]:
     yield backward(
         f"kl_div_backward: both, mean, in place, {type_name}",
         arguments=partial(_kl_div_backward, type_name, **both_gradients),
-        results=("grad_input", "grad_target"),
+        names=("grad_input", "grad_target"),
         num_cores=2,
         written="input_hbm",
     )
@@ -202,7 +202,7 @@ def _kl_div_cases(type_name: str) -> Iterator[Case]:
     yield backward(
         f"kl_div_backward: log target alone, none, {type_name}",
         arguments=partial(_kl_div_backward, type_name, **target_alone),
-        results=("grad_target",),
+        names=("grad_target",),
         num_cores=1,
     )
 
