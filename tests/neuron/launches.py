@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import pickle
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -51,13 +51,18 @@ class Launch:
 
     Attributes:
         kernel: the result of `nki.jit`.
-        arguments: by name; arrays are copied for a launch, since it may write them.
+        made: arguments by name, or a function that makes them where that takes a launch, which no list should wait for.
         cores: the number of cores of the launch.
     """
 
     kernel: Any
-    arguments: dict[str, Any]
+    made: dict[str, Any] | Callable[[], dict[str, Any]]
     cores: int
+
+    @functools.cached_property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments by name; arrays are copied for a launch, since it may write them."""
+        return self.made() if callable(self.made) else self.made
 
     def results(self) -> list[np.ndarray]:
         """Return the kernel's results, and the arrays that it was given, as it left them."""
@@ -233,7 +238,7 @@ def calls_extended(logits_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor, grad_los
     )
 
 
-def _launches_of_type(numpy_type: Any, dtype: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+def _launches_of_type(numpy_type: Any, dtype: Any) -> Iterator[tuple[str, Any, Any]]:
     base = {"logits_hbm": _logits(numpy_type), "targets_hbm": _targets()}
     tiled = {**base, **TILING, "dtype": dtype}
     extended_back = {**tiled, "lse_hbm": _lse(), "grad_loss_hbm": _numbers(6, ROWS)}
