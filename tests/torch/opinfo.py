@@ -21,8 +21,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import tree_map
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -293,7 +291,7 @@ def op_samples(name: str, dtype: torch.dtype, variant: str = "") -> tuple[Sample
         dtype: the type of the inputs; gradients are asked for where it is floating.
         variant: the name of the variant, such as ``"with_dtype"``.
     """
-    (info,) = [entry for entry in op_db if (entry.name, entry.variant_test_name) == (name, variant)]
+    info = _op_info(name, variant)
     with torch.random.fork_rng():
         torch.manual_seed(_SEED)
         results = list(info.sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point))
@@ -312,7 +310,7 @@ def module_samples(name: str, dtype: torch.dtype) -> tuple[Sample, ...]:
 
 def op_errors(name: str, variant: str = "") -> list[tuple[Sample, type[Exception]]]:
     """Calls that PyTorch refuses, with the type of its error; empty where an ``OpInfo`` lists none."""
-    (info,) = [entry for entry in op_db if (entry.name, entry.variant_test_name) == (name, variant)]
+    info = _op_info(name, variant)
     if info.error_inputs_func is None:
         return []
     results = []
@@ -325,7 +323,7 @@ def op_errors(name: str, variant: str = "") -> list[tuple[Sample, type[Exception
 
 def module_errors(name: str) -> list[tuple[Sample, type[Exception]]]:
     """Constructors and calls of a module that PyTorch refuses, with the type of its error."""
-    (info,) = [item for item in module_db if item.module_cls.__name__ == name]
+    info = _module_info(name)
     if info.module_error_inputs_func is None:
         return []
     results = []
@@ -340,13 +338,29 @@ def module_errors(name: str) -> list[tuple[Sample, type[Exception]]]:
 
 
 def _of_module_info(name: str, dtype: torch.dtype) -> Iterator[Sample]:
-    (info,) = [item for item in module_db if item.module_cls.__name__ == name]
+    info = _module_info(name)
     with torch.random.fork_rng():
         torch.manual_seed(_SEED)
         results = info.module_inputs_func(info, "cpu", dtype, dtype.is_floating_point, True)
     for at, result in enumerate(results):
         built, call = result.constructor_input, result.forward_input
         yield _named(Sample(f"{name} {at}", dtype, call.args, dict(call.kwargs), (built.args, built.kwargs)))
+
+
+def _op_info(name: str, variant: str) -> Any:
+    """The ``OpInfo`` of a name; the list is imported here, because it brings torch._dynamo and takes two seconds."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    (info,) = [entry for entry in op_db if (entry.name, entry.variant_test_name) == (name, variant)]
+    return info
+
+
+def _module_info(name: str) -> Any:
+    """The ``ModuleInfo`` of a class, imported here for the same reason."""
+    from torch.testing._internal.common_modules import module_db
+
+    (info,) = [item for item in module_db if item.module_cls.__name__ == name]
+    return info
 
 
 def _named(sample: Sample) -> Sample:

@@ -21,7 +21,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.torch.dispatch import neuronx, pretended_neuron
@@ -94,11 +93,18 @@ def logged(loss_function: Callable[..., Tensor], target_dtype: torch.dtype) -> d
     return {**result, "operators": log.names}
 
 
+def _recorded_graphs() -> Any:
+    """A backend that keeps the graphs, imported here, because collection imports this file for its constants."""
+    from torch._dynamo.testing import AotEagerAndRecordGraphs
+
+    return AotEagerAndRecordGraphs()
+
+
 def in_a_graph(
     loss_function: Callable[..., Tensor], target_dtype: torch.dtype, ignored: int | None = -100
 ) -> dict[str, Any]:
     """Return ``results`` from one graph of each direction, the nodes of both and the types of all that is in them."""
-    graphs = AotEagerAndRecordGraphs()
+    graphs = _recorded_graphs()
     compiled = torch.compile(loss_function, fullgraph=True, dynamic=False, backend=graphs)
     result = results(compiled, target_dtype, ignored)
     nodes = [node for graph in (*graphs.fw_graphs, *graphs.bw_graphs) for node in graph.graph.nodes]
@@ -123,7 +129,7 @@ def overwriting_in_a_graph() -> dict[str, Any]:
         ops.cross_entropy_backward_(logits, *others)
         return logits
 
-    graphs = AotEagerAndRecordGraphs()
+    graphs = _recorded_graphs()
     result = torch.compile(overwritten, fullgraph=True, dynamic=False, backend=graphs)(*inputs)
     nodes = [str(node.target) for node in graphs.fw_graphs[0].graph.nodes if node.op == "call_function"]
     expected = to_cpu(ops.cross_entropy_backward(*inputs))
@@ -132,6 +138,8 @@ def overwriting_in_a_graph() -> dict[str, Any]:
 
 def compilations(loss_function: Callable[..., Tensor]) -> dict[str, int]:
     """How often a step is compiled where a tensor changes, and where a constant does."""
+    from torch._dynamo.testing import CompileCounter
+
     leaf, target = tensors(torch.int32, ignored=None)
     counts = {}
     for what in ("tensor", "constant"):

@@ -8,17 +8,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 
 from nkilib.torch.transformers import fuse_linear_loss
 from tests.torch.transformers.models import BATCH, Make, llama, padded_batch, pair, qwen2
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Groups = Callable[[Any], Sequence[Sequence[nn.Module]]]
 _MIXED: Final = MixedPrecisionPolicy(torch.bfloat16, torch.float32)

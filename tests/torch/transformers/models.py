@@ -7,27 +7,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    TrainingArguments,
-)
 
 from tests.torch.inputs import make_targets
 from tests.torch.telling import UNIT
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, TrainingArguments
 
 VOCABULARY, BATCH, LENGTH = 301, 3, 12
 # A loss is log-sum-exp minus target, each rounded to float32 with 16 u of log V, which is below 6; the stock one too.
@@ -44,27 +33,37 @@ _SIZES: Final[dict[str, Any]] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": LENGTH,
 }
-Make = Callable[[], PreTrainedModel]
+Make = Callable[[], "PreTrainedModel"]
 
 
 def llama(**further: Any) -> PreTrainedModel:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     return LlamaForCausalLM(LlamaConfig(**{**_SIZES, **further}))
 
 
 def qwen2() -> PreTrainedModel:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
     return Qwen2ForCausalLM(Qwen2Config(**_SIZES, tie_word_embeddings=True))
 
 
 def qwen3() -> PreTrainedModel:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     return Qwen3ForCausalLM(Qwen3Config(**_SIZES, head_dim=8))
 
 
 def mistral() -> PreTrainedModel:
+    from transformers import MistralConfig, MistralForCausalLM
+
     return MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=8))
 
 
 def gemma2() -> PreTrainedModel:
     """Return a model with tied embeddings, as it is published, and a cap that bends its logits."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
     return Gemma2ForCausalLM(Gemma2Config(**_SIZES, head_dim=8, final_logit_softcapping=0.5))
 
 
@@ -97,6 +96,8 @@ class Windows(torch.utils.data.Dataset):
 
 def training_arguments(directory: object, **further: Any) -> TrainingArguments:
     """Return the arguments of a trainer that takes three steps of three micro-batches."""
+    from transformers import TrainingArguments
+
     return TrainingArguments(
         output_dir=str(directory),
         max_steps=3,

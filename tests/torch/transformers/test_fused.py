@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from nkilib import simulator
 from nkilib.torch.transformers import NoLogits, Undo, causal_lm_loss, fuse_linear_loss
@@ -37,6 +36,9 @@ from tests.torch.transformers.models import (
     qwen2,
     qwen3,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MODELS = pytest.mark.parametrize("make", [llama, qwen2, qwen3, mistral, gemma2])
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

@@ -14,16 +14,10 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from nkilib.torch.transformers import NoLogits, causal_lm_loss, fuse_linear_loss
 from tests.torch.fake_group import two_ranks
 from tests.torch.transformers.models import llama, padded_batch, qwen2
-
-
-class _Own(LlamaForCausalLM):
-    def forward(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-        return super().forward(*args, **kwargs)
 
 
 class _Adapted(nn.Module):
@@ -35,6 +29,12 @@ class _Adapted(nn.Module):
 
 
 def test_models_that_it_does_not_know() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
+
+    class _Own(LlamaForCausalLM):
+        def forward(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            return super().forward(*args, **kwargs)
+
     with pytest.raises(TypeError, match=r"argument 'model' must be torch.nn.Module, not str"):
         fuse_linear_loss("llama")  # type: ignore[arg-type]
     other = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=1))

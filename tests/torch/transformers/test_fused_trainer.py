@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from torch import nn
-from transformers import Trainer
 
 from nkilib.torch.transformers import NoLogits, fuse_linear_loss
 from tests.torch.transformers.models import (
@@ -25,6 +24,8 @@ from tests.torch.transformers.models import (
 
 
 def test_the_trainer_accumulates_evaluates_and_predicts_as_with_the_stock_model(tmp_path: Path) -> None:
+    from transformers import Trainer
+
     stock, ours = pair(llama)
     fuse_linear_loss(ours)
     histories, evaluations = [], []

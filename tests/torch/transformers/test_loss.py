@@ -8,13 +8,11 @@ from __future__ import annotations
 import functools
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import PreTrainedModel, Trainer
-from transformers.loss.loss_utils import ForCausalLMLoss
 
 from nkilib import simulator
 from nkilib.experimental.loss.cross_entropy.options import RecipeOptions
@@ -37,6 +35,9 @@ from tests.torch.transformers.models import (
     qwen2,
     training_arguments,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 STEPS = 10
 MODELS = pytest.mark.parametrize("make", [llama, qwen2])
@@ -126,6 +127,8 @@ def test_micro_batches_with_num_items_are_one_batch() -> None:
 @pytest.mark.parametrize("inplace", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_the_trainer_follows_the_stock_loss_under_gradient_accumulation(inplace: bool, tmp_path: Path) -> None:
     """It counts the targets of all micro-batches of a step, and hands the number on."""
+    from transformers import Trainer
+
     stock, ours = _pair(llama)
     ours.loss_function = functools.partial(causal_lm_loss, inplace=inplace)
     histories = []
@@ -167,6 +170,8 @@ def test_shift_labels_replace_labels(flat: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_logits_of_other_types_are_cast_as_there(dtype: torch.dtype) -> None:
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
     logits = make_logits(2, 5, 11, dtype=dtype).requires_grad_()
     labels = make_targets(2, 5, ignored=3)
     losses = [loss(logits, labels, 11, ignore_index=3) for loss in (ForCausalLMLoss, causal_lm_loss)]
@@ -183,6 +188,8 @@ def test_without_a_target_the_mean_is_that_of_pytorch() -> None:
 
 
 def test_arguments_are_those_that_transformers_names() -> None:
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
     theirs = list(inspect.signature(ForCausalLMLoss).parameters.values())
     ours = inspect.signature(causal_lm_loss).parameters
     further = {"label_smoothing", "inplace", *RecipeOptions.__annotations__}

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Trainer
 
 from nkilib.torch import linear_cross_entropy, mse_loss
 from tests.torch.inputs import make_logits, make_targets
@@ -68,6 +67,8 @@ LOSSES: dict[str, tuple[Tensor, Loss, Loss]] = {
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_trainer_takes_a_loss(name: str, tmp_path: Path) -> None:
+    from transformers import Trainer
+
     labels, *functions = LOSSES[name]
     trained: list[Any] = []
     for function in functions:

@@ -6,14 +6,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from types import ModuleType
 from typing import Any, Final
 
 import torch
-import trl.kernels.chunked_divergence
-import trl.kernels.chunked_logprob
-import trl.trainer.distillation_trainer
-import trl.trainer.utils
 from torch import Tensor
 from torch.nn import functional
 
@@ -120,19 +117,29 @@ class Replaced:
     """A function of TRL that is replaced.
 
     Attributes:
-        place, name: where trainers look it up.
-        own: the module of TRL that defines it.
+        in_module, name: where trainers look it up.
+        defined_in: the module of TRL that defines it.
         tiles: names of the functions there that compute a tile on the CPU.
         exact: the same in float64.
         results: names of the results that are numbers.
     """
 
-    place: ModuleType
+    in_module: str
     name: str
-    own: ModuleType
+    defined_in: str
     tiles: tuple[str, ...]
     exact: Any
     results: tuple[str, ...]
+
+    @property
+    def place(self) -> ModuleType:
+        """The module in which trainers look it up."""
+        return import_module(self.in_module)
+
+    @property
+    def own(self) -> ModuleType:
+        """The module that defines it."""
+        return import_module(self.defined_in)
 
     @property
     def current(self) -> Any:
@@ -141,17 +148,17 @@ class Replaced:
 
 
 SCORES: Final = Replaced(
-    trl.trainer.utils,
+    "trl.trainer.utils",
     "_ChunkedLogProbFunction",
-    trl.kernels.chunked_logprob,
+    "trl.kernels.chunked_logprob",
     ("_forward_tile", "_backward_tile"),
     ExactScores,
     ("logprob", *OUTPUTS[:-1]),
 )
 DIVERGENCES: Final = Replaced(
-    trl.trainer.distillation_trainer,
+    "trl.trainer.distillation_trainer",
     "ChunkedDivergenceFunction",
-    trl.kernels.chunked_divergence,
+    "trl.kernels.chunked_divergence",
     ("_stats_tile", "_jsd_tile", "_backward_tile"),
     ExactDivergences,
     ("divergence", "entropy"),

@@ -9,15 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch import Tensor
-from transformers import TrainerCallback
 
 from nkilib.torch.trl import install
 from tests.torch.trl.exact import Replaced
 from tests.torch.trl.trainers import KINDS, Case
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
 
 
 @dataclass
@@ -37,18 +39,19 @@ class Run:
     tiles: int = 0
 
 
-class _Watch(TrainerCallback):
-    """Keeps the gradients of every step."""
+def _watch(run: Run) -> TrainerCallback:
+    """What keeps the gradients of every step."""
+    from transformers import TrainerCallback
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    class Watch(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            results = {name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None}
+            assert all(
+                parameter.grad is None or parameter.grad.dtype == parameter.dtype for parameter in model.parameters()
+            )
+            run.gradients.append({name: grad.detach().clone() for name, grad in results.items()})
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        results = {name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None}
-        assert all(
-            parameter.grad is None or parameter.grad.dtype == parameter.dtype for parameter in model.parameters()
-        )
-        self.run.gradients.append({name: grad.detach().clone() for name, grad in results.items()})
+    return Watch()
 
 
 @contextmanager
@@ -110,7 +113,7 @@ def run(case: Case, directory: Path, function: str) -> Run:
         return loss
 
     trainer.compute_loss = watched
-    trainer.add_callback(_Watch(result))
+    trainer.add_callback(_watch(result))
     with contexts[function](), _watched_results(replaced, result), _counted_tiles(replaced, result):
         trainer.train()
     return result

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import trl.kernels.chunked_divergence as own
-import trl.trainer.distillation_trainer as trainer
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -43,7 +41,7 @@ def _installed() -> Iterator[None]:
 def _no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's own code does not run."""
     for name in DIVERGENCES.tiles:
-        monkeypatch.setattr(own, name, None)
+        monkeypatch.setattr(DIVERGENCES.own, name, None)
 
 
 def operands(*dtypes: torch.dtype) -> list[Any]:
@@ -131,7 +129,7 @@ def test_results_and_gradients_are_as_near_as_those_of_trl(beta: float) -> None:
     exact = exact_copy(ours, BFLOAT16, FLOAT32)
     expected = ExactDivergences.apply(*exact, beta, *FULL)
     result = DIVERGENCES.current.apply(*ours, beta, *FULL)
-    other = own.ChunkedDivergenceFunction.apply(*theirs, beta, *FULL)
+    other = DIVERGENCES.own.ChunkedDivergenceFunction.apply(*theirs, beta, *FULL)
     for results in (result, other, expected):
         total(results[0]).backward()
     for number in range(2):
@@ -175,7 +173,7 @@ def test_a_cap_is_read_as_trl_reads_it(cap: float) -> None:
     inputs = operands(FLOAT32)
     options = (1.0, 0.8, 1.0, cap, 1.0, cap)
     results = DIVERGENCES.current.apply(*inputs, *options)
-    expected = own.ChunkedDivergenceFunction.apply(*inputs, *options)
+    expected = DIVERGENCES.own.ChunkedDivergenceFunction.apply(*inputs, *options)
     for value, other in zip(results, expected, strict=True):
         assert torch.allclose(value, other, rtol=0.0, atol=VALUE)
 
@@ -192,7 +190,7 @@ def test_a_class_that_both_models_mask_is_left_out_where_trl_has_no_number(beta:
     expected = ExactDivergences.apply(*kept, beta, 0.8)
     for value, other in zip(results, expected, strict=True):
         assert torch.allclose(value, other, rtol=0.0, atol=VALUE)
-    theirs, entropy = own.ChunkedDivergenceFunction.apply(*masked, beta, 0.8)
+    theirs, entropy = DIVERGENCES.own.ChunkedDivergenceFunction.apply(*masked, beta, 0.8)
     assert bool(theirs.isnan().all()) and bool(entropy.isnan().all())
 
 
@@ -241,7 +239,7 @@ def test_heads_in_shards_of_fsdp2_give_their_gradient() -> None:
 
     def loss() -> Tensor:
         states = (tensor.detach()[None] for tensor in (hidden, teacher_hidden))
-        return trainer._chunked_divergence_loss(*states, *(head.weight for head in heads), mask, 1.0)[0]
+        return DIVERGENCES.place._chunked_divergence_loss(*states, *(head.weight for head in heads), mask, 1.0)[0]
 
     expected = loss()
     (gradient,) = torch.autograd.grad(expected, heads[0].weight)

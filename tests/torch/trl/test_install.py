@@ -14,10 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import trl
-import trl.kernels.chunked_divergence
-import trl.kernels.chunked_logprob
-import trl.trainer.utils
 from torch import Tensor
 
 from nkilib.torch import replacement
@@ -28,15 +24,19 @@ from tests.torch.trl.exact import DIVERGENCES, OUTPUTS, SCORES, Replaced
 pytestmark = pytest.mark.filterwarnings("ignore:.*devices must include 'cpu' where nkilib runs on its simulator")
 POSITIONS, FEATURES, CLASSES = 5, 16, 40
 FUNCTIONS = pytest.mark.parametrize("replaced", [SCORES, DIVERGENCES], ids=["scores", "divergences"])
-STOCK = {SCORES.name: SCORES.current, DIVERGENCES.name: DIVERGENCES.current}
+
+
+def stock(replaced: Replaced) -> Any:
+    """TRL's own, from where it is defined."""
+    return getattr(replaced.own, replaced.name.removeprefix("_"))
 
 
 @pytest.fixture(autouse=True)
 def _stock() -> Iterator[None]:
     """Every test finds TRL's own functions, and leaves them."""
-    assert all(case.current is STOCK[case.name] for case in (SCORES, DIVERGENCES))
+    assert all(case.current is stock(case) for case in (SCORES, DIVERGENCES))
     yield
-    assert all(case.current is STOCK[case.name] for case in (SCORES, DIVERGENCES))
+    assert all(case.current is stock(case) for case in (SCORES, DIVERGENCES))
 
 
 @pytest.fixture
@@ -100,17 +100,17 @@ def test_an_installation_lasts_until_it_is_undone(replaced: Replaced, tiles: lis
     call(replaced, inputs)
     assert tiles == []
     undo()
-    assert replaced.current is STOCK[replaced.name]
+    assert replaced.current is stock(replaced)
     call(replaced, inputs)
     assert tiles == [forward_tile(replaced)]
     undo()
-    assert replaced.current is STOCK[replaced.name]
+    assert replaced.current is stock(replaced)
 
 
 def test_it_is_undone_where_its_block_ends_and_where_that_fails() -> None:
     with pytest.raises(KeyError), install(devices=("cpu",)) as undo:
         assert undo.devices == {"cpu"}
-        assert all(case.current is not STOCK[case.name] for case in (SCORES, DIVERGENCES))
+        assert all(case.current is not stock(case) for case in (SCORES, DIVERGENCES))
         raise KeyError
 
 
@@ -127,7 +127,7 @@ def test_installations_may_be_nested_and_undone_in_any_order(
     call(replaced, inputs)
     assert len(tiles) == (0 if first_out == "inner" else 1), "the CPU is the outer one's"
     (outer if first_out == "inner" else inner)()
-    assert replaced.current is STOCK[replaced.name]
+    assert replaced.current is stock(replaced)
 
 
 def test_the_same_device_twice_stays_until_both_are_undone(tiles: list[str]) -> None:
@@ -152,7 +152,7 @@ def test_what_was_put_there_later_stays_and_computes_as_trl(
         assert replaced.current is wrapper
         call(replaced, operands(replaced))
         assert tiles == [forward_tile(replaced)]
-    setattr(replaced.place, replaced.name, STOCK[replaced.name])
+    setattr(replaced.place, replaced.name, stock(replaced))
 
 
 @FUNCTIONS
@@ -270,7 +270,7 @@ def test_other_devices_are_refused(devices: Any, error: type[Exception], message
 def test_a_function_of_somebody_else_is_not_replaced(replaced: Replaced, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(replaced.place, replaced.name, SimpleNamespace(apply=None))
-        own = STOCK[replaced.name].__qualname__
+        own = stock(replaced).__qualname__
         expected = f"must be TRL's own {own}, got types.SimpleNamespace; undo what has replaced it"
         with pytest.raises(RuntimeError, match=f"{replaced.name} {expected}"):
             install(devices=("cpu",))
@@ -314,10 +314,10 @@ class _OtherDivergence:
 @pytest.mark.parametrize(
     ("target", "name", "value", "message"),
     [
-        pytest.param(trl, "__version__", "1.15.2", "its version is 1.15.2", id="older"),
-        pytest.param(trl, "__version__", "1.17.0.dev0", "its version is 1.17.0.dev0", id="newer"),
+        pytest.param("trl", "__version__", "1.15.2", "its version is 1.15.2", id="older"),
+        pytest.param("trl", "__version__", "1.17.0.dev0", "its version is 1.17.0.dev0", id="newer"),
         pytest.param(
-            trl.kernels.chunked_logprob,
+            "trl.kernels.chunked_logprob",
             "ChunkedLogProbFunction",
             _Renamed,
             r"ChunkedLogProbFunction takes \(hidden, weight, bias, labels, temperature, chunk_size, cap, logit_scale, "
@@ -325,14 +325,14 @@ class _OtherDivergence:
             id="argument",
         ),
         pytest.param(
-            trl.kernels.chunked_logprob,
+            "trl.kernels.chunked_logprob",
             "ChunkedLogProbFunction",
             _OtherDefault,
             r"ChunkedLogProbFunction has logit_scale=2.0 by default instead of 1.0",
             id="default",
         ),
         pytest.param(
-            trl.kernels.chunked_divergence,
+            "trl.kernels.chunked_divergence",
             "ChunkedDivergenceFunction",
             _OtherDivergence,
             r"ChunkedDivergenceFunction takes \(student_hidden, student_weight, student_bias, teacher_hidden, mask\) "
@@ -341,31 +341,31 @@ class _OtherDivergence:
             id="argument of a divergence",
         ),
         pytest.param(
-            trl.kernels.chunked_logprob,
+            "trl.kernels.chunked_logprob",
             "ChunkedLogProbFunction",
             None,
             "it has no trl.kernels.chunked_logprob",
             id="no function",
         ),
         pytest.param(
-            trl.kernels.chunked_divergence,
+            "trl.kernels.chunked_divergence",
             "ChunkedDivergenceFunction",
             None,
             "it has no trl.kernels.chunked_divergence.ChunkedDivergenceFunction",
             id="no divergence",
         ),
         pytest.param(
-            SCORES.place, SCORES.name, None, "trl.trainer.utils has no _ChunkedLogProbFunction", id="no place"
+            SCORES.in_module, SCORES.name, None, "trl.trainer.utils has no _ChunkedLogProbFunction", id="no place"
         ),
         pytest.param(
-            DIVERGENCES.place,
+            DIVERGENCES.in_module,
             DIVERGENCES.name,
             None,
             "trl.trainer.distillation_trainer has no ChunkedDivergenceFunction",
             id="no place of a divergence",
         ),
         pytest.param(
-            trl.trainer.utils,
+            "trl.trainer.utils",
             "maybe_gather_lm_head_ctx",
             None,
             "trl.trainer.utils has no maybe_gather_lm_head_ctx;",
@@ -374,13 +374,13 @@ class _OtherDivergence:
     ],
 )
 def test_another_release_is_refused_with_what_differs(
-    target: Any, name: str, value: Any, message: str, monkeypatch: pytest.MonkeyPatch
+    target: str, name: str, value: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         if value is None:
-            patch.delattr(target, name)
+            patch.delattr(f"{target}.{name}")
         else:
-            patch.setattr(target, name, value)
+            patch.setattr(f"{target}.{name}", value)
         expected = (
             r"^nkilib.torch.trl.install: needs the token scores and divergences of trl 1.16, and the trl here differs: "
             + message
@@ -391,7 +391,7 @@ def test_another_release_is_refused_with_what_differs(
 
 def test_all_differences_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(trl, "__version__", "1.17.0")
+        patch.setattr("trl.__version__", "1.17.0")
         patch.setattr(SCORES.own, "ChunkedLogProbFunction", _OtherDefault)
         expected = r"its version is 1\.17\.0; .* has logit_scale=2\.0 .*; install trl==1\.16\.\*"
         with pytest.raises(ImportError, match=expected):

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import trl.kernels.chunked_logprob as own
-import trl.trainer.utils as place
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -41,8 +39,8 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def _no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's own code does not run."""
-    monkeypatch.setattr(own, "_forward_tile", None)
-    monkeypatch.setattr(own, "_backward_tile", None)
+    monkeypatch.setattr(SCORES.own, "_forward_tile", None)
+    monkeypatch.setattr(SCORES.own, "_backward_tile", None)
 
 
 def operands(*dtypes: torch.dtype) -> list[Tensor]:
@@ -155,7 +153,7 @@ def test_an_upstream_gradient_that_is_missing_is_left_out(only: int, times: floa
 def test_a_cap_is_read_as_trl_reads_it(cap: float) -> None:
     inputs = operands(FLOAT32, FLOAT32, FLOAT32)
     results = SCORES.current.apply(*inputs, 0.8, 64, cap)
-    expected = own.ChunkedLogProbFunction.apply(*inputs, 0.8, 64, cap)
+    expected = SCORES.own.ChunkedLogProbFunction.apply(*inputs, 0.8, 64, cap)
     for value, other in zip(results, expected, strict=True):
         assert torch.allclose(value.float(), other.float(), rtol=0.0, atol=VALUE)
 
@@ -168,7 +166,7 @@ def test_a_masked_class_is_left_out_where_trl_has_no_number() -> None:
     expected = ExactScores.apply(hidden, weight[:-50], masked[:-50], targets, 0.8, 64)
     for value, other in zip(results, expected, strict=True):
         assert torch.allclose(value.float(), other.float(), rtol=0.0, atol=VALUE)
-    _, entropy, _, mean, _ = own.ChunkedLogProbFunction.apply(hidden, weight, masked, targets, 0.8, 64)
+    _, entropy, _, mean, _ = SCORES.own.ChunkedLogProbFunction.apply(hidden, weight, masked, targets, 0.8, 64)
     assert bool(entropy.isnan().all()) and bool((mean == -torch.inf).all())
 
 
@@ -210,7 +208,7 @@ def test_a_head_in_shards_of_fsdp2_gets_its_gradient() -> None:
     ids = torch.randint(3, 263, (2, 8), generator=torch.Generator().manual_seed(0))
     stock, sharded = model(0, tied=False), model(0, tied=False)
     for item in (stock, sharded):
-        place.add_fused_lm_head(item, temperature=0.8, outputs=("log_probs", "entropy"))
+        SCORES.place.add_fused_lm_head(item, temperature=0.8, outputs=("log_probs", "entropy"))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers.integrations.deepspeed as integration
-import trl.trainer.utils as place
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -78,7 +76,7 @@ def zero3(monkeypatch: pytest.MonkeyPatch) -> FakeZero3:
     modules = {"deepspeed": deepspeed, status.__name__: status, **{name: ModuleType(name) for name in names}}
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(integration, "is_deepspeed_zero3_enabled", lambda: True)
+    monkeypatch.setattr("transformers.integrations.deepspeed.is_deepspeed_zero3_enabled", lambda: True)
     return fake
 
 
@@ -91,7 +89,7 @@ def operands() -> tuple[Tensor, nn.Parameter, nn.Parameter, Tensor]:
 def call(inputs: tuple[Any, ...], outputs: tuple[str, ...] = OUTPUTS) -> tuple[Tensor | None, ...]:
     """Call the function as TRL does: within its context."""
     hidden, weight, bias, targets = inputs
-    with place.maybe_gather_lm_head_ctx(weight, bias):
+    with SCORES.place.maybe_gather_lm_head_ctx(weight, bias):
         return SCORES.current.apply(hidden, weight, bias, targets, 0.8, 64, None, 1.0, outputs)
 
 

@@ -5,36 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import huggingface_hub
 import pytest
 import torch
-from datasets import Dataset
-from peft import LoraConfig
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Trainer
-from trl import (
-    DistillationConfig,
-    DistillationTrainer,
-    DPOConfig,
-    DPOTrainer,
-    GRPOConfig,
-    GRPOTrainer,
-    KTOConfig,
-    KTOTrainer,
-    RLOOConfig,
-    RLOOTrainer,
-    SFTConfig,
-    SFTTrainer,
-)
 
 from tests.torch.trl.exact import DIVERGENCES, SCORES, Replaced
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast, Trainer
 
 VOCABULARY, WIDTH, ROWS, PROMPT, COMPLETION = 263, 32, 4, 5, 8
 _SPECIAL: Final = ("<pad>", "<eos>", "<unk>")
@@ -48,6 +30,11 @@ TEACHER_LOGITS: Final = {"logits_scaling": 0.8, "final_logit_softcapping": 6.0}
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer of words from ``w3`` to the end of the vocabulary, apart by spaces."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
     words = {name: number for number, name in enumerate(_SPECIAL)}
     words |= {f"w{number}": number for number in range(len(_SPECIAL), VOCABULARY)}
     of_words = Tokenizer(WordLevel(words, unk_token="<unk>"))
@@ -57,6 +44,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def model(seed: int, tied: bool, width: int = WIDTH) -> PreTrainedModel:
     """A Llama of one layer with random parameters, large enough that its probabilities are unlike."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(seed)
     sizes = {"vocab_size": VOCABULARY, "hidden_size": width, "intermediate_size": 48, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
@@ -85,7 +74,7 @@ class Kind:
     """A trainer of TRL.
 
     Attributes:
-        trainer, config: its classes.
+        trainer, config: the names of its classes.
         columns: the columns of its data set.
         arguments: the arguments of its configuration.
         has_reference: it takes a reference model.
@@ -93,8 +82,8 @@ class Kind:
         replaced: the function of TRL by which it computes its loss.
     """
 
-    trainer: Callable[..., Trainer]
-    config: Callable[..., Any]
+    trainer: str
+    config: str
     columns: Mapping[str, list[Any]]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     has_reference: bool = False
@@ -106,27 +95,27 @@ _PROMPTS: Final = {"prompt": _column(1, PROMPT)}
 _DRAWN: Final = {"max_completion_length": COMPLETION, "temperature": TEMPERATURE}
 _SAMPLED: Final = {**_DRAWN, "num_generations": ROWS, "beta": 0.1}
 KINDS: Final = {
-    "sft": Kind(SFTTrainer, SFTConfig, {"text": _column(1, 16)}, {"max_length": 16}),
+    "sft": Kind("SFTTrainer", "SFTConfig", {"text": _column(1, 16)}, {"max_length": 16}),
     "dpo": Kind(
-        DPOTrainer,
-        DPOConfig,
+        "DPOTrainer",
+        "DPOConfig",
         {**_PROMPTS, "chosen": _column(2, COMPLETION, " "), "rejected": _column(3, COMPLETION, " ")},
         has_reference=True,
     ),
     "kto": Kind(
-        KTOTrainer,
-        KTOConfig,
+        "KTOTrainer",
+        "KTOConfig",
         {**_PROMPTS, "completion": _column(2, COMPLETION, " "), "label": [row % 2 == 0 for row in range(ROWS)]},
         has_reference=True,
     ),
     "grpo": Kind(
-        GRPOTrainer, GRPOConfig, _PROMPTS, {**_SAMPLED, "entropy_coef": 0.05}, further={"reward_funcs": reward}
+        "GRPOTrainer", "GRPOConfig", _PROMPTS, {**_SAMPLED, "entropy_coef": 0.05}, further={"reward_funcs": reward}
     ),
     # It clips ratios of whole sequences: a larger step leaves none that is not clipped, and no gradient.
     "rloo": Kind(
-        RLOOTrainer, RLOOConfig, _PROMPTS, {**_SAMPLED, "learning_rate": 5e-5}, further={"reward_funcs": reward}
+        "RLOOTrainer", "RLOOConfig", _PROMPTS, {**_SAMPLED, "learning_rate": 5e-5}, further={"reward_funcs": reward}
     ),
-    "distillation": Kind(DistillationTrainer, DistillationConfig, _PROMPTS, _DRAWN, replaced=DIVERGENCES),
+    "distillation": Kind("DistillationTrainer", "DistillationConfig", _PROMPTS, _DRAWN, replaced=DIVERGENCES),
 }
 
 
@@ -166,6 +155,11 @@ class Case:
 
     def trainer(self, directory: Path) -> Trainer:
         """A new trainer; the same one at every call. ``directory`` is for what TRL writes."""
+        import huggingface_hub
+        import trl
+        from datasets import Dataset
+        from peft import LoraConfig
+
         kind = KINDS[self.kind]
         policy, reference = model(0, self.tied), model(1, self.tied)
         # Not far from the policy, as references are.
@@ -187,7 +181,7 @@ class Case:
             policy.config._name_or_path = str(stored)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # a new trainer reports to the hub
-            trainer = kind.trainer(
+            trainer: Trainer = getattr(trl, kind.trainer)(
                 model=policy,
                 args=self._configuration(kind, directory),
                 train_dataset=Dataset.from_dict(dict(kind.columns)),
@@ -209,6 +203,8 @@ class Case:
         return teacher
 
     def _configuration(self, kind: Kind, directory: Path) -> Any:
+        import trl
+
         # All steps see one generation: what is sampled from weights that rounding moved would be other words.
         again = {"num_iterations": self.steps} if "num_generations" in kind.arguments else {}
         arguments: dict[str, Any] = {
@@ -230,4 +226,4 @@ class Case:
             "disable_tqdm": True,
             "seed": 0,
         }
-        return kind.config(**{**arguments, **kind.arguments, **again, **self.options})
+        return getattr(trl, kind.config)(**{**arguments, **kind.arguments, **again, **self.options})

@@ -16,6 +16,8 @@ from nkilib.jax import cross_entropy
 from tests.jax.inputs import CLASSES, POSITIONS, make_logits, make_probabilities, make_targets, make_weight
 
 X, TARGET = make_logits(), make_targets()
+# Of numpy, for the cases below: collection waits for each operation that JAX compiles.
+ROWS, LABELS = np.asarray(X), np.asarray(TARGET)
 
 
 @pytest.mark.parametrize(
@@ -27,30 +29,60 @@ X, TARGET = make_logits(), make_targets()
             TypeError,
             r"bfloat16, float16 or float32, got float64; pass input.astype\(jnp.float32\)",
         ),
-        ((X.astype(jnp.int32), TARGET), {}, TypeError, r"bfloat16, float16 or float32, got int32; pass input.astype"),
+        (
+            (jnp.asarray(ROWS.astype(np.int32)), TARGET),
+            {},
+            TypeError,
+            r"bfloat16, float16 or float32, got int32; pass input.astype",
+        ),
         (([[1.0]], TARGET), {}, TypeError, r"input must be an array of JAX or numpy, got list; pass jnp.asarray"),
         ((X, 3), {}, TypeError, r"target must be an array of JAX or numpy, got int; pass jnp.asarray"),
-        ((X, TARGET.astype(jnp.float32)), {}, TypeError, r"class indices must be integers, got float32"),
-        ((X, jnp.ones((6, 11), jnp.int32)), {}, TypeError, r"class probabilities, which must be floating, got int32"),
-        ((X, TARGET[:4]), {}, ValueError, r"shape of input, \(6, 11\), without axis -1, \(6,\), got \(4,\)$"),
-        ((X.T, TARGET), {}, ValueError, r"got \(6,\); the classes seem to be along another axis: pass axis=0"),
-        ((X[0, 0], TARGET), {}, ValueError, r"input must have an axis of classes, got shape \(\)"),
-        ((X[:, :0], TARGET), {}, ValueError, r"at least one class along axis -1, got shape \(6, 0\)"),
+        ((X, jnp.asarray(LABELS.astype(np.float32))), {}, TypeError, r"class indices must be integers, got float32"),
+        (
+            (X, jnp.asarray(np.ones((6, 11), np.int32))),
+            {},
+            TypeError,
+            r"class probabilities, which must be floating, got int32",
+        ),
+        (
+            (X, jnp.asarray(LABELS[:4])),
+            {},
+            ValueError,
+            r"shape of input, \(6, 11\), without axis -1, \(6,\), got \(4,\)$",
+        ),
+        (
+            (jnp.asarray(ROWS.T), TARGET),
+            {},
+            ValueError,
+            r"got \(6,\); the classes seem to be along another axis: pass axis=0",
+        ),
+        ((jnp.asarray(ROWS[0, 0]), TARGET), {}, ValueError, r"input must have an axis of classes, got shape \(\)"),
+        ((jnp.asarray(ROWS[:, :0]), TARGET), {}, ValueError, r"at least one class along axis -1, got shape \(6, 0\)"),
         ((X, TARGET), {"axis": 2}, ValueError, r"axis must be an integer from -2 to 1, .* got 2"),
         ((X, TARGET, make_weight(4)), {}, ValueError, r"weight must have a number for each class, .* got \(4,\)"),
-        ((X, TARGET, jnp.ones(11, jnp.int32)), {}, TypeError, r"weight must be floating, got int32"),
+        ((X, TARGET, jnp.asarray(np.ones(11, np.int32))), {}, TypeError, r"weight must be floating, got int32"),
         ((X, TARGET), {"reduction": "Mean"}, ValueError, r"'Mean' is not a valid value for reduction; pass mean"),
         ((X, TARGET), {"label_smoothing": 1.5}, ValueError, r"label_smoothing must be a number from 0 to 1, got 1.5"),
         ((X, TARGET), {"logit_softcap": 0.0}, ValueError, r"logit_softcap must be a number from .* pass None"),
         ((X, TARGET), {"lse_square_scale": -1.0}, ValueError, r"lse_square_scale must be a number from 0 to"),
         ((X, TARGET), {"ignore_index": 1.5}, TypeError, r"argument 'ignore_index' must be int, not float"),
-        ((X, TARGET), {"label_smoothing": jnp.float32(0.1)}, TypeError, r"label_smoothing must be a Python number, "),
+        (
+            (X, TARGET),
+            {"label_smoothing": jnp.asarray(np.float32(0.1))},
+            TypeError,
+            r"label_smoothing must be a Python number, ",
+        ),
         ((X, TARGET), {"inplace": True}, TypeError, r"there is no argument 'inplace'; the arguments are input, target"),
         ((X, make_probabilities()), {"ignore_index": 3}, ValueError, r"ignore_index is not for class probabilities"),
         ((X, TARGET), {"normalizer": 2, "reduction": "sum"}, ValueError, r"divisor of a mean, got reduction='sum'"),
-        ((X, TARGET), {"normalizer": jnp.ones(2)}, ValueError, r"normalizer must have no dimensions, got shape \(2,\)"),
         (
-            (X, TARGET > 2),
+            (X, TARGET),
+            {"normalizer": jnp.asarray(np.ones(2, np.float32))},
+            ValueError,
+            r"normalizer must have no dimensions, got shape \(2,\)",
+        ),
+        (
+            (X, jnp.asarray(LABELS > 2)),
             {},
             TypeError,
             r"class indices must be integers, got bool for labels of shape .* cast them",
@@ -59,9 +91,19 @@ X, TARGET = make_logits(), make_targets()
         ((X, TARGET), {"temperature": True}, TypeError, r"argument 'temperature' must be float, not bool"),
         ((X, TARGET), {"normalizer": True}, TypeError, r"normalizer must be a number or an array .*, got bool"),
         ((X, TARGET), {"normalizer": "2"}, TypeError, r"normalizer must be a number or an array .*, got str"),
-        ((X, TARGET), {"normalizer": jnp.complex64(2)}, TypeError, r"normalizer must be real, got a complex number"),
+        (
+            (X, TARGET),
+            {"normalizer": jnp.asarray(np.complex64(2))},
+            TypeError,
+            r"normalizer must be real, got a complex number",
+        ),
         ((X, np.full(POSITIONS, CLASSES)), {}, IndexError, r"target at position \[0\] must be a class from 0 to 10 or"),
-        ((X, TARGET.at[3].set(-5)), {}, IndexError, r"target at position \[3\] must be .* ignore_index, -100, got -5"),
+        (
+            (X, jnp.asarray(np.where(np.arange(POSITIONS) == 3, -5, LABELS))),
+            {},
+            IndexError,
+            r"target at position \[3\] must be .* ignore_index, -100, got -5",
+        ),
     ],
 )
 def test_refused(arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception], message: str) -> None:

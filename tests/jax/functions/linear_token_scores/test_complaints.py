@@ -17,6 +17,8 @@ from tests.jax.linear_inputs import CLASSES, POSITIONS, make_operands, make_targ
 
 X, W, B = make_operands()
 TARGET = make_targets()
+# Of numpy, for the cases below: collection waits for each operation that JAX compiles.
+LABELS = np.asarray(TARGET)
 
 
 @pytest.mark.parametrize(
@@ -24,14 +26,29 @@ TARGET = make_targets()
     [
         (TARGET, {"outputs": "entropy"}, TypeError, r"'outputs' must be an iterable of names, .* pass \('entropy',\)"),
         (TARGET, {"outputs": ("variance",)}, ValueError, r"outputs must be among entropy, lse, .*, got 'variance'"),
-        (TARGET, {"temperature": jnp.ones(())}, TypeError, r"temperature must be a Python number, which is compiled"),
+        (
+            TARGET,
+            {"temperature": jnp.asarray(np.float32(1.0))},
+            TypeError,
+            r"temperature must be a Python number, which is compiled",
+        ),
         (TARGET, {"temperature": 1e-7}, ValueError, r"temperature must be a number from 1e-06 to"),
         (TARGET, {"logit_scale": -1.0}, ValueError, r"logit_scale must be a number from 1e-06 to .* got -1.0"),
         (TARGET, {"weight_layout": "dv"}, ValueError, r"linear_weight must be \[features, classes\] .* pass weight_la"),
-        (TARGET[:4], {}, ValueError, r"target must have the shape of input, .* \(6,\), got \(4,\)"),
-        (TARGET[:4, None], {}, ValueError, r"target must have the shape of input, .* \(6, 1\), got \(4, 1\)"),
-        (jnp.zeros((6, 65), jnp.int32), {}, ValueError, r"target may have 1 to 64 ids of each position, .*\(6, 65\)"),
-        (TARGET.astype(jnp.float32), {}, TypeError, r"target must be class indices, integers, got float32"),
+        (jnp.asarray(LABELS[:4]), {}, ValueError, r"target must have the shape of input, .* \(6,\), got \(4,\)"),
+        (
+            jnp.asarray(LABELS[:4, None]),
+            {},
+            ValueError,
+            r"target must have the shape of input, .* \(6, 1\), got \(4, 1\)",
+        ),
+        (
+            jnp.asarray(np.zeros((6, 65), np.int32)),
+            {},
+            ValueError,
+            r"target may have 1 to 64 ids of each position, .*\(6, 65\)",
+        ),
+        (jnp.asarray(LABELS.astype(np.float32)), {}, TypeError, r"target must be class indices, integers, got float32"),
         (np.full((6, 2), CLASSES), {}, IndexError, r"target at position \[0, 0\] must be a class from 0 to 19"),
     ],
 )
