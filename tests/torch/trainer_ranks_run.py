@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch._dynamo  # what the first call of an operator imports, once for all processes
 import torch.distributed as dist
 import torch.multiprocessing
 from torch import Tensor, nn
@@ -240,4 +240,5 @@ def main(rank: int, directory: Path) -> None:
 
 
 if __name__ == "__main__":
+    import_module("torch._dynamo")  # what the first call of an operator imports, once for all processes
     torch.multiprocessing.start_processes(main, (Path(sys.argv[1]),), PROCESSES, start_method="fork")

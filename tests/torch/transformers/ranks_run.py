@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # what the first call of an operator imports, once for all processes
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -49,5 +49,12 @@ def main(rank: int, directory: Path, processes: int) -> None:
 
 
 if __name__ == "__main__":
+    # What the first call of an operator and the models import, once for all processes.
+    for name in (
+        "torch._dynamo",
+        "transformers.models.llama.modeling_llama",
+        "transformers.models.qwen2.modeling_qwen2",
+    ):
+        import_module(name)
     to, count = Path(sys.argv[1]), int(sys.argv[2])
     torch.multiprocessing.start_processes(main, (to, count), count, start_method="fork")

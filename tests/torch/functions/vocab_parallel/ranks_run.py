@@ -18,7 +18,6 @@ from typing import Any, Final
 from unittest import mock
 
 import torch
-import torch._dynamo  # what the first call of an operator imports, once for all processes
 import torch.distributed as dist
 import torch.multiprocessing
 
