@@ -21,8 +21,8 @@ TORCH, JAX = frozenset({"torch"}), frozenset({"jax"})
         ("tests/torch/conftest.py", "torch", ""),
         ("tests/torch/functions/test_kl_div.py", "torch", ""),
         ("tests/jax/functions/test_names.py", "", "jax"),
-        ("tests/examples/test_grpo.py", "torch", ""),  # by the example
-        ("tests/benchmarks/test_bench.py", "torch", ""),  # by the benchmark
+        ("tests/torch/examples/test_grpo.py", "torch", ""),  # by the example
+        ("tests/torch/benchmarks/test_bench.py", "torch", ""),  # by the benchmark
         ("tests/simulator/replay/test_random_kernels.py", "torch", ""),  # by a package above a module, inside `with`
         ("tests/core/test_tiling.py", "", ""),
         ("tests/test_package.py", "", ""),  # in a test

@@ -9,10 +9,7 @@ import inspect
 from pathlib import Path
 
 import pytest
-import torch.nn
-import torch.nn.functional as F
 
-import nkilib.torch
 from nkilib.cli.losses import edges, formulas, guarantees, over_bound, term_errors
 from nkilib.core.host.loss import Loss, ModelledLaunch
 from nkilib.experimental import loss
@@ -20,15 +17,12 @@ from nkilib.experimental.host.public_kernels import guarantee_of, public_kernels
 from nkilib.experimental.loss import extended_inline, inline
 from nkilib.experimental.loss.registry import LOSSES
 from nkilib.verify.kernels.registry import cases
-from tests.torch.functions.losses import LOSSES as WRITTEN_BY_HAND
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 PAGE = (CHECKOUT / "docs" / "reference" / "losses.md").read_text(encoding="utf-8")
 # Losses that tests/torch/functions/losses.py does not compare with torch.nn.functional. PyTorch does not have them, or
 # not their arguments (DTensors, further results, hidden states). Each has tests of its own in tests/torch/functions.
 OWN_ARGUMENTS = {"cross_entropy", "linear_cross_entropy"}
-# Written by hand, for comparison with the registry.
-EXPECTED = {row.name for row in WRITTEN_BY_HAND} | OWN_ARGUMENTS
 LEGACY = {"size_average", "reduce"}
 CASES = {case.kernel for case in cases() if hasattr(case, "kernel")}
 # Public kernels that no function of torch.nn.functional stands for, and one that gives losses and gradients at once.
@@ -59,12 +53,15 @@ ONE_OF_EACH.pop("linear_cross_entropy")
 
 
 def test_every_definition_is_listed_once() -> None:
-    names = [entry.name for entry in LOSSES]
-    assert not set(names) - EXPECTED, (
+    """As it is listed by hand for the comparison with PyTorch."""
+    from tests.torch.functions.losses import LOSSES as WRITTEN_BY_HAND
+
+    names, expected = [entry.name for entry in LOSSES], {row.name for row in WRITTEN_BY_HAND} | OWN_ARGUMENTS
+    assert not set(names) - expected, (
         "give the new ones a row in tests/torch/functions/losses.py, or, if PyTorch does not have them, name them in "
         "OWN_ARGUMENTS of this file"
     )
-    assert not EXPECTED - set(names), "nkilib/experimental/loss/registry.py has no row of them"
+    assert not expected - set(names), "nkilib/experimental/loss/registry.py has no row of them"
     assert len(names) == len(set(names)), "two rows have one name"
 
 
@@ -83,6 +80,11 @@ def test_a_loss_has_kernels_with_guarantees_that_are_verified(entry: Loss) -> No
 
 @every_entry
 def test_a_loss_has_its_function_and_module_of_pytorch(entry: Loss) -> None:
+    import torch.nn
+    import torch.nn.functional as F
+
+    import nkilib.torch
+
     for name in (entry.name, entry.module):
         assert hasattr(nkilib.torch, name), f"export {name} in nkilib/torch/__init__.py"
     ours = inspect.signature(getattr(nkilib.torch, entry.name)).parameters

@@ -10,7 +10,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,6 +77,8 @@ HARD = (
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [4, 100, 1000, 12289, 50001])
 def test_hard_rows_are_as_in_pytorch(columns: int, dtype: Any) -> None:
+    import torch
+
     with np.errstate(over="ignore"):
         x = np.stack([np.resize(row, columns) for row in HARD]).astype(dtype)
     exact = torch.tensor(x.astype(np.float32)).double()

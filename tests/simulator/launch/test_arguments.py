@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl, replayable
 from nkilib.simulator import ArgumentTypeError, NkiValidationError, UninitializedReadError
 from tests.simulator.frame import refused, run, without_place
 from tests.simulator.kernels import load
+from tests.torch_types import named_type
+
+if TYPE_CHECKING:
+    import torch
 
 NUMPY_TYPES = [
     np.float32,
@@ -36,18 +39,18 @@ NUMPY_TYPES = [
     np.bool_,
 ]
 TORCH_TYPES = [
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.bool,
+    "torch.float32",
+    "torch.float16",
+    "torch.bfloat16",
+    "torch.float8_e4m3fn",
+    "torch.float8_e5m2",
+    "torch.int8",
+    "torch.int16",
+    "torch.int32",
+    "torch.uint8",
+    "torch.uint16",
+    "torch.uint32",
+    "torch.bool",
 ]
 
 
@@ -67,22 +70,26 @@ def fill_one(x: Any) -> Any:
 
 def address(array: Any) -> int:
     """Where the memory of a numpy array or torch tensor starts."""
-    return array.data_ptr() if isinstance(array, torch.Tensor) else array.__array_interface__["data"][0]
+    return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data_ptr()
 
 
 def bits(array: Any) -> Any:
     """The bytes of a numpy array or torch tensor, as a list."""
-    if isinstance(array, torch.Tensor):
-        return array.contiguous().view(torch.uint8).flatten().tolist()
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).tolist()
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).tolist()
+    import torch
+
+    return array.contiguous().view(torch.uint8).flatten().tolist()
 
 
 def numpy_input(dtype: Any) -> Any:
     return (np.arange(12) % 2).reshape(3, 4).astype(dtype)
 
 
-def torch_input(dtype: torch.dtype) -> torch.Tensor:
-    return (torch.arange(12) % 2).reshape(3, 4).to(dtype)
+def torch_input(dtype: str) -> torch.Tensor:
+    import torch
+
+    return (torch.arange(12) % 2).reshape(3, 4).to(named_type(dtype))
 
 
 # -- in kind ---------------------------------------------------------------------------------------------------
@@ -101,7 +108,9 @@ def test_numpy_in_numpy_out(dtype: Any, cores: int) -> None:
 
 @pytest.mark.parametrize("dtype", TORCH_TYPES, ids=str)
 @pytest.mark.parametrize("cores", [1, 2])
-def test_torch_in_torch_out(dtype: torch.dtype, cores: int) -> None:
+def test_torch_in_torch_out(dtype: str, cores: int) -> None:
+    import torch
+
     x = torch_input(dtype)
     result = run(copy_of, x, cores=cores)
     assert isinstance(result, torch.Tensor) and bits(result) == bits(x)
@@ -109,6 +118,8 @@ def test_torch_in_torch_out(dtype: torch.dtype, cores: int) -> None:
 
 
 def test_bits_pass_unchanged() -> None:
+    import torch
+
     x = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16).reshape(64, 1024)
     assert bits(run(copy_of, x)) == bits(x)
     t = torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
@@ -116,6 +127,8 @@ def test_bits_pass_unchanged() -> None:
 
 
 def test_one_torch_tensor_among_the_arguments_makes_all_results_torch() -> None:
+    import torch
+
     def kernel(x: Any, y: Any) -> Any:
         return [copy_of(x), copy_of(y), nl.zeros((2,), nl.bfloat16, nl.hbm)]
 
@@ -129,6 +142,8 @@ def test_without_arrays_results_are_numpy() -> None:
 
 
 def test_a_result_for_which_torch_has_no_type_is_refused() -> None:
+    import torch
+
     def kernel(x: Any, dtype: Any) -> Any:
         return nl.zeros((2,), dtype, nl.hbm)
 
@@ -142,6 +157,8 @@ def test_a_result_for_which_torch_has_no_type_is_refused() -> None:
 
 
 def test_gradients_are_not_followed() -> None:
+    import torch
+
     x = torch.ones(3, requires_grad=True)
     result = run(copy_of, x)
     assert not result.requires_grad and result.tolist() == [1, 1, 1]
@@ -164,7 +181,7 @@ def test_a_dense_array_is_not_copied_and_is_written_in_place(dtype: Any) -> None
 
 
 @pytest.mark.parametrize("dtype", TORCH_TYPES, ids=str)
-def test_a_dense_torch_tensor_is_not_copied_and_is_written_in_place(dtype: torch.dtype) -> None:
+def test_a_dense_torch_tensor_is_not_copied_and_is_written_in_place(dtype: str) -> None:
     x = torch_input(dtype)
 
     def kernel(x: Any) -> Any:
@@ -195,6 +212,8 @@ def test_a_strided_input_is_written_back(make: Any, layout: Any) -> None:
 
 
 def test_a_strided_input_is_read_as_it_is() -> None:
+    import torch
+
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
     for layout in LAYOUTS:
         np.testing.assert_array_equal(run(copy_of, layout(x)), layout(x))
@@ -236,6 +255,8 @@ def test_what_was_written_before_an_error_is_there() -> None:
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0)])
 def test_arrays_without_dimensions_or_elements(shape: tuple[int, ...]) -> None:
+    import torch
+
     def kernel(x: Any) -> Any:
         assert x.shape == shape
         return x
@@ -247,11 +268,15 @@ def test_arrays_without_dimensions_or_elements(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("precise_fp", [True, False])
 def test_an_array_without_dimensions_is_written_in_place(precise_fp: bool) -> None:
+    import torch
+
     for x in (np.array(3, ml_dtypes.bfloat16), np.array(3, ">f4"), torch.tensor(3, dtype=torch.bfloat16)):
         assert run(fill_one, x, precise_fp=precise_fp) is x and x == 1
 
 
 def test_the_same_array_twice_is_one_tensor() -> None:
+    import torch
+
     def kernel(x: Any, y: Any, more: Any) -> Any:
         assert x is y is more[0]
         fill_one(x)
@@ -309,14 +334,16 @@ def test_a_read_only_array_that_is_stored_as_float32_cannot_be_written_either() 
     )
 
 
-GRADIENT_TYPES = [torch.float32, torch.float16, torch.bfloat16]
+GRADIENT_TYPES = ["torch.float32", "torch.float16", "torch.bfloat16"]
 
 
 @pytest.mark.parametrize("dtype", GRADIENT_TYPES, ids=str)
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: x[:, ::2], lambda x: x * 1], ids=["leaf", "view", "computed"])
 @pytest.mark.parametrize("precise_fp", [True, False])
 def test_a_tensor_that_requires_grad_can_be_read_and_not_written(dtype: Any, make: Any, precise_fp: bool) -> None:
-    leaf = torch.zeros(3, 4, dtype=dtype, requires_grad=True)
+    import torch
+
+    leaf = torch.zeros(3, 4, dtype=named_type(dtype), requires_grad=True)
     x = make(leaf)
     assert run(copy_of, x, precise_fp=precise_fp).tolist() == x.tolist()
     message = refused(NkiValidationError, lambda: run(fill_one, x, precise_fp=precise_fp))
@@ -330,6 +357,8 @@ def test_a_tensor_that_requires_grad_can_be_read_and_not_written(dtype: Any, mak
 
 
 def test_a_tensor_that_requires_grad_and_is_returned_is_the_callers() -> None:
+    import torch
+
     x = torch.zeros(3, 4, requires_grad=True)
     assert run(lambda x: x, x) is x
 
@@ -354,6 +383,8 @@ def only_read(x: Any) -> Any:
 @pytest.mark.parametrize("part", [lambda x: x, lambda x: x[1], lambda x: x[:, ::2], lambda x: x.detach()])
 def test_a_write_to_a_saved_tensor_is_found_by_the_backward_pass(part: Any) -> None:
     """Also where the launch is replayed, and through a view."""
+    import torch
+
     x, weight = torch.full((2, 8), 3.0), torch.ones(2, 8, requires_grad=True)
     for _ in range(6):
         loss = (weight * x).sum()
@@ -366,6 +397,8 @@ def test_a_write_to_a_saved_tensor_is_found_by_the_backward_pass(part: Any) -> N
 
 
 def test_launches_that_write_are_replayed_and_counted_by_autograd() -> None:
+    import torch
+
     x = torch.zeros(2, 8)
     before = replays(set_to_one)
     for launches in range(1, 9):
@@ -380,6 +413,8 @@ def replays(kernel: Any) -> int:
 
 
 def test_a_write_before_an_error_is_counted_too() -> None:
+    import torch
+
     def kernel(x: Any) -> None:
         fill_one(x)
         raise KeyError
@@ -391,6 +426,8 @@ def test_a_write_before_an_error_is_counted_too() -> None:
 
 
 def test_a_write_through_detach_counts_for_the_tensor_that_requires_grad() -> None:
+    import torch
+
     x = torch.full((2, 8), 3.0, requires_grad=True)
     loss = (x**2).sum()
     set_to_one(x.detach())
@@ -400,6 +437,8 @@ def test_a_write_through_detach_counts_for_the_tensor_that_requires_grad() -> No
 
 
 def test_tensors_of_inference_mode_are_written_and_have_no_count() -> None:
+    import torch
+
     ordinary = torch.zeros(2, 8)
     with torch.inference_mode():
         x = torch.zeros(2, 8)
@@ -412,6 +451,8 @@ def test_tensors_of_inference_mode_are_written_and_have_no_count() -> None:
 
 
 def test_low_precision_inputs_are_widened_and_rounded_on_the_way_back() -> None:
+    import torch
+
     def kernel(x: Any) -> Any:
         tile = load(x)
         nisa.tensor_scalar(tile, tile, nl.add, 2.0**-12)
@@ -503,6 +544,8 @@ def test_arrays_live_in_private_memory_on_one_core_and_in_shared_memory_on_two()
 
 
 def test_both_cores_write_one_input() -> None:
+    import torch
+
     def kernel(x: Any) -> Any:
         core = nl.program_id()
         nisa.dma_copy(x[core], nl.full((1, x.shape[1]), core + 1, x.dtype))
@@ -517,6 +560,8 @@ def test_both_cores_write_one_input() -> None:
 
 
 def test_a_returned_view_of_an_input_shares_its_memory() -> None:
+    import torch
+
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
     view = run(lambda x: x[1:3, ::2].permute((1, 0)), x)
     np.testing.assert_array_equal(view, x[1:3, ::2].T)
@@ -594,6 +639,8 @@ def test_two_cores_return_inputs_and_views_of_them() -> None:
 
 @pytest.mark.parametrize("as_torch", [False, True])
 def test_a_result_that_was_never_written_is_an_error_or_the_sentinel(as_torch: bool) -> None:
+    import torch
+
     def kernel(x: Any, dtype: Any, columns: int) -> Any:
         result = nl.ndarray((2, 3), dtype, nl.shared_hbm)
         if columns:
@@ -649,6 +696,8 @@ def test_types_that_nki_does_not_have_are_refused(array: Any, named: str, instea
 
 
 def test_torch_types_that_nki_does_not_have_are_refused() -> None:
+    import torch
+
     message = refused(ArgumentTypeError, lambda: run(copy_of, torch.zeros(3, dtype=torch.uint64)))
     assert message == "copy_of: argument 'x': NKI has no type uint64; cast it to int32"
     message = refused(ArgumentTypeError, lambda: run(copy_of, torch.zeros(3, dtype=torch.float64)))
@@ -656,6 +705,8 @@ def test_torch_types_that_nki_does_not_have_are_refused() -> None:
 
 
 def test_tensors_of_a_device_are_refused() -> None:
+    import torch
+
     message = refused(ArgumentTypeError, lambda: run(copy_of, torch.zeros(3, device="meta")))
     assert message == "copy_of: argument 'x': the simulator takes CPU tensors, got one on meta; call .cpu()"
 

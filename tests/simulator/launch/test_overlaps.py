@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl, replayable
@@ -21,6 +20,9 @@ from nkilib.simulator.launch.overlaps import sharing
 
 from ..frame import refused, without_place
 from ..kernels import load, store, tile
+
+if TYPE_CHECKING:
+    import torch
 
 CORES = (0, 1)
 Pair = Callable[[], tuple[Any, Any]]
@@ -64,6 +66,8 @@ def zeros() -> npt.NDArray[np.float32]:
 
 
 def of_torch(part: Callable[[torch.Tensor], Any]) -> tuple[torch.Tensor, Any]:
+    import torch
+
     x = torch.zeros(4, 8)
     return x, part(x)
 
@@ -82,7 +86,7 @@ SHARING: dict[str, Pair] = {
     "overlapping rows, the later ones first": lambda: rows(np.s_[2:4], np.s_[0:3]),
     "a row": lambda: rows(np.s_[:], np.s_[1]),
     "a view of torch": lambda: of_torch(lambda x: x.view(2, 16)),
-    "a tensor of one storage": lambda: of_torch(lambda x: torch.empty(0).set_(x.untyped_storage(), 8, (2, 8))),
+    "a tensor of one storage": lambda: of_torch(lambda x: x.new_empty(0).set_(x.untyped_storage(), 8, (2, 8))),
     "torch and numpy": lambda: of_torch(lambda x: x.numpy()),
 }
 
@@ -102,7 +106,7 @@ def test_races_are_found_by_memory(pair: Pair) -> None:
     [
         lambda: (zeros(), zeros()),
         lambda: rows(np.s_[0:2], np.s_[2:4]),
-        lambda: of_torch(lambda x: torch.zeros(4, 8)),
+        lambda: of_torch(lambda x: x.new_zeros(4, 8)),
     ],
     ids=["two arrays", "rows side by side", "two tensors"],
 )
@@ -245,8 +249,8 @@ def test_columns_side_by_side_can_be_written() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: torch.zeros(8).expand(4, 8),
-        lambda: torch.zeros(16).as_strided((4, 8), (2, 1)),
+        lambda: of_torch(lambda x: x.new_zeros(8).expand(4, 8))[1],
+        lambda: of_torch(lambda x: x.new_zeros(16).as_strided((4, 8), (2, 1)))[1],
         lambda: np.lib.stride_tricks.as_strided(np.zeros(16, np.float32), (4, 8), (4, 4)),
         lambda: np.lib.stride_tricks.as_strided(np.zeros(64, np.float32), (4, 8), (30, 4)),
     ],

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import (
@@ -102,6 +101,8 @@ def test_keywords_defaults_and_plain_functions() -> None:
 
 
 def test_torch_tensors_come_back_in_kind() -> None:
+    import torch
+
     results = ranks(2)(add_one)(per_rank([torch.ones(2, 2), torch.zeros(2, 2)]))
     assert [result.tolist() for result, _ in results] == [[[2.0, 2.0]] * 2, [[1.0, 1.0]] * 2]
 

@@ -263,3 +263,9 @@ def reasons(reports: Iterator[Report] | Sequence[Report]) -> dict[str, int]:
         key = report.refusal or "planned"
         counts[key] = counts.get(key, 0) + 1
     return counts
+
+
+def check_planned(report: Report, name: str) -> None:
+    """A launch was replayed, on the recorded data too."""
+    assert not report.refusal, f"{name} is not planned: {report.refusal}"
+    assert report.instructions > 0 and "the recorded data" in report.replayed

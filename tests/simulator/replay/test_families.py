@@ -17,8 +17,7 @@ from benchmarks.fuzz.kernels.checking import lowered_limits
 from nkilib.experimental.loss import cross_entropy_forward
 from nkilib.nki import nl
 from tests.neuron.launches import PLAIN_FORWARD, TILING, Launch, launches
-from tests.simulator.replay.both_ways import Report, both_ways, compare
-from tests.simulator.replay.larger_launches import Larger, large, middle
+from tests.simulator.replay.both_ways import Report, both_ways, check_planned, compare
 
 # Launches of each kernel that every run of the tests makes both ways, of those that tests/neuron makes on devices.
 SAMPLED: Final = 2
@@ -48,11 +47,6 @@ def _run(name: str, is_lowered: bool) -> Report:
         return both_ways(launch.kernel[launch.cores], **launch.arguments)
 
 
-def _check(report: Report, name: str) -> None:
-    assert not report.refusal, f"{name} is not planned: {report.refusal}"
-    assert report.instructions > 0 and "the recorded data" in report.replayed
-
-
 def test_the_sample_has_every_kernel_on_both_numbers_of_cores_in_both_types() -> None:
     sampled = _sample()
     assert {_all()[name].kernel.__name__ for name in sampled} == {item.kernel.__name__ for item in _all().values()}
@@ -63,7 +57,7 @@ def test_the_sample_has_every_kernel_on_both_numbers_of_cores_in_both_types() ->
 def test_a_sample_of_all_launches_with_every_pass() -> None:
     """Every tile counts as large."""
     for name in _sample():
-        _check(_run(name, is_lowered=True), name)
+        check_planned(_run(name, is_lowered=True), name)
 
 
 def test_a_launch_that_recomputes_rows() -> None:
@@ -71,7 +65,7 @@ def test_a_launch_that_recomputes_rows() -> None:
     name = "shift, recomputed rows"
     arguments = {**TILING, "dtype": nl.float32, **PLAIN_FORWARD[name]}
     arguments["targets_hbm"] = np.zeros(len(arguments["logits_hbm"]), np.int32)
-    _check(compare(cross_entropy_forward[1], (), arguments, data=("permuted data",)).check(), name)
+    check_planned(compare(cross_entropy_forward[1], (), arguments, data=("permuted data",)).check(), name)
 
 
 @pytest.mark.sweep
@@ -79,17 +73,4 @@ def test_a_launch_that_recomputes_rows() -> None:
 @pytest.mark.parametrize("part", range(20))
 def test_all_launches(part: int, is_lowered: bool) -> None:
     for name in sorted(_all())[part::20]:
-        _check(_run(name, is_lowered), name)
-
-
-@pytest.mark.parametrize("case", tuple(middle()), ids=lambda case: case.name)
-def test_launches_with_blocks_of_rows(case: Larger) -> None:
-    for launch in case.launches():
-        _check(both_ways(launch.kernel, *launch.args, **launch.kwargs), case.name)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("case", tuple(large()), ids=lambda case: case.name)
-def test_launches_of_the_benchmarks(case: Larger) -> None:
-    for launch in case.launches():
-        _check(both_ways(launch.kernel, *launch.args, **launch.kwargs), case.name)
+        check_planned(_run(name, is_lowered), name)

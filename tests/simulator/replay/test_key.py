@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from nkilib.nki import nki, nl, replayable
 from nkilib.simulator import packed, spec, using
@@ -133,6 +132,13 @@ def frozen(value: Any) -> Any:
     return value
 
 
+def of_torch(make: Callable[[Any], Any]) -> Any:
+    """What PyTorch makes, which is imported when an argument is asked for, not when the cases are listed."""
+    import torch
+
+    return make(torch)
+
+
 SAME = array()
 # Makes an argument anew each time; all of them are unlike.
 UNLIKE: dict[str, Callable[[], Any]] = {
@@ -202,12 +208,14 @@ UNLIKE: dict[str, Callable[[], Any]] = {
     "array subclass": lambda: array().view(Sub),
     "array packed": lambda: packed(array(2, 3, dtype=np.uint32), nl.float8_e4m3fn_x4),
     "array words": lambda: array(2, 3, dtype=np.uint32),
-    "torch": lambda: torch.zeros(2, 3),
-    "torch requires_grad": lambda: torch.zeros(2, 3, requires_grad=True),
-    "torch Parameter": lambda: torch.nn.Parameter(torch.zeros(2, 3)),
-    "torch Parameter, frozen": lambda: torch.nn.Parameter(torch.zeros(2, 3), requires_grad=False),
-    "torch int16": lambda: torch.zeros(2, 3, dtype=torch.int16),
-    "torch bfloat16": lambda: torch.zeros(2, 3, dtype=torch.bfloat16),
+    "torch": lambda: of_torch(lambda torch: torch.zeros(2, 3)),
+    "torch requires_grad": lambda: of_torch(lambda torch: torch.zeros(2, 3, requires_grad=True)),
+    "torch Parameter": lambda: of_torch(lambda torch: torch.nn.Parameter(torch.zeros(2, 3))),
+    "torch Parameter, frozen": lambda: of_torch(
+        lambda torch: torch.nn.Parameter(torch.zeros(2, 3), requires_grad=False)
+    ),
+    "torch int16": lambda: of_torch(lambda torch: torch.zeros(2, 3, dtype=torch.int16)),
+    "torch bfloat16": lambda: of_torch(lambda torch: torch.zeros(2, 3, dtype=torch.bfloat16)),
     "list of arrays": lambda: [array(), array()],
     "list of one array": lambda: [SAME, SAME],
 }
@@ -328,6 +336,8 @@ def test_functions_and_classes_that_state_nothing_have_a_key_if_all_are_replayed
 
 
 def test_arrays_come_once_each_in_their_order_and_share_memory() -> None:
+    import torch
+
     one, two = array(), array(4)
     tensor, parameter = torch.zeros(3), torch.nn.Parameter(torch.zeros(5))
     result = given(two, [one, {"a": two}], tensor=tensor, config=Config(1, parameter))
@@ -348,16 +358,15 @@ def test_which_arguments_are_one_object_is_in_the_key() -> None:
 
 
 BUFFER = np.zeros(64, np.float32)
-TENSOR = torch.zeros(64)
 OVERLAPPING: list[Callable[[], tuple[Any, ...]]] = [
     lambda: (BUFFER[:32], BUFFER[31:]),
     lambda: (BUFFER, BUFFER[3:4]),
     lambda: (BUFFER, BUFFER.view(np.int32)),
     lambda: (array(), array(), BUFFER[:8], array(), array(), array(), BUFFER[4:12]),
     lambda: (*(BUFFER[start : start + 4] for start in range(0, 64, 4)), BUFFER[61:62]),
-    lambda: (TENSOR, TENSOR[8:9]),
-    lambda: (TENSOR, TENSOR.detach()),
-    lambda: (TENSOR, TENSOR.numpy()),
+    lambda: of_torch(lambda torch: (x := torch.zeros(64), x[8:9])),
+    lambda: of_torch(lambda torch: (x := torch.zeros(64), x.detach())),
+    lambda: of_torch(lambda torch: (x := torch.zeros(64), x.numpy())),
 ]
 
 
@@ -375,7 +384,7 @@ def test_arrays_beside_each_other_in_memory_have_a_key() -> None:
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "strided": (lambda: array(4, 4)[:, ::2], "is an array that is not C-contiguous"),
-    "transposed": (lambda: torch.zeros(2, 3).T, "is an array that is not C-contiguous"),
+    "transposed": (lambda: of_torch(lambda torch: torch.zeros(2, 3).T), "is an array that is not C-contiguous"),
     "empty": (lambda: array(0, 3), "is an array without elements"),
     "swapped": (lambda: array(dtype=">f4"), "is an array of >f4, not in the machine's byte order"),
     "objects": (lambda: array(dtype=object), "is an array of object, not in the machine's byte order"),
@@ -389,7 +398,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "function": (lambda: frozen, "holds frozen, which does not state that it is nkilib.nki.replayable"),
     "class": (lambda: [Changing], "holds Changing, which does not state that it is nkilib.nki.replayable"),
     "clock": (lambda: {"at": time.time}, "holds time, which does not state that it is nkilib.nki.replayable"),
-    "sparse": (lambda: torch.zeros(2, 3).to_sparse(), "is no tensor that numpy can share: "),
+    "sparse": (lambda: of_torch(lambda torch: torch.zeros(2, 3).to_sparse()), "is no tensor that numpy can share: "),
 }
 
 

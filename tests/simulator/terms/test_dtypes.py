@@ -12,13 +12,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from nkilib.nki import nl
 from nkilib.simulator import ArgumentTypeError
 from nkilib.simulator.terms import dtypes
 from nkilib.simulator.terms.dtypes import ALL_DTYPES, DType, as_dtype
 from tests.simulator.frame import refused
+from tests.torch_types import named_type
 
 # Name, bits and numpy type of every type in the table "Supported Data Types by NKI".
 PLAIN = [
@@ -85,18 +85,19 @@ def test_a_copied_type_is_the_same_object(dtype: DType) -> None:
         (np.bool_, nl.bool_),
         (ml_dtypes.bfloat16, nl.bfloat16),
         (np.dtype(ml_dtypes.float8_e5m2), nl.float8_e5m2),
-        (torch.bfloat16, nl.bfloat16),
-        (torch.float32, nl.float32),
-        (torch.bool, nl.bool_),
+        ("torch.bfloat16", nl.bfloat16),
+        ("torch.float32", nl.float32),
+        ("torch.bool", nl.bool_),
     ],
     ids=str,
 )
 def test_as_dtype_knows_names_and_the_types_of_numpy_and_torch(value: Any, expected: DType) -> None:
-    assert as_dtype(value) is expected
+    assert as_dtype(named_type(value)) is expected
 
 
-@pytest.mark.parametrize("value", [np.float64, "uint64", float, int, None, 3, torch.float64, "float", [1]], ids=str)
+@pytest.mark.parametrize("value", [np.float64, "uint64", float, int, None, 3, "torch.float64", "float", [1]], ids=str)
 def test_what_is_no_type_of_nki_is_refused(value: Any) -> None:
+    value = named_type(value)
     expected = f"dtype must be an NKI data type such as nl.float32 or nl.bfloat16, got {value!r}"
     assert refused(ArgumentTypeError, lambda: as_dtype(value)) == expected
 

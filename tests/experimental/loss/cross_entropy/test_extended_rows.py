@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
 from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss
 
@@ -29,6 +27,9 @@ def _batch() -> tuple[Array, Array]:
 
 def _torch_results(logits: Array, targets: Array, options: ExtendedLoss) -> tuple[Array, Array]:
     """PyTorch's float32 losses and gradient of their sum."""
+    import torch
+    import torch.nn.functional as F
+
     x = torch.from_numpy(logits.copy()).requires_grad_()
     z = x
     if options.logit_softcap is not None:
@@ -84,6 +85,8 @@ OPTIONS = {
 @pytest.mark.parametrize("is_probable", [False, True])
 def test_values_and_gradients_are_those_of_torch(is_probable: bool, name: str) -> None:
     """A second opinion on the mathematics, as exact as float32 on both sides."""
+    import torch
+
     logits, targets = normal_batch(12, 8)
     options = OPTIONS[name]
     inputs: Any = torch.softmax(torch.from_numpy(logits[::-1].copy()), 1).numpy() if is_probable else targets

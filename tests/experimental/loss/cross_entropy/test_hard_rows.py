@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -67,6 +65,9 @@ def _classes(values: Array) -> Array:
 
 def _torch_results(logits: Array, targets: Array, dtype: Any) -> tuple[Array, Array, Array]:
     """PyTorch's float32 loss, log-sum-exp and gradient of the logits rounded to ``dtype``."""
+    import torch
+    import torch.nn.functional as F
+
     with np.errstate(over="ignore"):
         rounded = logits.astype(dtype).astype(np.float32)
     x, y = torch.from_numpy(rounded).requires_grad_(), torch.from_numpy(targets).long()

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
 from nkilib.experimental.loss import (
     linear_cross_entropy_backward,
@@ -107,6 +105,9 @@ def computed(kind: str, form: str) -> Computed:
 @cache
 def of_torch(kind: str) -> Computed:
     """Compute loss and gradients in PyTorch, with bfloat16 products whose logits become float32 for the loss."""
+    import torch
+    import torch.nn.functional as F
+
     inputs = problem(kind)
     x, w = (_leaf(values) for values in (inputs.input, inputs.weight))
     loss = F.cross_entropy(F.linear(x, w).float(), torch.from_numpy(inputs.targets).long())
@@ -115,6 +116,8 @@ def of_torch(kind: str) -> Computed:
 
 
 def _leaf(values: Array) -> Any:
+    import torch
+
     return torch.from_numpy(values.astype(np.float32)).bfloat16().requires_grad_()
 
 

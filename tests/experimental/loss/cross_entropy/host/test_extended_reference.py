@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
 from nkilib.experimental.loss.cross_entropy.host.reference import (
     BackwardInputs,
@@ -28,6 +26,9 @@ POSITIONS, VOCABULARY = 23, 50
 
 
 def _torch_loss(z: Any, targets: Array, options: ExtendedLoss) -> Any:
+    import torch
+    import torch.nn.functional as F
+
     inputs = torch.from_numpy(targets)
     weight = None if options.class_weight is None else torch.from_numpy(options.class_weight).double()
     return F.cross_entropy(
@@ -39,6 +40,8 @@ def _torch_loss(z: Any, targets: Array, options: ExtendedLoss) -> Any:
 @pytest.mark.parametrize("is_probable", [False, True])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_losses_and_gradients_are_those_of_autograd(name: str, is_probable: bool) -> None:
+    import torch
+
     logits, targets = normal_batch(POSITIONS, VOCABULARY)
     targets = probabilities(POSITIONS, VOCABULARY) if is_probable else with_ignored(targets)
     options, upstream = options_of(name, VOCABULARY), upstream_of(POSITIONS, "lse, logprob, entropy")
@@ -69,6 +72,9 @@ def test_losses_and_gradients_are_those_of_autograd(name: str, is_probable: bool
 
 
 def test_the_mean_of_torch_divides_by_the_position_weights() -> None:
+    import torch
+    import torch.nn.functional as F
+
     logits, targets = normal_batch(POSITIONS, VOCABULARY)
     targets = with_ignored(targets)
     options = options_of("weights, smoothing", VOCABULARY)

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
 from nkilib.experimental.loss.cross_entropy.host import reference
 from nkilib.experimental.loss.cross_entropy.host.reference import (
@@ -25,6 +23,9 @@ from ..loss_inputs import BF16, DTYPE_PAIRS, FP32, hard_batch, normal_batch, pai
 
 def _torch_results(logits: Any, targets: Any, dtype: Any, reduction: str) -> tuple[Any, Any, Any]:
     """Loss, log-sum-exp and gradient of PyTorch in float64, from logits that PyTorch rounds to ``dtype``."""
+    import torch
+    import torch.nn.functional as F
+
     x = torch.from_numpy(logits.astype(np.float32)).to(getattr(torch, np.dtype(dtype).name)).double().requires_grad_()
     y = torch.from_numpy(targets).long()
     loss = F.cross_entropy(x, y, reduction="none")

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
 from nkilib.experimental.loss.ctc.host.reference import (
     CtcLosses,
@@ -25,6 +23,9 @@ from nkilib.experimental.loss.ctc.host.reference import (
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_losses_and_gradients(reduction: str) -> None:
+    import torch
+    import torch.nn.functional as F
+
     generator = torch.Generator().manual_seed(3)
     log_probs = torch.randn(15, 4, 5, generator=generator, dtype=torch.float64).log_softmax(2).requires_grad_()
     targets = torch.tensor([[1, 1, 2, 3], [4, 3, 4, 3], [2, 2, 2, 2], [1, 2, 3, 4]])

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -135,6 +134,8 @@ def test_of_equal_logits_the_first_class_on_either_core() -> None:
 
 def test_rows_of_minus_infinity_as_in_pytorch() -> None:
     """All classes masked; the target alone masked; all but the target masked."""
+    import torch
+
     sizes = Sizes(3, 16, 300, FP32)
     problem = replace(normal_problem(sizes, np.random.default_rng(6)), targets=np.array([7, 8, 200], np.int32))
     target_masked, others_masked = np.zeros(300, np.float32), np.full(300, -np.inf, np.float32)

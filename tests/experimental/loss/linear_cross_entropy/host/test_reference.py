@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
 import nkilib.experimental.loss.linear.host.reference as reference
 from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss
@@ -27,10 +25,15 @@ SIZES = Sizes(23, 20, 50, FP32)
 
 
 def _tensor(values: Array) -> Any:
+    import torch
+
     return torch.from_numpy(values.astype(np.float64)).requires_grad_()
 
 
 def _losses(problem: LinearProblem, z: Any) -> Any:
+    import torch
+    import torch.nn.functional as F
+
     options, lse = problem.options, torch.logsumexp(z, dim=1)
     weight = None if options.class_weight is None else torch.from_numpy(options.class_weight).double()
     smoothing = options.label_smoothing
@@ -42,6 +45,9 @@ def _losses(problem: LinearProblem, z: Any) -> Any:
 @pytest.mark.parametrize("layout", ["vd", "dv"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_losses_and_gradients_are_those_of_autograd(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    import torch.nn.functional as F
+
     monkeypatch.setattr(reference, "_BLOCK_ELEMENTS", 5 * SIZES.classes)  # several blocks of rows, the last one short
     problem = in_layout(with_options(problem_of("30% ignored", SIZES), name), layout)
     x, w = _tensor(problem.input), _tensor(problem.weight)
@@ -71,6 +77,9 @@ def test_losses_and_gradients_are_those_of_autograd(name: str, layout: str, monk
 @pytest.mark.parametrize("cap", [None, 2.0])
 def test_scale_and_temperature_are_those_of_the_logits(cap: float | None) -> None:
     """z = softcap(s y, c) / T, its scores beside torch's, and a gradient."""
+    import torch
+    import torch.nn.functional as F
+
     problem = problem_of("masked classes", SIZES)
     problem = replace(problem, logit_scale=0.4, options=ExtendedLoss(logit_softcap=cap, temperature=0.3))
     assert problem.bias is not None

@@ -11,7 +11,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from nkilib.experimental.loss.linear.shared.sizes import SBUF_BYTES
 from nkilib.experimental.loss.profiling import profile_linear_launch
 from nkilib.nki import nl
 from nkilib.simulator import NkiValidationError, spec, using
+from tests.torch_types import named_type
 
 DIRECTIONS = ("forward", "backward", "forward_backward")
 # Of the best tiling of the grid; modelled times are exact, so a choice that became worse is seen at once.
@@ -171,10 +171,10 @@ def test_the_kernels_take_it_by_default() -> None:
         assert default.time_us != profile_linear_launch(*launch, other).time_us
 
 
-@pytest.mark.parametrize("dtype", [nl.bfloat16, np.dtype(ml_dtypes.bfloat16), torch.bfloat16, "bfloat16"])
+@pytest.mark.parametrize("dtype", [nl.bfloat16, np.dtype(ml_dtypes.bfloat16), "torch.bfloat16", "bfloat16"])
 def test_a_type_may_be_of_any_library(dtype: Any) -> None:
     expected = choose_linear_tiling(512, 512, 5000, "bfloat16", "backward")
-    assert choose_linear_tiling(512, 512, 5000, dtype, "backward") == expected
+    assert choose_linear_tiling(512, 512, 5000, named_type(dtype), "backward") == expected
 
 
 @pytest.mark.parametrize(

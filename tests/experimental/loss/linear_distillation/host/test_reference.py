@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
 from nkilib.experimental.loss.linear_distillation.host.reference import (
     ModelProblem,
@@ -24,10 +22,16 @@ from nkilib.experimental.loss.linear_distillation.host.reference import (
 
 from .pairs import pair_of
 
+if TYPE_CHECKING:
+    import torch
+
 BETAS = (0.0, 1e-3, 0.3, 1.0 - 1e-3, 1.0)
 
 
 def _z(model: ModelProblem, arguments: dict[str, torch.Tensor]) -> torch.Tensor:
+    import torch
+    import torch.nn.functional as F
+
     z = model.logit_scale * F.linear(arguments["input"], arguments["weight"], arguments["bias"])
     if model.logit_softcap is not None:
         z = model.logit_softcap * torch.tanh(z / model.logit_softcap)
@@ -35,6 +39,8 @@ def _z(model: ModelProblem, arguments: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _tensors(model: ModelProblem) -> dict[str, torch.Tensor]:
+    import torch
+
     arguments = {"input": model.input, "weight": model.classes_first, "bias": np.zeros(model.vocab_size)}
     if model.bias is not None:
         arguments["bias"] = model.bias
@@ -42,6 +48,9 @@ def _tensors(model: ModelProblem) -> dict[str, torch.Tensor]:
 
 
 def _by_torch(problem: PairProblem) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    import torch
+    import torch.nn.functional as F
+
     student = _tensors(problem.student)
     log_q = F.log_softmax(_z(problem.student, student), -1)
     log_p = F.log_softmax(_z(problem.teacher, _tensors(problem.teacher)), -1).detach()
@@ -71,6 +80,8 @@ def _problem(beta: float, **options: Any) -> PairProblem:
 
 @pytest.mark.parametrize("beta", BETAS)
 def test_results_and_gradients_are_those_of_autograd(beta: float) -> None:
+    import torch
+
     problem = _problem(beta)
     expected, student = _by_torch(problem)
     result = pair_forward_reference(problem)

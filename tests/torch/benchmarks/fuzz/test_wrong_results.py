@@ -19,7 +19,7 @@ from benchmarks.fuzz.families import cross_entropy, linear, softmax
 from benchmarks.fuzz.registry import FUZZED
 from benchmarks.fuzz.verdict import Verdict, judged
 from benchmarks.fuzz.workers import one_rank
-from tests.benchmarks.fuzz.planted import STRIPES, WRONG
+from tests.torch.benchmarks.fuzz.planted import STRIPES, WRONG
 
 SEED = 2712
 TRIES = 40
