@@ -17,6 +17,7 @@ import pytest
 from hypothesis import settings
 
 import nkilib.simulator
+from tests.collected_imports import note_imports
 from tests.optional_packages import ABSENT, missing_for, missing_in, summary
 
 if TYPE_CHECKING:  # without pytest-xdist this file is imported all the same
@@ -54,6 +55,7 @@ def pytest_collection() -> Iterator[None]:
     looks took 12% of the time of the tests of programs' sizes and times.
     """
     gc.disable()
+    note_imports(None)
     try:
         return (yield)
     finally:
@@ -74,6 +76,15 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if missing:
         _LEFT_OUT[collection_path] = missing
     return True if missing else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Note which file imports what takes long: every process of a run waits for it."""
+    try:
+        return (yield)
+    finally:
+        note_imports(collector.path)
 
 
 def pytest_report_collectionfinish() -> str:

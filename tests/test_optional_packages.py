@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import optional_packages
 from tests.optional_packages import ROOT, missing_for, missing_in, missing_in_text, summary
 
 TORCH, JAX = frozenset({"torch"}), frozenset({"jax"})
@@ -23,7 +24,7 @@ TORCH, JAX = frozenset({"torch"}), frozenset({"jax"})
         ("tests/jax/functions/test_names.py", "", "jax"),
         ("tests/torch/examples/test_grpo.py", "torch", ""),  # by the example
         ("tests/torch/benchmarks/test_bench.py", "torch", ""),  # by the benchmark
-        ("tests/simulator/replay/test_random_kernels.py", "torch", ""),  # by a package above a module, inside `with`
+        ("tests/simulator/replay/test_random_kernels.py", "", ""),  # the package beside it needs it
         ("tests/core/test_tiling.py", "", ""),
         ("tests/test_package.py", "", ""),  # in a test
         ("tests/conftest.py", "", ""),
@@ -33,6 +34,18 @@ def test_a_file_is_left_out_for_what_it_imports_at_its_top(path: str, without_to
     assert missing_in(ROOT / path, TORCH) == without_torch
     assert missing_in(ROOT / path, JAX) == without_jax
     assert missing_in(ROOT / path, frozenset()) == ""
+
+
+def test_a_package_above_a_module_and_a_with_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optional_packages, "ROOT", tmp_path)
+    (tmp_path / "tests" / "above").mkdir(parents=True)
+    for name, text in {
+        "above/__init__.py": "with x:\n    import torch",
+        "above/module.py": "",
+        "test_a.py": "import tests.above.module",
+    }.items():
+        (tmp_path / "tests" / name).write_text(text, encoding="utf-8")
+    assert missing_in(tmp_path / "tests" / "test_a.py", TORCH) == "torch"
 
 
 @pytest.mark.parametrize(
