@@ -22,7 +22,7 @@ PACKAGE = CHECKOUT / "nkilib"
 KERNELS = [*sorted((PACKAGE / "core").rglob("*.py")), *sorted((PACKAGE / "experimental").rglob("*.py"))]
 TRACED = [path for path in KERNELS if "host" not in path.relative_to(PACKAGE).parts and path.name != "row.py"]
 WRAPPERS = [*sorted((PACKAGE / "torch").rglob("*.py")), *sorted((PACKAGE / "jax").rglob("*.py"))]
-OTHERS = [path for path in sorted(PACKAGE.rglob("*.py")) if path not in KERNELS and path not in WRAPPERS]
+OTHERS = sorted({*PACKAGE.rglob("*.py")} - {*KERNELS, *WRAPPERS})
 
 # A rule finds what breaks it in a module.
 Rule = Callable[[ast.Module], Iterator[ast.AST]]

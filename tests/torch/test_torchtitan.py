@@ -17,7 +17,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
 
 from nkilib.torch import token_scores, vocab_parallel_cross_entropy
 from nkilib.torch.torchtitan import (
@@ -120,6 +119,8 @@ def test_a_plain_part_of_the_vocabulary_is_that_of_the_mesh_of_torchtitan(monkey
 
 @pytest.mark.parametrize(("function", "name"), [(cross_entropy_loss, "pred"), (compute_logprobs, "logits")])
 def test_a_part_of_the_vocabulary_without_a_group_is_refused(function: Callable[..., Any], name: str) -> None:
+    from torch.distributed.tensor import DTensor, Replicate
+
     with pytest.raises(ValueError, match=rf"{name} has 6 of global_vocab_size=11 classes, .* not known; pass group"):
         function(X[..., :6], T, global_vocab_size=CLASSES)
     with two_ranks():

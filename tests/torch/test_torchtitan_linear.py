@@ -14,8 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
 
 from nkilib.torch.torchtitan import ChunkedCrossEntropyLoss, LinearCrossEntropyLoss, compute_linear_logprobs, install
 from nkilib.torch.torchtitan import CrossEntropyLoss as LogitsLoss
@@ -240,6 +238,8 @@ def test_another_release_is_named_and_other_arguments_are_refused(monkeypatch: p
 
 
 def test_heads_that_are_refused() -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
     loss = LinearCrossEntropyLoss()
     with pytest.raises(RuntimeError, match="the output layer must be set, and is not; call set_lm_head"):
         loss(HIDDEN, LABELS)
@@ -278,6 +278,8 @@ class Trunk(nn.Module):
 def test_a_head_that_fully_shard_has_sharded_with_the_norm_as_torchtitan_does(
     loss: type, inputs: dict[str, Tensor], reshard: bool, titan: dict[str, Any]
 ) -> None:
+    from torch.distributed.fsdp import fully_shard
+
     wrapped, gradients = titan[LOSSES].ChunkedLossWrapper(loss()), []
     for shards in (False, True):
         model = Trunk()
@@ -310,6 +312,8 @@ def test_a_head_that_fully_shard_has_sharded_with_the_norm_as_torchtitan_does(
 
 @pytest.mark.usefixtures("alone")
 def test_scores_of_a_sharded_head_are_not_rounded_to_the_types_of_its_policy() -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     head, result = make_head().bfloat16(), []
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.bfloat16)
     for item in (head, fully_shard(copy.deepcopy(head), mp_policy=policy)):

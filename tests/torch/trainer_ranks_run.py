@@ -20,9 +20,6 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import nkilib.simulator
 from nkilib.torch import cross_entropy, token_scores, verl, vocab_parallel_cross_entropy
@@ -86,6 +83,8 @@ def new_head() -> nn.Linear:
 
 def vocabulary_in_shards(mesh: DeviceMesh, dtype: torch.dtype) -> Results:
     """TorchTitan's loss and log-probabilities, of a DTensor and of the plain part that a rank has."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
     group = mesh.get_group()
     leaf: Any = distribute_tensor(logits_of(dtype), mesh, [Shard(1)]).requires_grad_()
     results: Results = {}
@@ -129,6 +128,8 @@ def vocabulary_in_shards(mesh: DeviceMesh, dtype: torch.dtype) -> Results:
 
 def two_dimensions(mesh: DeviceMesh) -> Results:
     """Tokens over the first dimension of the mesh, classes over the second one, or whole there."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
     results: Results = {}
     for name, of_classes in (("sharded", Shard(1)), ("replicated", Replicate())):
         leaf = distribute_tensor(logits_of(torch.float32), mesh, [Shard(0), of_classes]).requires_grad_()
@@ -145,6 +146,9 @@ def two_dimensions(mesh: DeviceMesh) -> Results:
 
 def chunks_of_a_sharded_layer(mesh: DeviceMesh, distributed: bool) -> Results:
     """The output layer in columns, with the hidden states on every rank: plain, or a DTensor."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
     style = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
     head = parallelize_module(new_head(), mesh, style)
     hidden = hidden_and_weight()[0]
@@ -160,6 +164,9 @@ def chunks_of_a_sharded_layer(mesh: DeviceMesh, distributed: bool) -> Results:
 
 def chunks_of_fsdp(mesh: DeviceMesh) -> Results:
     """The output layer in pieces that FSDP2 gathers, and tokens of each rank's own."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
     head: Any = fully_shard(new_head(), mesh=mesh)
     head.set_gradient_divide_factor(1.0)
     head.set_force_sum_reduction_for_comms(True)  # gloo has no other
@@ -186,6 +193,8 @@ def features_and_weight() -> tuple[Tensor, Tensor]:
 
 def without_logits_under_fsdp(mesh: DeviceMesh) -> Results:
     """The output layer as in ``chunks_of_fsdp``, and the loss inside of its forward."""
+    from torch.distributed.fsdp import fully_shard
+
     hidden, weight = features_and_weight()
     head = nn.Linear(*reversed(weight.shape), bias=False)
     head.load_state_dict({"weight": weight})
@@ -240,5 +249,7 @@ def main(rank: int, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    import_module("torch._dynamo")  # what the first call of an operator imports, once for all processes
+    # What the first call of an operator and the functions above import, once for all processes.
+    for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"):
+        import_module(name)
     torch.multiprocessing.start_processes(main, (Path(sys.argv[1]),), PROCESSES, start_method="fork")

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
@@ -15,14 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import _StridedShard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from nkilib.torch import CrossEntropyLoss, cross_entropy, token_scores, vocab_parallel_cross_entropy
 from nkilib.torch.transformers import causal_lm_loss
 from tests.torch.fake_group import two_ranks
 from tests.torch.inputs import CLASSES, POSITIONS, make_logits, make_probabilities, make_targets
+from tests.torch.placements import distribute, from_local, partial, replicate, shard
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
 
 X, T = make_logits(POSITIONS, CLASSES), make_targets(POSITIONS)
 HELD = -(-CLASSES // 2)
@@ -36,21 +37,21 @@ def mesh() -> Iterator[DeviceMesh]:
 
 
 def placed(tensor: Tensor, mesh: DeviceMesh, *placements: Placement) -> DTensor:
-    return DTensor.from_local(tensor, mesh, placements, run_check=False)
+    return from_local(tensor, mesh, placements, run_check=False)
 
 
 def sharded(mesh: DeviceMesh, dim: int = 1) -> DTensor:
-    return distribute_tensor(X, mesh, [Shard(dim)])
+    return distribute(X, mesh, [shard(dim)])
 
 
 def test_whole_rows_are_a_plain_tensor(mesh: DeviceMesh) -> None:
     expected = cross_entropy(X, T, reduction="none")
-    replicated = placed(X, mesh, Replicate())
+    replicated = placed(X, mesh, replicate())
     assert torch.equal(cross_entropy(replicated, T, reduction="none"), expected)
-    assert torch.equal(cross_entropy(replicated, placed(T, mesh, Replicate()), reduction="none"), expected)
+    assert torch.equal(cross_entropy(replicated, placed(T, mesh, replicate()), reduction="none"), expected)
     rows = POSITIONS // 2
     assert torch.equal(cross_entropy(sharded(mesh, 0), T[:rows], reduction="none"), expected[:rows])
-    scores = token_scores(sharded(mesh, 0), distribute_tensor(T, mesh, [Shard(0)]))
+    scores = token_scores(sharded(mesh, 0), distribute(T, mesh, [shard(0)]))
     torch.testing.assert_close(scores.logprob, -expected[:rows])
 
 
@@ -68,7 +69,7 @@ def test_a_sharded_vocabulary_is_that_of_the_ranks_of_its_mesh(mesh: DeviceMesh)
 def test_class_probabilities_are_placed_as_the_logits_are(mesh: DeviceMesh) -> None:
     y = make_probabilities(POSITIONS, CLASSES)
     expected = vocab_parallel_cross_entropy(X[:, :HELD], y[:, :HELD], shard_sizes=[HELD, CLASSES - HELD])
-    assert torch.equal(cross_entropy(sharded(mesh), distribute_tensor(y, mesh, [Shard(1)])), expected)
+    assert torch.equal(cross_entropy(sharded(mesh), distribute(y, mesh, [shard(1)])), expected)
     assert torch.equal(cross_entropy(sharded(mesh), y[:, :HELD]), expected)
 
 
@@ -80,14 +81,14 @@ def test_dimensions_are_those_of_the_tensor(class_dim: int, mesh: DeviceMesh) ->
     dim = 1 if class_dim == -1 else 2
     mine = x.chunk(2, dim)[0]
     expected = cross_entropy(mine, target[:, :2], reduction="none", class_dim=class_dim)
-    shards = distribute_tensor(x, mesh, [Shard(dim)]), distribute_tensor(target, mesh, [Shard(1)])
+    shards = distribute(x, mesh, [shard(dim)]), distribute(target, mesh, [shard(1)])
     assert torch.equal(cross_entropy(*shards, reduction="none", class_dim=class_dim), expected)
 
 
 def test_a_mesh_of_one_rank_shards_nothing() -> None:
     with two_ranks():
         square = init_device_mesh("cpu", (2, 1))
-        of_one = placed(X, square, Replicate(), Shard(1))
+        of_one = placed(X, square, replicate(), shard(1))
         with mock.patch.object(dist, "all_reduce") as all_reduce:
             assert torch.equal(cross_entropy(of_one, T), cross_entropy(X, T))
         assert not all_reduce.called
@@ -120,17 +121,23 @@ def test_a_full_graph_gives_equal_results(mesh: DeviceMesh) -> None:
     assert torch.equal(*losses) and gradients[0].any() and torch.equal(*gradients)
 
 
+def strided_shard() -> Placement:
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(1, split_factor=2)
+
+
 Refused = Callable[[DeviceMesh], Any]
 REFUSED: dict[str, tuple[type[Exception], Refused, str]] = {
     "a sum over ranks": (
         NotImplementedError,
-        lambda mesh: cross_entropy(placed(X, mesh, Partial()), T),
+        lambda mesh: cross_entropy(placed(X, mesh, partial()), T),
         r"input, a DTensor, must have the placements Replicate\(\) or Shard\(dim\), got \[Partial\(sum\)\]; pass "
         r"input.redistribute\(placements=\[\.\.\.\]\)",
     ),
     "strided shards": (
         NotImplementedError,
-        lambda mesh: cross_entropy(placed(X, mesh, _StridedShard(1, split_factor=2)), T),
+        lambda mesh: cross_entropy(placed(X, mesh, strided_shard()), T),
         r"input, a DTensor, must have the placements Replicate\(\) or Shard\(dim\), got \[_StridedShard",
     ),
     "a mean of some of the positions": (
@@ -156,22 +163,22 @@ REFUSED: dict[str, tuple[type[Exception], Refused, str]] = {
     ),
     "targets placed otherwise": (
         NotImplementedError,
-        lambda mesh: cross_entropy(sharded(mesh), distribute_tensor(T, mesh, [Shard(0)])),
+        lambda mesh: cross_entropy(sharded(mesh), distribute(T, mesh, [shard(0)])),
         r"target, a DTensor, must have the placements Replicate\(\), got \[Shard\(dim=0\)\]",
     ),
     "targets on another mesh": (
         ValueError,
-        lambda mesh: cross_entropy(sharded(mesh), placed(T, DeviceMesh("cpu", [0]), Replicate())),
+        lambda mesh: cross_entropy(sharded(mesh), placed(T, DeviceMesh("cpu", [0]), replicate())),
         "target must be on the mesh of input",
     ),
     "weights in shards": (
         NotImplementedError,
-        lambda mesh: cross_entropy(sharded(mesh), T, distribute_tensor(torch.ones(CLASSES), mesh, [Shard(0)])),
+        lambda mesh: cross_entropy(sharded(mesh), T, distribute(torch.ones(CLASSES), mesh, [shard(0)])),
         r"weight must be a plain tensor or replicated, got a DTensor of .*Shard.*; pass weight.full_tensor\(\)",
     ),
     "a count that is a sum over ranks": (
         NotImplementedError,
-        lambda mesh: cross_entropy(sharded(mesh), T, normalizer=placed(torch.tensor(3), mesh, Partial())),
+        lambda mesh: cross_entropy(sharded(mesh), T, normalizer=placed(torch.tensor(3), mesh, partial())),
         "normalizer, a DTensor, must have the placements",
     ),
     "a group beside the mesh": (
@@ -186,7 +193,7 @@ REFUSED: dict[str, tuple[type[Exception], Refused, str]] = {
     ),
     "ranks in another order": (
         NotImplementedError,
-        lambda mesh: cross_entropy(placed(X, DeviceMesh("cpu", [1, 0]), Shard(1)), T),
+        lambda mesh: cross_entropy(placed(X, DeviceMesh("cpu", [1, 0]), shard(1)), T),
         "must be on a mesh whose ranks ascend along the dimension that shards the logits",
     ),
     "no tensor": (TypeError, lambda mesh: cross_entropy(sharded(mesh), [1]), "'target' must be Tensor, not list"),
@@ -202,18 +209,20 @@ def test_what_has_no_rule_is_refused_with_what_to_do(case: str, mesh: DeviceMesh
     assert not all_reduce.called
 
 
-@pytest.mark.parametrize("placements", [[Shard(1), Shard(1)], [Shard(1), Shard(-1)]])
-def test_classes_in_two_dimensions_of_a_mesh_are_refused(placements: Sequence[Placement]) -> None:
+@pytest.mark.parametrize("dims", [(1, 1), (1, -1)], ids=["placements0", "placements1"])
+def test_classes_in_two_dimensions_of_a_mesh_are_refused(dims: tuple[int, int]) -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     try:
         square = init_device_mesh("cpu", (2, 2))
         with pytest.raises(NotImplementedError, match=r"the placements Shard\(1\) in one dimension of the mesh only"):
-            cross_entropy(DTensor.from_local(X, square, placements, run_check=False), T)
+            cross_entropy(from_local(X, square, [shard(dim) for dim in dims], run_check=False), T)
     finally:
         dist.destroy_process_group()
 
 
 def test_a_weight_that_requires_grad_is_refused(mesh: DeviceMesh) -> None:
-    weight = placed(torch.ones(CLASSES), mesh, Replicate()).requires_grad_()
+    weight = placed(torch.ones(CLASSES), mesh, replicate()).requires_grad_()
     with pytest.raises(NotImplementedError, match="weight, a DTensor, must not require grad"):
         cross_entropy(sharded(mesh), make_probabilities(POSITIONS, CLASSES)[:, :HELD], weight)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nkilib.torch import cross_entropy
@@ -117,6 +116,8 @@ def mesh() -> Iterator[DeviceMesh]:
 
 
 def test_what_it_refuses(mesh: DeviceMesh) -> None:
+    from torch.distributed.tensor import DTensor, Shard
+
     head = new_head()
     with pytest.raises(ValueError, match="num_chunks must be 1 or more, got 0"):
         chunked_loss(HIDDEN, TARGET, head, sum_of_losses, 0)

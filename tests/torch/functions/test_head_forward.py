@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from nkilib.torch import LinearCrossEntropyLoss, linear_cross_entropy
 from nkilib.torch.functions.head_forward import check_linear_head, results_in_forward
@@ -30,6 +29,8 @@ def group() -> Iterator[None]:
 
 def _sharded_head() -> nn.Linear:
     """Return a float32 layer that is computed in bfloat16, with results that are cast to float16."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     head = nn.Linear(WIDTH, CLASSES)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float16)
     fully_shard(head, reshard_after_forward=True, mp_policy=policy)  # which changes it where it is
@@ -75,6 +76,8 @@ def test_an_error_leaves_the_layer_its_forward() -> None:
 
 
 def test_layers_that_do_more_than_a_product_are_refused() -> None:
+    from torch.distributed.fsdp import fully_shard
+
     class Scaled(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
             return 2.0 * super().forward(input)
@@ -91,6 +94,8 @@ def test_layers_that_do_more_than_a_product_are_refused() -> None:
 
 
 def test_a_sharded_module_hands_its_gradient_to_no_sum() -> None:
+    from torch.distributed.fsdp import fully_shard
+
     module = fully_shard(LinearCrossEntropyLoss(WIDTH, CLASSES))
     hidden, target = make_logits(TOKENS, WIDTH), make_targets(TOKENS, classes=CLASSES)
     with pytest.raises(
@@ -102,6 +107,8 @@ def test_a_sharded_module_hands_its_gradient_to_no_sum() -> None:
 @pytest.mark.parametrize("autocast", [False, True])
 def test_the_loss_keeps_the_parameters_themselves_under_autocast_too(autocast: bool) -> None:
     """The parameters' memory is given back after the forward, and is there again in the backward."""
+    from torch.distributed.fsdp import fully_shard
+
     whole, result = nn.Linear(WIDTH, CLASSES), []
     sharded = fully_shard(copy.deepcopy(whole), reshard_after_forward=True)
     target, kept = make_targets(TOKENS, classes=CLASSES), []

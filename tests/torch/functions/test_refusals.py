@@ -21,8 +21,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp._flat_param import FlatParameter
-from torch.distributed.tensor import Shard, distribute_tensor
 
 from nkilib.torch import cross_entropy, vocab_parallel_cross_entropy
 from tests.torch.fake_group import two_ranks
@@ -268,6 +266,8 @@ def mesh() -> Iterator[DeviceMesh]:
 def test_a_dtensor_beside_plain_logits_is_refused_by_name(
     function: Callable[..., Any], name: str, mesh: DeviceMesh
 ) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
     shards = {"target": distribute_tensor(T, mesh, [Shard(0)]), "weight": distribute_tensor(X[0], mesh, [Shard(0)])}
     message = rf"{name} must be a plain tensor, got a DTensor.*full_tensor.*\.to_local\(\)"
     with pytest.raises(NotImplementedError, match=message):
@@ -275,6 +275,8 @@ def test_a_dtensor_beside_plain_logits_is_refused_by_name(
 
 
 def test_an_fsdp_shard_is_refused_by_name() -> None:
+    from torch.distributed.fsdp._flat_param import FlatParameter
+
     shard = nn.Parameter(torch.ones(CLASSES), requires_grad=False)
     shard._is_flat_param = True  # type: ignore[attr-defined]  # as FSDP marks its own
     assert isinstance(shard, FlatParameter)

@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from nkilib.torch.transformers import fuse_linear_loss
 from tests.torch.transformers.models import BATCH, Make, llama, padded_batch, pair, qwen2
@@ -23,8 +21,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Groups = Callable[[Any], Sequence[Sequence[nn.Module]]]
-_MIXED: Final = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-_ROUNDED: Final = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.bfloat16)
+# Arguments of MixedPrecisionPolicy.
+_MIXED: Final = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+_ROUNDED: Final = {**_MIXED, "output_dtype": torch.bfloat16}
 
 
 def _head(model: Any) -> Sequence[Sequence[nn.Module]]:
@@ -52,7 +51,7 @@ class Case:
         groups: the groups of modules that ``fully_shard`` gets beside the layers, before the whole model.
         reshard: ``reshard_after_forward``, of all.
         is_fused_first: ``fuse_linear_loss`` comes before ``fully_shard``.
-        policy: mixed precision of layers and of the whole model.
+        policy: mixed precision of layers and of the whole model, as arguments of ``MixedPrecisionPolicy``.
         head_policy: the mixed precision of the groups.
         micro_batches: backwards in a step, of which the last one reduces gradients.
         memory_limit: the argument ``memory_limit`` of ``fuse_linear_loss``.
@@ -63,8 +62,8 @@ class Case:
     groups: Groups
     reshard: bool
     is_fused_first: bool = True
-    policy: MixedPrecisionPolicy = field(default_factory=MixedPrecisionPolicy)
-    head_policy: MixedPrecisionPolicy = field(default_factory=MixedPrecisionPolicy)
+    policy: Mapping[str, torch.dtype] = field(default_factory=dict)
+    head_policy: Mapping[str, torch.dtype] = field(default_factory=dict)
     micro_batches: int = 1
     memory_limit: int | None = None
     is_frozen: bool = False
@@ -86,12 +85,15 @@ CASES: Final = {
 
 
 def _sharded(model: PreTrainedModel, case: Case) -> PreTrainedModel:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy, head_policy = (MixedPrecisionPolicy(**given) for given in (case.policy, case.head_policy))
     for layer in model.model.layers:
-        fully_shard(layer, reshard_after_forward=case.reshard, mp_policy=case.policy)
+        fully_shard(layer, reshard_after_forward=case.reshard, mp_policy=policy)
     for group in case.groups(model):
         inputs = group[0] if len(group) == 1 else list(group)
-        fully_shard(inputs, reshard_after_forward=case.reshard, mp_policy=case.head_policy)
-    fully_shard(model, reshard_after_forward=case.reshard, mp_policy=case.policy)  # which changes it where it is
+        fully_shard(inputs, reshard_after_forward=case.reshard, mp_policy=head_policy)
+    fully_shard(model, reshard_after_forward=case.reshard, mp_policy=policy)  # which changes it where it is
     return model
 
 
@@ -104,6 +106,8 @@ def _own_batches(rank: int, count: int) -> list[dict[str, Tensor]]:
 
 def _train(model: PreTrainedModel, batches: list[dict[str, Tensor]]) -> list[Tensor]:
     """The losses; the parameters have their gradients then. What they sum up to is a mean over all batches."""
+    from torch.distributed.fsdp import FSDPModule
+
     items = sum((batch["labels"][:, 1:] != -100).sum() for batch in batches)
     losses = []
     for at, batch in enumerate(batches):
@@ -117,6 +121,9 @@ def _train(model: PreTrainedModel, batches: list[dict[str, Tensor]]) -> list[Ten
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
     """Return the gradients by name, averaged over ranks: a sharded model's are already, and have to be gathered."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
     results = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -158,8 +165,8 @@ def run(name: str, rank: int) -> dict[str, Any]:
         model.lm_head.weight.requires_grad_(not case.is_frozen)
     batches = _own_batches(rank, case.micro_batches)
     results: dict[str, Any] = {}
-    if case.policy.param_dtype is not None:
-        exact = copy.deepcopy(stock).to(case.policy.param_dtype).double()
+    if case.policy:
+        exact = copy.deepcopy(stock).to(case.policy["param_dtype"]).double()
         results["exact"] = {"losses": _train(exact, batches), "gradients": _gradients(exact)}
         _sharded(stock, case)
     results["stock"] = {"losses": _train(stock, batches), "gradients": _gradients(stock)}

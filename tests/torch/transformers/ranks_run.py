@@ -52,6 +52,7 @@ if __name__ == "__main__":
     # What the first call of an operator and the models import, once for all processes.
     for name in (
         "torch._dynamo",
+        "torch.distributed.fsdp",
         "transformers.models.llama.modeling_llama",
         "transformers.models.qwen2.modeling_qwen2",
     ):

@@ -17,7 +17,7 @@ from tests.torch.transformers.models import GRADIENT_BUDGET, LOSS_BUDGET, larges
 
 Found = list[dict[str, Any]]
 PROCESSES, SECONDS = 2, 180.0
-FLOAT32 = [name for name, case in CASES.items() if case.policy.param_dtype is None]
+FLOAT32 = [name for name, case in CASES.items() if not case.policy]
 MIXED = [name for name in CASES if name not in FLOAT32]
 IN_ROOT = "mixed, in the root"
 

@@ -13,7 +13,6 @@ from types import MethodType
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 
 from nkilib.torch.transformers import NoLogits, causal_lm_loss, fuse_linear_loss
 from tests.torch.fake_group import two_ranks
@@ -67,6 +66,8 @@ def test_output_layers_that_are_more_than_a_product() -> None:
 
 @pytest.mark.parametrize("is_fused_first", [True, False])
 def test_a_tied_head_that_fully_shard_got_without_the_embedding(is_fused_first: bool) -> None:
+    from torch.distributed.fsdp import fully_shard
+
     both = r"both in one group, and got lm_head without the embedding; .*fully_shard\(\[model.model.embed_tokens"
     with two_ranks():
         model = qwen2().train()
@@ -78,6 +79,8 @@ def test_a_tied_head_that_fully_shard_got_without_the_embedding(is_fused_first: 
 
 
 def test_a_hook_of_others_on_a_head_that_is_sharded() -> None:
+    from torch.distributed.fsdp import fully_shard
+
     with two_ranks():
         model = llama()
         fully_shard(model.lm_head)

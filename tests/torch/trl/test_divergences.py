@@ -15,8 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from nkilib.torch.trl import install
 from tests.torch.trl.errors import NORM, ROW, TIMES_TRL, VALUE, shares
@@ -229,6 +227,9 @@ def test_a_call_fits_into_a_whole_graph() -> None:
 @pytest.mark.usefixtures("_no_tiles")
 def test_heads_in_shards_of_fsdp2_give_their_gradient() -> None:
     """TRL gathers a DTensor before its call, the teacher's too."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
     hidden, weight, _, teacher_hidden, teacher_weight, _ = operands(FLOAT32)
     heads = []
     for values in (weight, teacher_weight):

@@ -15,8 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from nkilib.torch.trl import install
 from tests.torch.trl.errors import NORM, ROW, VALUE, shares
@@ -205,6 +203,9 @@ def test_a_call_fits_into_a_whole_graph() -> None:
 @pytest.mark.usefixtures("_no_tiles")
 def test_a_head_in_shards_of_fsdp2_gets_its_gradient() -> None:
     """TRL gathers a DTensor before its call."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
     ids = torch.randint(3, 263, (2, 8), generator=torch.Generator().manual_seed(0))
     stock, sharded = model(0, tied=False), model(0, tied=False)
     for item in (stock, sharded):

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 
 from nkilib.torch import linear_cross_entropy
 from tests.torch.fake_group import two_ranks
@@ -136,6 +135,8 @@ def test_another_device_is_refused_with_the_supported_ones(device: str) -> None:
 
 @pytest.mark.parametrize("name", ["input", "linear_weight", "target", "linear_bias", "weight", "grad_weight_sum"])
 def test_a_dtensor_is_refused_by_name(name: str) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
     tensors: dict[str, Tensor] = {
         "input": X,
         "linear_weight": W,

@@ -13,19 +13,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 import nkilib.simulator
 from nkilib.torch import LinearDistillationOutputs, linear_distillation_loss
 from tests.torch.functions.linear_distillation.problem import OUTPUTS, DistillationProblem, Kept, make_distillation
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
 
 Results = dict[str, Any]
 
@@ -54,6 +55,8 @@ def distillation_problems() -> dict[str, DistillationProblem]:
 
 def _found(problem: DistillationProblem, arguments: dict[str, Any], leaves: Kept) -> Results:
     """Results and gradients of a call, DTensors whole."""
+    from torch.distributed.tensor import DTensor
+
     outputs = linear_distillation_loss(**arguments, **leaves, **problem.options, reduction="none", outputs=OUTPUTS)
     assert isinstance(outputs, LinearDistillationOutputs)
     gradients = problem.gradients(outputs, leaves)
@@ -85,6 +88,8 @@ def run_parts(problem: DistillationProblem, group: dist.ProcessGroup | None) -> 
 
 def run_dtensors(problem: DistillationProblem, group: dist.ProcessGroup | None, of_teacher: Placement) -> Results:
     """Run on replicated hidden states and layers in shards: the student's of classes, the teacher's ``of_teacher``."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
     placements = dict.fromkeys(("linear_weight", "linear_bias", "teacher_bias"), Shard(0))
     placements |= {"input": Replicate(), "teacher_input": Replicate(), "teacher_weight": of_teacher}
@@ -98,6 +103,8 @@ def run_dtensors(problem: DistillationProblem, group: dist.ProcessGroup | None, 
 
 def run_gathered(problem: DistillationProblem, group: dist.ProcessGroup | None) -> Results:
     """Run the loss on this rank's own hidden states, and layers that FSDP2 has sharded."""
+    from torch.distributed.tensor import DTensor
+
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
     own = of_rank(problem, dist.get_rank(group))
     leaves: Kept = {"input": own.leaves_of["input"].requires_grad_()}
@@ -109,6 +116,8 @@ def run_gathered(problem: DistillationProblem, group: dist.ProcessGroup | None) 
 
 def _sharded(tensors: Kept, model: str, mesh: DeviceMesh) -> Kept:
     """Weight and bias of a layer after ``fully_shard``."""
+    from torch.distributed.fsdp import fully_shard
+
     weight, bias = tensors[f"{model}_weight"], tensors.get(f"{model}_bias")
     layer = nn.Linear(weight.shape[1], len(weight), bias=bias is not None, dtype=weight.dtype)
     layer.load_state_dict({"weight": weight, **({} if bias is None else {"bias": bias})})
@@ -135,6 +144,8 @@ FORMS: Final = {
 
 def distillation_on_ranks(group: dist.ProcessGroup | None) -> Results:
     """All of it, by the name of the problem and of the form."""
+    from torch.distributed.tensor import Shard
+
     forms: dict[str, Callable[[DistillationProblem], Results]] = {
         "parts": lambda problem: run_parts(problem, group),
         "dtensors": lambda problem: run_dtensors(problem, group, Shard(0)),

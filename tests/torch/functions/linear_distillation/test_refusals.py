@@ -5,19 +5,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from nkilib.torch import LinearDistillationLoss, linear_distillation_loss
 from tests.torch.fake_group import two_ranks
 from tests.torch.functions.linear_cross_entropy.problem import CLASSES, FEATURES, POSITIONS
 from tests.torch.functions.linear_distillation.problem import make_distillation
+from tests.torch.placements import distribute, from_local, partial, replicate, shard
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
 
 PROBLEM = make_distillation(POSITIONS, bias=True, weighted=True)
 GIVEN: dict[str, Tensor] = {**PROBLEM.leaves_of, **PROBLEM.constants, "labels": PROBLEM.labels}
@@ -125,31 +129,40 @@ def test_a_derivative_in_forward_mode() -> None:
             linear_distillation_loss(dual, W, TX, TW)
 
 
-PLACED: dict[str, tuple[dict[str, Placement], dict[str, Any], str]] = {
-    "input alone": ({"input": Replicate()}, {}, r"input, a DTensor .* needs a linear_weight that is a DTensor"),
+PLACED: dict[str, tuple[Callable[[], dict[str, Placement]], dict[str, Any], str]] = {
+    "input alone": (lambda: {"input": replicate()}, {}, r"input, a DTensor .* needs a linear_weight that is a DTensor"),
     "positions": (
-        {"input": Shard(0), "linear_weight": Shard(0)},
+        lambda: {"input": shard(0), "linear_weight": shard(0)},
         {},
         r"input, a DTensor, must have the placements Replicate\(\), got .*redistribute",
     ),
     "features": (
-        {"input": Replicate(), "linear_weight": Shard(1)},
+        lambda: {"input": replicate(), "linear_weight": shard(1)},
         {},
         r"linear_weight, .* must have the placements Shard\(0\), on a mesh",
     ),
     "a sum": (
-        {"linear_weight": Shard(0)},
+        lambda: {"linear_weight": shard(0)},
         {"grad_weight_sum": torch.zeros(CLASSES, FEATURES)},
         "grad_weight_sum is not supported for a linear_weight, a DTensor, that is gathered",
     ),
-    "a teacher's positions": ({"teacher_input": Shard(0)}, {}, "teacher_input must be plain where input is"),
-    "labels": ({"labels": Replicate()}, {}, "labels must be plain where input is"),
+    "a teacher's positions": (lambda: {"teacher_input": shard(0)}, {}, "teacher_input must be plain where input is"),
+    "labels": (lambda: {"labels": replicate()}, {}, "labels must be plain where input is"),
     "positions of a teacher in parts": (
-        {"input": Replicate(), "linear_weight": Shard(0), "teacher_weight": Shard(0), "teacher_input": Shard(0)},
+        lambda: {
+            "input": replicate(),
+            "linear_weight": shard(0),
+            "teacher_weight": shard(0),
+            "teacher_input": shard(0),
+        },
         {},
         r"teacher_input, a DTensor, must have the placements Replicate\(\)",
     ),
-    "summands": ({"teacher_weight": Partial()}, {}, r"teacher_weight, .* must have the placements Shard\(0\) or"),
+    "summands": (
+        lambda: {"teacher_weight": partial()},
+        {},
+        r"teacher_weight, .* must have the placements Shard\(0\) or",
+    ),
 }
 
 
@@ -159,8 +172,8 @@ def test_placements_without_a_rule(case: str) -> None:
     with two_ranks():
         mesh = init_device_mesh("cpu", (2,))
         arguments: dict[str, Any] = {"input": X, "linear_weight": W, "teacher_input": TX, "teacher_weight": TW}
-        for name, placement in placements.items():
-            placed = DTensor.from_local if placement.is_partial() else distribute_tensor
+        for name, placement in placements().items():
+            placed = from_local if placement.is_partial() else distribute
             arguments[name] = placed(GIVEN[name], mesh, [placement])
         with pytest.raises(NotImplementedError, match=f"^linear_distillation_loss: {message}"):
             linear_distillation_loss(**arguments, **further)
@@ -168,7 +181,7 @@ def test_placements_without_a_rule(case: str) -> None:
 
 def test_a_dtensor_has_its_own_group() -> None:
     with two_ranks():
-        w = distribute_tensor(W, init_device_mesh("cpu", (2,)), [Shard(0)])
+        w = distribute(W, init_device_mesh("cpu", (2,)), [shard(0)])
         with pytest.raises(ValueError, match="group and shard_sizes are for plain tensors, got a DTensor"):
             linear_distillation_loss(X, w, TX, TW, None, dist.group.WORLD)
 
@@ -176,8 +189,8 @@ def test_a_dtensor_has_its_own_group() -> None:
 def test_a_teacher_of_other_classes_is_refused_where_ranks_have_parts() -> None:
     with two_ranks():
         mesh = init_device_mesh("cpu", (2,))
-        x, w = distribute_tensor(X, mesh, [Replicate()]), distribute_tensor(W, mesh, [Shard(0)])
+        x, w = distribute(X, mesh, [replicate()]), distribute(W, mesh, [shard(0)])
         message = r"^linear_distillation_loss: teacher_weight.* must have the .*classes"
-        for teacher in (TW, distribute_tensor(TW[:8], mesh, [Shard(0)])):
+        for teacher in (TW, distribute(TW[:8], mesh, [shard(0)])):
             with pytest.raises(ValueError, match=message):
                 linear_distillation_loss(x, w, TX, teacher)

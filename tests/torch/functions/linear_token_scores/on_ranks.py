@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from nkilib.torch import LinearTokenScores, linear_token_scores
 from tests.torch.functions.linear_token_scores.problem import EVERY, ScoreProblem, make_scores
@@ -65,6 +63,8 @@ def run_scores(problem: ScoreProblem, group: dist.ProcessGroup | None) -> Result
 
 def run_scores_of_dtensors(problem: ScoreProblem, group: dist.ProcessGroup | None) -> Results:
     """Run the scores on replicated hidden states and a layer in shards of classes."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
     placements = {"input": Replicate(), "linear_weight": Shard(0), "linear_bias": Shard(0)}
     leaves: dict[str, Tensor] = {
@@ -79,6 +79,9 @@ def run_scores_of_dtensors(problem: ScoreProblem, group: dist.ProcessGroup | Non
 
 def run_gathered(problem: ScoreProblem, group: dist.ProcessGroup | None) -> Results:
     """Run the scores on this rank's own hidden states, the problem's rolled, and a layer that FSDP2 has sharded."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
     operands = problem.operands
     bias, (classes, features) = operands.linear_bias, operands.linear_weight.shape

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from nkilib.torch import linear_token_scores
 from tests.torch.fake_group import two_ranks
 from tests.torch.functions.linear_cross_entropy.problem import CLASSES, FEATURES, POSITIONS
 from tests.torch.inputs import make_logits, make_probabilities, make_targets
+from tests.torch.placements import distribute, replicate, shard
 
 X, W, T = make_logits(POSITIONS, FEATURES), make_logits(CLASSES, FEATURES, seed=1), make_targets(POSITIONS)
 Call = Callable[[Callable[..., Any]], Any]
@@ -93,29 +93,29 @@ def test_what_it_refuses(case: str) -> None:
     assert raised.type is error
 
 
-PLACED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+PLACED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = {
     "input alone": (
-        (Replicate(), None),
+        lambda: (replicate(), None),
         {},
         r"input, a DTensor .* needs a linear_weight that is a DTensor",
     ),
     "positions": (
-        (Shard(0), Shard(0)),
+        lambda: (shard(0), shard(0)),
         {},
         r"input, a DTensor, must have the placements Replicate\(\), got .*redistribute",
     ),
     "features": (
-        (Replicate(), Shard(1)),
+        lambda: (replicate(), shard(1)),
         {},
         r"linear_weight, .* must have the placements Shard\(0\), on a mesh",
     ),
     "a copy": (
-        (Replicate(), Replicate()),
+        lambda: (replicate(), replicate()),
         {},
         r"linear_weight, .* must have the placements Shard\(0\), on a mesh",
     ),
     "a sum": (
-        (None, Shard(0)),
+        lambda: (None, shard(0)),
         {"grad_weight_sum": torch.zeros(CLASSES, FEATURES)},
         "grad_weight_sum is not supported",
     ),
@@ -128,8 +128,8 @@ def test_placements_without_a_rule(case: str) -> None:
     with two_ranks():
         mesh = init_device_mesh("cpu", (2,))
         x, w = (
-            tensor if placement is None else distribute_tensor(tensor, mesh, [placement])
-            for tensor, placement in zip((X, W), placements, strict=True)
+            tensor if placement is None else distribute(tensor, mesh, [placement])
+            for tensor, placement in zip((X, W), placements(), strict=True)
         )
         with pytest.raises(NotImplementedError, match=f"^linear_token_scores: {message}"):
             linear_token_scores(x, w, T, **further)
@@ -137,6 +137,6 @@ def test_placements_without_a_rule(case: str) -> None:
 
 def test_a_dtensor_has_its_own_group() -> None:
     with two_ranks():
-        w = distribute_tensor(W, init_device_mesh("cpu", (2,)), [Shard(0)])
+        w = distribute(W, init_device_mesh("cpu", (2,)), [shard(0)])
         with pytest.raises(ValueError, match="group and shard_sizes are for plain tensors, got a DTensor"):
             linear_token_scores(X, w, T, torch.distributed.group.WORLD)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -171,5 +172,6 @@ def _compile_once() -> None:
 
 
 if __name__ == "__main__":
+    import_module("torch.distributed.tensor")
     _compile_once()
     torch.multiprocessing.start_processes(main, (Path(sys.argv[1]),), PROCESSES, start_method="fork")
