@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-# PyTorch takes a second, which only tests/torch may cost; the other two take more than that again, beside it.
-SLOW: Final = ("torch", "torch._dynamo", "transformers")
+# PyTorch takes a second, which only tests/torch may cost; each of the others takes about that again, beside it.
+SLOW: Final = ("torch", "torch._dynamo", "torch.distributed.tensor", "transformers")
 first_with: dict[str, Path | None] = {}
 
 

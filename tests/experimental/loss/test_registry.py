@@ -53,7 +53,7 @@ ONE_OF_EACH.pop("linear_cross_entropy")
 
 
 def test_every_definition_is_listed_once() -> None:
-    """As it is listed by hand for the comparison with PyTorch."""
+    """The table of the comparison with PyTorch is written by hand."""
     from tests.torch.functions.losses import LOSSES as WRITTEN_BY_HAND
 
     names, expected = [entry.name for entry in LOSSES], {row.name for row in WRITTEN_BY_HAND} | OWN_ARGUMENTS

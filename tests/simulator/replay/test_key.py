@@ -133,7 +133,7 @@ def frozen(value: Any) -> Any:
 
 
 def of_torch(make: Callable[[Any], Any]) -> Any:
-    """What PyTorch makes, which is imported when an argument is asked for, not when the cases are listed."""
+    """Return what PyTorch makes; it is imported when an argument is asked for, not when the cases are listed."""
     import torch
 
     return make(torch)
