@@ -19,6 +19,7 @@ from hypothesis import settings
 import nkilib.simulator
 from tests.collected_imports import note_imports
 from tests.optional_packages import ABSENT, missing_for, missing_in, summary
+from tests.tiers import Tiers
 
 if TYPE_CHECKING:  # without pytest-xdist this file is imported all the same
     from tests.scheduling import FileScheduling
@@ -44,6 +45,10 @@ os.environ["NKILIB_PSUM_GROUPS"] = "error"
 os.environ["NKILIB_OVERLAPPING_COPIES"] = "error"
 # A mistake in recording or planning a launch fails the test that makes it, instead of being counted.
 os.environ["NKILIB_REPLAY"] = "strict"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Tiers(config), "tiers")
 
 
 @pytest.hookimpl(wrapper=True)
