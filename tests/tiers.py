@@ -74,9 +74,9 @@ class Budgets:
             allowed = self.folders.get(folder, FOLDER)
             if any(part > most for part, most in zip(work, allowed, strict=True)):
                 lines.append(
-                    f"{folder}: the fast tests of this folder may do {allowed}, and they did {work}; move tests to the "
-                    "slow tier (python -m tools.write_slow_tests --move ID ...), or, if they all have to be fast, raise "
-                    "its budget in tests/budgets.json"
+                    f"{folder}: the fast tests of this folder may do {allowed}, and they did {work}; move tests to "
+                    "the slow tier (python -m tools.write_slow_tests --move ID ...), or, if they all have to be fast, "
+                    "raise its budget in tests/budgets.json"
                 )
         return lines
 
@@ -105,7 +105,7 @@ def _repeats(item: pytest.Item) -> bool:
 
 
 class Tiers:
-    """The plugin of pytest: it marks the slow tests, counts what the others do, and compares that with their budgets."""
+    """The plugin of pytest: it marks slow tests, counts what the others do, and compares that with their budgets."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -153,6 +153,7 @@ class Tiers:
         if call.when == "teardown":
             work = work_so_far().since(item.stash[_START])
             report.user_properties = [*report.user_properties, ("is_fast", is_fast), ("work", list(work))]
+            report.user_properties.append(("in_call", list(item.stash.get(_CALL, Work()))))
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Choose the fast tests by what they reach and cost. What a test reaches is an integer with a bit for each element."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of a test.
+
+    Attributes:
+        seconds: its cost.
+        reached: the elements that it reaches.
+    """
+
+    seconds: float
+    reached: int = 0
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Elements of which a share is to be reached.
+
+    Attributes:
+        name: what they are.
+        elements: all of them.
+        share: the least share.
+    """
+
+    name: str
+    elements: int
+    share: float
+
+    def missing(self, reached: int) -> int:
+        """How many more elements have to be reached."""
+        wanted = ceil(self.share * self.elements.bit_count())
+        return max(0, wanted - (reached & self.elements).bit_count())
+
+    def reached_share(self, reached: int) -> float:
+        return (reached & self.elements).bit_count() / max(1, self.elements.bit_count())
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the fast tier has to have.
+
+    Attributes:
+        goals: what it has to reach.
+        needs: by their name and reason: tests of which it has to have one.
+        covers: tests of which it has to have so many that they reach what all of them reach.
+        small: every test of at most so many seconds is fast.
+        longest: a test that is the only choice of its function is left out if it takes more seconds.
+        most_left_out: the most functions that are left out.
+    """
+
+    goals: Sequence[Goal] = ()
+    needs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    covers: Sequence[Sequence[str]] = ()
+    small: float = 0.05
+    longest: float = 1.0
+    most_left_out: int = 260
+
+
+@dataclass
+class Choice:
+    """The fast tests, each with the reason, and the functions that have none, with the cost of their cheapest test."""
+
+    fast: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, float] = field(default_factory=dict)
+    reached: int = 0
+
+    def add(self, test: str, reason: str, tests: Mapping[str, Measured]) -> None:
+        self.fast.setdefault(test, reason)
+        self.reached |= tests[test].reached
+
+    def seconds(self, tests: Mapping[str, Measured]) -> float:
+        return sum(tests[test].seconds for test in self.fast)
+
+
+def choose(
+    tests: Mapping[str, Measured], wanted: Wanted, function_of: Callable[[str], str], most: float = float("inf")
+) -> Choice:
+    """Choose the fast tests, and add to them for the goals while they take at most ``most`` seconds."""
+    choice = Choice()
+    for reason, candidates in wanted.needs.items():
+        if candidates:
+            choice.add(_cheapest(tests, candidates), reason, tests)
+    for cover in wanted.covers:
+        for test in covering(tests, cover, _union(tests, cover)):
+            choice.add(test, "plans", tests)
+    for test, measured in tests.items():
+        if measured.seconds <= wanted.small:
+            choice.add(test, "cheap", tests)
+    _add_representatives(choice, tests, wanted, function_of)
+    _add_for_goals(choice, tests, wanted.goals, most)
+    return choice
+
+
+def choose_within(
+    tests: Mapping[str, Measured], wanted: Wanted, function_of: Callable[[str], str], most: float
+) -> tuple[Choice, float]:
+    """Choose with the largest limit of cheap tests, up to that of ``wanted``, by which all takes ``most`` seconds.
+
+    Returns:
+        The choice, and the limit of a cheap test.
+    """
+    small = wanted.small
+    while True:
+        now = Wanted(wanted.goals, wanted.needs, wanted.covers, small, wanted.longest, wanted.most_left_out)
+        is_last = small < 0.002
+        choice = choose(tests, now, function_of, most if is_last else float("inf"))
+        if is_last or choice.seconds(tests) <= most:
+            return choice, small
+        small *= 0.85
+
+
+def covering(tests: Mapping[str, Measured], candidates: Iterable[str], elements: int) -> Iterator[str]:
+    """Yield tests, those that reach the most a second first, until ``elements`` are reached."""
+    left = elements
+    # What a test adds only becomes less, so that one that is still the best after a second look is the best.
+    queue = [(-float("inf"), test) for test in sorted(set(candidates))]
+    while queue and left:
+        before, test = heapq.heappop(queue)
+        gain = (tests[test].reached & left).bit_count()
+        if not gain:
+            continue
+        value = -gain / max(tests[test].seconds, 1e-4)
+        if value > before and queue and value > queue[0][0]:
+            heapq.heappush(queue, (value, test))
+            continue
+        left &= ~tests[test].reached
+        yield test
+
+
+def _union(tests: Mapping[str, Measured], names: Iterable[str]) -> int:
+    reached = 0
+    for name in names:
+        reached |= tests[name].reached
+    return reached
+
+
+def _cheapest(tests: Mapping[str, Measured], names: Iterable[str]) -> str:
+    return min(names, key=lambda name: (tests[name].seconds, name))
+
+
+def _add_representatives(
+    choice: Choice, tests: Mapping[str, Measured], wanted: Wanted, function_of: Callable[[str], str]
+) -> None:
+    """Add the cheapest test of each function that has none, but for the dearest."""
+    of_function: dict[str, list[str]] = {}
+    for test in tests:
+        of_function.setdefault(function_of(test), []).append(test)
+    has_one = {function_of(test) for test in choice.fast}
+    cheapest = {name: _cheapest(tests, cases) for name, cases in of_function.items() if name not in has_one}
+    dear = sorted(
+        (name for name, test in cheapest.items() if tests[test].seconds > wanted.longest),
+        key=lambda name: -tests[cheapest[name]].seconds,
+    )[: wanted.most_left_out]
+    choice.left_out = {name: tests[cheapest[name]].seconds for name in dear}
+    for name, test in cheapest.items():
+        if name not in choice.left_out:
+            choice.add(test, "the cheapest of its function", tests)
+
+
+def _add_for_goals(choice: Choice, tests: Mapping[str, Measured], goals: Sequence[Goal], most: float) -> None:
+    seconds = choice.seconds(tests)
+    for goal in goals:
+        missing = goal.missing(choice.reached)
+        if not missing:
+            continue
+        candidates = tests.keys() - choice.fast.keys()
+        for test in covering(tests, candidates, goal.elements & ~choice.reached):
+            seconds += tests[test].seconds
+            if seconds > most:
+                return
+            choice.add(test, f"{goal.name} that no other reaches", tests)
+            if not goal.missing(choice.reached):
+                break
