@@ -130,7 +130,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Begin before nkilib is imported. To processes of pytest-xdist a plugin of ``-p`` comes too late, a variable not."""
+    """Begin before nkilib is imported. Processes of pytest-xdist get a plugin of ``-p`` too late for that."""
     options = early_config.known_args_namespace
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     if not options.measure:

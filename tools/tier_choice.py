@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import ceil
+from dataclasses import dataclass, field, replace
+from math import ceil, inf
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Choice:
 
 
 def choose(
-    tests: Mapping[str, Measured], wanted: Wanted, function_of: Callable[[str], str], most: float = float("inf")
+    tests: Mapping[str, Measured], wanted: Wanted, function_of: Callable[[str], str], most: float = inf
 ) -> Choice:
     """Choose the fast tests, and add to them for the goals while they take at most ``most`` seconds."""
     choice = Choice()
@@ -105,27 +105,27 @@ def choose(
 
 def choose_within(
     tests: Mapping[str, Measured], wanted: Wanted, function_of: Callable[[str], str], most: float
-) -> tuple[Choice, float]:
-    """Choose with the largest limit of cheap tests, up to that of ``wanted``, by which all takes ``most`` seconds.
+) -> tuple[Choice, Wanted]:
+    """Choose with the largest limits of ``small`` and ``longest`` by which all takes ``most`` seconds.
 
     Returns:
-        The choice, and the limit of a cheap test.
+        The choice, and ``wanted`` with these limits, which are at most its own.
     """
-    small = wanted.small
+    small, longest = wanted.small, wanted.longest
     while True:
-        now = Wanted(wanted.goals, wanted.needs, wanted.covers, small, wanted.longest, wanted.most_left_out)
         is_last = small < 0.002
-        choice = choose(tests, now, function_of, most if is_last else float("inf"))
+        now = replace(wanted, small=small, longest=longest)
+        choice = choose(tests, now, function_of, most if is_last else inf)
         if is_last or choice.seconds(tests) <= most:
-            return choice, small
-        small *= 0.85
+            return choice, now
+        small, longest = 0.85 * small, 0.93 * longest
 
 
 def covering(tests: Mapping[str, Measured], candidates: Iterable[str], elements: int) -> Iterator[str]:
     """Yield tests, those that reach the most a second first, until ``elements`` are reached."""
     left = elements
     # What a test adds only becomes less, so that one that is still the best after a second look is the best.
-    queue = [(-float("inf"), test) for test in sorted(set(candidates))]
+    queue = [(-inf, test) for test in sorted(set(candidates))]
     while queue and left:
         before, test = heapq.heappop(queue)
         gain = (tests[test].reached & left).bit_count()
