@@ -10,13 +10,14 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 unexport NEURON_LOGICAL_NC_CONFIG NEURON_CC_FLAGS
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-core test-torch lint docs docs-serve dist sweep fuzz bench profile clean
+.PHONY: help demo dev test test-slow test-all test-core test-torch lint docs docs-serve dist sweep fuzz bench profile clean
 
 help:
 	@echo "make demo     the kernels on two simulated cores beside float64, and a model trained with them"
 	@echo "make dev      install what tests and linters need into $(VENV); run nothing"
-	@echo "make test     what make lint does, and all tests"
-	@echo "make test-core, make test-torch   what of it runs without PyTorch and JAX, and without JAX, installed without them"
+	@echo "make test     what make lint does, and the fast tests: about 4 minutes"
+	@echo "make test-slow   the other tests, and the share of Any; make test-all   both, no test twice: about 20 minutes"
+	@echo "make test-core, make test-torch   what of make test runs without PyTorch and JAX, and without JAX"
 	@echo "make lint     linters, type checker, rules of prose and a strict build of the documentation site only"
 	@echo "make docs     the documentation site, in build/docs; make docs-serve serves it on http://127.0.0.1:8000 (PORT)"
 	@echo "make dist     wheel and sdist, in dist; the same sources give the same bytes"
@@ -34,30 +35,25 @@ dev: $(VENV)/.installed-test
 
 # Two processes on two cores, in which PyTorch's threads would only wait for each other; each takes whole files, so that a
 # fixture of a module is made once; and the many short processes of the tests compile nkilib once.
-test test-core test-torch: export OMP_NUM_THREADS = 1
-test test-core test-torch: export PYTHONDONTWRITEBYTECODE =
+test test-slow test-all test-core test-torch: export OMP_NUM_THREADS = 1
+test test-slow test-all test-core test-torch: export PYTHONDONTWRITEBYTECODE =
 # Without these glibc gives the memory of large arrays back to the system when they end, and a test takes 27 times as many
 # page faults: 44% of the time of tests of many small launches, 10% of that of tests of large ones. One arena, because
 # the second core of a launch is a new thread, which would start without the memory of the one before.
-test test-core test-torch: export MALLOC_ARENA_MAX = 1
-test test-core test-torch: export MALLOC_MMAP_THRESHOLD_ = 1073741824
-test test-core test-torch: export MALLOC_TRIM_THRESHOLD_ = 1073741824
-test: lint
-	$(run_tests)
+test test-slow test-all test-core test-torch: export MALLOC_ARENA_MAX = 1
+test test-slow test-all test-core test-torch: export MALLOC_MMAP_THRESHOLD_ = 1073741824
+test test-slow test-all test-core test-torch: export MALLOC_TRIM_THRESHOLD_ = 1073741824
+test test-slow test-all: $(VENV)/.installed-test
+	@$(RUN) -m tools.run_tests $(or $(patsubst test-%,%,$(filter test-%,$@)),fast)
 
 # With fewer packages: tests that need one that is absent are left out or skipped, and the report says how many. In an
 # environment that has more, they run: `make test-core VENV=.venv-core` makes one of its own.
 # Without PyTorch its classes are unknown, and what is made of them cannot be checked; so with JAX, in its tests.
-test-core: private MYPY_OPTIONS = nkilib --exclude '^nkilib/torch/' #
-test-torch: private MYPY_OPTIONS = nkilib #
 test-core test-torch: test-%: $(VENV)/.installed-test-%
-	$(run_linters)
-	$(run_tests)
+	@$(RUN) -m tools.run_tests fast --packages $*
 
 lint: $(VENV)/.installed-test
-	$(run_linters)
-	$(RUN) -m tools.check_prose
-	$(build_docs)
+	@$(RUN) -m tools.run_tests lint
 
 docs: $(VENV)/.installed-test
 	$(build_docs)
@@ -67,24 +63,12 @@ PORT ?= 8000
 docs-serve: docs
 	$(RUN) -m http.server --bind 127.0.0.1 --directory build/docs $(PORT)
 
-define run_tests
-$(RUN) -m pytest -n 2 --dist loadfile
-endef
-
 # Warnings are errors: links and anchors that lead nowhere, pages that no group lists, docstrings that are no valid text.
 # Sphinx ends with 1 after warnings alone, with 2 if there is no site. It is pinned to a release that needs Python 3.11.
 define build_docs
 @if $(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
   $(RUN) -m sphinx --fail-on-warning --keep-going --quiet --jobs 2 docs build/docs || { status=$$?; [ $$status != 1 ] || \
   echo "make: the warnings above are errors; the site is in build/docs all the same" >&2; exit $$status; }; fi
-endef
-
-define run_linters
-$(RUN) -m ruff check .
-$(RUN) -m ruff format --check .
-$(RUN) -m mypy $(MYPY_OPTIONS)--any-exprs-report .mypy_cache/any_exprs
-$(RUN) -m tools.any_share .mypy_cache/any_exprs
-@if $(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then $(VENV)/bin/lint-imports --no-cache; fi
 endef
 
 dist: $(VENV)/.installed-test-core

@@ -47,6 +47,10 @@ os.environ["NKILIB_OVERLAPPING_COPIES"] = "error"
 os.environ["NKILIB_REPLAY"] = "strict"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--outcomes", help="write how many tests passed and which failed to this file, as JSON")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Tiers(config), "tiers")
 

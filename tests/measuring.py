@@ -29,7 +29,7 @@ _VARIABLE = "PYTEST_PLUGINS"
 
 
 class Reach:
-    """What is reached, by coverage.py: a number for each arc, from line to line of a file."""
+    """The arcs, from line to line of a file, that coverage.py has seen: each has a number."""
 
     def __init__(self) -> None:
         from coverage import Coverage
@@ -56,6 +56,12 @@ class Reach:
                 bits[number // 8] |= 1 << number % 8
         data.erase()
         return int.from_bytes(bits, "little")
+
+    def continue_(self) -> None:
+        """Begin again if a test has left another tracer, or none."""
+        if not isinstance(sys.gettrace(), self._tracer):
+            self._coverage.stop()
+            self._coverage.start()
 
     def let_launches_replay(self) -> None:
         """A tracer keeps launches from being replayed, and one that only takes notes need not."""
@@ -97,6 +103,8 @@ class Measuring:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Iterator[Any]:
+        if self._reach is not None:
+            self._reach.continue_()
         self._before = (_seconds(), time.perf_counter())
         return (yield)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the tests of this process make the simulator, other processes and torch.compile do: the same on every machine.
+"""Count what tests make the simulator, other processes and torch.compile do: the same on every machine.
 
 A launch counts when its cores are made and when they end, and a replayed launch as the one that it repeats: what a test
 does must not depend on the tests before it. Instructions are not wrapped, because messages name the first frame outside

@@ -84,7 +84,7 @@ class SlowTests:
         return found
 
     def not_among(self, tests: Iterable[str]) -> list[str]:
-        """What is listed and is none of ``tests``."""
+        """Return what is listed and is none of ``tests``."""
         known = set(tests)
         functions = {function_of(test) for test in known}
         return sorted([*(self._single - known), *(self._functions - functions), *(self._but - known)])

@@ -14,7 +14,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class Budgets:
         return f"a test of the fast tier may do {allowed}, and this one did {work}; {_REMEDY} '{test}'"
 
     def exceeded(self, done: Mapping[str, Work]) -> list[str]:
-        """What to say of each folder whose tests do too much."""
+        """Return a line for each folder whose tests do too much."""
         lines = []
         for folder, work in sorted(done.items()):
             allowed = self.folders.get(folder, FOLDER)
@@ -104,6 +104,26 @@ def _repeats(item: pytest.Item) -> bool:
     return "CI" in os.environ or not getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
 
 
+@dataclass
+class Outcomes:
+    """Figures that ``--outcomes FILE`` gives to a program that runs pytest.
+
+    Attributes:
+        passed: the number of tests that passed.
+        slow: the number of collected tests that are slow.
+        failed: the ids of tests and files that failed.
+    """
+
+    passed: int = 0
+    slow: int = 0
+    failed: list[str] = field(default_factory=list)
+
+    def add(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.failed and report.nodeid not in self.failed:
+            self.failed.append(report.nodeid)
+        self.passed += isinstance(report, pytest.TestReport) and report.when == "call" and report.passed
+
+
 class Tiers:
     """The plugin of pytest: it marks slow tests, counts what the others do, and compares that with their budgets."""
 
@@ -112,6 +132,7 @@ class Tiers:
         self._budgets = Budgets.read()
         self._done: dict[str, Work] = defaultdict(Work)
         self._exceeded: list[str] = []
+        self._outcomes = Outcomes()
         count_work()
         option = config.option
         # A value that tests share is made by the first of them, which is another one where only some of a file run.
@@ -128,6 +149,16 @@ class Tiers:
             for item in items:
                 if item.nodeid in slow:
                     item.add_marker(pytest.mark.slow)
+                    self._outcomes.slow += 1
+        if hasattr(self._config, "workeroutput"):
+            self._config.workeroutput["slow"] = self._outcomes.slow
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._outcomes.slow = getattr(node, "workeroutput", {}).get("slow", 0)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._outcomes.add(report)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
@@ -157,6 +188,7 @@ class Tiers:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._outcomes.add(report)
         known = dict(report.user_properties)
         if known.get("is_fast"):
             folder = folder_of(report.nodeid)
@@ -164,11 +196,14 @@ class Tiers:
             self._done[folder] = Work(*map(sum, zip(done, known["work"], strict=True)))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if hasattr(self._config, "workerinput") or not self._is_held or self._budgets is None:
+        if hasattr(self._config, "workerinput"):
             return
-        self._exceeded = self._budgets.exceeded(self._done)
+        if self._is_held and self._budgets is not None:
+            self._exceeded = self._budgets.exceeded(self._done)
         if self._exceeded and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self._config.option.outcomes:
+            Path(self._config.option.outcomes).write_text(json.dumps(asdict(self._outcomes)), encoding="utf-8")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         for line in self._exceeded:

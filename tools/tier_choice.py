@@ -13,7 +13,7 @@ from math import ceil, inf
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of a test.
+    """A test that was measured.
 
     Attributes:
         seconds: its cost.
@@ -29,7 +29,7 @@ class Goal:
     """Elements of which a share is to be reached.
 
     Attributes:
-        name: what they are.
+        name: the kind of the elements.
         elements: all of them.
         share: the least share.
     """
@@ -49,10 +49,10 @@ class Goal:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the fast tier has to have.
+    """The demands on the fast tier.
 
     Attributes:
-        goals: what it has to reach.
+        goals: shares of elements that it reaches.
         needs: by their name and reason: tests of which it has to have one.
         covers: tests of which it has to have so many that they reach what all of them reach.
         small: every test of at most so many seconds is fast.

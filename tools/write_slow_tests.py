@@ -60,7 +60,7 @@ Arc = tuple[str, int, int]
 
 @dataclass
 class Test:
-    """What was measured of a test; ``seconds`` is None before it was measured without reach."""
+    """Figures of a test; ``seconds`` is None before it was measured without reach."""
 
     seconds: float | None = None
     seconds_with_reach: float = 0.0
@@ -75,12 +75,12 @@ class Test:
 
 @dataclass
 class Run:
-    """What all directories say.
+    """All measurements.
 
     Attributes:
         tests: the tests.
         arcs: the arcs that there are, by their bit.
-        by_imports: those that imports reach.
+        by_imports: the arcs that imports reach.
     """
 
     tests: dict[str, Test] = field(default_factory=lambda: defaultdict(Test))
