@@ -247,7 +247,8 @@ def _interrupted(*_: object) -> None:
 def main(arguments: list[str]) -> int:
     """Run what the arguments ask for; Ctrl-C and a signal to end the run end all that it has started."""
     options, more = _parser().parse_known_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupted)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupted)
     children = Children()
     try:
         if options.tier == "lint":
