@@ -103,11 +103,10 @@ class Children:
                 return 130
             process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
             self._running.add(process)
-        try:
-            return process.wait()
-        finally:
-            with self._lock:
-                self._running.discard(process)
+        status = process.wait()  # what an interrupt leaves running is ended by `end`
+        with self._lock:
+            self._running.discard(process)
+        return status
 
     def end(self, patience: float = 10.0) -> None:
         """Interrupt all programs, and kill what does not end."""
@@ -115,17 +114,14 @@ class Children:
             self.is_over = True
             running = list(self._running)
         for process in running:
-            _signal(process, signal.SIGINT)
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)  # pytest ends its own
         limit = time.monotonic() + patience
         for process in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, limit - time.monotonic()))
-            _signal(process, signal.SIGKILL)
-
-
-def _signal(process: subprocess.Popen[Any], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def run_check(check: Check, children: Children) -> Ended:
@@ -219,8 +215,12 @@ def run(tier: str, packages: str, more: Sequence[str], children: Children) -> in
         if not any(done.status for done in ended):
             thread = threading.Thread(target=lambda: ended.extend(run_check(check, children) for check in later))
             thread.start()
-            status = children.run(_pytest(tier, outcomes, more))
-            thread.join()
+            try:
+                status = children.run(_pytest(tier, outcomes, more))
+                thread.join()
+            except KeyboardInterrupt:
+                children.end()
+                raise
         known = (
             json.loads(outcomes.read_text("utf-8")) if outcomes.is_file() else {"passed": 0, "slow": 0, "failed": []}
         )
