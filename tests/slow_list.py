@@ -15,7 +15,7 @@ from pathlib import Path
 
 LISTED = Path(__file__).resolve().parent / "slow.txt"
 _HEAD = """\
-# Tests that make test-slow runs and make test does not: CONTRIBUTING.md, "Two tiers". Written by
+# Tests that make test-slow runs and make test does not: docs/how_to/contribute.md, "Two tiers". By
 # python -m tools.write_slow_tests; "name *" stands for all cases of a test but those with a "!".
 """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 from nkilib import __version__
 from tests.fresh_python import CHECKOUT
+from tools import run_tests
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -49,30 +51,46 @@ def test_the_hook_is_the_target_that_lints_and_has_no_versions_of_its_own() -> N
     assert "pass_filenames: false" in HOOKS and "rev:" not in HOOKS and "additional_dependencies" not in HOOKS
 
 
+def linters(packages: str = "all", tier: str = "fast") -> list[str]:
+    """Return the commands of the linters, without the interpreter."""
+    checks = [*run_tests.first_checks(), *run_tests.checks_of(tier, packages)]
+    return [shlex.join(check.command).removeprefix(f"{shlex.quote(sys.executable)} -m ") for check in checks]
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_lint_runs_ruff_and_mypy_and_make_test_the_same_first() -> None:
-    lint = commands_of("lint")
-    tools = ("ruff check .", "ruff format --check .", "mypy --any-exprs-report .mypy_cache/any_exprs")
-    ruff_and_mypy = [f".venv/bin/python -m {tool}" for tool in tools]
-    assert lint[: len(tools)] == ruff_and_mypy
-    assert lint[len(tools)] == ".venv/bin/python -m tools.any_share .mypy_cache/any_exprs"
+@pytest.mark.parametrize(
+    ("target", "arguments"),
+    [
+        ("lint", "lint"),
+        ("test", "fast"),
+        ("test-slow", "slow"),
+        ("test-all", "all"),
+        ("test-core", "fast --packages core"),
+        ("test-torch", "fast --packages torch"),
+    ],
+)
+def test_targets_run_the_linters_and_a_tier(target: str, arguments: str) -> None:
+    assert commands_of(target) == [f".venv/bin/python -m tools.run_tests {arguments}"]
+
+
+def test_make_test_runs_ruff_and_mypy_on_everything_and_make_lint_the_same() -> None:
+    assert linters()[:3] == ["ruff check .", "ruff format --check .", "mypy"]
     checked = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]["files"]
     assert set(checked) == {path.parent.name for path in CHECKOUT.glob("*/__init__.py")}
-    test = commands_of("test")
-    assert test[: len(lint)] == lint
-    assert [command.split()[2] for command in test[len(lint) :]] == ["pytest"]
     # The pages are the same whatever is installed, and the site needs everything.
-    prose = ".venv/bin/python -m tools.check_prose"
-    assert lint[-1] == prose
+    prose, site = "tools.check_prose", "sphinx --fail-on-warning --keep-going --quiet docs build/docs"
+    assert prose in linters() and (site in linters()) == (sys.version_info >= (3, 11))
     # Packages that are not there leave types unknown: of the tests and benchmarks that use them, and of nkilib.torch.
-    for target, checked_alone in (("test-torch", "nkilib"), ("test-core", "nkilib --exclude '^nkilib/torch/'")):
-        expected = [command.replace("mypy --any", f"mypy {checked_alone} --any") for command in test]
-        assert commands_of(target) == [command for command in expected if command != prose]
+    for packages, checked_alone in (("torch", "mypy nkilib"), ("core", "mypy nkilib --exclude '^nkilib/torch/'")):
+        expected = [checked_alone if command == "mypy" else command for command in linters()]
+        assert linters(packages) == [command for command in expected if command not in (prose, site)]
+    assert any("lint-imports" in command for command in linters("core")) == (sys.version_info >= (3, 11))
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_lint_builds_the_documentation_site_with_warnings_as_errors() -> None:
-    assert "-m sphinx --fail-on-warning --keep-going" in dry_run("lint")
+def test_the_share_of_any_is_left_to_the_slow_tier_and_no_check_to_none() -> None:
+    share = ["mypy --any-exprs-report .mypy_cache/any_exprs", "tools.any_share .mypy_cache/any_exprs"]
+    assert linters(tier="slow")[2:] == share
+    assert set(linters(tier="all")) == {*linters(), *share} - {"mypy"}  # one that does the same and more
 
 
 def test_hosted_ci_runs_the_targets_of_make_on_every_python() -> None:
@@ -80,6 +98,7 @@ def test_hosted_ci_runs_the_targets_of_make_on_every_python() -> None:
     assert re.findall(r"^ *(?:- )?run: (.*)$", workflow, re.MULTILINE) == ["make ${{ matrix.target }}"]
     [targets] = re.findall(r"^ *target: \[(.*)\]$", workflow, re.MULTILINE)
     assert targets.split(", ") == ["test-core", "test-torch", "test"]
+    assert re.findall(r'\{python: "(.*)", target: (.*)\}', workflow) == [("3.11", "test-slow"), ("3.13", "test-slow")]
     [pythons] = re.findall(r"^ *python: \[(.*)\]$", workflow, re.MULTILINE)
     project = (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
     assert re.findall(r'"(3\.\d+)"', pythons) == re.findall(r"Python :: (3\.\d+)", project)

@@ -69,7 +69,8 @@ def main(arguments: list[str], checkout: Path = _CHECKOUT) -> int:
     drawn = random.Random(options.seed).sample(places, min(options.count, len(places)))
     head = f"Seed {options.seed}: {len(drawn)} of {len(places):,} mutants of {', '.join(options.packages)}."
     print(head, flush=True)
-    judge = Judge(options.limit, time.monotonic() + options.seconds, options.reach)
+    marks = "not sweep and not slow" if options.fast else "not sweep"
+    judge = Judge(options.limit, time.monotonic() + options.seconds, options.reach, marks)
     judged: list[Judged] = []
     for mutant in judged_mutants(checkout, drawn, options.workers, judge):
         judged.append(mutant)
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=3600.0, help="for everything; mutants after that are not run")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for the tests of one mutant")
     parser.add_argument("--reach", action="store_true", help="tell of each survivor whether a test evaluates the place")
+    parser.add_argument("--fast", action="store_true", help="run the fast tier of the tests alone")
     parser.add_argument("--out", type=Path, help="the page that is written; without it the page is printed")
     return parser
 

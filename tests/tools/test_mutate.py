@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tools.mutate import main
+from tools.mutation import judging
 from tools.mutation.checkout import copies_of, mutants_in
 from tools.mutation.operators import mutations_of
 from tools.mutation.suite import Outcome, Run, run
@@ -150,6 +151,21 @@ def test_survivors_are_listed_and_the_checkout_is_left_as_it_is(checkout: Path, 
     assert "| nkilib/tiny/numbers.py:8 | `x / y` | `x * y` | no |" in survivors
     assert killed.count("tests/tiny/test_numbers.py::test_twice") == 2
     assert "broken_in_the_checkout" not in text
+
+
+@pytest.mark.parametrize(("options", "marks"), [([], "not sweep"), (["--fast"], "not sweep and not slow")])
+def test_both_tiers_judge_a_mutant_unless_the_fast_one_is_asked_for(
+    options: list[str], marks: str, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def ran(root: Path, tests: list[str], seconds: float, *more: str) -> Run:
+        asked.append(more)
+        return Run(Outcome.PASSED)
+
+    monkeypatch.setattr(judging, "run", ran)
+    assert main(["--count", "1", *options, "--out", str(tmp_path / "page.md"), "nkilib/tiny"], checkout) == 0
+    assert asked == [("-m", marks)]
 
 
 def test_a_copy_has_what_the_tests_need_and_takes_a_mutant_back(checkout: Path, tmp_path: Path) -> None:

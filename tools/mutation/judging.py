@@ -48,11 +48,13 @@ class Judge:
         limit: the most seconds that the tests of one mutant may take.
         deadline: the value of :func:`time.monotonic` at which all work must have ended.
         asks_reach: whether to run the tests of a survivor again with an expression that raises in its place.
+        marks: the tests that run, as an expression of pytest's ``-m``.
     """
 
     limit: float
     deadline: float
     asks_reach: bool = False
+    marks: str = "not sweep"
     _sound: set[str] = field(default_factory=set)
     _broken: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -107,7 +109,7 @@ class Judge:
         return None if done.outcome is Outcome.LATE else done.outcome is Outcome.FAILED
 
     def _run(self, copy: Copy, tests: list[str], end: float, *options: str) -> Run:
-        return run(copy.root, tests, min(end - time.monotonic(), self._left()), *options)
+        return run(copy.root, tests, min(end - time.monotonic(), self._left()), "-m", self.marks, *options)
 
     def _left(self) -> float:
         return self.deadline - time.monotonic()
