@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Measurements of several processes and runs are put together, and a list and budgets come of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulated_work import Work
+from tests.slow_list import SlowTests
+from tests.tiers import Budgets
+from tools import write_slow_tests
+from tools.write_slow_tests import Elements, Run, main, needs_of
+
+pytest.importorskip("coverage")
+
+SOURCE = """\
+def sign(
+    x,
+):
+    if x < 0:
+        return -1
+    return 1
+"""
+# From line to line, as coverage.py says it: -1 is outside.
+IMPORTED, NEGATIVE, POSITIVE = [(-1, 1), (1, -1)], [(-1, 4), (4, 5), (5, -1)], [(-1, 4), (4, 6), (6, -1)]
+FILE = "nkilib/sign.py"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout of one file, without a list and budgets."""
+    (tmp_path / "nkilib").mkdir()
+    (tmp_path / FILE).write_text(SOURCE)
+    monkeypatch.setattr(write_slow_tests, "_ROOT", tmp_path)
+    monkeypatch.setattr(write_slow_tests, "LISTED", tmp_path / "slow.txt")
+    monkeypatch.setattr(write_slow_tests, "BUDGETS", tmp_path / "budgets.json")
+    write_slow_tests._source.cache_clear()
+    return tmp_path
+
+
+def measure(directory: Path, process: str, arcs: list[tuple[int, int]] | None, *tests: dict[str, Any]) -> None:
+    """Write a file as tests/measuring.py does; ``reached`` of a test has arcs."""
+    directory.mkdir(exist_ok=True)
+    lines = []
+    for test in tests:
+        line = {"work": [0, 0], "in_call": [0, 0], "outcome": "passed", **test}
+        reached = line.pop("reached", [])
+        if arcs is not None:
+            line["reached"] = f"{sum(1 << arcs.index(arc) for arc in reached):x}"
+        lines.append(line)
+    if arcs is not None:
+        lines.append({"arcs": [(FILE, *arc) for arc in arcs]})
+    with gzip.open(directory / f"{process}.jsonl.gz", "wt") as file:
+        file.write("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def test_measurements_of_processes_and_runs_are_put_together(checkout: Path) -> None:
+    reach, cost, again = (checkout / name for name in ("reach", "cost", "again"))
+    forward = IMPORTED + NEGATIVE + POSITIVE[1:]
+    measure(reach, "gw0", forward, {"test": "", "reached": IMPORTED}, {"test": "a", "seconds": 9, "reached": NEGATIVE})
+    measure(reach, "gw1", forward[::-1], {"test": "b", "seconds": 8, "reached": POSITIVE})
+    measure(cost, "main", None, {"test": "a", "seconds": 1.5, "work": [7, 1], "in_call": [7, 0]})
+    measure(again, "main", None, {"test": "a", "seconds": 1.0, "work": [5, 0], "in_call": [5, 1]})
+    run = Run()
+    for directory in (reach, cost, again):
+        run.read(directory)
+    a, b = run.tests["a"], run.tests["b"]
+    assert (a.cost, b.cost) == (1.0, 8)  # the last; and what was measured with reach if there is nothing else
+    assert (a.work, a.in_call) == (Work(5, 0), Work(7, 1))
+    arcs = {number: arc[1:] for arc, number in run.arcs.items()}
+    for bits, reached in ((run.by_imports, IMPORTED), (a.arcs, NEGATIVE), (b.arcs, POSITIVE)):
+        assert sorted(arcs[number] for number in arcs if bits >> number & 1) == sorted(reached)
+
+
+def test_lines_and_branches_are_those_of_coverage(checkout: Path) -> None:
+    """Lines 2 and 3 are of the statement of line 1; only line 4 has two ways out."""
+    arcs = {(FILE, *arc): number for number, arc in enumerate(dict.fromkeys(IMPORTED + NEGATIVE + POSITIVE))}
+    elements = Elements.of(arcs)
+    lines, branches = elements.goals()
+    assert (elements.lines, elements.branches) == (4, 2)
+    bits = lambda reached: sum(1 << arcs[(FILE, *arc)] for arc in set(reached))  # noqa: E731
+    negative = elements.reached(bits(NEGATIVE))
+    assert (lines.reached_share(negative), branches.reached_share(negative)) == (2 / 4, 1 / 2)
+    assert elements.reached(bits(IMPORTED + NEGATIVE + POSITIVE)) == lines.elements | branches.elements
+    assert elements.reached(0) == 0
+
+
+def test_a_list_and_budgets_are_written(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reach, cost = checkout / "reach", checkout / "cost"
+    arcs = IMPORTED + NEGATIVE + POSITIVE[1:]
+    names = [f"tests/t.py::test_{name}" for name in ("cheap", "of_cases[1]", "of_cases[2]", "dear")]
+    seconds = [0.01, 0.2, 0.3, 2.0]
+    reached = [NEGATIVE, NEGATIVE, POSITIVE, NEGATIVE]
+    tests = [
+        {"test": name, "seconds": cost, "reached": arcs, "work": [2_000, 1], "in_call": [2_000 * (cost == 0.01), 0]}
+        for name, cost, arcs in zip(names, seconds, reached, strict=True)
+    ]
+    tests[1]["in_call"] = [9_000, 0]
+    measure(reach, "main", arcs, {"test": "", "reached": IMPORTED}, *tests)
+    measure(cost, "main", None, *tests)
+    assert main([str(cost), str(reach)]) == 0
+    assert SlowTests.parsed((checkout / "slow.txt").read_text()).text().splitlines()[2:] == [
+        "tests/t.py",
+        "  test_dear",
+    ]
+    printed = capsys.readouterr().out
+    assert "lines: 100.00% of 4 that all tests reach" in printed and "branches: 100.00% of 2" in printed
+    assert "fast: 3 tests of 2 functions, 1 s" in printed and "slow: 1 tests of 1 functions, 2 s" in printed
+    assert "  2.00  tests/t.py::test_dear" in printed
+    budgets = Budgets.read(checkout / "budgets.json")
+    assert budgets == Budgets({"tests": Work(8_000, 4)}, {"tests/t.py::test_of_cases[1]": Work(12_000, 0)})
+
+
+def test_a_directory_without_measurements_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"must have files of `-p tests.measuring --measure`, and has none"):
+        main([str(tmp_path)])
+
+
+def test_moving_needs_no_measurement(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.slow_list.LISTED", checkout / "slow.txt")
+    assert main(["--move", "tests/t.py::test_a[1]", "tests/t.py::test_b"]) == 0
+    assert main(["--back", "tests/t.py::test_b"]) == 0
+    assert (checkout / "slow.txt").read_text().splitlines()[2:] == ["tests/t.py", "  test_a[1]"]
+
+
+def test_what_the_fast_tier_needs_is_found_by_the_names_of_tests() -> None:
+    launch = "mse_loss forward, none, float32, 2 core(s)"
+    needed = {
+        "tests/neuron/test_kernels.py::test_results_are_those_of_the_simulator_bit_for_bit": launch,
+        "tests/benchmarks/fuzz/test_sample.py::test_results_and_gradients_are_within_their_bounds": "mse_loss-2",
+        "tests/torch/functions/cross_entropy/test_compile.py::test_a_full_graph_gives_equal_results": "a",
+        "tests/torch/functions/vocab_parallel/test_ranks.py::test_loss_and_gradients_are_those_of_the_whole": "a",
+        "tests/tutorials/test_tutorials.py::test_what_a_page_shows_is_what_is_printed": "a_page",
+    }
+    tests = [f"{function}[{case}]" for function, case in needed.items()]
+    for function in needed:
+        file, _, name = function.partition("::")
+        source = (Path(__file__).resolve().parents[2] / file).read_text(encoding="utf-8")
+        assert f"\ndef {name}(" in source, f"{function} has another name: tell tools/write_slow_tests.py"
+    assert sorted(needs_of(tests).values()) == sorted([test] for test in tests)
