@@ -18,6 +18,7 @@ from math import prod
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
+from nkilib.simulator.hardware import current
 from nkilib.simulator.launch import running
 from nkilib.simulator.replay.replaying import Replay
 
@@ -71,7 +72,7 @@ def _elements(arguments: Iterable[Any]) -> int:
 
 def count_work() -> None:
     """Count from now on."""
-    make, enter, replay = running.CoreRun.__init__, running.enter, Replay.run
+    make, enter, replay = running.CoreRun.__init__, current.enter, Replay.run
     start, fork = subprocess.Popen.__init__, BaseProcess.start
 
     def made(run: Any, func: Any, arguments: Any, core: Any) -> None:
@@ -98,5 +99,5 @@ def count_work() -> None:
         _add(UNITS_PER_PROCESS)
         fork(process)
 
-    running.CoreRun.__init__, running.enter, Replay.run = made, entered, replayed
+    running.CoreRun.__init__, running.enter, Replay.run = made, entered, replayed  # type: ignore[attr-defined]
     subprocess.Popen.__init__, BaseProcess.start = started, forked

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,7 +174,9 @@ class Tiers:
             item.stash[_CALL] = work_so_far().since(before)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Iterator[Any]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: Any
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         is_fast = item.get_closest_marker("slow") is None and item.get_closest_marker("sweep") is None
         if call.when == "call" and report.passed and is_fast and self._is_held and self._budgets and _repeats(item):

@@ -103,7 +103,7 @@ class Run:
                 self._add([json.loads(line) for line in lines])
 
     def _add(self, lines: list[dict[str, Any]]) -> None:
-        arcs = next((line["arcs"] for line in lines if "arcs" in line), [])
+        arcs: list[list[Any]] = next((line["arcs"] for line in lines if "arcs" in line), [])
         places = np.array([self.arcs.setdefault(tuple(arc), len(self.arcs)) for arc in arcs], np.int64)
         for line in lines:
             if "test" not in line:
