@@ -135,7 +135,7 @@ def test_all_apply_pass_ruff_and_their_own_tests(tmp_path: Path) -> None:
     assert_runs(every, "-m", "ruff", "check", "--quiet", *sources)
     assert_runs(every, "-m", "ruff", "format", "--quiet", "--check", *sources)
     assert_runs(every, "-m", "tools.write_tables", "--but-times")
-    assert_runs(every, "-c", TESTS, "-q", "-x", "-k", CHOSEN, *new_tests(), *OF_TABLES)
+    assert_runs(every, "-c", TESTS, "-q", "-x", "-m", "not sweep", "-k", CHOSEN, *new_tests(), *OF_TABLES)
 
 
 def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row() -> None:
