@@ -21,12 +21,11 @@ from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
 from nkilib.experimental.loss.linear.host.reference import LinearGradients
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
     linear_forward_bounds,
-    linear_gradient_bounds,
+    linear_gradients_and_bounds,
     logit_bounds,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
-    linear_backward_reference,
     linear_forward_reference,
 )
 
@@ -262,8 +261,8 @@ class _Reference:
 
     def _gradients(self, results: Results) -> dict[str, Expected]:
         upstream, of_square = self._upstream(results)
-        exact = linear_backward_reference(self._problem, upstream)
-        bounds = linear_gradient_bounds(self._problem, upstream, input_dtype=self._dtype, weight_dtype=self._dtype)
+        types = {"input_dtype": self._dtype, "weight_dtype": self._dtype}
+        exact, bounds = linear_gradients_and_bounds(self._problem, upstream, **types)
         further = self._of_lse(upstream, of_square)
         computed = {}
         for name in self._wanted:

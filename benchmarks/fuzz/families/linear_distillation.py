@@ -21,13 +21,12 @@ from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.linear_distillation.host.bounds import (
     StatisticsErrors,
     pair_forward_bounds,
-    pair_gradient_bounds,
+    pair_gradients_and_bounds,
 )
 from nkilib.experimental.loss.linear_distillation.host.reference import (
     ModelProblem,
     PairProblem,
     PairUpstream,
-    pair_backward_reference,
     pair_forward_reference,
 )
 
@@ -216,8 +215,7 @@ class _Reference:
         if not results.upstream:
             return {}
         upstream, is_summed = self._upstream(results), "grad_weight_sum" in self._given
-        exact = pair_backward_reference(self._problem, upstream)
-        bounds = pair_gradient_bounds(
+        exact, bounds = pair_gradients_and_bounds(
             self._problem,
             upstream,
             errors=StatisticsErrors.of_forward(self._bounds),

@@ -20,18 +20,16 @@ from benchmarks.fuzz.values import DTYPES, INDEX_DTYPES, Array, array_of, normal
 from nkilib.core.host.rounding import SMALLEST_NORMAL
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, ExtendedLoss
 from nkilib.experimental.loss.linear.host.reference import LinearGradients
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
-    linear_backward_reference,
     linear_forward_reference,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
     ScoreInputs,
-    scores_backward_reference,
     scores_forward_bounds,
     scores_forward_reference,
-    scores_gradient_bounds,
+    scores_gradients_and_bounds,
 )
 
 _OUTPUTS: Final = ("entropy", "lse", "argmax", "log_sum_squares", "mean_logit")
@@ -160,8 +158,7 @@ class _Reference:
 
     def _exact_gradients(self, arguments: dict[str, Array]) -> tuple[LinearGradients, LinearGradients]:
         """Gradients and their errors, for the upstream gradients of each position."""
-        upstream = self._upstream(arguments)
-        return linear_backward_reference(self._problem, upstream), linear_gradient_bounds(self._problem, upstream)
+        return linear_gradients_and_bounds(self._problem, self._upstream(arguments))
 
     def _gradients(self, results: Results) -> dict[str, Expected]:
         inputs = {name: gradient.astype(np.float64).reshape(-1) for name, gradient in results.upstream.items()}
@@ -218,7 +215,7 @@ class _ReferenceOfIds(_Reference):
             None if of_entropy is None else self._exact["entropy"],
             of_entropy,
         )
-        return scores_backward_reference(self._problem, upstream), scores_gradient_bounds(self._problem, upstream)
+        return scores_gradients_and_bounds(self._problem, upstream)
 
     def _size(self, arguments: dict[str, Array]) -> Array:
         targets = self._problem.targets

@@ -21,10 +21,9 @@ from nkilib.experimental.loss import (
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, ExtendedLoss
 from nkilib.experimental.loss.linear.host.bounds import ROUNDOFF
 from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
-    linear_backward_reference,
     linear_forward_reference,
 )
 from nkilib.nki import nl
@@ -127,9 +126,9 @@ def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLA
     """Return the gradients in float64; ``classes`` selects those of a shard."""
     problem, upstream = problem_of(arguments), upstream_of(arguments)
     with np.errstate(all="ignore"):
-        exact = linear_backward_reference(problem, upstream, classes)._asdict()
         types = {"input_dtype": arguments["input_hbm"].dtype, "weight_dtype": arguments["weight_hbm"].dtype}
-        bounds = linear_gradient_bounds(problem, upstream, classes, **types)._asdict()
+        gradients, of_gradients = linear_gradients_and_bounds(problem, upstream, classes, **types)
+        exact, bounds = gradients._asdict(), of_gradients._asdict()
     if "grad_weight_sum_hbm" in arguments:
         exact["weight"] = exact["weight"] + arguments["grad_weight_sum_hbm"]
         bounds["weight"] = bounds["weight"] + ROUNDOFF * np.abs(exact["weight"])

@@ -22,7 +22,7 @@ from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS
 from nkilib.experimental.loss.linear_distillation.host.bounds import (
     mixture_bounds,
     pair_forward_bounds,
-    pair_gradient_bounds,
+    pair_gradients_and_bounds,
 )
 from nkilib.experimental.loss.linear_distillation.host.reference import (
     ModelProblem,
@@ -30,7 +30,6 @@ from nkilib.experimental.loss.linear_distillation.host.reference import (
     PairUpstream,
     Statistics,
     mixture_reference,
-    pair_backward_reference,
     pair_forward_reference,
 )
 from nkilib.nki import nl
@@ -138,8 +137,8 @@ def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLA
     )
     types = {"input_dtype": arguments["student_input_hbm"].dtype, "weight_dtype": arguments["student_weight_hbm"].dtype}
     with np.errstate(all="ignore"):
-        exact = pair_backward_reference(problem, upstream, classes)._asdict()
-        bounds = pair_gradient_bounds(problem, upstream, classes, **types)._asdict()
+        gradients, of_gradients = pair_gradients_and_bounds(problem, upstream, classes, **types)
+        exact, bounds = gradients._asdict(), of_gradients._asdict()
     if "grad_weight_sum_hbm" in arguments:
         exact["weight"] = exact["weight"] + arguments["grad_weight_sum_hbm"]
         bounds["weight"] = bounds["weight"] + ROUNDOFF * np.abs(exact["weight"])

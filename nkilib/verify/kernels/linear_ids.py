@@ -17,10 +17,9 @@ from nkilib.experimental.loss.linear.host.bounds import ROUNDOFF
 from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
     ScoreInputs,
-    scores_backward_reference,
     scores_forward_bounds,
     scores_forward_reference,
-    scores_gradient_bounds,
+    scores_gradients_and_bounds,
 )
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
@@ -84,8 +83,8 @@ def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLA
     names = ("grad_logprob_hbm", "grad_lse_hbm", "entropy_hbm", "grad_entropy_hbm")
     upstream = ScoreInputs(arguments["lse_hbm"], *(arguments.get(name) for name in names))
     with np.errstate(all="ignore"):
-        exact = scores_backward_reference(problem, upstream, classes)._asdict()
-        bounds = scores_gradient_bounds(problem, upstream, classes)._asdict()
+        gradients, of_gradients = scores_gradients_and_bounds(problem, upstream, classes)
+        exact, bounds = gradients._asdict(), of_gradients._asdict()
     if "grad_weight_sum_hbm" in arguments:
         exact["weight"] = exact["weight"] + arguments["grad_weight_sum_hbm"]
         bounds["weight"] = bounds["weight"] + ROUNDOFF * np.abs(exact["weight"])

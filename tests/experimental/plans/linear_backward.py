@@ -29,10 +29,9 @@ from nkilib.experimental.loss.linear.shared.blocks import Span, balanced_spans, 
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward, validation
 from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import tile_needs
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradient_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
-    linear_backward_reference,
     linear_forward_reference,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, choose_linear_tiling
@@ -303,7 +302,7 @@ def _checked(size: Size, variant: Variant, tiling: dict[str, int]) -> set[Backwa
             **arguments_of(problem),
             **tiling,
         )
-    references, bounds = linear_backward_reference(problem, upstream), linear_gradient_bounds(problem, upstream)
+    references, bounds = linear_gradients_and_bounds(problem, upstream)
     for name, result in zip(wanted, results, strict=True):
         actual, bound = np.asarray(result, dtype=np.float64), getattr(bounds, name)
         if name == "weight" and start is not None:

@@ -20,10 +20,9 @@ from nkilib.experimental.loss.linear.backward.parts import BackwardParts
 from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_forward_backward
 from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import tile_needs
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    linear_backward_reference,
     linear_forward_reference,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD_BACKWARD, choose_linear_tiling
@@ -173,8 +172,9 @@ def check_one_launch(size: Size, **tiling: int) -> None:
         assert of_gradients(size).plan in [call.args[1] for call in made.call_args_list]
     forward = linear_forward_reference(problem)
     upstream = BackwardInputs(forward.lse.astype(np.float32), np.full(len(problem.targets), scale, np.float32))
-    references = {"loss": forward.loss, "lse": forward.lse, **linear_backward_reference(problem, upstream)._asdict()}
-    bounds = linear_forward_bounds(problem) | linear_gradient_bounds(problem, upstream)._asdict()
+    exact, bounds_of_exact = linear_gradients_and_bounds(problem, upstream)
+    references = {"loss": forward.loss, "lse": forward.lse, **exact._asdict()}
+    bounds = linear_forward_bounds(problem) | bounds_of_exact._asdict()
     for name, result in zip(("loss", "lse", *wanted), results, strict=True):
         off = np.abs(np.asarray(result, dtype=np.float64) - references[name])
         assert (off <= bounds[name]).all(), f"{name}: {np.nanmax(off / bounds[name])} of its bound"

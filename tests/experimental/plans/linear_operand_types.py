@@ -33,12 +33,11 @@ from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import logits_blocks
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
-    linear_backward_reference,
     linear_forward_reference,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
@@ -234,9 +233,9 @@ def check(size: Size) -> None:
         options["grad_scale"] = float(scale)
     results = _KERNELS[size["direction"]][2](inputs.input, inputs.weight, inputs.targets, **options)
     references, bounds = vars(linear_forward_reference(rounded)), linear_forward_bounds(rounded)
-    references = references | linear_backward_reference(rounded, upstream)._asdict()
     of_types = {f"{name}_dtype": DTYPES[size[name]] for name in ("input", "weight")}
-    bounds = bounds | linear_gradient_bounds(rounded, upstream, **of_types)._asdict()
+    exact, bounds_of_exact = linear_gradients_and_bounds(rounded, upstream, **of_types)
+    references, bounds = references | exact._asdict(), bounds | bounds_of_exact._asdict()
     names = {FORWARD: ("loss", "lse"), BACKWARD: ("input", "weight")}
     of_kernel = names.get(size["direction"], (*names[FORWARD], *names[BACKWARD]))
     for name, result in zip(of_kernel, results, strict=True):

@@ -16,10 +16,9 @@ from nkilib.experimental.loss.linear.host.reference import LinearGradients
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
     ScoreInputs,
-    scores_backward_reference,
     scores_forward_bounds,
     scores_forward_reference,
-    scores_gradient_bounds,
+    scores_gradients_and_bounds,
 )
 
 from .linear_inputs import Array
@@ -144,7 +143,7 @@ def check_forward(problem: LinearProblem, launch: Launch) -> dict[str, Array]:
 def check_backward(problem: LinearProblem, launch: Launch, upstream: ScoreInputs, **further: Any) -> dict[str, Array]:
     """Compare all gradients with float64; the gradients."""
     result = launch.gradients(problem, upstream, **further)
-    check_gradients(result, scores_backward_reference(problem, upstream), scores_gradient_bounds(problem, upstream))
+    check_gradients(result, *scores_gradients_and_bounds(problem, upstream))
     return result
 
 

@@ -23,7 +23,7 @@ from nkilib.experimental.loss import (
 )
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
 from nkilib.experimental.loss.linear.host.reference import LinearGradients
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradient_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
     linear_backward_reference,
@@ -145,7 +145,7 @@ def test_float32_with_steep_logits() -> None:
     _, lse = linear_cross_entropy_forward[2](inputs.input, inputs.weight, inputs.targets)
     results = linear_cross_entropy_backward[2](inputs.input, inputs.weight, inputs.targets, lse, upstream)
     of_exact_lse = BackwardInputs(linear_forward_reference(inputs).lse, upstream)
-    exact, bounds = linear_backward_reference(inputs, of_exact_lse), linear_gradient_bounds(inputs, of_exact_lse)
+    exact, bounds = linear_gradients_and_bounds(inputs, of_exact_lse)
     for name, values in zip(("input", "weight"), results, strict=False):
         right = np.asarray(values, np.float64)
         reference_of_it, allowed = getattr(exact, name), getattr(bounds, name)

@@ -18,10 +18,9 @@ from nkilib.experimental.loss import (
 )
 from nkilib.experimental.loss.cross_entropy.host.bounds import error_over_bound
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
-    linear_backward_reference,
     linear_forward_reference,
 )
 
@@ -53,8 +52,9 @@ def _ratios(problem: LinearProblem, results: list[Array]) -> list[float]:
     """The worst error of each result over its bound; lse of the gradients is the exact one."""
     forward, bounds = linear_forward_reference(problem), linear_forward_bounds(problem)
     upstream = BackwardInputs(forward.lse, np.full(POSITIONS, np.float32(1.0 / POSITIONS)))
-    exact: list[Any] = [forward.loss, forward.lse, *linear_backward_reference(problem, upstream)]
-    allowed: list[Any] = [bounds["loss"], bounds["lse"], *linear_gradient_bounds(problem, upstream)]
+    gradients, of_gradients = linear_gradients_and_bounds(problem, upstream)
+    exact: list[Any] = [forward.loss, forward.lse, *gradients]
+    allowed: list[Any] = [bounds["loss"], bounds["lse"], *of_gradients]
     return [float(error_over_bound(*item).max()) for item in zip(results, exact, allowed, strict=True)]
 
 

@@ -17,10 +17,9 @@ from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
 from nkilib.experimental.loss.linear.backward.geometry import BackwardBuffers, BackwardSizes
 from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_forward_backward
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
-    linear_backward_reference,
     linear_forward_reference,
 )
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
@@ -64,8 +63,9 @@ def launched(problem: LinearProblem, cores: int = 2, **kwargs: Any) -> Launched:
     scale = kwargs["grad_scale_hbm"][0] if "grad_scale_hbm" in kwargs else scale
     forward = linear_forward_reference(problem)
     upstream = BackwardInputs(forward.lse.astype(np.float32), np.full(len(problem.targets), scale, np.float32))
-    references = {"loss": forward.loss, "lse": forward.lse} | linear_backward_reference(problem, upstream)._asdict()
-    bounds = linear_forward_bounds(problem) | linear_gradient_bounds(problem, upstream)._asdict()
+    exact, bounds_of_exact = linear_gradients_and_bounds(problem, upstream)
+    references = {"loss": forward.loss, "lse": forward.lse} | exact._asdict()
+    bounds = linear_forward_bounds(problem) | bounds_of_exact._asdict()
     return Launched(dict(zip(NAMES, results, strict=False)), references, bounds)
 
 

@@ -18,10 +18,9 @@ from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
-    linear_backward_reference,
     linear_forward_reference,
 )
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
@@ -96,8 +95,9 @@ def problem(request: pytest.FixtureRequest) -> LinearProblem:
 def references_and_bounds(problem: LinearProblem) -> Iterator[tuple[Results, Results]]:
     """Yield the references and the bounds of all results."""
     forward, upstream = linear_forward_reference(problem), _upstream(problem)
-    references = {"loss": forward.loss, "lse": forward.lse, **linear_backward_reference(problem, upstream)._asdict()}
-    yield references, linear_forward_bounds(problem) | linear_gradient_bounds(problem, upstream)._asdict()
+    exact, bounds_of_exact = linear_gradients_and_bounds(problem, upstream)
+    references = {"loss": forward.loss, "lse": forward.lse, **exact._asdict()}
+    yield references, linear_forward_bounds(problem) | bounds_of_exact._asdict()
 
 
 @pytest.mark.parametrize(

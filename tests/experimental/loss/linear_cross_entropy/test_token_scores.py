@@ -20,7 +20,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
     scores_backward_reference,
     scores_forward_bounds,
     scores_forward_reference,
-    scores_gradient_bounds,
+    scores_gradients_and_bounds,
 )
 
 from .linear_inputs import BF16, FP16, FP32, Sizes, in_layout, problem_of
@@ -100,8 +100,7 @@ def test_shards_of_the_vocabulary() -> None:
         logits += results["target_logit"]
         gradients = Launch().gradients(part, upstream, grad_input_float32=True, **shard)
         classes = slice(first, last)
-        references = scores_backward_reference(problem, upstream, classes)
-        check_gradients(gradients, references, scores_gradient_bounds(problem, upstream, classes))
+        check_gradients(gradients, *scores_gradients_and_bounds(problem, upstream, classes))
     assert error_over_bound(logits, expected["target_logit"], bounds["target_logit"]).max() <= 1.0
 
 
@@ -175,7 +174,7 @@ def test_a_sum_of_dw_and_single_gradients() -> None:
     start = np.random.default_rng(8).standard_normal(problem.weight.shape).astype(np.float32)
     total = start.copy()
     launched = Launch().gradients(problem, upstream, grad_weight_sum_hbm=total, grad_input_wanted=False)
-    exact, bounds = scores_backward_reference(problem, upstream), scores_gradient_bounds(problem, upstream)
+    exact, bounds = scores_gradients_and_bounds(problem, upstream)
     off = np.abs(launched["weight"].astype(np.float64) - start - exact.weight)
     assert (off <= bounds.weight + 2.0**-23 * np.abs(launched["weight"])).all()
     check_backward(problem, Launch(), upstream, grad_weight_wanted=False)
@@ -188,7 +187,9 @@ def test_wrong_results_exceed_the_bounds() -> None:
     for wrong in (0.0 * expected["logprob"], -expected["logprob"], expected["logprob"][::-1]):
         assert np.median(error_over_bound(wrong, expected["logprob"], bounds["logprob"])) > 10
     upstream = upstream_of(problem, expected["lse"].astype(np.float32))
-    references, allowed = scores_backward_reference(problem, upstream), scores_gradient_bounds(problem, upstream)
+    references, allowed = scores_gradients_and_bounds(problem, upstream)
+    for value, other in zip(references, scores_backward_reference(problem, upstream), strict=True):
+        np.testing.assert_array_equal(value, other)
     assert upstream.grad_logprob is not None
     less = upstream.grad_logprob.copy()
     less[:, 5] = 0.0

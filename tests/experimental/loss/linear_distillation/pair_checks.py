@@ -21,7 +21,7 @@ from nkilib.experimental.loss.linear_distillation import (
 from nkilib.experimental.loss.linear_distillation.host.bounds import (
     mixture_bounds,
     pair_forward_bounds,
-    pair_gradient_bounds,
+    pair_gradients_and_bounds,
 )
 from nkilib.experimental.loss.linear_distillation.host.reference import (
     MixtureSums,
@@ -30,7 +30,6 @@ from nkilib.experimental.loss.linear_distillation.host.reference import (
     PairUpstream,
     Statistics,
     mixture_reference,
-    pair_backward_reference,
     pair_forward_reference,
 )
 
@@ -200,9 +199,8 @@ def gradient_errors(
     added_to: Array | None = None,
 ) -> dict[str, float]:
     """The largest error of each gradient as a share of its bound, for a problem with operands of the products' type."""
-    exact = pair_backward_reference(problem, upstream, classes)
     types = {f"{name}_dtype": results[name].dtype for name in ("input", "weight") if name in results}
-    bounds = pair_gradient_bounds(problem, upstream, classes, **types)
+    exact, bounds = pair_gradients_and_bounds(problem, upstream, classes, **types)
     if added_to is not None:
         total = exact.weight + added_to
         exact, bounds = exact._replace(weight=total), bounds._replace(weight=bounds.weight + ROUNDOFF * np.abs(total))

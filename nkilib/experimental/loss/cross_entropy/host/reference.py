@@ -15,7 +15,7 @@ Only numpy and ml_dtypes are needed. Rows are processed in blocks, so the workin
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -287,6 +287,10 @@ class ExtendedResults:
     distance_sum: Float64Array
     log_sum_squares: Float64Array
     mean_logit: Float64Array
+
+    def of_rows(self, rows: slice) -> ExtendedResults:
+        """Return the results of a range of positions."""
+        return ExtendedResults(*(getattr(self, result.name)[rows] for result in fields(self)))
 
 
 def extended_forward_reference(

@@ -23,6 +23,7 @@ accumulator in float32, which for terms of one sign is 8 u on average; tests che
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,22 +50,28 @@ class Distributions:
         """Return softmax(logits / T) of both."""
         return cls(_log_softmax(student, temperature), _log_softmax(teacher, temperature))
 
-    @property
+    @cached_property
     def student(self) -> Array:
         """The probabilities of the student, Q."""
         return np.asarray(np.exp(self.student_log))
 
-    @property
+    @cached_property
     def teacher(self) -> Array:
         """The probabilities of the teacher, P."""
         return np.asarray(np.exp(self.teacher_log))
 
     def mixture_log(self, beta: float) -> Array:
         """Return log(beta * P + (1 - beta) * Q)."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(
-                np.logaddexp(np.log(beta) + self.teacher_log, np.log1p(-beta) + self.student_log), np.float64
-            )
+        if beta not in self._mixtures:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                terms = np.log(beta) + self.teacher_log, np.log1p(-beta) + self.student_log
+                self._mixtures[beta] = np.asarray(np.logaddexp(*terms), np.float64)
+        return self._mixtures[beta]
+
+    @cached_property
+    def _mixtures(self) -> dict[float, Array]:
+        """The logs of the mixtures that were asked for, by beta."""
+        return {}
 
 
 def kl(log_p: Array, log_q: Array) -> Array:

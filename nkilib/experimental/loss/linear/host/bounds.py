@@ -89,8 +89,8 @@ def logit_bounds(layer: OutputLayer, rows: slice, weight: Float64Array) -> Float
         rows: the positions.
         weight: ``layer.classes_first``.
     """
-    terms = np.abs(layer.input[rows].astype(np.float64)) @ np.abs(weight).T
-    bounds: Float64Array = (div_ceil(weight.shape[1], _LANES) + _OF_LOGIT) * ROUNDOFF * terms
+    units = (div_ceil(weight.shape[1], _LANES) + _OF_LOGIT) * ROUNDOFF
+    bounds: Float64Array = units * layer.magnitudes_of(rows, weight)
     if layer.bias is not None:
         bias = np.abs(layer.bias.astype(np.float64))
         bounds += ROUNDOFF * (np.abs(layer.logits_of(rows, weight)) + bias)
@@ -98,26 +98,26 @@ def logit_bounds(layer: OutputLayer, rows: slice, weight: Float64Array) -> Float
     return bounds
 
 
-def product_bounds(
+def gradients_and_bounds(
     layer: OutputLayer,
     blocks: Iterable[GradientRows],
     largest: float,
     classes: slice = EVERY_CLASS,
     types: ResultTypes = OF_PRODUCTS,
-) -> LinearGradients:
-    """Return the largest accepted errors of dX, dW and db, from gradients of logits.
+) -> tuple[LinearGradients, LinearGradients]:
+    """Return dX, dW and db in float64, and their largest accepted errors, from gradients of logits.
 
     Args:
         layer: the layer, with all classes, and X and W of the products' type.
         blocks: gradients of logits, in blocks that cover all positions.
         largest: the largest coefficient of a gradient of logits; the power of two of float16 depends on it.
-        classes: the classes of a vocabulary shard: its part of dX and its own dW and db are bounded.
+        classes: the classes of a vocabulary shard: its part of dX and its own dW and db are returned.
         types: the types of the results.
     """
     weight, roundoff = layer.classes_first, ROUNDOFFS[layer.input.dtype]
     of_dx, of_dw = types.roundoffs(roundoff)
     floor = roundoff.floor * largest
-    of_input = np.empty(layer.input.shape, np.float64)
+    of_input, exact_input = np.empty(layer.input.shape, np.float64), np.empty(layer.input.shape, np.float64)
     shard_weight = weight[classes]
     of_weight, of_bias = np.zeros_like(shard_weight), np.zeros(len(shard_weight))
     exact_weight, exact_bias = np.zeros_like(shard_weight), np.zeros(len(shard_weight))
@@ -127,21 +127,22 @@ def product_bounds(
     of_positions = (div_ceil(len(layer.input), _LANES) + _OF_SUM) * ROUNDOFF
     for rows, whole, off_whole in blocks:
         gradient, off = whole[:, classes], off_whole[:, classes]
-        values = np.abs(layer.input[rows].astype(np.float64))
+        values = layer.input[rows].astype(np.float64)
         unrounded = off
         off = off + roundoff.relative * (np.abs(gradient) + off) + floor
         size = np.abs(gradient) + off
         of_input[rows] = (off + of_classes * size) @ np.abs(shard_weight)
-        of_input[rows] += of_dx.relative * (np.abs(gradient @ shard_weight) + of_input[rows])
-        of_weight += (off + of_positions * size).T @ values
+        exact_input[rows] = gradient @ shard_weight
+        of_input[rows] += of_dx.relative * (np.abs(exact_input[rows]) + of_input[rows])
+        of_weight += (off + of_positions * size).T @ np.abs(values)
         of_bias += ((unrounded if sums_unrounded else off) + of_positions * size).sum(axis=0)
-        exact_weight += gradient.T @ layer.input[rows].astype(np.float64)
+        exact_weight += gradient.T @ values
         exact_bias += gradient.sum(axis=0)
     of_weight += of_dw.relative * (np.abs(exact_weight) + of_weight)
     of_bias += ROUNDOFF * (np.abs(exact_bias) + of_bias)
     # For a result in float16, half of the spacing of subnormals.
     least_input, least_weight = SMALLEST_NORMAL + of_dx.floor, SMALLEST_NORMAL + of_dw.floor
-    is_first = layer.weight_layout == "vd"
-    return LinearGradients(
-        of_input + least_input, (of_weight if is_first else of_weight.T) + least_weight, of_bias + SMALLEST_NORMAL
-    )
+    if layer.weight_layout != "vd":
+        exact_weight, of_weight = exact_weight.T, of_weight.T
+    bounds = LinearGradients(of_input + least_input, of_weight + least_weight, of_bias + SMALLEST_NORMAL)
+    return LinearGradients(exact_input, exact_weight, exact_bias), bounds

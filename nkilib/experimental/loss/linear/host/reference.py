@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ from nkilib.experimental.loss.cross_entropy.host.reference import Float64Array
 
 # Elements of a block of logits: 16 MiB in float64.
 _BLOCK_ELEMENTS = 1 << 21
+# A layer whose logits have more elements, 64 MiB in float64, keeps none of its products.
+_KEPT_ELEMENTS = 1 << 23
 EVERY_CLASS: Final = slice(None)
 
 
@@ -44,6 +47,9 @@ class GradientRows(NamedTuple):
 @dataclass(frozen=True)
 class OutputLayer:
     """Hidden states, output weights and bias of a model.
+
+    The products of a small layer are computed once for reference and bounds: nothing may change its arrays after the
+    first use.
 
     Attributes:
         input: X, [N, D], of any float type.
@@ -75,9 +81,34 @@ class OutputLayer:
             yield slice(start, min(start + step, len(self.input)))
 
     def logits_of(self, rows: slice, weight: Float64Array) -> Float64Array:
-        """Return y = X W^T + b of some positions; ``weight`` is ``classes_first``."""
-        logits: Float64Array = self.input[rows].astype(np.float64) @ weight.T
-        return logits if self.bias is None else logits + self.bias.astype(np.float64)
+        """Return y = X W^T + b of some positions, read-only; ``weight`` is ``classes_first``."""
+
+        def computed() -> Float64Array:
+            logits: Float64Array = self.input[rows].astype(np.float64) @ weight.T
+            return logits if self.bias is None else logits + self.bias.astype(np.float64)
+
+        return self._once("logits", rows, computed)
+
+    def magnitudes_of(self, rows: slice, weight: Float64Array) -> Float64Array:
+        """Return |X| |W|^T of some positions, read-only; ``weight`` is ``classes_first``."""
+        return self._once("magnitudes", rows, lambda: np.abs(self.input[rows].astype(np.float64)) @ np.abs(weight).T)
+
+    def _once(self, name: str, rows: slice, compute: Callable[[], Float64Array]) -> Float64Array:
+        """Return the product of some positions, which a small layer keeps."""
+        first, last, _ = rows.indices(len(self.input))
+        key = (name, first, last)
+        if key not in self._kept:
+            result = compute()
+            result.flags.writeable = False
+            if len(self.input) * self.vocab_size > _KEPT_ELEMENTS:
+                return result
+            self._kept[key] = result
+        return self._kept[key]
+
+    @cached_property
+    def _kept(self) -> dict[tuple[str, int, int], Float64Array]:
+        """The products that were computed, by name and positions."""
+        return {}
 
     def gradients(
         self,

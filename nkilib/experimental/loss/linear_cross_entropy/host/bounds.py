@@ -36,7 +36,7 @@ from nkilib.experimental.loss.cross_entropy.host.extended_bounds import (
 )
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, Float64Array
 from nkilib.experimental.loss.linear.host import bounds as layer_bounds
-from nkilib.experimental.loss.linear.host.bounds import OF_PRODUCTS, ROUNDOFF, ResultTypes, product_bounds
+from nkilib.experimental.loss.linear.host.bounds import OF_PRODUCTS, ROUNDOFF, ResultTypes, gradients_and_bounds
 from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, GradientRows, LinearGradients
 from nkilib.experimental.loss.linear.shared.sizes import WINDOW
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, gradient_of_logits
@@ -59,15 +59,15 @@ def linear_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
-def linear_gradient_bounds(
+def linear_gradients_and_bounds(
     problem: LinearProblem,
     upstream: BackwardInputs,
     classes: slice = EVERY_CLASS,
     *,
     input_dtype: npt.DTypeLike | None = None,
     weight_dtype: npt.DTypeLike | None = None,
-) -> LinearGradients:
-    """Return the largest accepted errors of every element of dX, dW (in its layout) and db.
+) -> tuple[LinearGradients, LinearGradients]:
+    """Return what ``linear_backward_reference`` does, and the largest accepted errors of every element of it.
 
     The bounds hold for lse as the kernel received it, or as it computed it itself.
 
@@ -90,17 +90,17 @@ def linear_gradient_bounds(
     if upstream.grad_entropy is not None:
         largest += float(np.abs(upstream.grad_entropy.astype(np.float64)).max(initial=0.0))
     blocks = gradients_of_logits(problem, upstream, sizes, weight)
-    return bounds_of_gradients(problem, blocks, largest, classes, ResultTypes(input_dtype, weight_dtype))
+    return bounded_gradients(problem, blocks, largest, classes, ResultTypes(input_dtype, weight_dtype))
 
 
-def bounds_of_gradients(
+def bounded_gradients(
     problem: LinearProblem,
     blocks: Iterable[GradientRows],
     largest: float,
     classes: slice = EVERY_CLASS,
     types: ResultTypes = OF_PRODUCTS,
-) -> LinearGradients:
-    """Return the largest accepted errors of dX, dW and db, from gradients of logits.
+) -> tuple[LinearGradients, LinearGradients]:
+    """Return dX, dW and db in float64, and their largest accepted errors, from gradients of logits.
 
     Args:
         problem: the problem, with all classes.
@@ -111,14 +111,14 @@ def bounds_of_gradients(
         classes: see ``linear_backward_reference``.
         types: the types of the results.
     """
-    return product_bounds(problem.layer, blocks, largest / problem.recipe.temperature, classes, types)
+    return gradients_and_bounds(problem.layer, blocks, largest / problem.recipe.temperature, classes, types)
 
 
 def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array) -> dict[str, Float64Array]:
     """Return the forward bounds of some positions."""
     options, targets = problem.recipe, problem.targets[rows]
     logits, off = problem.logits_of(rows, weight), logit_bounds(problem, rows, weight) / options.temperature
-    bounds = extended_forward_bounds(logits, targets, None, options)
+    bounds = extended_forward_bounds(logits, targets, None, options, problem.forward.of_rows(rows))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         z = options.scores(logits, None)
         maximum = z.max(axis=1)

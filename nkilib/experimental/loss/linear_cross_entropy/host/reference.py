@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +28,14 @@ from nkilib.experimental.loss.cross_entropy.host.reference import (
 )
 from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, LinearGradients, OutputLayer
 
+_RESULTS: Final = tuple(result.name for result in fields(ExtendedResults))
+
 
 @dataclass(frozen=True)
 class LinearProblem:
     """The inputs and options of a launch.
+
+    What reference, gradients and bounds share is computed once: nothing may change the arrays after the first use.
 
     Attributes:
         input: X, [N, D], of any float type.
@@ -63,10 +68,30 @@ class LinearProblem:
             temperature=temperature / self.logit_scale,
         )
 
-    @property
+    @cached_property
     def layer(self) -> OutputLayer:
         """The output layer: X, W and the bias."""
         return OutputLayer(self.input, self.weight, self.bias, self.weight_layout)
+
+    @cached_property
+    def forward(self) -> ExtendedResults:
+        """The results of :func:`linear_forward_reference`, read-only."""
+        weight = self.classes_first
+        blocks = [
+            extended_forward_reference(self.logits_of(rows, weight), self.targets[rows], None, self.recipe)
+            for rows in self.row_blocks()
+        ]
+        joined = {name: [getattr(block, name) for block in blocks] for name in _RESULTS}
+        results = {name: np.concatenate(parts) for name, parts in joined.items()}
+        for values in results.values():
+            values.flags.writeable = False
+        return ExtendedResults(**results)
+
+    def with_targets(self, targets: npt.NDArray[Any], options: ExtendedLoss | None = None) -> LinearProblem:
+        """Return the problem with other targets and options, which shares the products of its layer."""
+        other = replace(self, targets=targets, options=self.options if options is None else options)
+        vars(other)["layer"] = self.layer
+        return other
 
     @property
     def classes_first(self) -> Float64Array:
@@ -92,14 +117,7 @@ def linear_forward_reference(problem: LinearProblem) -> ExtendedResults:
 
     PyTorch equivalent, in float64: the extended cross-entropy of ``F.linear(input, weight, bias)``.
     """
-    weight = problem.classes_first
-    blocks = [
-        extended_forward_reference(problem.logits_of(rows, weight), problem.targets[rows], None, problem.recipe)
-        for rows in problem.row_blocks()
-    ]
-    return ExtendedResults(
-        *(np.concatenate([getattr(block, result.name) for block in blocks]) for result in fields(ExtendedResults))
-    )
+    return problem.forward
 
 
 def linear_backward_reference(

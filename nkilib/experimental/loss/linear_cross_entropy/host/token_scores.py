@@ -33,7 +33,7 @@ from nkilib.experimental.loss.cross_entropy.host.reference import (
 from nkilib.experimental.loss.linear.host.bounds import ROUNDOFF
 from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, GradientRows, LinearGradients
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
-    bounds_of_gradients,
+    bounded_gradients,
     gradients_of_logits,
     linear_forward_bounds,
     logit_bounds,
@@ -111,23 +111,15 @@ def scores_backward_reference(
         classes: the classes of a vocabulary shard: its part of the gradient of the input and its own gradients of
             weight and bias are returned.
     """
-    weight = problem.classes_first
-    shard_weight = weight[classes]
-    of_input = np.empty(problem.input.shape, np.float64)
-    of_weight, of_bias = np.zeros_like(shard_weight), np.zeros(len(shard_weight))
-    ids = _Ids.of(problem, upstream)
-    for rows in problem.row_blocks():
-        gradient = ids.gradient(rows, weight)[:, classes]
-        of_input[rows] = gradient @ shard_weight
-        of_weight += gradient.T @ problem.input[rows].astype(np.float64)
-        of_bias += gradient.sum(axis=0)
-    return LinearGradients(of_input, of_weight if problem.weight_layout == "vd" else of_weight.T, of_bias)
+    weight, ids = problem.classes_first, _Ids.of(problem, upstream)
+    blocks = ((rows, ids.gradient(rows, weight)) for rows in problem.row_blocks())
+    return problem.layer.gradients(blocks, weight, classes)
 
 
-def scores_gradient_bounds(
+def scores_gradients_and_bounds(
     problem: LinearProblem, upstream: ScoreInputs, classes: slice = EVERY_CLASS
-) -> LinearGradients:
-    """Return the largest accepted errors of every element; see :func:`scores_backward_reference` for the arguments."""
+) -> tuple[LinearGradients, LinearGradients]:
+    """Return what :func:`scores_backward_reference` does, and the largest accepted errors of every element of it."""
     ids = _Ids.of(problem, upstream)
     sizes = ids.sizes.sum(axis=1)
     if upstream.grad_lse is not None:
@@ -135,7 +127,7 @@ def scores_gradient_bounds(
     largest = float(sizes.max(initial=0.0))
     if upstream.grad_entropy is not None:
         largest += float(np.abs(upstream.grad_entropy.astype(np.float64)).max(initial=0.0))
-    return bounds_of_gradients(problem, ids.bounded(), largest, classes)
+    return bounded_gradients(problem, ids.bounded(), largest, classes)
 
 
 @dataclass(frozen=True)
@@ -164,7 +156,7 @@ class _Ids:
         if upstream.grad_logprob is not None:
             gradients = np.where(valid, upstream.grad_logprob, 0.0).astype(np.float64)
         positions = len(problem.targets)
-        rest = replace(problem, targets=np.full(positions, ignored, problem.targets.dtype))
+        rest = problem.with_targets(np.full(positions, ignored, problem.targets.dtype))
         others = BackwardInputs(
             upstream.lse,
             np.zeros(positions),
@@ -203,9 +195,10 @@ class _Ids:
     def bounded(self) -> Iterator[GradientRows]:
         """Yield gradients of logits, and how far they may be off."""
         problem, recipe, weight = self.problem, self.problem.recipe, self.problem.classes_first
-        first = replace(problem, targets=self.classes[:, 0])
+        options = problem.options
         if recipe.ignore_index >= 0:
-            first = replace(first, options=replace(first.options, ignore_index=-100))
+            options = replace(options, ignore_index=-100)
+        first = problem.with_targets(self.classes[:, 0], options)
         upstream = replace(self.upstream, grad_logprob=self.sizes.sum(axis=1))
         sizes = coefficient_sizes(
             first.targets,
@@ -275,4 +268,4 @@ def _of_largest(problem: LinearProblem) -> LinearProblem:
     weight = problem.classes_first
     largest = [problem.logits_of(rows, weight).argmax(axis=1) for rows in problem.row_blocks()]
     options = replace(problem.options, ignore_index=-100)
-    return replace(problem, targets=np.concatenate(largest), options=options)
+    return problem.with_targets(np.concatenate(largest), options)

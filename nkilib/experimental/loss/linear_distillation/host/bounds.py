@@ -51,7 +51,7 @@ from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.cross_entropy.host.extended_bounds import CAP_UNITS, extended_forward_bounds
 from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss, Float64Array
 from nkilib.experimental.loss.distillation.host.reference import Distributions
-from nkilib.experimental.loss.linear.host.bounds import ResultTypes, logit_bounds, product_bounds
+from nkilib.experimental.loss.linear.host.bounds import ResultTypes, gradients_and_bounds, logit_bounds
 from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, GradientRows, LinearGradients
 from nkilib.experimental.loss.linear_distillation.host.reference import (
     MixtureSums,
@@ -122,7 +122,7 @@ def mixture_bounds(problem: PairProblem, statistics: Statistics) -> MixtureSums:
     return MixtureSums(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
 
 
-def pair_gradient_bounds(
+def pair_gradients_and_bounds(
     problem: PairProblem,
     upstream: PairUpstream,
     classes: slice = EVERY_CLASS,
@@ -130,8 +130,8 @@ def pair_gradient_bounds(
     errors: StatisticsErrors | None = None,
     input_dtype: npt.DTypeLike | None = None,
     weight_dtype: npt.DTypeLike | None = None,
-) -> LinearGradients:
-    """Return the largest accepted errors of every element of dX, dW (in its layout) and db.
+) -> tuple[LinearGradients, LinearGradients]:
+    """Return what ``pair_backward_reference`` does, and the largest accepted errors of every element of it.
 
     Args:
         problem: the problem with operands in the type of the products: rounded to it if the kernel rounds them.
@@ -145,7 +145,7 @@ def pair_gradient_bounds(
         sizes = sizes + np.where(problem.counts, np.abs(upstream.grad_logprob.astype(np.float64)), 0.0)
     largest = float(sizes.max(initial=0.0)) * student.logit_scale / student.temperature
     blocks = gradients_of_logits(problem, upstream, errors)
-    return product_bounds(student, blocks, largest, classes, ResultTypes(input_dtype, weight_dtype))
+    return gradients_and_bounds(student, blocks, largest, classes, ResultTypes(input_dtype, weight_dtype))
 
 
 def gradients_of_logits(
@@ -156,8 +156,10 @@ def gradients_of_logits(
     cap, unit = student.logit_softcap, student.logit_scale / student.temperature
     for rows in problem.row_blocks():
         logits = student.logits_of(rows, weights[0])
-        of_z = z_gradient_of(problem, upstream, rows, weights)
-        off, slopes = _z_gradient_bound(problem, upstream, rows, weights, errors), student.slopes_of(logits)
+        models = _rows_of(problem, rows, weights)
+        pair = upstream.statistics.distributions(rows, models.student, models.teacher)
+        of_z = z_gradient_of(problem, upstream, rows, pair)
+        off, slopes = _z_gradient_bound(problem, upstream, rows, models, pair, errors), student.slopes_of(logits)
         of_logit = off * slopes
         if cap is not None:
             tangents = np.tanh(student.logit_scale * logits / cap)
@@ -330,16 +332,15 @@ def _z_gradient_bound(
     problem: PairProblem,
     upstream: PairUpstream,
     rows: slice,
-    weights: tuple[Float64Array, Float64Array],
+    models: _Rows,
+    pair: Distributions,
     errors: StatisticsErrors | None,
 ) -> Float64Array:
     """Return the largest error of the gradient of the student's z, [R, V]."""
-    models, statistics = _rows_of(problem, rows, weights), upstream.statistics
-    pair = statistics.distributions(rows, models.student, models.teacher)
     counts = problem.counts[rows]
     coefficient = np.abs(np.where(counts, upstream.grad_divergence[rows].astype(np.float64), 0.0))
     coefficient = (coefficient * np.abs(problem.weights[rows]))[:, np.newaxis]
-    of_student, of_teacher = _of_log_probabilities(models, statistics, rows)
+    of_student, of_teacher = _of_log_probabilities(models, upstream.statistics, rows)
     of_moment = UNIT * (np.abs(upstream.moment[rows].astype(np.float64)) + 4.0)
     if errors is not None:
         of_student += errors.student_lse[rows, np.newaxis]

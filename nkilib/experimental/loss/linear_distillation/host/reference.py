@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +56,8 @@ class ModelProblem(OutputLayer):
 @dataclass(frozen=True)
 class PairProblem:
     """Inputs and options of a launch.
+
+    What reference, gradients and bounds share is computed once: nothing may change the arrays after the first use.
 
     Attributes:
         student, teacher: the models over the same positions and classes. Their temperatures are equal.
@@ -122,6 +125,17 @@ class PairProblem:
             for model, weight in zip((self.student, self.teacher), weights, strict=True)
         )
         return student, teacher
+
+    @cached_property
+    def forward(self) -> PairResults:
+        """The results of :func:`pair_forward_reference`, read-only."""
+        weights = self.classes_first
+        blocks = [_forward_of(self, rows, weights) for rows in self.row_blocks()]
+        names = [result.name for result in fields(PairResults)]
+        results = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in names}
+        for values in results.values():
+            values.flags.writeable = False
+        return PairResults(**results)
 
 
 @dataclass(frozen=True)
@@ -219,14 +233,7 @@ def pair_forward_reference(problem: PairProblem) -> PairResults:
         divergence = row_weight * F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
         entropy = -(log_q.exp() * log_q).sum(-1)
     """
-    weights = problem.classes_first
-    blocks = [_forward_of(problem, rows, weights) for rows in problem.row_blocks()]
-    return PairResults(
-        **{
-            field.name: np.concatenate([getattr(block, field.name) for block in blocks])
-            for field in fields(PairResults)
-        }
-    )
+    return problem.forward
 
 
 def mixture_reference(problem: PairProblem, statistics: Statistics) -> MixtureSums:
@@ -269,18 +276,16 @@ def pair_backward_reference(
     """
     weights = problem.classes_first
     blocks = (
-        (rows, z_gradient_of(problem, upstream, rows, weights) * problem.student.slopes_of(logits))
+        (rows, z_gradient_of(problem, upstream, rows, pair) * problem.student.slopes_of(logits))
         for rows in problem.row_blocks()
         for logits in (problem.student.logits_of(rows, weights[0]),)
+        for pair in (upstream.statistics.distributions(rows, *problem.scores_of(rows, weights)),)
     )
     return problem.student.gradients(blocks, weights[0], classes)
 
 
-def z_gradient_of(
-    problem: PairProblem, upstream: PairUpstream, rows: slice, weights: tuple[Float64Array, Float64Array]
-) -> Float64Array:
-    """Return the gradient of the student's z at some positions, [R, V]; ``weights`` are ``classes_first``."""
-    pair = upstream.statistics.distributions(rows, *problem.scores_of(rows, weights))
+def z_gradient_of(problem: PairProblem, upstream: PairUpstream, rows: slice, pair: Distributions) -> Float64Array:
+    """Return the gradient of the student's z at some positions, [R, V]; ``pair`` has the distributions there."""
     coefficient = upstream.grad_divergence[rows].astype(np.float64) * problem.weights[rows]
     coefficient = np.where(problem.counts[rows], coefficient, 0.0)
     gradient = np.where(

@@ -22,7 +22,7 @@ from nkilib.experimental.loss.linear.host.reference import LinearGradients
 from nkilib.experimental.loss.linear.shared.blocks import shares_of_cores
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward
 from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import tile_needs
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradient_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
     linear_backward_reference,
@@ -86,8 +86,7 @@ def launched(problem: LinearProblem, upstream: BackwardInputs | None = None, cor
     names = ["input", "weight", "bias"]
     return Launched(
         dict(zip(names, results, strict=False)),
-        linear_backward_reference(problem, upstream),
-        linear_gradient_bounds(problem, upstream),
+        *linear_gradients_and_bounds(problem, upstream),
         problem,
     )
 
@@ -279,8 +278,7 @@ def test_shards_of_the_vocabulary_give_the_parts_of_the_whole() -> None:
         )
         Launched(
             dict(zip(["input", "weight"], results, strict=True)),
-            linear_backward_reference(problem, upstream, shard),
-            linear_gradient_bounds(problem, upstream, shard),
+            *linear_gradients_and_bounds(problem, upstream, shard),
             problem,
         ).check()
 

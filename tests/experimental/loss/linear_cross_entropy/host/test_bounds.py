@@ -14,7 +14,7 @@ from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
 from nkilib.experimental.loss.linear.host.reference import LinearGradients
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
     linear_forward_bounds,
-    linear_gradient_bounds,
+    linear_gradients_and_bounds,
     logit_bounds,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
@@ -28,7 +28,7 @@ from ..linear_inputs import BF16, FP16, FP32, OPTIONS, PROBLEMS, Sizes, problem_
 
 
 def _ratios(linear_gradients: LinearGradients, problem: LinearProblem, upstream: BackwardInputs) -> list[float]:
-    exact, bounds = linear_backward_reference(problem, upstream), linear_gradient_bounds(problem, upstream)
+    exact, bounds = linear_gradients_and_bounds(problem, upstream)
     return [float(error_over_bound(*item).max()) for item in zip(linear_gradients, exact, bounds, strict=True)]
 
 
@@ -98,5 +98,16 @@ def test_bfloat16_is_allowed_its_rounding_and_little_more() -> None:
     """The norms are compared: a sum grants every term its rounding, and those of both signs cancel in the sum."""
     problem = problem_of("normal", Sizes(64, 512, 300))
     upstream = upstream_of(problem, linear_forward_reference(problem).lse)
-    exact, bounds = linear_backward_reference(problem, upstream), linear_gradient_bounds(problem, upstream)
+    exact, bounds = linear_gradients_and_bounds(problem, upstream)
     assert np.linalg.norm(bounds.weight) / np.linalg.norm(exact.weight) < 16 * 2.0**-8
+
+
+@pytest.mark.parametrize("classes", [slice(None), slice(100, 210)], ids=["all", "shard"])
+@pytest.mark.parametrize("layout", ["vd", "dv"])
+def test_gradients_beside_bounds_are_those_of_the_reference_to_the_bit(layout: str, classes: slice) -> None:
+    problem = with_options(problem_of("30% ignored", Sizes(70, 40, 300, BF16), layout=layout), "all")
+    upstream = upstream_of(problem, linear_forward_reference(problem).lse.astype(np.float32), further=True)
+    exact, bounds = linear_gradients_and_bounds(problem, upstream, classes)
+    for value, bound, other in zip(exact, bounds, linear_backward_reference(problem, upstream, classes), strict=True):
+        assert value.shape == bound.shape
+        np.testing.assert_array_equal(value, other)

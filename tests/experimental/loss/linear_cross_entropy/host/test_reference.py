@@ -99,3 +99,18 @@ def test_scale_and_temperature_are_those_of_the_logits(cap: float | None) -> Non
     loss.backward(torch.from_numpy(upstream.grad_loss).double())
     gradients = linear_backward_reference(problem, upstream)
     np.testing.assert_allclose(gradients.input, x.grad.numpy(), rtol=1e-10, atol=1e-13)
+
+
+def test_products_of_a_small_layer_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read-only, and another problem over the same layer has them too; a large layer keeps none."""
+    problem = problem_of("masked classes", SIZES)
+    weight, rows = problem.classes_first, slice(0, SIZES.positions)
+    for name in ("logits_of", "magnitudes_of"):
+        product = getattr(problem.layer, name)(slice(None), weight)
+        assert getattr(problem.with_targets(problem.targets[::-1]).layer, name)(rows, weight) is product
+        with pytest.raises(ValueError, match="read-only"):
+            product += 1.0
+    monkeypatch.setattr(reference, "_KEPT_ELEMENTS", 0)
+    large = replace(problem)
+    assert large.logits_of(rows, weight) is not large.logits_of(rows, weight)
+    np.testing.assert_array_equal(large.logits_of(rows, weight), problem.logits_of(rows, weight))

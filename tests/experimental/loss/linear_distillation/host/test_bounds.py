@@ -18,7 +18,7 @@ from nkilib.experimental.loss.linear_distillation.host.bounds import (
     StatisticsErrors,
     mixture_bounds,
     pair_forward_bounds,
-    pair_gradient_bounds,
+    pair_gradients_and_bounds,
 )
 from nkilib.experimental.loss.linear_distillation.host.reference import (
     ModelProblem,
@@ -97,16 +97,25 @@ def test_gradients_of_products_that_are_off_are_within_bounds(beta: float, optio
     problem = pair_of(beta=beta, **options)
     statistics = pair_forward_reference(problem)
     upstream = _upstream(problem, statistics)
-    exact, bounds = pair_backward_reference(problem, upstream), pair_gradient_bounds(problem, upstream)
+    exact, bounds = pair_gradients_and_bounds(problem, upstream)
     results = pair_backward_reference(_off(problem), upstream)
     for value, other, error in zip(exact, results, bounds, strict=True):
         assert _worst(other, value, error) < 1.0
     off = pair_forward_reference(_off(problem))
     errors = StatisticsErrors.of_forward(pair_forward_bounds(problem))
-    bounds = pair_gradient_bounds(problem, upstream, errors=errors)
+    _, bounds = pair_gradients_and_bounds(problem, upstream, errors=errors)
     results = pair_backward_reference(_off(problem), _upstream(problem, off))
     for value, other, error in zip(exact, results, bounds, strict=True):
         assert _worst(other, value, error) < 1.0
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_gradients_beside_bounds_are_those_of_the_reference_to_the_bit(beta: float) -> None:
+    problem = pair_of(beta=beta, **OPTIONS[1])
+    upstream, classes = _upstream(problem, pair_forward_reference(problem)), slice(20, 60)
+    exact, _ = pair_gradients_and_bounds(problem, upstream, classes)
+    for value, other in zip(exact, pair_backward_reference(problem, upstream, classes), strict=True):
+        np.testing.assert_array_equal(value, other)
 
 
 @pytest.mark.parametrize("beta", BETAS)
@@ -117,7 +126,7 @@ def test_wrong_gradients_are_refused(beta: float) -> None:
     problem = replace(problem, labels=problem.labels[:24], row_weight=problem.row_weight[:24])
     upstream = _upstream(problem, pair_forward_reference(problem))
     upstream = replace(upstream, grad_logprob=None)
-    exact, bounds = pair_backward_reference(problem, upstream), pair_gradient_bounds(problem, upstream)
+    exact, bounds = pair_gradients_and_bounds(problem, upstream)
     for wrong in (
         LinearGradients(*(0.0 * item for item in exact)),
         LinearGradients(*(-item for item in exact)),
@@ -131,5 +140,5 @@ def test_gradients_of_float16_keep_what_underflows() -> None:
     """The bound has half of the spacing of float16 subnormals, relative to the largest coefficient's power of two."""
     problem = pair_of(dtype=FP16)
     upstream = _upstream(problem, pair_forward_reference(problem))
-    half, single = (pair_gradient_bounds(problem, upstream, input_dtype=item) for item in (FP16, np.float32))
+    half, single = (pair_gradients_and_bounds(problem, upstream, input_dtype=item)[1] for item in (FP16, np.float32))
     assert (half.input > single.input + 2.0**-26).all()
