@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Small launches of every public kernel with every option, and their results: `python -m tests.neuron.launches FILE`.
+"""Small launches of every public kernel with every option: `python -m tests.neuron.launches FILE NAMES` runs some.
+
+FILE gets the results of the launches whose names are in the file NAMES.
 
 Kernels and examples are imported here, so that they run on whatever NKI `nkilib.nki` has chosen in this process. The
 inputs do not depend on it.
@@ -36,6 +38,7 @@ from tests.neuron import (
     rowwise,
     softmax,
 )
+from tests.selected import read_names
 
 ROWS: Final = 5
 CLASSES: Final = 37
@@ -345,11 +348,12 @@ def launches() -> dict[str, Launch]:
     return {**result, "examples.call_from_nki, 1 core(s)": Launch(output_layer_loss, inputs, 1)}
 
 
-def main(file: str) -> None:
-    """Run all launches and write their results: by name, (type, shape, bytes) of every array."""
+def main(file: str, names: str) -> None:
+    """Run launches and write their results: by name, (type, shape, bytes) of every array."""
+    known = launches()
     results = {
-        name: [(str(array.dtype), array.shape, array.tobytes()) for array in launch.results()]
-        for name, launch in launches().items()
+        name: [(str(array.dtype), array.shape, array.tobytes()) for array in known[name].results()]
+        for name in read_names(names)
     }
     Path(file).write_bytes(pickle.dumps(results))
 

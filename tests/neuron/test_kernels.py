@@ -20,6 +20,7 @@ import nkilib.experimental
 from nkilib.nki import nki
 from tests.neuron import machine
 from tests.neuron.launches import TYPES, Launch, launches, matrix_of
+from tests.selected import selected, write_names
 
 LAUNCHES = launches()
 KERNEL: Any = type(nki.jit(lambda tensor: tensor))
@@ -28,12 +29,13 @@ Results = dict[str, list[tuple[str, tuple[int, ...], bytes]]]
 
 
 @pytest.fixture(scope="module")
-def on_both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
-    """The results of all launches in a process of their own, by backend."""
+def on_both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
+    """The results of all launches that are asked for, in a process of their own, by backend."""
     results = {}
+    names = write_names(tmp_path_factory.mktemp("names"), selected(request, "name"))
     for backend in ("simulator", "neuron"):
         file = tmp_path_factory.mktemp(backend) / "results"
-        done = machine.run("-m", "tests.neuron.launches", file, backend=backend)
+        done = machine.run("-m", "tests.neuron.launches", file, names, backend=backend)
         assert done.returncode == 0, done.stderr
         results[backend] = pickle.loads(file.read_bytes())
     return results

@@ -13,16 +13,18 @@ import pytest
 from nkilib.verify.observation import Observation
 from nkilib.verify.verdict import Status
 from tests.neuron import machine
+from tests.selected import selected, write_names
 from tests.verify.launch_all import steps
 
 STEPS = {step.name: (number, step) for number, step in enumerate(steps())}
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory with the results of every step on the stand-in, from one process."""
+def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory with the results on the stand-in of every step that is asked for, from one process."""
     directory = tmp_path_factory.mktemp("launched")
-    done = machine.run("-m", "tests.verify.launch_all", directory)
+    names = write_names(directory, selected(request, "name"))
+    done = machine.run("-m", "tests.verify.launch_all", directory, names)
     assert done.returncode == 0, done.stderr
     return directory
 
