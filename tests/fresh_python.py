@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.hangs import HANG_SECONDS
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
@@ -70,7 +72,7 @@ def run_fresh(
         cwd=nowhere,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=False,
     )
     error = process.stderr.strip().splitlines()[-1] if process.returncode else ""

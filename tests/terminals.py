@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.fresh_python import with_checkout
+from tests.hangs import HANG_SECONDS
 
 _READ = 4096
-_MOST_S = 60
 
 
 class Ended(NamedTuple):
@@ -42,7 +42,7 @@ def run_on_terminal(*arguments: str, directory: Path) -> Ended:
             shown = bytearray()
             while piece := _read(ours):
                 shown += piece
-            output, _ = process.communicate(timeout=_MOST_S)
+            output, _ = process.communicate(timeout=HANG_SECONDS)
     finally:
         os.close(ours)
     return Ended(process.returncode, output, shown.decode())
@@ -55,7 +55,7 @@ def run_interrupted(*arguments: str, directory: Path) -> Ended:
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)
         try:
-            rest, shown = process.communicate(timeout=_MOST_S)
+            rest, shown = process.communicate(timeout=HANG_SECONDS)
         finally:
             process.kill()  # one that goes on would be waited for
     return Ended(process.returncode, first + rest, shown)
@@ -67,7 +67,7 @@ def run_unread(*arguments: str, directory: Path) -> Ended:
     os.close(ours)
     with _python(*arguments, directory=directory, output=theirs) as process:
         os.close(theirs)
-        _, shown = process.communicate(timeout=_MOST_S)
+        _, shown = process.communicate(timeout=HANG_SECONDS)
     return Ended(process.returncode, "", shown)
 
 

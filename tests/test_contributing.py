@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fresh_python import CHECKOUT, with_checkout
+from tests.hangs import HANG_SECONDS
 
 PAGE = CHECKOUT / "docs" / "how_to" / "add_a_loss.md"
 SECTIONS = ("Add a loss with its own kernels", "Add an elementwise loss", "Add an option to cross-entropy")
@@ -86,7 +87,7 @@ def assert_runs(root: Path, *command: str) -> None:
     """Run Python there; it must succeed."""
     environment = with_checkout(PYTHONPATH=str(root))
     done = subprocess.run(
-        [sys.executable, *command], cwd=root, env=environment, capture_output=True, text=True, timeout=600
+        [sys.executable, *command], cwd=root, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -140,3 +140,15 @@ def test_programs_that_tests_start_get_an_environment() -> None:
     }
     assert len(results) > 10
     assert {file: lines for file, lines in results.items() if lines} == {}
+
+
+def test_a_limit_of_more_than_seconds_is_the_one_for_hangs() -> None:
+    """Others have failed where a machine was slow: ``tests.hangs`` has the one that is waited for."""
+    own = re.compile(r"\b(?:timeout\b[^=,)\n]*=|seconds=|\.wait\(|\.join\() *([0-9]+(?:\.[0-9]+)?)\b(?! *[*/])")
+    found = {
+        f"{file.relative_to(CHECKOUT)}: {match[0]}"
+        for file in (CHECKOUT / "tests").rglob("*.py")
+        for match in own.finditer(file.read_text(encoding="utf-8"))
+        if float(match[1]) > 2.0
+    }
+    assert not found

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fresh_python import CHECKOUT
+from tests.hangs import HANG_SECONDS
 
 _PRELOADED = ["numpy", "torch", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "torch.distributed.tensor"]
 
@@ -55,14 +56,14 @@ def _run(script: str, output: str) -> None:
         sys.stdout.flush()
 
 
-def run_script(script: Path, timeout: float = 120.0) -> Ended:
+def run_script(script: Path) -> Ended:
     """Run ``script`` in its directory, with the checkout on the import path."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     output = script.with_suffix(".output")
     process = context.Process(target=_run, args=(str(script), str(output)))
     process.start()
-    process.join(timeout)
+    process.join(HANG_SECONDS)
     if process.exitcode is None:
         process.kill()
         process.join()

@@ -16,6 +16,7 @@ from nkilib import __version__
 from nkilib.cli.main import main
 from nkilib.nki import NOT_SIMULATED
 from tests.fresh_python import CHECKOUT, with_checkout
+from tests.hangs import HANG_SECONDS
 
 COMMANDS = ("doctor", "profile", "tune", "verify")
 
@@ -87,7 +88,7 @@ def test_where_nothing_can_be_modelled(tmp_path: Path, command: str, variable: s
         env=with_checkout(**{"NKILIB_BACKEND": "auto", variable: value}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert (process.returncode, process.stdout) == (1, "")

@@ -16,6 +16,7 @@ import pytest
 
 from nkilib.cli.doctor import Finding, _cores_of_a_launch, _devices
 from tests.fresh_python import CHECKOUT, with_checkout
+from tests.hangs import HANG_SECONDS
 
 VARIABLES = (
     "NKILIB_BACKEND",
@@ -37,7 +38,7 @@ def doctor(*before: Path, **environment: str) -> tuple[int, dict[str, str]]:
         env=with_checkout(*VARIABLES, **{"PYTHONPATH": path, **environment}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert process.stderr == ""

@@ -14,6 +14,7 @@ import pytest
 from nkilib.cli.guarantees import as_tables, guarantees
 from nkilib.cli.main import main
 from tests.fresh_python import with_checkout
+from tests.hangs import HANG_SECONDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "guarantees.md").read_text(encoding="utf-8")
 
@@ -37,7 +38,12 @@ def test_the_doctor_prints_them_without_frameworks() -> None:
     blocked = "import sys; sys.modules['torch'] = sys.modules['jax'] = None; from nkilib.cli.main import main; "
     code = blocked + "sys.exit(main(('doctor', '--kernels')))"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=with_checkout(), capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code],
+        env=with_checkout(),
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("binary_cross_entropy_backward\n")
@@ -46,6 +52,8 @@ def test_the_doctor_prints_them_without_frameworks() -> None:
 def test_a_choice_of_nki_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NKILIB_BACKEND", "nonsense")
     command = [sys.executable, "-m", "nkilib", "doctor", "--kernels"]
-    done = subprocess.run(command, env=with_checkout(), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=with_checkout(), capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("python -m nkilib doctor: error: nkilib.nki: NKILIB_BACKEND must be one of")

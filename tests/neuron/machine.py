@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.fresh_python import CHECKOUT, with_checkout
+from tests.hangs import HANG_SECONDS
 
 SITE: Final = Path(__file__).resolve().parent / "site"
 """Holds the package `nki`; nothing else puts it on a path."""
@@ -33,5 +34,10 @@ def run(*command: str | Path, backend: str = "neuron", before: Path = SITE) -> s
     path = os.pathsep.join(map(str, dict.fromkeys((before, SITE, CHECKOUT))))
     environment = with_checkout(*_CHOSEN, NKILIB_BACKEND=backend, PYTHONPATH=path)
     return subprocess.run(
-        [sys.executable, *_REFUSED, *command], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *_REFUSED, *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
     )

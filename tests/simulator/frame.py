@@ -22,6 +22,7 @@ from nkilib.simulator.memory.storage import Storage
 from nkilib.simulator.tensors.tensor import NkiTensor
 from nkilib.simulator.terms.dtypes import as_dtype
 from nkilib.simulator.terms.regions import MemoryRegion
+from tests.hangs import HANG_SECONDS
 
 from .kernels import load, without_where
 
@@ -84,7 +85,7 @@ def refused(error: type[BaseException], action: Callable[[], Any]) -> str:
     return without_where(str(caught.value))
 
 
-def in_time(action: Callable[[], Any], seconds: float = 20.0) -> BaseException | None:
+def in_time(action: Callable[[], Any]) -> BaseException | None:
     """Run `action` in a thread of its own and return what it raised; fail if it does not end."""
     raised: list[BaseException] = []
 
@@ -97,7 +98,7 @@ def in_time(action: Callable[[], Any], seconds: float = 20.0) -> BaseException |
     thread = threading.Thread(target=guarded, daemon=True)
     before = threading.active_count()
     thread.start()
-    thread.join(seconds)
+    thread.join(HANG_SECONDS)
     assert not thread.is_alive(), "the launch hangs"
     assert threading.active_count() == before, "a core is left behind"
     return raised[0] if raised else None

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import per_rank, ranks
+from tests.hangs import HANG_SECONDS
 
 Array = npt.NDArray[Any]
 ncc = nki.collectives
@@ -47,7 +48,7 @@ def around(operation: Callable[[Any, Any], object], shape: Sequence[int], memory
 
 def on_ranks(kernel: Any, shares: Sequence[Any], cores: int = 1, **arguments: Any) -> list[Any]:
     """Return the result of each rank; rank r gets `shares[r]`."""
-    results: list[Any] = ranks(len(shares), timeout=20)(kernel[cores])(per_rank(list(shares)), **arguments)
+    results: list[Any] = ranks(len(shares), timeout=HANG_SECONDS)(kernel[cores])(per_rank(list(shares)), **arguments)
     return results
 
 

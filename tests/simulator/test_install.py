@@ -15,6 +15,7 @@ from nkilib import __version__
 from nkilib.simulator.__main__ import main
 from nkilib.simulator.terms.other_names import FIRST_NKI
 from tests.fresh_python import run_fresh, with_checkout
+from tests.hangs import HANG_SECONDS
 
 KERNEL = """
 import numpy as np
@@ -142,7 +143,7 @@ def command(*arguments: str, directory: Path, **environment: str) -> subprocess.
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=False,
     )
 

@@ -11,9 +11,10 @@ import sys
 from typing import NoReturn
 
 from tests.fresh_python import CHECKOUT, with_checkout
+from tests.hangs import HANG_SECONDS
 
 
-def run_module(module: str, *arguments: str, timeout: float = 300.0, **environment: str) -> str:
+def run_module(module: str, *arguments: str, **environment: str) -> str:
     """Return the output of ``python -m module``; ``environment`` is added to this one."""
     process = subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -21,7 +22,7 @@ def run_module(module: str, *arguments: str, timeout: float = 300.0, **environme
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert process.returncode == 0, process.stderr

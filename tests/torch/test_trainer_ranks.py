@@ -33,7 +33,6 @@ from tests.torch.trainer_ranks_run import (
 Found = list[dict[Any, Any]]
 # The largest distance of a logit from the maximum, plus log V.
 MAGNITUDE = 20.0
-SECONDS = 120.0
 by_ranks = pytest.mark.parametrize("ranks", [2, 4])
 by_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
@@ -64,7 +63,7 @@ def gradient(of: Tensor, by: Tensor) -> Tensor:
 def found_by_processes(tmp_path_factory: pytest.TempPathFactory) -> Found:
     directory = tmp_path_factory.mktemp("trainer_ranks")
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    run_module("tests.torch.trainer_ranks_run", str(directory), timeout=SECONDS, **one_thread)
+    run_module("tests.torch.trainer_ranks_run", str(directory), **one_thread)
     return [torch.load(directory / f"{rank}.pt") for rank in range(PROCESSES)]
 
 

@@ -10,7 +10,6 @@ They leave in DIRECTORY what they have found; ``test_trainer_ranks.py`` holds it
 from __future__ import annotations
 
 import sys
-from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +29,7 @@ from nkilib.torch.torchtitan import (
     compute_logprobs,
     cross_entropy_loss,
 )
+from tests.hangs import RANKS_WAIT
 from tests.torch.inputs import make_logits, make_targets
 
 PROCESSES: Final = 4
@@ -226,7 +226,7 @@ def scores_of_verl(mesh: DeviceMesh) -> Results:
 def main(rank: int, directory: Path) -> None:
     """Run everything and save it as ``DIRECTORY/RANK.pt``, by the number of ranks of the mesh."""
     store = f"file://{directory / 'store'}"
-    dist.init_process_group("gloo", store, timedelta(seconds=60), rank=rank, world_size=PROCESSES)
+    dist.init_process_group("gloo", store, RANKS_WAIT, rank=rank, world_size=PROCESSES)
     dist.all_reduce = _counted_all_reduce
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     of_tokens = {2: init_device_mesh("cpu", (2, 2), mesh_dim_names=("pairs", "dp"))["dp"]}

@@ -15,6 +15,7 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import NkiValidationError, per_rank, ranks
+from tests.hangs import HANG_SECONDS
 
 from ..frame import refused, run
 from ..kernels import tile
@@ -126,7 +127,7 @@ def test_ranks_may_return_different_things_and_the_cores_of_a_rank_may_not() -> 
         a, b = two_tensors(x)
         return (a, b)[nl.program_id(0) if chooses else rank]
 
-    group, shares = ranks(2, timeout=20)(nki.jit(kernel)[2]), per_rank([X, X + 1])
+    group, shares = ranks(2, timeout=HANG_SECONDS)(nki.jit(kernel)[2]), per_rank([X, X + 1])
     first, second = group(shares, False, per_rank([0, 1]))
     np.testing.assert_array_equal(second, first + 1)
     message = refused(NkiValidationError, lambda: group(shares, per_rank([False, True]), 0))

@@ -22,11 +22,11 @@ from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import ArgumentTypeError, NkiValidationError
 from nkilib.simulator.machine import waits
 from nkilib.simulator.machine.core import current_core_or_none
+from tests.hangs import HANG_SECONDS
 from tests.simulator.frame import in_time, refused, run, without_line
 from tests.simulator.kernels import load
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
-SECONDS = 20.0
 
 
 def add(x: Any, amount: float = 1.0) -> Any:
@@ -418,7 +418,7 @@ def test_both_cores_run_at_the_same_time() -> None:
     """Each waits until the other one is there too."""
     met = threading.Barrier(2)
     arrivals: list[int] = []
-    run(lambda: arrivals.append(met.wait(SECONDS)), cores=2)
+    run(lambda: arrivals.append(met.wait(HANG_SECONDS)), cores=2)
     assert sorted(arrivals) == [0, 1]
 
 

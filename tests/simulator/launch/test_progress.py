@@ -20,6 +20,7 @@ from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import profile, spec
 from nkilib.simulator.launch import progress
 from nkilib.simulator.launch.progress import displaying, doing, launching
+from tests.hangs import HANG_SECONDS
 from tests.terminals import run_on_terminal
 
 SCRIPT = """
@@ -165,7 +166,7 @@ def test_a_terminal_that_is_gone_stops_nothing(
 
     monkeypatch.setattr(terminal, "write", write)
     with displaying(), doing("something"):
-        assert tried.wait(10), "the display writes"
+        assert tried.wait(HANG_SECONDS), "the display writes"
         result = two_instructions(np.ones((1, 8), np.float32), lambda: None)
     assert terminal.lines == [] and result.all()
     assert "progress" not in {thread.name for thread in threading.enumerate()}

@@ -27,6 +27,7 @@ from nkilib.simulator import (
     spec,
     using,
 )
+from tests.hangs import HANG_SECONDS
 from tests.simulator.frame import in_time, refused
 from tests.simulator.ranked import all_of, around, integers, ncc
 
@@ -67,7 +68,7 @@ def by_rank(*bodies: Callable[[], object]) -> Callable[..., None]:
     return nki.jit(kernel)
 
 
-def error_of(*bodies: Callable[[], object], cores: int = 1, timeout: float | None = 20) -> BaseException:
+def error_of(*bodies: Callable[[], object], cores: int = 1, timeout: float | None = HANG_SECONDS) -> BaseException:
     """Return what a launch raises on as many ranks as there are bodies; fail if it hangs or raises nothing."""
     kernel = by_rank(*bodies)
     numbers = per_rank(range(len(bodies)))
@@ -266,7 +267,7 @@ def test_groups_that_overlap_one_after_the_other_are_no_deadlock() -> None:
         return body
 
     kernel = by_rank(both(first), both(second, first), both(second))
-    assert ranks(3, timeout=20)(kernel)(per_rank(range(3))) == [None] * 3
+    assert ranks(3, timeout=HANG_SECONDS)(kernel)(per_rank(range(3))) == [None] * 3
 
 
 def test_a_rank_that_ends_without_coming() -> None:
@@ -328,7 +329,7 @@ def test_a_time_limit_for_a_rank_that_is_busy(monkeypatch: pytest.MonkeyPatch) -
     is_over = threading.Event()
     try:
         started = time.monotonic()
-        kernel = by_rank(lambda: meet(zeros(2, 2)), lambda: is_over.wait(20))
+        kernel = by_rank(lambda: meet(zeros(2, 2)), lambda: is_over.wait(HANG_SECONDS))
         message = refused(BarrierError, lambda: ranks(2, timeout=0.2)(kernel)(per_rank(range(2))))
         assert "rank 1 did not come within 0.2 seconds; rank 0 waits in all_reduce at " in message
         assert message.endswith("give nkilib.simulator.ranks a longer timeout=")

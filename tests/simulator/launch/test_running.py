@@ -17,8 +17,7 @@ import pytest
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import NkiValidationError, per_rank, ranks
 from nkilib.simulator.machine import issue
-
-_MOST_S = 10
+from tests.hangs import HANG_SECONDS
 
 
 @nki.jit
@@ -43,7 +42,7 @@ def test_an_interrupt_while_the_cores_start(monkeypatch: pytest.MonkeyPatch, lau
         patched.setattr(threading.Thread, "start", start)
         launched(np.zeros((1, 8), np.float32))
     (thread,) = started
-    thread.join(_MOST_S)
+    thread.join(HANG_SECONDS)
     assert not thread.is_alive()
 
 

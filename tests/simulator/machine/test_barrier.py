@@ -16,9 +16,9 @@ from nkilib.nki import nisa, nl
 from nkilib.simulator import BarrierError, NkiValidationError
 from nkilib.simulator.machine.barrier import CoreBarrier
 from nkilib.simulator.terms.errors import CoreAbortedError
+from tests.hangs import HANG_SECONDS
 from tests.simulator.frame import refused, run, without_place
 
-SECONDS = 20.0
 NOT_REACHED = "core_barrier: the other core ended without reaching this barrier"
 
 
@@ -42,7 +42,7 @@ class Waiter(threading.Thread):
             self.error = error
 
     def ended(self) -> Waiter:
-        self.join(SECONDS)
+        self.join(HANG_SECONDS)
         assert not self.is_alive(), "the core hangs"
         return self
 
@@ -111,7 +111,7 @@ def test_cores_that_synchronise_receive_the_tensors_of_the_others() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(SECONDS)
+        thread.join(HANG_SECONDS)
     assert {number: sorted(others) for number, others in received.items()} == {0: [1, 2], 1: [0, 2], 2: [0, 1]}
 
 

@@ -15,9 +15,8 @@ import pytest
 from nkilib.simulator.machine.waits import Waits
 from nkilib.simulator.machine.world import Participant, Term, World
 from nkilib.simulator.terms.errors import BarrierError, CoreAbortedError
+from tests.hangs import HANG_SECONDS
 from tests.simulator.frame import refused
-
-SECONDS = 20.0
 
 
 def comer(rank: int, *members: int, core: int | None = 0, item: object = None, op: str = "add") -> Participant:
@@ -43,7 +42,7 @@ class Thread(threading.Thread):
             self.error = error
 
     def ended(self) -> Thread:
-        self.join(SECONDS)
+        self.join(HANG_SECONDS)
         assert not self.is_alive(), "the core hangs"
         return self
 

@@ -25,6 +25,7 @@ from nkilib.simulator.replay.counts import TALLIES, LaunchCounts
 from nkilib.simulator.replay.entries import MOST_COUNTED, MOST_KEYS, MOST_PLANS, MOST_VARIANTS, MOST_WAITING
 from nkilib.simulator.replay.key import Candidate
 from nkilib.simulator.replay.launch import Launches
+from tests.hangs import HANG_SECONDS
 from tests.simulator.replay.planners import Planner
 
 X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
@@ -260,7 +261,7 @@ def test_a_launch_of_another_thread_that_runs_the_same_plan_runs_as_today(bench:
 
     def decides(candidate: Candidate) -> int:
         is_in.set()
-        may_go.wait(10)
+        may_go.wait(HANG_SECONDS)
         return 0
 
     bench.planner.built[0].decides = decides
@@ -268,7 +269,7 @@ def test_a_launch_of_another_thread_that_runs_the_same_plan_runs_as_today(bench:
     # With the options of this thread: they are in the key.
     thread = Thread(target=copy_context().run, args=(lambda: ways.append(bench(X)),))
     thread.start()
-    assert is_in.wait(10)
+    assert is_in.wait(HANG_SECONDS)
     assert bench(X) == "today"
     may_go.set()
     thread.join()

@@ -19,6 +19,7 @@ from nkilib.simulator.tensors.registers import VirtualRegister
 from nkilib.simulator.tensors.tensor import NkiTensor
 from nkilib.simulator.terms.dtypes import ALL_DTYPES, DType
 from tests.fresh_python import with_checkout
+from tests.hangs import HANG_SECONDS
 from tests.simulator.frame import counted, empty, in_hbm, in_sbuf, indices, run, tensor_of
 
 
@@ -195,7 +196,12 @@ def test_a_breakpoint_stops_in_the_kernel_and_shows_its_tensors(tmp_path: Path, 
     script.write_text(SCRIPT.format(cores=cores))
     commands = "p tile\np copied\nprint(tile)\np tile.array[1, 1] + 10\nuntil 12\nprint(tile)\nc\n"
     done = subprocess.run(
-        [sys.executable, script], env=with_checkout(), input=commands, capture_output=True, text=True, timeout=60
+        [sys.executable, script],
+        env=with_checkout(),
+        input=commands,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     assert "tensor 'tile' [2, 2] float32 in sbuf\n(Pdb) <nisa.dma_copy load>\n" in done.stdout

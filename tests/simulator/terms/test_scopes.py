@@ -15,6 +15,7 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import NkiValidationError, per_rank, ranks
+from tests.hangs import HANG_SECONDS
 
 from ..frame import in_time, refused, run
 from ..kernels import load, store, tile
@@ -212,7 +213,7 @@ def test_a_tensor_of_another_rank_is_refused() -> None:
         nki.collectives.all_reduce([tile(1, 4)], [tile(1, 4)], replica_group=group, op=nl.add)
         read(made[taken])
 
-    group = ranks(2, timeout=20)(nki.jit(kernel))
+    group = ranks(2, timeout=HANG_SECONDS)(nki.jit(kernel))
     group(per_rank([0, 1]), per_rank([0, 1]))
     error = in_time(lambda: group(per_rank([0, 1]), per_rank([0, 0])))
     assert isinstance(error, NkiValidationError) and "on rank 1" in str(error) and ANOTHER_LAUNCH in str(error)

@@ -18,6 +18,7 @@ from examples import vocab_parallel
 from examples._corpus import read_corpus
 from examples._display import make_console
 from tests.fresh_python import CHECKOUT, with_checkout
+from tests.hangs import HANG_SECONDS
 
 
 def test_two_processes_lose_what_one_does() -> None:
@@ -28,7 +29,7 @@ def test_two_processes_lose_what_one_does() -> None:
         env=with_checkout(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

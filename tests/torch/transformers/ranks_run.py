@@ -9,7 +9,6 @@ Each has tokens of its own.
 from __future__ import annotations
 
 import sys
-from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from nkilib.torch.transformers import fuse_linear_loss
+from tests.hangs import RANKS_WAIT
 from tests.torch.transformers import fsdp_cases
 from tests.torch.transformers.models import gradients_of, llama, padded_batch, pair
 
@@ -39,7 +39,7 @@ def _data_parallel(rank: int) -> list[tuple[Any, ...]]:
 def main(rank: int, directory: Path, processes: int) -> None:
     """Save what a rank has found as ``DIRECTORY/RANK.pt``; of more than two ranks FSDP2 alone."""
     store = f"file://{directory / 'store'}"
-    dist.init_process_group("gloo", store, timedelta(seconds=60), rank=rank, world_size=processes)
+    dist.init_process_group("gloo", store, RANKS_WAIT, rank=rank, world_size=processes)
     results: dict[str, Any] = {name: fsdp_cases.run(name, rank) for name in fsdp_cases.CASES}
     if processes == 2:
         results["DistributedDataParallel"] = _data_parallel(rank)

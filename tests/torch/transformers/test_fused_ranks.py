@@ -16,7 +16,7 @@ from tests.torch.transformers.fsdp_cases import CASES
 from tests.torch.transformers.models import GRADIENT_BUDGET, LOSS_BUDGET, largest_share
 
 Found = list[dict[str, Any]]
-PROCESSES, SECONDS = 2, 180.0
+PROCESSES = 2
 FLOAT32 = [name for name, case in CASES.items() if not case.policy]
 MIXED = [name for name in CASES if name not in FLOAT32]
 IN_ROOT = "mixed, in the root"
@@ -25,7 +25,7 @@ IN_ROOT = "mixed, in the root"
 def _found_by(processes: int, directory: Path) -> Found:
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     arguments = (str(directory), str(processes))
-    run_module("tests.torch.transformers.ranks_run", *arguments, timeout=SECONDS, **one_thread)
+    run_module("tests.torch.transformers.ranks_run", *arguments, **one_thread)
     return [torch.load(directory / f"{rank}.pt") for rank in range(processes)]
 
 

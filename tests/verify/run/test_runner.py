@@ -19,6 +19,7 @@ from nkilib.verify.run.runner import Settings, run_steps
 from nkilib.verify.step import Stage, Step
 from nkilib.verify.verdict import Status, Verdict
 from tests.fresh_python import CHECKOUT
+from tests.hangs import HANG_SECONDS
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "log"
 
 
-def run(report: Report, *names: str, is_device: bool = False, timeout: float = 30.0) -> list[tuple[str, Entry]]:
+def run(report: Report, *names: str, is_device: bool = False, timeout: float = HANG_SECONDS) -> list[tuple[str, Entry]]:
     shown: list[tuple[str, Entry]] = []
     settings = Settings(Place(is_device, "here"), "trn2", timeout)
     run_steps({"probes": [Named(name, True) for name in names]}, settings, report, lambda *each: shown.append(each))

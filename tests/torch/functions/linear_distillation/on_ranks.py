@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import nkilib.simulator
 from nkilib.torch import LinearDistillationOutputs, linear_distillation_loss
+from tests.hangs import RANKS_WAIT
 from tests.torch.functions.linear_distillation.problem import OUTPUTS, DistillationProblem, Kept, make_distillation
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def distillation_calls_to_refuse(group: dist.ProcessGroup | None) -> dict[str, C
 def main(rank: int, directory: Path, ranks: int) -> None:
     """Run everything of a group of all ranks, and save it as ``DIRECTORY/RANK.pt``."""
     store = f"file://{directory / 'store'}"
-    dist.init_process_group("gloo", store, timedelta(seconds=60), rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", store, RANKS_WAIT, rank=rank, world_size=ranks)
     with nkilib.simulator.using(uninitialized="error", target="trn2", precise_fp=True):
         torch.save(distillation_on_ranks(None), directory / f"{rank}.pt")
     dist.barrier()

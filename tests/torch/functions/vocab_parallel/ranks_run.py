@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +23,7 @@ import torch.multiprocessing
 
 import nkilib.simulator
 from nkilib.torch import CrossEntropyOutputs, vocab_parallel_cross_entropy
+from tests.hangs import RANKS_WAIT
 from tests.torch.functions.linear_distillation.on_ranks import distillation_calls_to_refuse, distillation_on_ranks
 from tests.torch.functions.linear_token_scores.on_ranks import score_calls_to_refuse, scores_on_ranks
 from tests.torch.functions.vocab_parallel.cases import (
@@ -145,7 +145,7 @@ def _found_by(group: dist.ProcessGroup | None) -> Results:
 def main(rank: int, directory: Path) -> None:
     """Run everything and save it as ``DIRECTORY/RANK.pt``, by the number of ranks of the group."""
     store = f"file://{directory / 'store'}"
-    dist.init_process_group("gloo", store, timedelta(seconds=60), rank=rank, world_size=PROCESSES)
+    dist.init_process_group("gloo", store, RANKS_WAIT, rank=rank, world_size=PROCESSES)
     pair = dist.new_group(PAIR)
     dist.all_reduce = _counted_all_reduce
     results: dict[Any, Any] = {}

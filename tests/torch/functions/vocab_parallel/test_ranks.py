@@ -40,13 +40,12 @@ from tests.torch.telling import assert_gradient, assert_loss, assert_within
 Found = list[dict[Any, Any]]
 # The largest summand of a loss, as in test_against_pytorch: weight times logit, plus log V.
 MAGNITUDE = 30.0
-SECONDS = 120.0
 
 
 def run_processes(directory: Path) -> Found:
     """Run the processes and return their findings, in order."""
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    run_module("tests.torch.functions.vocab_parallel.ranks_run", str(directory), timeout=SECONDS, **one_thread)
+    run_module("tests.torch.functions.vocab_parallel.ranks_run", str(directory), **one_thread)
     return [torch.load(directory / f"{rank}.pt") for rank in range(PROCESSES)]
 
 
@@ -407,7 +406,7 @@ def _check_distillation(name: str, form: str, actual: Found) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("ranks", [4, 6])
 def test_a_distillation_of_more_ranks(ranks: int, tmp_path: Path) -> None:
-    run_module("tests.torch.functions.linear_distillation.on_ranks", str(tmp_path), str(ranks), timeout=SECONDS)
+    run_module("tests.torch.functions.linear_distillation.on_ranks", str(tmp_path), str(ranks))
     results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
     for name, forms in of_distillation.FORMS.items():
         for form in forms:
