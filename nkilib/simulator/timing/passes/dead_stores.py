@@ -42,13 +42,16 @@ class _Fill:
             self.overwritten = [known for known in self.overwritten if not part.covers(known)] + [part]
         if part.covers(self.part):
             return True
-        apart = all(
-            not earlier.meets(other)
-            for number, earlier in enumerate(self.overwritten)
-            for other in self.overwritten[:number]
+        # The pairs last: of a tile that is overwritten piece by piece they are many, and most pieces are too few yet.
+        return (
+            sum(map(_size, self.overwritten)) == self.size
+            and all(self.part.covers(earlier) for earlier in self.overwritten)
+            and not any(
+                earlier.meets(other)
+                for number, earlier in enumerate(self.overwritten)
+                for other in self.overwritten[:number]
+            )
         )
-        inside = all(self.part.covers(earlier) for earlier in self.overwritten)
-        return apart and inside and sum(map(_size, self.overwritten)) == self.size
 
     def is_seen_by(self, part: Part) -> bool:
         """Tell whether a read of ``part`` may see the filled value."""
