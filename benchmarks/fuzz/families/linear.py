@@ -261,8 +261,9 @@ class _Reference:
 
     def _gradients(self, results: Results) -> dict[str, Expected]:
         upstream, of_square = self._upstream(results)
-        types = {"input_dtype": self._dtype, "weight_dtype": self._dtype}
-        exact, bounds = linear_gradients_and_bounds(self._problem, upstream, **types)
+        exact, bounds = linear_gradients_and_bounds(
+            self._problem, upstream, input_dtype=self._dtype, weight_dtype=self._dtype
+        )
         further = self._of_lse(upstream, of_square)
         computed = {}
         for name in self._wanted:
