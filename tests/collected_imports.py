@@ -17,5 +17,5 @@ first_with: dict[str, Path | None] = {}
 def note_imports(path: Path | None) -> None:
     """Remember what is there after a file or folder was collected; None stands for what was there before."""
     for name in SLOW:
-        if name in sys.modules:
+        if sys.modules.get(name) is not None:
             first_with.setdefault(name, path)

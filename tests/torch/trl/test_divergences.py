@@ -212,8 +212,10 @@ def test_no_position_is_nothing(beta: float) -> None:
 
 @pytest.mark.usefixtures("_no_tiles", "compile_afresh")
 def test_a_call_fits_into_a_whole_graph() -> None:
+    function = DIVERGENCES.current
+
     def compare(*tensor: Tensor) -> tuple[Tensor, ...]:
-        return DIVERGENCES.current.apply(*tensor, 0.5, *FULL)
+        return function.apply(*tensor, 0.5, *FULL)
 
     compiled, eager = operands(FLOAT32), operands(FLOAT32)
     results = torch.compile(compare, fullgraph=True, backend="aot_eager")(*compiled)

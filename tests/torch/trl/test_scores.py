@@ -187,8 +187,10 @@ def test_no_position_is_nothing() -> None:
 
 @pytest.mark.usefixtures("_no_tiles", "compile_afresh")
 def test_a_call_fits_into_a_whole_graph() -> None:
+    function = SCORES.current
+
     def score(*tensor: Tensor) -> Results:
-        return SCORES.current.apply(*tensor, 0.8, 64, None, 1.0, ("log_probs", "entropy", "is_top1"))
+        return function.apply(*tensor, 0.8, 64, None, 1.0, ("log_probs", "entropy", "is_top1"))
 
     compiled, eager = operands(FLOAT32, FLOAT32, FLOAT32), operands(FLOAT32, FLOAT32, FLOAT32)
     results = torch.compile(score, fullgraph=True, backend="aot_eager")(*compiled)
