@@ -18,8 +18,6 @@ from tests.tiers import Budgets
 from tools import write_slow_tests
 from tools.write_slow_tests import Elements, Run, main, needs_of
 
-pytest.importorskip("coverage")
-
 SOURCE = """\
 def sign(
     x,
@@ -36,6 +34,7 @@ FILE = "nkilib/sign.py"
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout of one file, without a list and budgets."""
+    pytest.importorskip("coverage")
     (tmp_path / "nkilib").mkdir()
     (tmp_path / FILE).write_text(SOURCE)
     monkeypatch.setattr(write_slow_tests, "_ROOT", tmp_path)
