@@ -86,7 +86,7 @@ class Measuring:
     def __init__(self, directory: Path, reach: Reach | None) -> None:
         self._directory, self._reach = directory, reach
         self._file: IO[str] | None = None
-        self._before = (0.0, 0.0)
+        self._before, self._setup = (0.0, 0.0), 0.0
 
     def _write(self, **line: Any) -> None:
         if self._file is None:
@@ -113,14 +113,16 @@ class Measuring:
         self, item: pytest.Item, call: Any
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
+        if call.when == "setup":
+            self._setup = call.duration  # with fixtures that later tests of a file share
         if call.when == "call":
             item.user_properties.append(("outcome", report.outcome))
         if call.when == "teardown":
             known = dict(report.user_properties)
             # The larger of both: processes that a server forks are nobody's children.
             seconds = max(_seconds() - self._before[0], time.perf_counter() - self._before[1])
-            line = {"test": item.nodeid, "seconds": round(seconds, 4), "work": known["work"]}
-            line |= {"in_call": known["in_call"], "outcome": known.get("outcome", "skipped")}
+            line = {"test": item.nodeid, "seconds": round(seconds, 4), "setup": round(self._setup, 4)}
+            line |= {"work": known["work"], "in_call": known["in_call"], "outcome": known.get("outcome", "skipped")}
             if self._reach is not None:
                 line["reached"] = f"{self._reach.taken():x}"
             self._write(**line)

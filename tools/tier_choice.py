@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
@@ -16,12 +16,21 @@ class Measured:
     """A test that was measured.
 
     Attributes:
-        seconds: its cost.
+        seconds: its own cost.
         reached: the elements that it reaches.
+        group: the tests that share what one of them makes, such as a fixture of a file; "" for none.
+        share: its part of the cost of that, which is the same whether all of the group are fast or one.
     """
 
     seconds: float
     reached: int = 0
+    group: str = ""
+    share: float = 0.0
+
+    @property
+    def price(self) -> float:
+        """Its cost where all tests of its group are fast or none is."""
+        return self.seconds + self.share
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,15 @@ class Choice:
         self.reached |= tests[test].reached
 
     def seconds(self, tests: Mapping[str, Measured]) -> float:
-        return sum(tests[test].seconds for test in self.fast)
+        """The cost of the fast tests."""
+        return seconds_of(tests, self.fast)
+
+
+def seconds_of(tests: Mapping[str, Measured], chosen: Collection[str]) -> float:
+    """The cost of some tests, with what they share."""
+    groups = {tests[test].group for test in chosen} - {""}
+    shared = sum(measured.share for measured in tests.values() if measured.group in groups)
+    return shared + sum(tests[test].seconds for test in chosen)
 
 
 def choose(
@@ -96,7 +113,7 @@ def choose(
         for test in covering(tests, cover, _union(tests, cover)):
             choice.add(test, "plans", tests)
     for test, measured in tests.items():
-        if measured.seconds <= wanted.small:
+        if measured.price <= wanted.small:
             choice.add(test, "cheap", tests)
     _add_representatives(choice, tests, wanted, function_of)
     _add_for_goals(choice, tests, wanted.goals, most)
@@ -131,7 +148,7 @@ def covering(tests: Mapping[str, Measured], candidates: Iterable[str], elements:
         gain = (tests[test].reached & left).bit_count()
         if not gain:
             continue
-        value = -gain / max(tests[test].seconds, 1e-4)
+        value = -gain / max(tests[test].price, 1e-4)
         if value > before and queue and value > queue[0][0]:
             heapq.heappush(queue, (value, test))
             continue
@@ -147,7 +164,7 @@ def _union(tests: Mapping[str, Measured], names: Iterable[str]) -> int:
 
 
 def _cheapest(tests: Mapping[str, Measured], names: Iterable[str]) -> str:
-    return min(names, key=lambda name: (tests[name].seconds, name))
+    return min(names, key=lambda name: (tests[name].price, name))
 
 
 def _add_representatives(
@@ -160,10 +177,10 @@ def _add_representatives(
     has_one = {function_of(test) for test in choice.fast}
     cheapest = {name: _cheapest(tests, cases) for name, cases in of_function.items() if name not in has_one}
     dear = sorted(
-        (name for name, test in cheapest.items() if tests[test].seconds > wanted.longest),
-        key=lambda name: -tests[cheapest[name]].seconds,
+        (name for name, test in cheapest.items() if tests[test].price > wanted.longest),
+        key=lambda name: -tests[cheapest[name]].price,
     )[: wanted.most_left_out]
-    choice.left_out = {name: tests[cheapest[name]].seconds for name in dear}
+    choice.left_out = {name: tests[cheapest[name]].price for name in dear}
     for name, test in cheapest.items():
         if name not in choice.left_out:
             choice.add(test, "the cheapest of its function", tests)
@@ -177,7 +194,7 @@ def _add_for_goals(choice: Choice, tests: Mapping[str, Measured], goals: Sequenc
             continue
         candidates = tests.keys() - choice.fast.keys()
         for test in covering(tests, candidates, goal.elements & ~choice.reached):
-            seconds += tests[test].seconds
+            seconds += tests[test].price
             if seconds > most:
                 return
             choice.add(test, f"{goal.name} that no other reaches", tests)

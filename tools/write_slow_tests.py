@@ -34,9 +34,10 @@ import numpy as np
 from tests.simulated_work import Work
 from tests.slow_list import LISTED, SlowTests, function_of, read
 from tests.tiers import BUDGETS, LIMIT, Budgets, folder_of
-from tools.tier_choice import Choice, Goal, Measured, Wanted, choose_within
+from tools.tier_choice import Choice, Goal, Measured, Wanted, choose_within, seconds_of
 
 _ROOT = Path(__file__).resolve().parent.parent
+_SHARED = 0.3  # seconds of a setup from which on it makes what other tests of the file share
 _ROOM = 1.25  # of a budget, for what a change adds
 _PLANS = "tests/experimental/plans/test_tables.py::test_launch_of_a_row["
 _ON_THE_STAND_IN = "tests/neuron/test_kernels.py::test_results_are_those_of_the_simulator_bit_for_bit["
@@ -64,6 +65,7 @@ class Test:
 
     seconds: float | None = None
     seconds_with_reach: float = 0.0
+    setup: float = 0.0
     work: Work = _NONE
     in_call: Work = _NONE
     arcs: int = 0
@@ -81,11 +83,13 @@ class Run:
         tests: the tests.
         arcs: the arcs that there are, by their bit.
         by_imports: the arcs that imports reach.
+        shared: the seconds of what the tests of a file share.
     """
 
     tests: dict[str, Test] = field(default_factory=lambda: defaultdict(Test))
     arcs: dict[Arc, int] = field(default_factory=dict)
     by_imports: int = 0
+    shared: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def read(self, directory: Path) -> None:
         """Add what the files of a directory say.
@@ -98,9 +102,13 @@ class Run:
             raise FileNotFoundError(
                 f"write_slow_tests: {directory} must have files of `-p tests.measuring --measure`, and has none"
             )
+        before, self.shared = self.shared, defaultdict(float)
         for file in files:
             with gzip.open(file, "rt", encoding="utf-8") as lines:
                 self._add([json.loads(line) for line in lines])
+        # Which test of a file makes what it shares depends on what else runs: of several runs the dearest counts.
+        for name, seconds in before.items():
+            self.shared[name] = max(self.shared[name], seconds)
 
     def _add(self, lines: list[dict[str, Any]]) -> None:
         arcs: list[list[Any]] = next((line["arcs"] for line in lines if "arcs" in line), [])
@@ -119,6 +127,8 @@ class Run:
             test.work, test.in_call = Work(*line["work"]), Work(*map(max, test.in_call, line["in_call"]))
             if reached is None:
                 test.seconds = line["seconds"]
+                test.setup = line["setup"] if line["setup"] > _SHARED else 0.0
+                self.shared[file_of(line["test"])] += test.setup
             else:
                 test.seconds_with_reach, test.arcs = line["seconds"], reached
 
@@ -219,9 +229,20 @@ def _measured(run: Run) -> tuple[dict[str, Measured], list[Goal]]:
     """The tests by cost and elements, and the goals; what imports reach every test reaches."""
     elements = Elements.of(run.arcs)
     by_imports = elements.reached(run.by_imports)
-    return {
-        name: Measured(test.cost, elements.reached(test.arcs) | by_imports) for name, test in run.tests.items()
-    }, elements.goals()
+    counts = Counter(file_of(name) for name in run.tests)
+    tests = {}
+    for name, test in run.tests.items():
+        file = file_of(name)
+        own, share = max(0.0, test.cost - test.setup), run.shared.get(file, 0.0) / counts[file]
+        if name.startswith(_ON_THE_STAND_IN):  # each asks for a launch of its own
+            own, share, file = own + share, 0.0, ""
+        tests[name] = Measured(own, elements.reached(test.arcs) | by_imports, file if share else "", share)
+    return tests, elements.goals()
+
+
+def file_of(test: str) -> str:
+    """The file of a test."""
+    return test.partition("::")[0]
 
 
 def _write(run: Run, slow: SlowTests) -> None:
@@ -254,13 +275,13 @@ def _print_report(tests: Mapping[str, Measured], goals: list[Goal], slow: SlowTe
         print(f"{goal.name}: {goal.reached_share(reached):.2%} of {goal.elements.bit_count():,} that all tests reach")
     for tier, names in (("fast", fast), ("slow", [name for name in tests if name in slow])):
         functions = len({function_of(name) for name in names})
-        seconds = sum(tests[name].seconds for name in names)
+        seconds = seconds_of(tests, names)
         print(f"{tier}: {len(names):,} tests of {functions:,} functions, {seconds:.0f} s")
     if choice is not None:
         reasons = Counter(reason.partition(":")[0] for reason in choice.fast.values())
         for reason, count in reasons.most_common():
             names = [name for name, why in choice.fast.items() if why.partition(":")[0] == reason]
-            print(f"  {reason}: {count:,} tests, {sum(tests[name].seconds for name in names):.0f} s")
+            print(f"  {reason}: {count:,} tests, {seconds_of(tests, names):.0f} s")
     for line in _by_folder(tests, slow):
         print(line)
     has_fast = {function_of(name) for name in fast}
@@ -268,7 +289,7 @@ def _print_report(tests: Mapping[str, Measured], goals: list[Goal], slow: SlowTe
     for name, measured in tests.items():
         function = function_of(name)
         if function not in has_fast:
-            cheapest[function] = min(measured.seconds, cheapest.get(function, measured.seconds))
+            cheapest[function] = min(measured.price, cheapest.get(function, measured.price))
     print(f"functions without a fast test: {len(cheapest)}; each with the seconds of its cheapest case")
     for function, seconds in sorted(cheapest.items(), key=lambda entry: -entry[1]):
         print(f"  {seconds:.2f}  {function}")
@@ -281,7 +302,7 @@ def _by_folder(tests: Mapping[str, Measured], slow: SlowTests) -> Iterator[str]:
         folders[folder_of(name)][name in slow].append(name)
     for folder, tiers in sorted(folders.items()):
         figures = [
-            f"{len(names):,}, {len({function_of(name) for name in names})}, {sum(tests[n].seconds for n in names):.1f}"
+            f"{len(names):,}, {len({function_of(name) for name in names})}, {seconds_of(tests, names):.1f}"
             for names in tiers
         ]
         yield f"  {folder}: {' | '.join(figures)}"

@@ -16,6 +16,7 @@ from tests.simulated_work import Work
 from tests.slow_list import SlowTests
 from tests.tiers import Budgets
 from tools import write_slow_tests
+from tools.tier_choice import seconds_of
 from tools.write_slow_tests import Elements, Run, main, needs_of
 
 SOURCE = """\
@@ -49,7 +50,7 @@ def measure(directory: Path, process: str, arcs: list[tuple[int, int]] | None, *
     directory.mkdir(exist_ok=True)
     lines = []
     for test in tests:
-        line = {"work": [0, 0], "in_call": [0, 0], "outcome": "passed", **test}
+        line = {"setup": 0.0, "work": [0, 0], "in_call": [0, 0], "outcome": "passed", **test}
         reached = line.pop("reached", [])
         if arcs is not None:
             line["reached"] = f"{sum(1 << arcs.index(arc) for arc in reached):x}"
@@ -115,6 +116,26 @@ def test_a_list_and_budgets_are_written(checkout: Path, capsys: pytest.CaptureFi
     assert "  2.00  tests/t.py::test_dear" in printed
     budgets = Budgets.read(checkout / "budgets.json")
     assert budgets == Budgets({"tests": Work(8_000, 4)}, {"tests/t.py::test_of_cases[1]": Work(12_000, 0)})
+
+
+def test_what_a_file_shares_is_paid_once_whichever_test_makes_it(checkout: Path) -> None:
+    arcs = IMPORTED + NEGATIVE + POSITIVE[1:]
+    names = [f"tests/t.py::test_{number}" for number in range(4)]
+    first, second = checkout / "first", checkout / "second"
+    measure(
+        first, "reach", arcs, {"test": "", "reached": IMPORTED}, *({"test": name, "seconds": 9.0} for name in names)
+    )
+    costs = [{"test": name, "seconds": 0.01} for name in names]
+    measure(first, "main", None, {**costs[0], "seconds": 8.01, "setup": 8.0}, *costs[1:])
+    measure(second, "main", None, {**costs[1], "seconds": 7.01, "setup": 7.0}, *costs[2:])
+    run = Run()
+    run.read(first)
+    run.read(second)
+    tests, _ = write_slow_tests._measured(run)
+    assert [tests[name].seconds for name in names] == pytest.approx([0.01] * 4)
+    assert [tests[name].share for name in names] == pytest.approx([2.0] * 4)
+    assert seconds_of(tests, names[:1]) == pytest.approx(8.01)
+    assert seconds_of(tests, names) == pytest.approx(8.04)
 
 
 def test_a_directory_without_measurements_is_refused(tmp_path: Path) -> None:
