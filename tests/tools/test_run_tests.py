@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.hangs import HANG_SECONDS
 from tools import run_tests
 from tools.run_tests import Check, Children, Ended, expected_seconds, failures_of, last_lines, run_check
 
@@ -128,7 +129,7 @@ def test_what_runs_is_ended_and_nothing_starts_afterwards() -> None:
     (process,) = children._running
     assert process.stdout.readline() == b"ready\n"
     children.end(patience=0.2)
-    thread.join(10)
+    thread.join(HANG_SECONDS)
     assert statuses and statuses[0] != 0
     assert process.stdout.read().endswith(b"") and children.run([sys.executable, "-c", ""]) == 130
 
