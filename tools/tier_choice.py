@@ -29,7 +29,7 @@ class Measured:
 
     @property
     def price(self) -> float:
-        """Its cost where all tests of its group are fast or none is."""
+        """The cost where all tests of its group are fast or none is."""
         return self.seconds + self.share
 
 
