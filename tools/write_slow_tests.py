@@ -44,7 +44,7 @@ _ON_THE_STAND_IN = "tests/neuron/test_kernels.py::test_results_are_those_of_the_
 # One test of each group, which the parentheses find.
 _NEEDS = {
     "gradients against float64": (
-        r"tests/benchmarks/fuzz/test_sample\.py::test_results_and_gradients_are_within_their_bounds\[(\w+)"
+        r"tests/torch/benchmarks/fuzz/test_sample\.py::test_results_and_gradients_are_within_their_bounds\[(\w+)"
     ),
     "a compiled graph": (
         r"tests/torch/functions/cross_entropy/test_compile\.py::test_a_full_graph_gives_equal_results()"

@@ -44,6 +44,14 @@ class GradientRows(NamedTuple):
     off: Float64Array
 
 
+class _Product(NamedTuple):
+    """A product of some positions: "logits" or "magnitudes"."""
+
+    name: str
+    first: int
+    last: int
+
+
 @dataclass(frozen=True)
 class OutputLayer:
     """Hidden states, output weights and bias of a model.
@@ -96,7 +104,7 @@ class OutputLayer:
     def _once(self, name: str, rows: slice, compute: Callable[[], Float64Array]) -> Float64Array:
         """Return the product of some positions, which a small layer keeps."""
         first, last, _ = rows.indices(len(self.input))
-        key = (name, first, last)
+        key = _Product(name, first, last)
         if key not in self._kept:
             result = compute()
             result.flags.writeable = False
@@ -106,8 +114,8 @@ class OutputLayer:
         return self._kept[key]
 
     @cached_property
-    def _kept(self) -> dict[tuple[str, int, int], Float64Array]:
-        """The products that were computed, by name and positions."""
+    def _kept(self) -> dict[_Product, Float64Array]:
+        """The products that were computed."""
         return {}
 
     def gradients(
