@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a fixture has to prepare: only what the tests of this run ask for."""
+"""The values that a fixture has to prepare: only those that the tests of this run ask for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def selected(request: pytest.FixtureRequest, parameter: str) -> list[str]:
     """Return the values of a parameter in the tests of this run that use a fixture of their module.
 
     Args:
-        request: of the fixture itself.
+        request: the request of the fixture itself.
         parameter: its name.
     """
     items = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which process of pytest-xdist gets which tests: whole files, and files that are divided in pieces."""
+"""Processes of pytest-xdist get whole files, and pieces of files that are divided."""
 
 from __future__ import annotations
 

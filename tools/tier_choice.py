@@ -66,6 +66,7 @@ class Wanted:
         covers: tests of which it has to have so many that they reach what all of them reach.
         small: every test of at most so many seconds is fast.
         longest: a test that is the only choice of its function is left out if it takes more seconds.
+        shared: tests that share what takes more seconds are fast only if they are needed.
         most_left_out: the most functions that are left out.
     """
 
@@ -74,6 +75,7 @@ class Wanted:
     covers: Sequence[Sequence[str]] = ()
     small: float = 0.05
     longest: float = 1.0
+    shared: float = 12.0
     most_left_out: int = 260
 
 
@@ -112,11 +114,12 @@ def choose(
     for cover in wanted.covers:
         for test in covering(tests, cover, _union(tests, cover)):
             choice.add(test, "plans", tests)
-    for test, measured in tests.items():
+    affordable = _without_dear_groups(tests, wanted.shared)
+    for test, measured in affordable.items():
         if measured.price <= wanted.small:
             choice.add(test, "cheap", tests)
     _add_representatives(choice, tests, wanted, function_of)
-    _add_for_goals(choice, tests, wanted.goals, most)
+    _add_for_goals(choice, tests, affordable, wanted.goals, most)
     return choice
 
 
@@ -156,6 +159,14 @@ def covering(tests: Mapping[str, Measured], candidates: Iterable[str], elements:
         yield test
 
 
+def _without_dear_groups(tests: Mapping[str, Measured], most: float) -> dict[str, Measured]:
+    """Return the tests but those that share what takes more than ``most`` seconds."""
+    shared: dict[str, float] = {}
+    for measured in tests.values():
+        shared[measured.group] = shared.get(measured.group, 0.0) + measured.share
+    return {test: measured for test, measured in tests.items() if shared[measured.group] <= most}
+
+
 def _union(tests: Mapping[str, Measured], names: Iterable[str]) -> int:
     reached = 0
     for name in names:
@@ -176,9 +187,10 @@ def _add_representatives(
         of_function.setdefault(function_of(test), []).append(test)
     has_one = {function_of(test) for test in choice.fast}
     cheapest = {name: _cheapest(tests, cases) for name, cases in of_function.items() if name not in has_one}
+    affordable = _without_dear_groups(tests, wanted.shared)
     dear = sorted(
-        (name for name, test in cheapest.items() if tests[test].price > wanted.longest),
-        key=lambda name: -tests[cheapest[name]].price,
+        (name for name, test in cheapest.items() if test not in affordable or tests[test].price > wanted.longest),
+        key=lambda name: (cheapest[name] in affordable, -tests[cheapest[name]].price),
     )[: wanted.most_left_out]
     choice.left_out = {name: tests[cheapest[name]].price for name in dear}
     for name, test in cheapest.items():
@@ -186,13 +198,15 @@ def _add_representatives(
             choice.add(test, "the cheapest of its function", tests)
 
 
-def _add_for_goals(choice: Choice, tests: Mapping[str, Measured], goals: Sequence[Goal], most: float) -> None:
+def _add_for_goals(
+    choice: Choice, tests: Mapping[str, Measured], affordable: Collection[str], goals: Sequence[Goal], most: float
+) -> None:
     seconds = choice.seconds(tests)
     for goal in goals:
         missing = goal.missing(choice.reached)
         if not missing:
             continue
-        candidates = tests.keys() - choice.fast.keys()
+        candidates = set(affordable) - choice.fast.keys()
         for test in covering(tests, candidates, goal.elements & ~choice.reached):
             seconds += tests[test].price
             if seconds > most:

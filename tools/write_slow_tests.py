@@ -41,6 +41,11 @@ _SHARED = 0.3  # seconds of a setup from which on it makes what other tests of t
 _ROOM = 1.25  # of a budget, for what a change adds
 _PLANS = "tests/experimental/plans/test_tables.py::test_launch_of_a_row["
 _ON_THE_STAND_IN = "tests/neuron/test_kernels.py::test_results_are_those_of_the_simulator_bit_for_bit["
+# Tests whose launch is one of those that a process makes for their file: only what the tests of a run ask for.
+_ASKS_FOR_A_LAUNCH = (
+    _ON_THE_STAND_IN,
+    "tests/verify/test_on_stand_in.py::test_every_kernel_and_probe_is_documented_nki[",
+)
 # One test of each group, which the parentheses find.
 _NEEDS = {
     "gradients against float64": (
@@ -49,9 +54,7 @@ _NEEDS = {
     "a compiled graph": (
         r"tests/torch/functions/cross_entropy/test_compile\.py::test_a_full_graph_gives_equal_results()"
     ),
-    "two ranks": (
-        r"tests/torch/functions/vocab_parallel/test_ranks\.py::test_loss_and_gradients_are_those_of_the_whole()"
-    ),
+    "two ranks": (r"tests/torch/test_trainer_ranks\.py::test_loss_and_gradient_of_a_sharded_vocabulary()"),
     "a tutorial": r"tests/tutorials/test_tutorials\.py::test_what_a_page_shows_is_what_is_printed\[(\w+)",
 }
 
@@ -236,7 +239,7 @@ def _measured(run: Run) -> tuple[dict[str, Measured], list[Goal]]:
     for name, test in run.tests.items():
         file = file_of(name)
         own, share = max(0.0, test.cost - test.setup), run.shared.get(file, 0.0) / counts[file]
-        if name.startswith(_ON_THE_STAND_IN):  # each asks for a launch of its own
+        if name.startswith(_ASKS_FOR_A_LAUNCH):
             own, share, file = own + share, 0.0, ""
         tests[name] = Measured(own, elements.reached(test.arcs) | by_imports, file if share else "", share)
     return tests, elements.goals()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -75,3 +76,13 @@ def test_the_limits_of_cheap_tests_go_down_until_all_take_so_many_seconds() -> N
     assert choice.seconds(tests) == pytest.approx(0.06) and 0.03 <= wanted.small < 0.04
     choice, wanted = choose_within(tests, Wanted(), function_of, 1.0)
     assert len(choice.fast) == 5 and wanted == Wanted()
+
+
+def test_tests_that_share_what_is_dear_are_fast_only_where_they_are_needed() -> None:
+    tests = {f"a.py::test_{name}": Measured(0.01, 1, "a.py", 4.0) for name in "abcd"}
+    tests["b.py::test_e"] = Measured(0.01, 1, "b.py", 2.0)
+    wanted = Wanted(small=5.0)
+    assert set(choose(tests, wanted, str).fast) == {"b.py::test_e"}
+    assert set(choose(tests, replace(wanted, shared=20.0), str).fast) == set(tests)
+    needed = replace(wanted, needs={"it": ["a.py::test_c"]})
+    assert set(choose(tests, needed, str).fast) == {"a.py::test_c", "b.py::test_e"}

@@ -156,7 +156,7 @@ def test_what_the_fast_tier_needs_is_found_by_the_names_of_tests() -> None:
         "tests/neuron/test_kernels.py::test_results_are_those_of_the_simulator_bit_for_bit": launch,
         "tests/torch/benchmarks/fuzz/test_sample.py::test_results_and_gradients_are_within_their_bounds": "mse_loss-2",
         "tests/torch/functions/cross_entropy/test_compile.py::test_a_full_graph_gives_equal_results": "a",
-        "tests/torch/functions/vocab_parallel/test_ranks.py::test_loss_and_gradients_are_those_of_the_whole": "a",
+        "tests/torch/test_trainer_ranks.py::test_loss_and_gradient_of_a_sharded_vocabulary": "a",
         "tests/tutorials/test_tutorials.py::test_what_a_page_shows_is_what_is_printed": "a_page",
     }
     tests = [f"{function}[{case}]" for function, case in needed.items()]

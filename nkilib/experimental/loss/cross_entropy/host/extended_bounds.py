@@ -50,7 +50,7 @@ def extended_forward_bounds(
 
     Args:
         logits, targets, dtype, options: see ``extended_forward_reference``.
-        expected: what it returns for them, if it is at hand.
+        expected: the result of ``extended_forward_reference`` for them; None to compute it.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         z = options.scores(logits, dtype)
