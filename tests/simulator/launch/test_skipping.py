@@ -453,13 +453,14 @@ def other_values(x: Any) -> Any:
     return result
 
 
-def read_while_written(x: Any) -> Any:
+def read_before_it_is_written(x: Any) -> Any:
+    """The barrier decides who comes first."""
     result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    if nl.program_id() == 1:
+        nisa.dma_copy(tile(4, 3), result)
+    nisa.core_barrier(result, (0, 1))
     if nl.program_id() == 0:
         nisa.dma_copy(result, load(x))
-    else:
-        nisa.dma_copy(x, load(x))
-        nisa.dma_copy(tile(4, 3), result)
     return result
 
 
@@ -472,7 +473,7 @@ BUGS = {
     "registers that hold nothing": Bug(continued_registers, [X], UninitializedReadError),
     "SBUF is too small": Bug(too_large, [X], nkilib.simulator.CapacityError),
     "both cores write other values": Bug(other_values, [X], RaceError, 2),
-    "one core reads what the other writes": Bug(read_while_written, [X], UninitializedReadError, 2),
+    "one core reads what the other has not written yet": Bug(read_before_it_is_written, [X], UninitializedReadError, 2),
 }
 
 
