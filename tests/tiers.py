@@ -149,7 +149,7 @@ class Tiers:
             for item in items:
                 if item.nodeid in slow:
                     item.add_marker(pytest.mark.slow)
-                    self._outcomes.slow += 1
+                    self._outcomes.slow += item.get_closest_marker("sweep") is None
         if hasattr(self._config, "workeroutput"):
             self._config.workeroutput["slow"] = self._outcomes.slow
 
