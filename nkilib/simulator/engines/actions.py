@@ -22,9 +22,10 @@ def act(
     writes: Sequence[NkiTensor] = (),
     reads: Sequence[NkiTensor] = (),
     updates: Sequence[NkiTensor] = (),
+    chosen: Sequence[NkiTensor] = (),
     may_refuse: bool = False,
 ) -> None:
-    """Call ``function`` with the arrays of ``writes``, ``updates`` and ``reads``, in this order.
+    """Call ``function`` with the arrays of ``writes``, ``updates``, ``reads`` and ``chosen``, in this order.
 
     ``function`` reads and writes nothing else. A plan may call it again with other elements in arrays of the same
     shapes, so that it must not keep anything from a call. It is not called if a tensor that it writes has no values.
@@ -35,12 +36,13 @@ def act(
         writes: tensors whose elements ``function`` all writes, without reading any of them before.
         reads: tensors that it only reads.
         updates: tensors of which it writes some elements, or whose previous elements it needs.
+        chosen: tensors of which it only reads elements that it chooses; it must not choose unwritten ones.
         may_refuse: whether it raises an error for some elements.
     """
     if core.emitter is not None:
-        core.emitter.act(function, writes, reads, updates, may_refuse)
+        core.emitter.act(function, writes, reads, updates, chosen, may_refuse)
     elif not any([tensor.storage.is_abstract for tensor in (*writes, *updates)]):
-        function(*[tensor.array for tensor in (*writes, *updates, *reads)])
+        function(*[tensor.array for tensor in (*writes, *updates, *reads, *chosen)])
 
 
 def fill(core: Core, tensor: NkiTensor, value: Any) -> None:

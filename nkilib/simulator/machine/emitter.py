@@ -33,6 +33,7 @@ class Emitter(Protocol):
         writes: Sequence[View],
         reads: Sequence[View],
         updates: Sequence[View],
+        chosen: Sequence[View],
         may_refuse: bool,
     ) -> None:
         """Record an action; see engines/actions.py, ``act``."""

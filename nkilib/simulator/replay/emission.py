@@ -140,7 +140,7 @@ class _Emission:
         # A whole instruction counts as reading everything that it may only write, and checks tracked tensors itself.
         is_whole = isinstance(work, Whole)
         for ref in work.reads:
-            if is_whole and (ref in work.writes or ref.storage in self._tracked):
+            if ref in work.chosen or (is_whole and (ref in work.writes or ref.storage in self._tracked)):
                 continue
             if ref.storage.region is MemoryRegion.shared_hbm:
                 self.shared_reads.append(ref)  # the other core may have written it
@@ -166,9 +166,10 @@ class _Emission:
         writes: Sequence[View],
         reads: Sequence[View],
         updates: Sequence[View],
+        chosen: Sequence[View],
         may_refuse: bool,
     ) -> None:
-        self._add(Action.of(function, writes, reads, updates, may_refuse=may_refuse))
+        self._add(Action.of(function, writes, reads, updates, chosen, may_refuse=may_refuse))
 
     def move(self, target: View, source: View) -> None:
         self._add(Move(Ref(target), Ref(source)))

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..engines.dma.rows import row_space
 from ..memory.rectangles import Rectangle, rectangle_of
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
@@ -108,10 +107,13 @@ class Work:
     Attributes:
         reads: the elements that it needs; they include those of ``writes`` that it leaves unchanged or adds to.
         writes: the elements that it writes.
+        chosen: those of ``reads`` of which the data choose some, unwritten ones too: the work refuses these, unless
+            :mod:`.tracked` has found that there are none.
     """
 
     reads: list[Ref] = field(init=False, default_factory=list)
     writes: list[Ref] = field(init=False, default_factory=list)
+    chosen: list[Ref] = field(init=False, default_factory=list)
 
     # Whether it has no effect but its writes, so that it can be dropped if nothing reads them.
     is_pure: ClassVar[bool] = True
@@ -179,13 +181,14 @@ class Action(Work):
         writes: Sequence[View],
         reads: Sequence[View],
         updates: Sequence[View],
+        chosen: Sequence[View] = (),
         *,
         may_refuse: bool,
     ) -> Action:
         """Return the action for a call of ``act`` with these arguments."""
-        written, changed, read = list(map(Ref, writes)), list(map(Ref, updates)), list(map(Ref, reads))
-        action = cls(function, [*written, *changed, *read], may_refuse)
-        action.writes, action.reads = [*written, *changed], [*changed, *read]
+        written, changed, read, some = (list(map(Ref, views)) for views in (writes, updates, reads, chosen))
+        action = cls(function, [*written, *changed, *read, *some], may_refuse)
+        action.writes, action.reads, action.chosen = [*written, *changed], [*changed, *read, *some], some
         return action
 
     @property
@@ -230,13 +233,11 @@ class Whole(Work):
     def __post_init__(self) -> None:
         for view, is_written in self.call.tensors:
             indirect = view.indirect_access
-            if indirect is None:
-                ref = Ref(view)
-            else:
-                assert isinstance(view, NkiTensor) and isinstance(indirect.index, View)
-                # Any of the rows, of which it writes some only.
-                ref = Ref(row_space(view, indirect))
-                ref.is_block = False
+            ref = Ref(view if indirect is None else view.with_layout(view.layout))
+            if indirect is not None:
+                ref.place, ref.is_block = everything(ref.storage), False
+                self.chosen.append(ref)
+                assert isinstance(indirect.index, View)
                 self.reads.append(Ref(indirect.index))
             if is_written:
                 self.writes.append(ref)

@@ -126,6 +126,31 @@ def test_rows_of_a_partly_written_tensor_are_gathered_if_they_are_written(
 
 
 @nki.jit
+def picked(values: Any, columns: Any) -> Any:
+    """Elements of a tile of which only every other column is written, with some arithmetic before."""
+    index = loaded(columns)
+    tile = nl.ndarray((values.shape[0], 2 * values.shape[1]), values.dtype, nl.sbuf)
+    nisa.tensor_scalar(tile[:, 0::2], loaded(values), nl.add, 1.0)
+    picked_sbuf = nl.ndarray(columns.shape, values.dtype, nl.sbuf)
+    nisa.nc_n_gather(picked_sbuf, tile, index)
+    result = nl.ndarray(columns.shape, values.dtype, nl.shared_hbm)
+    nisa.dma_copy(result, picked_sbuf)
+    return result
+
+
+@pytest.mark.parametrize("uninitialized", ["error", "ignore"])
+def test_elements_of_a_partly_written_tile_are_gathered_if_they_are_written(uninitialized: Any) -> None:
+    values, columns = floats(4, 3), np.array([[0, 2], [4, 4], [2, 0], [4, 0]], np.uint32)
+    with using(uninitialized=uninitialized):
+        replay = replay_of(picked[1], values, columns)
+        for index in (columns, columns[::-1].copy()):
+            assert np.array_equal(replay.run([values, index], [values, index]), picked[1](values, index))
+        beside = columns + np.eye(4, 2, dtype=np.uint32)
+        with pytest.raises(ReplayFailed, match="were never written"):
+            replay.run([values, beside], [values, beside])
+
+
+@nki.jit
 def gathered_from_some(values: Any, rows: Any) -> Any:
     """Rows, by the second column, of a tensor that has the rows of the first column that are in range."""
     index, width = loaded(rows), values.shape[1]

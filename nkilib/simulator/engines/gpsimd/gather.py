@@ -21,7 +21,7 @@ from ...tensors.partitions import possible_starts
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE, uint16, uint32
 from ...terms.enums import Engine
-from ...terms.errors import NkiValidationError, OutOfRangeError
+from ...terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from ...terms.integers import is_integer
 from ...timing import costs
 from ..actions import act
@@ -191,12 +191,20 @@ def _gather(core: Core, dst: NkiTensor, name: str, source: NkiTensor, indices: N
         indices.storage.need_values(indices)
     shape = (source.shape[0], source.free_size)
 
-    def gather(into: npt.NDArray[Any], elements: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
-        into[...] = np.take_along_axis(elements.reshape(shape), find(values), axis=1).reshape(into.shape)
-
     is_written = source.storage.written.is_written(source.layout, source.storage.width_of(source.dtype))
-    if is_written and not dst.storage.is_abstract:
-        act(core, gather, writes=(dst,), reads=(source, indices), may_refuse=True)
+    unwritten = None
+    if not is_written and core.emitter is not None:
+        unwritten = source.storage.unwritten(source.layout, source.dtype).reshape(shape)
+
+    def gather(into: npt.NDArray[Any], values: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:
+        positions = find(values)
+        if unwritten is not None and np.take_along_axis(unwritten, positions, axis=1).any():
+            raise UninitializedReadError(f"operand {name!r}: elements gathered from {source} were never written")
+        into[...] = np.take_along_axis(elements.reshape(shape), positions, axis=1).reshape(into.shape)
+
+    # In a launch that is not replayed, the options decide what a read of unwritten elements does.
+    if not dst.storage.is_abstract and (is_written or unwritten is not None):
+        act(core, gather, writes=(dst,), reads=(indices,), chosen=(source,), may_refuse=True)
         return
     positions = find(indices.array)
     is_read = np.zeros(shape, np.bool_)
