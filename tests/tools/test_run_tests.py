@@ -81,7 +81,7 @@ def test_a_linter_that_fails_at_once_spares_the_tests(
     monkeypatch.setattr(run_tests, "_pytest", lambda *_: pytest.fail("the tests must not run"))
     assert run_tests.run("fast", "core", [], Children()) == 1
     printed = capfd.readouterr().out
-    assert printed.startswith("make test: a linter, mypy,") and "About " in printed
+    assert printed.startswith("make test: a linter, mypy") and "About " in printed
     assert "wrong" in printed and "a linter, and the tests did not run" in printed
 
 

@@ -85,7 +85,7 @@ def test_lines_and_branches_are_those_of_coverage(checkout: Path) -> None:
     elements = Elements.of(arcs)
     lines, branches = elements.goals()
     assert (elements.lines, elements.branches) == (4, 2)
-    bits = lambda reached: sum(1 << arcs[(FILE, *arc)] for arc in set(reached))  # noqa: E731
+    bits = lambda reached: sum(1 << arcs[FILE, arc[0], arc[1]] for arc in set(reached))  # noqa: E731
     negative = elements.reached(bits(NEGATIVE))
     assert (lines.reached_share(negative), branches.reached_share(negative)) == (2 / 4, 1 / 2)
     assert elements.reached(bits(IMPORTED + NEGATIVE + POSITIVE)) == lines.elements | branches.elements

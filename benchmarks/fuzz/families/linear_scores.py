@@ -161,7 +161,9 @@ class _Reference:
         return linear_gradients_and_bounds(self._problem, self._upstream(arguments))
 
     def _gradients(self, results: Results) -> dict[str, Expected]:
-        inputs = {name: gradient.astype(np.float64).reshape(-1) for name, gradient in results.upstream.items()}
+        inputs: dict[str, Array] = {
+            name: gradient.astype(np.float64).reshape(-1) for name, gradient in results.upstream.items()
+        }
         (exact, bounds), further = self._exact_gradients(inputs), self._of_statistics(inputs)
         computed = {}
         for name in self._wanted:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -69,7 +70,7 @@ class CoreRun:
                 add_location_of_traceback(error, f"{self.core.name}: " if self.core.name else "")
             elif isinstance(error, Exception) and self._is_elsewhere:
                 add_core(error, self.core.name)
-            if hasattr(error, "add_note") and isinstance(error, Exception) and is_fault(error):
+            if sys.version_info >= (3, 11) and isinstance(error, Exception) and is_fault(error):
                 error.add_note(f"{_FAULT}; it arose at {last_line(error) or 'the end'} of the kernel")
             self.error = error
             launch.fail(self.core.number, self.core.issued)

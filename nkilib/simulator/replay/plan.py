@@ -226,7 +226,7 @@ class _Late:
 
 def _registers(cores: Sequence[Core], works: list[list[Work]]) -> list[npt.NDArray[np.float32]]:
     """Return the accumulator registers of the cores that use any; each run begins with undefined values in them."""
-    registers = []
+    registers: list[npt.NDArray[np.float32]] = []
     for core, core_works in zip(cores, works, strict=True):
         if any(isinstance(work, Whole) or (isinstance(work, Elementwise) and work.reduction) for work in core_works):
             registers += [core.scalar_accumulators.values, core.vector_accumulators.values]

@@ -107,8 +107,8 @@ class Work:
     Attributes:
         reads: the elements that it needs; they include those of ``writes`` that it leaves unchanged or adds to.
         writes: the elements that it writes.
-        chosen: those of ``reads`` of which the data choose some, unwritten ones too: the work refuses these, unless
-            :mod:`.tracked` has found that there are none.
+        chosen: the elements of ``reads`` of which the data choose some, unwritten ones too: the work refuses these,
+            unless :mod:`.tracked` has found that there are none.
     """
 
     reads: list[Ref] = field(init=False, default_factory=list)

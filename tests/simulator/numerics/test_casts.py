@@ -136,7 +136,7 @@ def test_exact_integers_are_kept_as_bits(dtype: DType, expected: list[int]) -> N
 def test_exact_integers_become_floats_by_value() -> None:
     destination = np.zeros(2, ml_dtypes.bfloat16)
     store_integer(destination, np.array([5, -259], np.int64), nl.bfloat16)
-    assert destination.astype(np.float32).tolist() == [5, -260]
+    assert np.array_equal(destination.astype(np.float32), [5, -260])
 
 
 @pytest.mark.parametrize("dtype", [nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2, nl.float8_e8m0fnu], ids=str)

@@ -309,7 +309,7 @@ def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: Engine = E
     is_product = is_on_tensor and version == _TRN1 and data.dtype.is_float
 
     def transpose(into: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:
-        matrix = elements.reshape(rows, columns)
+        matrix: npt.NDArray[Any] = elements.reshape(rows, columns)
         if is_product:
             matrix = transposed_product(np.eye(rows, dtype=np.float32), to_float32(matrix)).astype(matrix.dtype)
         into[...] = transposed(matrix).reshape(into.shape)

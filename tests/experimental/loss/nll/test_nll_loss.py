@@ -123,7 +123,8 @@ def test_infinities_and_only_the_target_matters(streamed: bool) -> None:
 @pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5)])
 def test_a_target_out_of_range_touches_nothing(shape: tuple[int, ...], target: int) -> None:
     targets = np.zeros((shape[0], *shape[2:]), np.int32)
-    targets[(1, *[0] * (targets.ndim - 1))] = target
+    place = (1, *[0] * (targets.ndim - 1))
+    targets[place] = target
     x = np.ones(shape, np.float32)
     with pytest.raises(OutOfRangeError, match=f"has target {target}, outside"):
         nll_loss_forward[2](x, targets, reduction="none", streamed=False)
