@@ -10,6 +10,7 @@ of nkilib. What a child process does is not seen; it has a fixed price.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -25,7 +26,8 @@ from nkilib.simulator.replay.replaying import Replay
 # Measured: an instruction takes 34 us. An element of an argument is read, computed and compared by several of them.
 ELEMENTS_PER_UNIT = 100
 UNITS_PER_LAUNCH = 100
-UNITS_PER_PROCESS = 6_000  # it imports numpy, and often torch
+UNITS_PER_PROCESS = 6_000  # of Python, which imports numpy, and often torch
+UNITS_PER_PROGRAM = 500  # another one, such as what matplotlib asks for fonts where it has no cache of them
 
 
 class Work(NamedTuple):
@@ -70,6 +72,12 @@ def _elements(arguments: Iterable[Any]) -> int:
     return sum(prod(shape) for shape in shapes if isinstance(shape, tuple) and shape)
 
 
+def _is_python(command: Any) -> bool:
+    """Whether a command of `subprocess` starts Python."""
+    program = command if isinstance(command, str | bytes | os.PathLike) else command[0]
+    return "python" in os.path.basename(os.fsdecode(program))
+
+
 def count_work() -> None:
     """Count from now on."""
     make, enter, replay = running.CoreRun.__init__, current.enter, Replay.run
@@ -92,7 +100,7 @@ def count_work() -> None:
         return replay(of, arrays, originals, **options)
 
     def started(process: Any, *args: Any, **kwargs: Any) -> None:
-        _add(UNITS_PER_PROCESS)
+        _add(UNITS_PER_PROCESS if _is_python(args[0] if args else kwargs["args"]) else UNITS_PER_PROGRAM)
         start(process, *args, **kwargs)
 
     def forked(process: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 from tests.fresh_python import with_checkout
-from tests.simulated_work import UNITS_PER_LAUNCH, UNITS_PER_PROCESS, Work, work_so_far
+from tests.simulated_work import UNITS_PER_LAUNCH, UNITS_PER_PROCESS, UNITS_PER_PROGRAM, Work, work_so_far
 from tests.slow_list import SlowTests
 from tests.tiers import LIMIT, UNLISTED, Budgets, folder_of
 
@@ -134,6 +134,9 @@ def test_a_process_has_a_price() -> None:
     before = work_so_far()
     subprocess.run([sys.executable, "-c", ""], env=with_checkout(), check=True)
     assert work_so_far().since(before) == Work(UNITS_PER_PROCESS, 0)
+    before = work_so_far()
+    subprocess.run(["git", "--version"], env=with_checkout(), capture_output=True, check=True)
+    assert work_so_far().since(before) == Work(UNITS_PER_PROGRAM, 0)
 
 
 def test_compilations_count_from_where_torch_begins_anew() -> None:
