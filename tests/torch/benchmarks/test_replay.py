@@ -18,7 +18,10 @@ CASE = ReplayCase("a case", lambda: None, goal=2.0, least=1e-3)  # type: ignore[
 TIMED = Timed(CASE, as_always=9.0, replayed=2.0, torch=1.0, instructions=3)
 
 
-def test_it_runs_small_cases_and_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_runs_small_cases_and_prints_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_LEAST_SECONDS", 0.0)  # once each: how often else depends on the machine
     assert replay.main(["--quick", "--runs", "1", "--only", "cross-entropy|mse"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     for case in cases(quick=True):
