@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nkilib.simulator.machine.waits import Waits
+from nkilib.simulator.machine.waits import ALLOWANCE, Waits
 from nkilib.simulator.machine.world import Participant, Term, World
 from nkilib.simulator.terms.errors import BarrierError, CoreAbortedError
 from tests.hangs import HANG_SECONDS
@@ -139,3 +139,15 @@ def test_who_is_released_does_not_count_as_waiting() -> None:
         waits.begin("a third")
         assert waits.is_stuck
         assert waits.describe() == "MainThread waits in another; MainThread waits in a third"
+
+
+def test_beside_a_failed_core_another_one_may_run_to_an_error_of_its_own() -> None:
+    """Cores run much the same program, so that it takes about as many instructions."""
+    waits = Waits(2)
+    with waits.changed:
+        assert waits.may_go_on(10**9)
+        waits.finish(1, failed_after=10)
+        assert waits.may_go_on(11) and waits.may_go_on(10 + ALLOWANCE)
+        assert not waits.may_go_on(11 + ALLOWANCE)
+        waits.finish(0)
+        assert not waits.may_go_on(11)

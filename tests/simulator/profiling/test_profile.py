@@ -10,6 +10,7 @@ import pickle
 import sys
 import time
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,21 @@ def test_the_peak_and_the_tensors_that_make_it() -> None:
     _, memset, copy, *_ = profiled.instructions
     assert (large.start_us, large.end_us) == (memset.start_us, copy.end_us)
     assert len(profiled.tensors) == 4
+
+
+def test_the_tensors_of_an_iteration_live_once_in_each() -> None:
+    """Of those that make the peak, each stands for all iterations."""
+
+    def kernel(x: Any) -> None:
+        def body(i: Any) -> None:
+            nisa.dma_copy(nl.ndarray((128, 8), FP32), x)
+
+        nl.fori_loop(0, 500, body)
+
+    profiled = profile(nki.jit(kernel), spec((128, 8), FP32))
+    lives = profiled.tensors
+    assert len(lives) == 500 and len(profiled.sbuf_peak_tensors) == 1
+    assert all(before.start_us < after.start_us for before, after in pairwise(lives))
 
 
 def test_it_prints_as_a_table_that_says_what_it_is() -> None:

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nkilib.simulator.replay.plan``: the memory that a plan holds between launches."""
+"""``nkilib.simulator.replay.plan``: the memory that a plan holds between launches, and what is made in HBM."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator.replay.recording import record_launch
 from nkilib.simulator.replay.replaying import Replay
+from tests.simulator.replay.both_ways import both_ways
 
 
 @nki.jit
@@ -36,3 +38,37 @@ def test_a_plan_holds_its_tensors_in_hbm_and_no_tile() -> None:
     plan = Replay(recorded.stream, [x]).plan
     assert plan.nbytes == x.nbytes
     assert (plan.run([x])[0] == x + 1).all()
+
+
+@nki.jit
+def in_two_loads(x: Any) -> Any:
+    """Twice x: the parts of a tile come from two places, so that it cannot be read in either."""
+    tile = nl.ndarray(x.shape, x.dtype, nl.sbuf)
+    nisa.dma_copy(tile[:, 0:64], x[:, 64:128])
+    nisa.dma_copy(tile[:, 64:128], x[:, 0:64])
+    doubled = nl.ndarray(x.shape, x.dtype, nl.sbuf)
+    nisa.tensor_scalar(doubled, tile, nl.multiply, 2.0)
+    result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    nisa.dma_copy(result, doubled)
+    return result
+
+
+@nki.jit
+def beside_its_source(x: Any) -> Any:
+    """Store 3 x one column to the right of x: made there at once, the second operand would be overwritten."""
+    between = nl.ndarray((128, 129), x.dtype, nl.shared_hbm)
+    nisa.dma_copy(between[:, 0:128], x)
+    tile = nl.ndarray(x.shape, x.dtype, nl.sbuf)
+    nisa.dma_copy(tile, between[:, 0:128])
+    tripled = nl.ndarray(x.shape, x.dtype, nl.sbuf)
+    nisa.scalar_tensor_tensor(tripled, tile, nl.multiply, 2.0, nl.add, tile)
+    nisa.dma_copy(between[:, 1:129], tripled)
+    result = nl.ndarray((128, 129), x.dtype, nl.shared_hbm)
+    nisa.dma_copy(result, between)
+    return result
+
+
+@pytest.mark.parametrize("kernel", [in_two_loads, beside_its_source])
+def test_a_large_tile_is_read_and_made_in_hbm_only_where_it_can_be(kernel: Any) -> None:
+    x = np.arange(128.0 * 128.0, dtype=np.float32).reshape(128, 128)
+    assert both_ways(kernel, x).replayed

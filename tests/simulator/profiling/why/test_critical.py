@@ -143,6 +143,12 @@ def test_a_path_by_hand() -> None:
     assert profiled.critical_path_us == pytest.approx(expected)
 
 
+def test_a_gather_waits_longer_for_its_first_row() -> None:
+    """Three gathers, one after the other into one tile."""
+    path = of_a_kernel(gathering, indirect_base_us=5.0).critical_path_us
+    assert path["before the first row of a transfer"] == pytest.approx(3 * 5.0)
+
+
 def test_the_path_is_that_of_the_target() -> None:
     with using(target="trn3"):
         result = of_a_kernel(faulty.two_functions)
@@ -160,7 +166,9 @@ def test_of_a_long_launch_the_end_is_looked_at(name: str, monkeypatch: pytest.Mo
     assert 0 < len(links) < len(whole)
     assert links == whole[-len(links) :]
     assert f"critical path, last {sum(profiled.critical_path_us.values()):,.1f} us" in str(profiled)
-    shares = Facts(profiled.recorded.launch, profiled.engine_busy_us).busy_shares
+    facts = Facts(profiled.recorded.launch, profiled.engine_busy_us)
+    assert facts.time_ns == pytest.approx(sum(link.duration_ns for link in links))
+    shares = facts.busy_shares
     assert shares == pytest.approx(profiled.engine_utilisation) and max(shares.values()) <= 1.0
 
 
