@@ -16,6 +16,7 @@ from nkilib.base.guarantee import Guarantee
 from nkilib.experimental.host.public_kernels import guarantee_of as stated_of
 from nkilib.experimental.host.public_kernels import public_kernels
 from nkilib.nki import nisa, nki, nl
+from nkilib.simulator import spec
 from tests.experimental.guarantee_checks import (
     CASES,
     check_bits,
@@ -88,6 +89,14 @@ def test_a_forward_of_one_form_is_bitwise_identical_on_one_core_and_two(form: st
     """The notes of its guarantee say so: only the choice of a form is not promised."""
     name = f"cross_entropy_forward: {form}"
     assert seen_of(name, 1).bits() == seen_of(name, 2).bits()
+
+
+def test_a_forward_with_the_exact_maximum_keeps_nothing_in_hbm() -> None:
+    stated = guarantee_of("cross_entropy_forward").workspace_bytes
+    assert stated is not None
+    logits_hbm = spec((300, 1000), "float32")
+    assert stated(logits_hbm=logits_hbm, cores=2, exact_maximum=True) == 0
+    assert stated(logits_hbm=logits_hbm, cores=2) == 4 * 128 * (3 + 1)
 
 
 LINEAR = "linear_cross_entropy_forward_backward: float32"

@@ -103,6 +103,23 @@ def test_a_load_keeps_what_another_deferred_content_overwrites(counted: Counted)
 
 
 @nki.jit
+def store_at_every_second_row(x: Any) -> None:
+    """Twice the first rows of ``x`` go to rows 0, 2, ... of it: they begin where the loaded ones do."""
+    tile, doubled = (nl.ndarray((ROWS, COLUMNS), dtype=x.dtype, buffer=nl.sbuf) for _ in range(2))
+    isa.dma_copy(dst=tile, src=x[0:ROWS, :])
+    isa.tensor_scalar(dst=doubled, data=tile, op0=nl.multiply, operand0=2.0)
+    isa.dma_copy(dst=x[0 : 2 * ROWS : 2, :], src=doubled)
+
+
+def test_a_product_is_not_made_over_its_own_operand_in_another_layout() -> None:
+    x = matrix(2 * ROWS, COLUMNS)
+    expected = x.copy()
+    expected[::2] = 2.0 * x[:ROWS]
+    store_at_every_second_row(x)
+    np.testing.assert_array_equal(x, expected)
+
+
+@nki.jit
 def load_scatter_store(x: Any, rows: Any, values: Any) -> Any:
     """The first rows of ``x`` as they were before ``values`` were scattered to some of its rows."""
     tile = nl.ndarray((ROWS, COLUMNS), dtype=x.dtype, buffer=nl.sbuf)

@@ -44,8 +44,8 @@ def test_a_plan_holds_its_tensors_in_hbm_and_no_tile() -> None:
 def in_two_loads(x: Any) -> Any:
     """Twice x: the parts of a tile come from two places, so that it cannot be read in either."""
     tile = nl.ndarray(x.shape, x.dtype, nl.sbuf)
-    nisa.dma_copy(tile[:, 0:64], x[:, 64:128])
-    nisa.dma_copy(tile[:, 64:128], x[:, 0:64])
+    nisa.dma_copy(tile[:, 0:240], x[:, 240:480])
+    nisa.dma_copy(tile[:, 240:480], x[:, 0:240])
     doubled = nl.ndarray(x.shape, x.dtype, nl.sbuf)
     nisa.tensor_scalar(doubled, tile, nl.multiply, 2.0)
     result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
@@ -54,21 +54,21 @@ def in_two_loads(x: Any) -> Any:
 
 
 @nki.jit
-def beside_its_source(x: Any) -> Any:
-    """Store 3 x one column to the right of x: made there at once, the second operand would be overwritten."""
-    between = nl.ndarray((128, 129), x.dtype, nl.shared_hbm)
-    nisa.dma_copy(between[:, 0:128], x)
+def below_its_source(x: Any) -> Any:
+    """Store 2 x a row below x: made there at once, some rows that are still to be read would be overwritten."""
+    between = nl.ndarray((129, x.shape[1]), x.dtype, nl.shared_hbm)
+    nisa.dma_copy(between[0:128], x)
     tile = nl.ndarray(x.shape, x.dtype, nl.sbuf)
-    nisa.dma_copy(tile, between[:, 0:128])
-    tripled = nl.ndarray(x.shape, x.dtype, nl.sbuf)
-    nisa.scalar_tensor_tensor(tripled, tile, nl.multiply, 2.0, nl.add, tile)
-    nisa.dma_copy(between[:, 1:129], tripled)
-    result = nl.ndarray((128, 129), x.dtype, nl.shared_hbm)
+    nisa.dma_copy(tile, between[0:128])
+    doubled = nl.ndarray(x.shape, x.dtype, nl.sbuf)
+    nisa.tensor_scalar(doubled, tile, nl.multiply, 2.0)
+    nisa.dma_copy(between[1:129], doubled)
+    result = nl.ndarray(between.shape, x.dtype, nl.shared_hbm)
     nisa.dma_copy(result, between)
     return result
 
 
-@pytest.mark.parametrize("kernel", [in_two_loads, beside_its_source])
+@pytest.mark.parametrize("kernel", [in_two_loads, below_its_source])
 def test_a_large_tile_is_read_and_made_in_hbm_only_where_it_can_be(kernel: Any) -> None:
-    x = np.arange(128.0 * 128.0, dtype=np.float32).reshape(128, 128)
+    x = np.arange(128.0 * 480.0, dtype=np.float32).reshape(128, 480)
     assert both_ways(kernel, x).replayed

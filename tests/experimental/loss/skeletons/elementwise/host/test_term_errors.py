@@ -15,6 +15,7 @@ from nkilib.core.host.exact import Derived
 from nkilib.core.host.function_errors import SIMULATED
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.core.host.samples import Sample
+from nkilib.experimental.loss.skeletons.elementwise.host import reference
 from nkilib.verify.kernels.elementwise_entries import ENTRIES, ElementwiseEntry
 from nkilib.verify.kernels.samples import MAKERS
 from tests.experimental.loss.skeletons.term_errors import assert_kept, assert_near, assert_same_functions
@@ -132,3 +133,11 @@ def test_a_stated_error_is_derived_and_kept(entry: ElementwiseEntry) -> None:
 def test_a_stated_error_tells_wrong_results(entry: ElementwiseEntry, change: Any) -> None:
     tensors = hard_tensors(entry)
     assert observed(entry, tensors, derived(entry, tensors), change) > allowed(entry)
+
+
+def test_the_sum_of_losses_that_are_nothing_is_exact() -> None:
+    """But for what is flushed to zero."""
+    entry = next(entry for entry in ENTRIES if entry.name == "mse_loss")
+    tensors = {name: np.ones((3, 4), np.float32) for name in entry.tensors}
+    result = reference.reduced(entry.reference, tensors, "sum", columns=512)
+    assert result.value == 0.0 and 0.0 < result.error <= 12 * SMALLEST_NORMAL

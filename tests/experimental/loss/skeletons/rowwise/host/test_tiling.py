@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from nkilib.base.work import stated_work
 from nkilib.experimental.loss import choose_rowwise_tiling, triplet_margin_loss_backward, triplet_margin_loss_forward
 from nkilib.experimental.loss.triplet_margin.host.pairs import backward_tiles
 from nkilib.simulator import profile, spec
@@ -29,3 +30,13 @@ def test_short_rows_are_taken_together() -> None:
     long = choose_rowwise_tiling(4096, 32128, 6, 2)
     assert long.each == 1 and long.columns % 512 == 0 and 32128 / long.columns > 5
     assert choose_rowwise_tiling(4096, 32128, 24, backward_tiles(True)).columns >= 512
+
+
+@pytest.mark.parametrize(("reduction", "stored"), [("none", 2), ("sum", 0)])
+def test_the_work_of_a_forward_is_stated(reduction: str, stored: int) -> None:
+    """Three matrices cross HBM, and a loss of each row where it is stored."""
+    work = stated_work(triplet_margin_loss_forward.func)
+    x = spec((40, 1000), "bfloat16")
+    arguments = dict.fromkeys(("anchor_hbm", "positive_hbm", "negative_hbm"), x)
+    result = work(**arguments, dtype=None, reduction=reduction, p=2.0, swap=False)
+    assert result.hbm_bytes == 3 * 40 * 1000 * 2 + 40 * stored
