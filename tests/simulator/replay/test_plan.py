@@ -72,3 +72,22 @@ def below_its_source(x: Any) -> Any:
 def test_a_large_tile_is_read_and_made_in_hbm_only_where_it_can_be(kernel: Any) -> None:
     x = np.arange(128.0 * 480.0, dtype=np.float32).reshape(128, 480)
     assert both_ways(kernel, x).replayed
+
+
+def test_between_a_load_and_a_store_of_large_tiles_only_the_arithmetic_is_left() -> None:
+    @nki.jit
+    def kernel(x: Any) -> Any:
+        tile, doubled = (nl.ndarray((128, x.shape[1] - 1), x.dtype, nl.sbuf) for _ in range(2))
+        result = nl.ndarray(tile.shape, x.dtype, nl.shared_hbm)
+        nisa.dma_copy(tile, x[:, 1:])
+        nisa.tensor_scalar(doubled, tile, nl.multiply, 2.0)
+        nisa.dma_copy(result, doubled)
+        return result
+
+    def steps(columns: int) -> int:
+        x = np.ones((128, columns + 1), np.float32)
+        recorded = record_launch(kernel, (x,), {}, [x])
+        assert recorded.stream is not None
+        return Replay(recorded.stream, [x]).plan.steps
+
+    assert (steps(16), steps(64)) == (3, 1)
