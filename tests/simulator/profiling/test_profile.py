@@ -99,7 +99,7 @@ def test_the_peak_and_the_tensors_that_make_it() -> None:
 
 
 def test_the_tensors_of_an_iteration_live_once_in_each() -> None:
-    """Of those that make the peak, each stands for all iterations."""
+    """A tensor that makes the peak stands for all iterations."""
 
     def kernel(x: Any) -> None:
         def body(i: Any) -> None:

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any, cast
+
 import pytest
 
 from nkilib.base.work import stated_work
@@ -35,7 +38,8 @@ def test_short_rows_are_taken_together() -> None:
 @pytest.mark.parametrize(("reduction", "stored"), [("none", 2), ("sum", 0)])
 def test_the_work_of_a_forward_is_stated(reduction: str, stored: int) -> None:
     """Three matrices cross HBM, and a loss of each row where it is stored."""
-    work = stated_work(triplet_margin_loss_forward.func)
+    work = stated_work(inspect.unwrap(cast(Any, triplet_margin_loss_forward).func))
+    assert work is not None
     x = spec((40, 1000), "bfloat16")
     arguments = dict.fromkeys(("anchor_hbm", "positive_hbm", "negative_hbm"), x)
     result = work(**arguments, dtype=None, reduction=reduction, p=2.0, swap=False)
