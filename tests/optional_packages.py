@@ -26,7 +26,7 @@ _FOLLOWED = ("tests", "benchmarks", "examples", "tools")
 _OF_LIBRARY = {"nkilib.torch": "torch", "nkilib.jax": "jax"}
 # Says for nkilib.torch and nkilib.jax what they need.
 _CHECKS = ROOT / "nkilib" / "core" / "host" / "requirement.py"
-_MAY_IMPORT = ("tests", "benchmarks", "examples", "nkilib/torch", "nkilib/jax")
+_MAY_IMPORT = (*_FOLLOWED, "nkilib/torch", "nkilib/jax")
 
 
 def missing_in(path: Path, absent: frozenset[str] = ABSENT) -> str:
