@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The overhead of the interpreter for an instruction: ``python -m benchmarks.instruction_cost``.
+"""The overhead of the interpreter for an instruction: ``python -m benchmarks.instruction_cost`` or
+``make instruction-cost``.
 
 Each line runs one instruction many times on small tiles, and then numpy's part of the work on arrays of the same
 sizes. The difference is the interpreter's own: binding, validation, the dispatch and the bookkeeping.

@@ -51,6 +51,7 @@ class PublicKernel:
 class OwnKernel:
     """A kernel of :mod:`benchmarks.measurements.kernels` that does the work of the measured one."""
 
+    module: str
     function: str
 
 

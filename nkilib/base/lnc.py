@@ -54,8 +54,6 @@ COMPILER_DEFAULT: Final = 2
 
 # A process has one value of the compiler's flags, seldom more.
 _MOST_FLAGS = 16
-# Launches that are remembered: one for each operator, seldom for more than one value of the environment.
-_MOST_LAUNCHES = 256
 
 # The spellings of one option (neuronx-cc's command line reference, and EVRF066).
 _OPTIONS: Final = ("--lnc", "-lnc", "--logical-nc-config")
@@ -89,10 +87,7 @@ def of_variable() -> Choice | None:
     Raises:
         ValueError: if it is neither 1 nor 2.
     """
-    return _of_variable(os.environ.get(VARIABLE, ""))
-
-
-def _of_variable(value: str) -> Choice | None:
+    value = os.environ.get(VARIABLE, "")
     if value == "":
         return None
     cores = _size(VARIABLE, value, "set it to what the Neuron runtime uses, or unset it")
@@ -259,17 +254,10 @@ def library_launch(name: str, kernel: Any) -> Any:
         CoresDisagreeError: if the variable and the compiler's flag disagree.
         ValueError: if one of them is neither 1 nor 2.
     """
-    grid = _library_grid(name, os.environ.get(VARIABLE, ""), os.environ.get(FLAGS, ""))
-    return kernel if grid is None else kernel[grid]
-
-
-@lru_cache(maxsize=_MOST_LAUNCHES)
-def _library_grid(name: str, variable: str, flags: str) -> int | None:
-    """Return the grid of a launch with these values of the environment variables."""
-    settings = LncSettings(_of_variable(variable), _of_flags(flags))
+    settings = LncSettings.now()
     grid = settings.library_grid()
     settings.launch_cores(name, grid)
-    return grid
+    return kernel if grid is None else kernel[grid]
 
 
 def explanation() -> str:

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Bits of random kernels replayed and not: ``python -m benchmarks.fuzz.kernels``.
-
-Kernels are drawn until the time is over; failures are shrunk and printed.
-"""
+"""``python -m benchmarks.fuzz.kernels``: random kernels until the time is over; failures are shrunk and printed."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from collections.abc import Sequence
 
 from benchmarks.fuzz.kernels.checking import checked, complaint
 from benchmarks.fuzz.kernels.drawing import SIZES
-from benchmarks.fuzz.kernels.situations import random_kernel
+from benchmarks.fuzz.kernels.kinds import random_kernel
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:

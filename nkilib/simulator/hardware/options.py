@@ -12,7 +12,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, get_args
 
-from .generations import Generation, generation
+from .generation import Generation
+from .limits import generation
 
 # The reaction of a check to a finding.
 Level = Literal["error", "warn", "ignore"]

@@ -23,7 +23,8 @@ from ..isa.indirection import IndirectOperand
 from ..memory.storage import Storage
 from ..tensors.view import Indirect, View
 from ..terms.enums import Engine
-from .loops import LoopRun, Skip
+from .loops import LoopRun
+from .repetition import Skip
 
 
 class Issued:

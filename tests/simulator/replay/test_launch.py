@@ -20,16 +20,9 @@ from nkilib.core.plan_limits import PlanLimits, shrunk
 from nkilib.nki import nisa, nki, nl, replayable
 from nkilib.simulator import replay_counts
 from nkilib.simulator.launch.kernel import Kernel
-from nkilib.simulator.launch.settings import LaunchEnvironment
-from nkilib.simulator.replay.entries import (
-    MOST_COUNTED,
-    MOST_KEYS,
-    MOST_PLANS,
-    MOST_VARIANTS,
-    MOST_WAITING,
-    TALLIES,
-    LaunchCounts,
-)
+from nkilib.simulator.launch.place import Place
+from nkilib.simulator.replay.counts import TALLIES, LaunchCounts
+from nkilib.simulator.replay.entries import MOST_COUNTED, MOST_KEYS, MOST_PLANS, MOST_VARIANTS, MOST_WAITING
 from nkilib.simulator.replay.key import Candidate
 from nkilib.simulator.replay.launch import Launches
 from tests.hangs import HANG_SECONDS
@@ -61,7 +54,7 @@ class Bench:
     def __call__(self, *args: Any, **kwargs: Any) -> str:
         """How a launch ran: ``today``, ``recorded`` or ``replayed``. Its result is right."""
         before = self.planner.recorded
-        message, result = self.launches.run(self.kernel, args, kwargs, LaunchEnvironment.here(), run_unreplayed)
+        message, result = self.launches.run(self.kernel, args, kwargs, Place.here(), as_today)
         assert np.array_equal(result, args[0] * 2)
         if message == "replayed":
             return message
@@ -72,9 +65,7 @@ class Bench:
         return TALLIES.so_far().kernels[self.name]
 
 
-def run_unreplayed(
-    kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], environment: LaunchEnvironment
-) -> Any:
+def as_today(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> Any:
     return kernel.func(*args, **kwargs)
 
 

@@ -16,25 +16,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...hardware.generations import Generation
+from ...hardware.generation import Generation
 from ...terms.enums import Engine, nc_version
-from ..instruction import PendingInstruction
+from ..noted import Noted
 
 NAME = "chooses_engines"
 
 BY_WORKLOAD = frozenset({"tensor_copy", "memset"})
 
 
-def engines_for(instruction: PendingInstruction, others: Sequence[str], generation: Generation) -> Sequence[Engine]:
+def engines_for(noted: Noted, others: Sequence[str], generation: Generation) -> Sequence[Engine]:
     """Return the engines that may run an instruction of :data:`BY_WORKLOAD`, in the order in which they are tried.
 
     Args:
-        instruction: the instruction.
-        others: the names of the engines besides its own that can run it, as in :class:`~..instruction.InstructionKind`.
+        noted: the instruction.
+        others: the names of the engines besides its own that can run it, as in :class:`.plans.Plan`.
         generation: the hardware.
     """
-    if instruction.decided("engine") is not Engine.unknown or generation.version is nc_version.gen2:
-        return (instruction.engine,)
-    return [
-        engine for engine in instruction.definition.engines if engine is instruction.engine or engine.name in others
-    ]
+    if noted.decided("engine") is not Engine.unknown or generation.version is nc_version.gen2:
+        return (noted.engine,)
+    return [engine for engine in noted.definition.engines if engine is noted.engine or engine.name in others]

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The accepted errors of the kernels relative to the float64 reference, and the measurement of their errors.
+
+Notation: u = 2^-23, the spacing of float32 above 1, so one rounding changes a value by at most u/2 of it; m the
+maximum of a row, d the sum of exp(x - m) over it, p = exp(x - lse). The bounds are stated against :mod:`.reference`,
+which starts from the same rounded logits and, in the backward, from the same log-sum-exp.
+
+They hold for the simulator, where numpy sums a row pairwise and its float32 ``exp`` is granted 2.6 u: its error is at
+most 1.8 u (2.54 units of the last place), whichever instructions the CPU has (core/host/function_errors.py). Hardware
+sums and evaluates ``exp`` in its own way: whether it stays within these bounds was never measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
+
+from .reference import (
+    Float64Array,
+    RowStatistics,
+    as_numpy_dtype,
+    gradient_of_rows,
+    gradient_scale,
+    probabilities,
+    rounded_to,
+    row_blocks,
+    row_statistics,
+)
+
+FORWARD_UNITS = 16.0
+GRADIENT_UNITS = 8.0
+TARGET_UNITS = 2.0
+BFLOAT16_ULPS = 0.51
+
+_FLOAT16_SMALLEST_NORMAL = 2.0**-14
+# From here on float16 is infinite: half a unit above its largest number, 65504.
+_FLOAT16_END = 65520.0
+_BFLOAT16_FRACTION_BITS, _FLOAT16_FRACTION_BITS = 7, 10
+_FLOAT64_EXPONENT_MASK = np.int64(0x7FF0_0000_0000_0000)
+
+
+def forward_bounds(statistics: RowStatistics, loss_dtype: Any, lse_dtype: Any) -> tuple[Float64Array, Float64Array]:
+    """Return the largest accepted errors of loss and log-sum-exp, [N] each. The module explains u, m, d and p.
+
+    For float32 results::
+
+        loss: 16 u max(1, |m - x_target|, log d)        lse: 16 u max(1, |m|, log d)
+
+    and for bfloat16 results :func:`bfloat16_allowance` more, for float16 results :func:`float16_allowance`.
+
+    Derivation. m and x_target are exact. The loss is formed as (m - x_target) + log d, never as lse - x_target, so |m|
+    does not enter. A relative error of d is an absolute error of log d; it consists of
+
+    - arguments: x - m_chunk and m_chunk - m are rounded to half a unit each, which perturbs the term by at most
+      |x - m| u/2 relative to it. Weighted by the terms that is u/2 * sum p |x - m|, and sum p (m - x) =
+      entropy - log d <= log V - log d: at most 6.2 u for V < 2^18;
+    - exp: 2.6 u for the terms and 2.6 u for the factor exp(m_chunk - m) of a chunk;
+    - the pairwise sum: a term passes through 18 additions in its block of 128 and log2(V / 128) after that, 29 for
+      V < 2^18, at u/2 each. All errors in the same direction would give 14.5 u, in theory only: independent roundings
+      grow with the square root of their number, and 5 standard deviations of 29 are sqrt(29 / 3) 5 u/2 = 7.8 u.
+
+    log, the subtraction and the last addition add at most 2 u of the largest of |m - x_target| (|m| for the LSE), log d
+    and 1. All extremes at once would exceed 16 u; they exclude each other, since a large average |x - m| takes very
+    many small terms, and over these the errors of single arguments, exponentials and early additions average out.
+    Adding one term after the other would cost up to V u/2 instead, which is why the bound names the pairwise sum.
+    """
+    log_sum = statistics.log_sum
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(statistics.maximum - statistics.target_logit)
+    loss_bound = FORWARD_UNITS * UNIT * np.maximum(np.maximum(1.0, distance), log_sum)
+    lse_bound = FORWARD_UNITS * UNIT * np.maximum(np.maximum(1.0, np.abs(statistics.maximum)), log_sum)
+    return (
+        loss_bound + _rounding_allowance(statistics.loss, {as_numpy_dtype(loss_dtype)}),
+        lse_bound + _rounding_allowance(statistics.lse, {as_numpy_dtype(lse_dtype)}),
+    )
+
+
+def gradient_bound(
+    logits: npt.NDArray[Any],
+    targets: npt.NDArray[Any],
+    lse_state: npt.NDArray[Any],
+    scale: float,
+    dtype: Any,
+    result_dtype: Any,
+) -> Float64Array:
+    """Return the largest accepted error of every element of the gradient of the R rows passed, [R, V].
+
+    For float32 results::
+
+        scale u (p (8 + |x - lse| + |lse| + |log scale|) + 2 (1 - p) at the target only) + 2^-126
+
+    and :func:`bfloat16_allowance` of the exact gradient more where ``dtype`` or ``result_dtype`` is bfloat16 (in place
+    the two may differ: the tile is rounded to one, the stored gradient to the other), :func:`float16_allowance` where
+    one of them is float16.
+
+    Derivation. An element is scale * exp(x - lse), or exp(x - lse + log scale) with the scale folded into the
+    exponent. Rounding the bias -lse + log scale costs up to (|lse| + |log scale|) u/2, log scale itself
+    |log scale| u/2, and the argument (|x - lse| + |log scale|) u/2. An absolute error of the argument is a relative
+    error of the result; together at most u (|x - lse| + |lse| + 3 |log scale|) / 2. ``exp`` adds 2.6 u and a
+    multiplication u/2; the 8 covers all of this up to |log scale| = 9.8, N of about 18,000. At the target the
+    subtraction p - 1, the product with the scale and the scale's own rounding cost u/2 of scale |p - 1| each,
+    1.5 u of the 2 granted. A log-sum-exp rounded below x makes p > 1 and the last term negative; then
+    p - 1 < p, and 8 p - 2 (p - 1) covers it. 2^-126, the smallest normal number, covers results that underflow.
+    """
+    p = probabilities(logits, lse_state, dtype)
+    lse = lse_state.astype(np.float64)[:, np.newaxis]
+    with np.errstate(invalid="ignore"):
+        units = np.abs(rounded_to(logits, dtype) - lse)
+        units += GRADIENT_UNITS + np.abs(lse) + abs(np.log(scale))
+        units *= p
+    units[p == 0.0] = 0.0  # a logit of -inf: 0 * inf, and the gradient is exactly 0
+    at_target = (np.arange(len(p)), targets)
+    units[at_target] += TARGET_UNITS * (1.0 - p[at_target])
+    units *= scale * UNIT
+    units += SMALLEST_NORMAL
+    rounded = {as_numpy_dtype(dtype), as_numpy_dtype(result_dtype)}
+    if rounded != {np.dtype(np.float32)}:
+        units += _rounding_allowance(gradient_of_rows(logits, targets, lse_state, scale, dtype), rounded)
+    return units
+
+
+def bfloat16_allowance(exact: Float64Array) -> Float64Array:
+    """Return 0.51 ulp of bfloat16 at ``exact``: the error that rounding to bfloat16 may add.
+
+    The allowance is not finite where ``exact`` is not.
+
+    Rounding to nearest costs half an ulp of its input. The input is not ``exact`` but lies within the float32 bound of
+    it, possibly above the next power of two, where the ulp doubles; the rounded value is then that power or close to
+    it, and the float32 bound plus the 0.01 covers the rest. Below 2^-126 the ulp stays 2^-133.
+    """
+    return _power_of_two(exact, SMALLEST_NORMAL) * (BFLOAT16_ULPS * 2.0**-_BFLOAT16_FRACTION_BITS)
+
+
+def float16_allowance(exact: Float64Array) -> Float64Array:
+    """Return 0.51 ulp of float16 at ``exact``, see :func:`bfloat16_allowance`. Below 2^-14 the ulp stays 2^-24."""
+    return _power_of_two(exact, _FLOAT16_SMALLEST_NORMAL) * (BFLOAT16_ULPS * 2.0**-_FLOAT16_FRACTION_BITS)
+
+
+def in_range(exact: Float64Array, dtype: Any) -> Float64Array:
+    """Return ``exact``; if ``dtype`` is float16, numbers of a magnitude from 65520 on, beyond its range, become
+    infinite.
+    """
+    if as_numpy_dtype(dtype) != np.dtype(np.float16):
+        return exact
+    return np.where(np.abs(exact) >= _FLOAT16_END, np.copysign(np.inf, exact), exact)
+
+
+def error_over_bound(actual: npt.NDArray[Any], exact: Float64Array, bound: Float64Array) -> Float64Array:
+    """Return |actual - exact| / bound, elementwise; a ratio of at most 1 is within the bound.
+
+    Where one of the two is not finite, the ratio is 0 if both are of the same class (+inf, -inf, NaN) and inf if not.
+
+    Raises:
+        ValueError: if ``actual`` and ``exact`` differ in shape: broadcasting would compare the wrong elements.
+    """
+    if actual.shape != exact.shape:
+        raise ValueError(f"error_over_bound: actual must have the shape of exact, {exact.shape}, got {actual.shape}")
+    values = actual.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        ratio = np.abs(values - exact) / bound
+    finite = np.isfinite(values) & np.isfinite(exact)
+    if finite.all():
+        return ratio
+    same_class = (values == exact) | (np.isnan(values) & np.isnan(exact))
+    return np.where(finite, ratio, np.where(same_class, 0.0, np.inf))
+
+
+def forward_error_over_bound(
+    loss: npt.NDArray[Any], lse: npt.NDArray[Any], logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any
+) -> tuple[float, float]:
+    """Return the worst :func:`error_over_bound` of loss and of log-sum-exp over all rows of a forward kernel's results.
+
+    Args:
+        loss: [N], the loss that the kernel returned; its type selects the bound.
+        lse: [N], the log-sum-exp that the kernel returned; its type selects the bound.
+        logits: [N, V], the logits that the kernel received.
+        targets: [N].
+        dtype: the kernel's ``dtype``.
+    """
+    statistics = row_statistics(logits, targets, dtype)
+    loss_bound, lse_bound = forward_bounds(statistics, loss.dtype, lse.dtype)
+    return (
+        float(error_over_bound(loss, in_range(statistics.loss, loss.dtype), loss_bound).max()),
+        float(error_over_bound(lse, in_range(statistics.lse, lse.dtype), lse_bound).max()),
+    )
+
+
+def gradient_error_over_bound(
+    gradient: npt.NDArray[Any],
+    logits: npt.NDArray[Any],
+    targets: npt.NDArray[Any],
+    lse_state: npt.NDArray[Any],
+    reduction: str,
+    dtype: Any,
+) -> float:
+    """Return the worst :func:`error_over_bound` of all elements of a gradient, computed in blocks of rows.
+
+    Args:
+        gradient: [N, V], the gradient that the kernel returned; its type selects the bound.
+        logits: [N, V], the logits that the kernel received (a copy, if it worked in place).
+        targets: [N].
+        lse_state: [N], the log-sum-exp that the kernel received.
+        reduction: "mean" or "sum".
+        dtype: the kernel's ``dtype``.
+
+    Raises:
+        ValueError: if ``gradient`` and ``logits`` differ in shape, or ``reduction`` is another word.
+    """
+    if gradient.shape != logits.shape:
+        raise ValueError(
+            f"gradient_error_over_bound: gradient must have the shape of logits, {logits.shape}, got {gradient.shape}"
+        )
+    scale = gradient_scale(reduction, logits.shape[0])
+    worst = 0.0
+    for rows in row_blocks(logits):
+        inputs = (logits[rows], targets[rows], lse_state[rows], scale, dtype)
+        ratio = error_over_bound(gradient[rows], gradient_of_rows(*inputs), gradient_bound(*inputs, gradient.dtype))
+        worst = float(np.maximum(worst, ratio.max()))  # unlike max(), it keeps a NaN
+    return worst
+
+
+def _power_of_two(exact: Float64Array, least: float) -> Float64Array:
+    r"""Return the largest power of two not above the absolute value of ``exact``, and at least ``least``."""
+    exponent_only = np.ascontiguousarray(exact, np.float64).view(np.int64) & _FLOAT64_EXPONENT_MASK
+    return np.maximum(exponent_only.view(np.float64), least)
+
+
+# The error that rounding to a type may add.
+_ALLOWANCES = {np.dtype(ml_dtypes.bfloat16): bfloat16_allowance, np.dtype(np.float16): float16_allowance}
+
+
+def _rounding_allowance(exact: Float64Array, rounded: set[np.dtype[Any]]) -> Float64Array | float:
+    """Return the error that rounding to each of the types in ``rounded`` may add."""
+    return sum((_ALLOWANCES[dtype](exact) for dtype in rounded if dtype in _ALLOWANCES), 0.0)

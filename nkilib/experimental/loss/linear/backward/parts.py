@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Parts that all blocks of the backward share: buffers, banks, and the objects that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nkilib.core.rows.rings import Ring
+from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.experimental.loss.linear.backward.bias_gradient import BiasGradient, UnroundedBiasGradient
+from nkilib.experimental.loss.linear.backward.class_cover import ClassCover, OwnClasses
+from nkilib.experimental.loss.linear.backward.geometry import weight_tiles
+from nkilib.experimental.loss.linear.backward.gradient_block import GradientBlock
+from nkilib.experimental.loss.linear.backward.gradient_tile import TileMaker
+from nkilib.experimental.loss.linear.backward.input_gradient import InputGradient, InputSum
+from nkilib.experimental.loss.linear.backward.operand_pair import OperandPair
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
+from nkilib.experimental.loss.linear.backward.rounds import Round
+from nkilib.experimental.loss.linear.backward.streams import BackwardStreams
+from nkilib.experimental.loss.linear.backward.tile_needs import SLOTS
+from nkilib.experimental.loss.linear.backward.weight_gradient import WeightGradient
+from nkilib.experimental.loss.linear.shared.blocks import Span, balanced_spans
+from nkilib.experimental.loss.linear.shared.kept_logits import KeptLogits
+from nkilib.experimental.loss.linear.shared.launch import Gradients, LinearOperands
+from nkilib.experimental.loss.linear.shared.logits import CLASSES_OF_TILE, LogitTiles
+from nkilib.nki import nl
+
+# Banks of PSUM. The first logits of a block take the banks that dX leaves first. Two operand pairs have three tiles of
+# logits each at a time.
+_INPUT_BANKS = (6, 7)
+_LOGIT_BANKS = {1: (6, 7, 0, 1, 2), 2: (6, 7, 0, 1, 2, 5)}
+_TRANSPOSE_BANKS = {1: (3, 4, 5), 2: (3, 4)}
+# Where X^T and W^T stream: the last tiles of dW leave the bank for transposes last.
+_STREAMED_LOGIT_BANKS, _STREAMED_TRANSPOSE_BANKS = (6, 7, 0, 1, 2, 3, 4), (5,)
+_WEIGHT_BANKS = (0, 1, 2, 3, 4, 5)
+# A tile is transposed after so many more tiles: then it is ready, whatever its options. Without a cap one more tile is
+# nearly enough, and for a block of few tiles better: the last tiles are transposed while dX waits for them.
+TRANSPOSED_LATER, _FEW_TRANSPOSED_LATER, _FEW_TILES = 2, 1, 8
+
+
+# The share of a block that is prepared while the previous block is multiplied with W and X, which takes Tensor two
+# thirds of its time. The rest is prepared while logits are computed.
+_PREPARED_AHEAD = 0.7
+
+
+class BackwardProblem(NamedTuple):
+    """The problem that a loss hands to the backward.
+
+    Attributes:
+        pairs: the operand pairs that logits are computed from: one or two. The gradients are those of the first one.
+        make_tiles: a function of a plan that returns the tile maker of the gradient of the logits.
+    """
+
+    pairs: list[OperandPair]
+    make_tiles: Callable[[BackwardPlan], TileMaker]
+
+    @property
+    def operands(self) -> LinearOperands:
+        """The operands X and W whose gradients are computed."""
+        return self.pairs[0].operands
+
+
+@dataclass(frozen=True)
+class BackwardParts:
+    """The parts that all blocks share.
+
+    Attributes:
+        operands: X and W whose gradients are computed.
+        plan: the plan of the kernel.
+        core: the core of this launch.
+        positions: the blocks of positions.
+        streams: the buffers of the operands that stream.
+        logits: for each operand pair, the tiles that compute logits, if they are not kept.
+        tiles: the tile maker of the gradient of the logits.
+        block: the block of the gradient.
+        transpose_banks: banks of PSUM for transposes beside the logits.
+        input_banks: banks of PSUM for dX, and for transposes beside dW.
+        input_gradient, input_sum, weight_gradient, bias_gradient: the objects that compute dX, its sum over the cores,
+            dW and db; None for gradients that are not wanted.
+        own_classes: the mask of the core's own classes in a block, for dX; None if all of them are its own.
+    """
+
+    operands: LinearOperands
+    plan: BackwardPlan
+    core: int
+    positions: list[Span]
+    streams: BackwardStreams
+    logits: list[LogitTiles]
+    tiles: TileMaker
+    block: GradientBlock
+    transpose_banks: Ring
+    input_banks: Ring
+    input_gradient: InputGradient | None
+    input_sum: InputSum | None
+    weight_gradient: WeightGradient | None
+    bias_gradient: BiasGradient | UnroundedBiasGradient | None
+    own_classes: OwnClasses | None
+
+    @classmethod
+    def make(
+        cls,
+        problem: BackwardProblem,
+        plan: BackwardPlan,
+        gradients: Gradients,
+        partials_hbm: list[nl.NkiTensor],
+        core: int,
+        kept: KeptLogits | None,
+        cover: ClassCover | None,
+    ) -> BackwardParts:
+        """Allocate the parts; none of the operands is loaded yet."""
+        tiles, operands, pairs = problem.make_tiles(plan), problem.operands, len(problem.pairs)
+        banks_psum = _banks()
+        positions = balanced_spans(Span(0, operands.num_positions), plan.position_tiles * PARTITIONS)
+        input_banks = Ring([banks_psum[bank] for bank in _INPUT_BANKS])
+        input_gradient = input_sum = weight_gradient = None
+        if gradients.input_hbm is not None:
+            results = Ring.of_sbuf(plan.buffers.input_results, (PARTITIONS, plan.stripe), nl.float32)
+            input_gradient = InputGradient(partials_hbm[core], input_banks, results, tiles.power)
+            input_sum = InputSum(gradients.input_hbm, partials_hbm, core)
+        if gradients.weight_hbm is not None:
+            banks = [banks_psum[bank] for bank in _WEIGHT_BANKS[: weight_tiles()]]
+            weight_gradient = WeightGradient.make(
+                operands, plan, gradients.weight_hbm, gradients.weight_sum_hbm, banks, tiles.power
+            )
+        streams = BackwardStreams.make(problem.pairs, plan, kept, tiles.rows)
+        has_softcap = problem.pairs[0].softcap is not None
+        bias_gradient = _bias_gradient(plan, gradients.bias_hbm, streams, tiles, has_softcap)
+        shares_tiles = isinstance(bias_gradient, UnroundedBiasGradient)
+        needs_transposed = input_gradient is not None or isinstance(bias_gradient, BiasGradient)
+        of_logits, of_transposes = _LOGIT_BANKS[pairs], _TRANSPOSE_BANKS[pairs]
+        if plan.streams_inputs:
+            of_logits, of_transposes = _STREAMED_LOGIT_BANKS, _STREAMED_TRANSPOSE_BANKS
+        logit_banks = [banks_psum[bank] for bank in of_logits]
+        return cls(
+            operands,
+            plan,
+            core,
+            positions,
+            streams,
+            [
+                _logit_tiles(pair, plan, logit_banks, tiles if number == 0 and shares_tiles else None)
+                for number, pair in enumerate(problem.pairs)
+            ],
+            tiles,
+            GradientBlock.make(plan, operands.dtype, needs_transposed),
+            Ring([banks_psum[bank] for bank in of_transposes]),
+            input_banks,
+            input_gradient,
+            input_sum,
+            weight_gradient,
+            bias_gradient,
+            None if cover is None or cover.is_exact or input_gradient is None else OwnClasses.make(cover),
+        )
+
+    def restart(self) -> None:
+        """Begin a round: restart all ring buffers."""
+        for ring in (self.transpose_banks, self.input_banks, self.streams.pieces, self.streams.stripes):
+            ring.restart()
+        for gradient in (self.input_gradient, self.weight_gradient):
+            if gradient is not None:
+                gradient.restart()
+
+    def begin(self, first_class: int) -> None:
+        """Begin at ``first_class``, the first that the core works on; prepare most of the first block of positions."""
+        self.tiles.begin(first_class)
+        self.tiles.prepare(self.positions[0], 0, 0.0, _PREPARED_AHEAD)
+
+    def prepare_ahead(self, round_: Round, step: int, steps: int) -> None:
+        """Prepare some of the next round's tiles: share ``step`` of the ``steps`` shares that are prepared ahead."""
+        if round_.next_positions is not None:
+            skipped = round_.classes.size if round_.is_last else 0
+            done, end = step / steps, (step + 1) / steps
+            self.tiles.prepare(round_.next_positions, skipped, _PREPARED_AHEAD * done, _PREPARED_AHEAD * end)
+
+    def prepare_rest(self, round_: Round, start: int, end: int) -> None:
+        """Prepare what :meth:`prepare_ahead` has left, while tiles ``start`` to ``end`` of positions are computed."""
+        shares = (_PREPARED_AHEAD + (1.0 - _PREPARED_AHEAD) * tile / round_.tiles for tile in (start, end))
+        self.tiles.prepare(round_.positions, 0, *shares)
+
+    def transposed_later(self, round_: Round) -> int:
+        """Return how many more tiles are computed before a computed tile is transposed."""
+        has_few = round_.tiles <= _FEW_TILES and not self.tiles.opens_groups and not self.plan.keeps_logits
+        return _FEW_TRANSPOSED_LATER if has_few else TRANSPOSED_LATER
+
+    def transpose(self, round_: Round, tile: int, banks: Ring) -> None:
+        """Transpose a tile of positions of the block."""
+        self.block.transpose(tile, round_.rows(tile), round_.classes.size, banks)
+
+    def add_bias(self, round_: Round) -> None:
+        """Add db of the block, all of whose tiles are transposed."""
+        if self.bias_gradient is not None:
+            positions = round_.positions.size
+            self.bias_gradient.add(self.block, round_.classes, positions, round_.is_first, round_.is_last)
+
+    def add_input(self, round_: Round, stripe: Span, tile: int, weight_sbuf: nl.NkiTensor | None) -> None:
+        """Compute dX of a tile, and store it or add it to the sum."""
+        if self.input_gradient is None or weight_sbuf is None:
+            return
+        first = round_.positions.first + tile * PARTITIONS
+        place_hbm = self.input_gradient.partial_hbm[first : first + round_.rows(tile), stripe.first : stripe.end]
+        classes, is_first = round_.classes.size, round_.is_first_of_core
+        self.input_gradient.add_tile(self.block, weight_sbuf, place_hbm, tile, classes, is_first)
+
+    def load_stripe(self, round_: Round, stripe: Span) -> nl.NkiTensor | None:
+        """Load a stripe of W; None if dX is not wanted, which alone needs it."""
+        if self.input_gradient is None:
+            return None
+        weight_sbuf = self.streams.load_stripe(round_.classes, stripe)
+        if self.own_classes is not None:
+            self.own_classes.keep(weight_sbuf[:, :, 0 : stripe.size])
+        return weight_sbuf
+
+
+def _bias_gradient(
+    plan: BackwardPlan,
+    gradient_hbm: nl.NkiTensor | None,
+    streams: BackwardStreams,
+    tiles: TileMaker,
+    has_softcap: bool,
+) -> BiasGradient | UnroundedBiasGradient | None:
+    """Return the object that computes db; None if it is not wanted."""
+    if gradient_hbm is None:
+        return None
+    operands = streams.operands
+    if not operands.rounds_more_than_bias:
+        return BiasGradient.make(plan, gradient_hbm, tiles.power)
+    # Not the row of the bias, which would take all classes at once: it may hold the bias of the next classes already.
+    return UnroundedBiasGradient.make(
+        plan, gradient_hbm, tiles.float32_tiles, tiles.power, operands.num_positions, has_softcap
+    )
+
+
+def _banks() -> list[nl.NkiTensor]:
+    """Allocate all banks of PSUM."""
+    shape = (PARTITIONS, CLASSES_OF_TILE)
+    return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum) for _ in range(nl.tile_size.psum_num_banks)]
+
+
+def _logit_tiles(
+    pair: OperandPair, plan: BackwardPlan, banks_psum: list[nl.NkiTensor], shared: TileMaker | None
+) -> LogitTiles:
+    """Return the tiles of logits of an operand pair, in banks that other work uses at other times.
+
+    If the scores stay (:attr:`OperandPair.scores_stay`), SBUF has as many tiles of them as the plan opens at a time.
+    ``shared`` is the tile maker of the gradient if memory is to be spared: the sums of logits and bias are then in the
+    tiles that are computed from them. None for tiles of their own.
+    """
+    has_softcap, opened = pair.softcap is not None, plan.buffers.opened if pair.scores_stay else SLOTS
+
+    def tiles_sbuf(is_needed: bool, slots: int) -> list[nl.NkiTensor]:
+        slots = slots if is_needed and not plan.keeps_logits else 0
+        return Ring.of_sbuf(slots, (PARTITIONS, plan.classes_of_tile), nl.float32).tiles
+
+    tangents = tiles_sbuf(has_softcap, opened)
+    if shared is not None and has_softcap:
+        biased = tangents
+    elif shared is not None and shared.may_hold_scores:
+        biased = shared.float32_tiles
+    else:
+        biased = tiles_sbuf(pair.operands.bias_hbm is not None, SLOTS if has_softcap else opened)
+    return LogitTiles(pair.operands.num_features, pair.softcap, banks_psum, biased, tangents, pair.masked_score)

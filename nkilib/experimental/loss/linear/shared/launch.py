@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The operands of an output layer, its wanted gradients, and the gradients that a kernel returns, in HBM.
+
+A kernel is traced with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nkilib.core.host.options import is_number
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.shared.blocks import Block
+from nkilib.experimental.loss.linear.shared.sizes import CastBytes
+from nkilib.nki import nl
+
+# [classes, features], like the weight of torch.nn.Linear, and its transpose.
+CLASSES_FIRST, FEATURES_FIRST = "vd", "dv"
+WEIGHT_LAYOUTS = (CLASSES_FIRST, FEATURES_FIRST)
+
+FEATURES_MIN, FEATURES_MAX = 16, 16384
+# The largest number that a 32-bit index counts.
+POSITIONS_MAX = 2**31 - 1
+# Classes of all shards are counted in float32 where they are compared with a target.
+CLASSES_MAX = 2**24
+# The range of the temperature, so that a cap and a temperature that are divided by the scale stay within float32.
+LOGIT_SCALE_MIN, LOGIT_SCALE_MAX = 1e-6, 1e6
+
+
+def check_logit_scale(function: str, logit_scale: float) -> None:
+    """Check that a scale of the logits is within its range.
+
+    Raises:
+        AssertionError: if it is not; the message names function, requirement, value and remedy.
+    """
+    if not is_number(logit_scale) or not LOGIT_SCALE_MIN <= logit_scale <= LOGIT_SCALE_MAX:
+        raise AssertionError(
+            f"{function}: logit_scale must be a number from {LOGIT_SCALE_MIN} to {LOGIT_SCALE_MAX}, got {logit_scale}; "
+            f"pass 1.0 for none"
+        )
+
+
+@dataclass(frozen=True)
+class LinearOperands:
+    """The operands that logits are computed from.
+
+    Attributes:
+        function: the function that errors name.
+        input_hbm: X, [N, D].
+        weight_hbm: W, [V, D], or [D, V] by ``weight_layout``.
+        bias_hbm: [V], or None.
+        class_weight_hbm: [V], or None.
+        weight_layout: ``"vd"`` or ``"dv"``.
+        compute_dtype: the dtype that X and W are rounded to for the products; None: the dtype of X.
+    """
+
+    function: str
+    input_hbm: nl.NkiTensor
+    weight_hbm: nl.NkiTensor
+    bias_hbm: nl.NkiTensor | None
+    class_weight_hbm: nl.NkiTensor | None
+    weight_layout: str
+    compute_dtype: nl.DType | None = None
+
+    def of_positions(self, block: Block) -> LinearOperands:
+        """Return the operands of a block of positions."""
+        return replace(self, input_hbm=block.of(self.input_hbm))
+
+    @property
+    def num_positions(self) -> int:
+        """The number of positions N."""
+        return self.input_hbm.shape[0]
+
+    @property
+    def num_features(self) -> int:
+        """The number of features D."""
+        return self.input_hbm.shape[1]
+
+    @property
+    def has_classes_first(self) -> bool:
+        """Whether W is [V, D]."""
+        return self.weight_layout == CLASSES_FIRST
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of classes of W, V."""
+        return self.weight_hbm.shape[0 if self.has_classes_first else 1]
+
+    @property
+    def dtype(self) -> nl.DType:
+        """The dtype of the products: X, W and the gradient of the logits that multiplies them are rounded to it."""
+        return self.input_hbm.dtype if self.compute_dtype is None else self.compute_dtype
+
+    @property
+    def rounds_more_than_bias(self) -> bool:
+        """Whether the products have 16 bits and the bias another type."""
+        bias_hbm = self.bias_hbm
+        return bias_hbm is not None and self.dtype != nl.float32 and bias_hbm.dtype != self.dtype
+
+    @property
+    def casts(self) -> CastBytes:
+        """The itemsizes of the operands that have another dtype than the products."""
+        itemsizes = [
+            dtype_bytes(tensor_hbm.dtype) if tensor_hbm.dtype != self.dtype else 0
+            for tensor_hbm in (self.input_hbm, self.weight_hbm)
+        ]
+        return CastBytes(*itemsizes)
+
+    @property
+    def position_tiles(self) -> int:
+        """The number of tiles of 128 positions."""
+        return div_ceil(self.num_positions, nl.tile_size.pmax)
+
+
+@dataclass(frozen=True)
+class WantedGradients:
+    """The gradients that a kernel is to return; the others cost nothing.
+
+    Attributes:
+        input, weight, bias: whether dX, dW and db are returned.
+        input_float32: whether dX is float32, and not rounded to the dtype of X.
+    """
+
+    input: bool = True
+    weight: bool = True
+    bias: bool = False
+    input_float32: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        input_wanted: bool,
+        weight_wanted: bool,
+        bias_wanted: bool | None,
+        bias_hbm: nl.NkiTensor | None,
+        input_float32: bool = False,
+    ) -> WantedGradients:
+        """Return the gradients that a kernel's arguments request; None for db stands for True if there is a bias."""
+        of_bias = bias_hbm is not None if bias_wanted is None else bias_wanted
+        return cls(input_wanted, weight_wanted, of_bias, input_float32)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradient tensors in HBM, in the order in which a kernel returns them; None for gradients that are not wanted.
+
+    Attributes:
+        input_hbm: dX, [N, D], in the dtype of X, or float32.
+        weight_hbm: dW in the layout of W, in its dtype or in float32.
+        bias_hbm: db, [V], float32.
+        weight_sum_hbm: the float32 sum that dW is added to before it is rounded; it may be ``weight_hbm``. None if
+            there is none.
+    """
+
+    input_hbm: nl.NkiTensor | None
+    weight_hbm: nl.NkiTensor | None
+    bias_hbm: nl.NkiTensor | None
+    weight_sum_hbm: nl.NkiTensor | None = None
+
+    @property
+    def adds_to_weight(self) -> bool:
+        """Whether dW is added to a sum."""
+        return self.weight_sum_hbm is not None
+
+    def sums_bias_of(self, launch: LinearOperands) -> bool:
+        """Return whether db of the launch is summed from gradients of the logits before they are rounded."""
+        return self.bias_hbm is not None and launch.rounds_more_than_bias
+
+    @classmethod
+    def of_launch(
+        cls, launch: LinearOperands, wanted: WantedGradients, weight_sum_hbm: nl.NkiTensor | None = None
+    ) -> Gradients:
+        """Allocate the tensors, except for a sum that the caller has."""
+
+        def like(name: str, tensor_hbm: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
+            return nl.ndarray(tuple(tensor_hbm.shape), dtype=dtype, buffer=nl.shared_hbm, name=name)
+
+        weight_hbm = weight_sum_hbm
+        if wanted.weight and weight_sum_hbm is None:
+            weight_hbm = like("grad_weight_hbm", launch.weight_hbm, launch.weight_hbm.dtype)
+        input_dtype = nl.float32 if wanted.input_float32 else launch.input_hbm.dtype
+        bias_hbm = None
+        if wanted.bias and launch.bias_hbm is not None:
+            bias_hbm = like("grad_bias_hbm", launch.bias_hbm, nl.float32)
+        return cls(
+            input_hbm=like("grad_input_hbm", launch.input_hbm, input_dtype) if wanted.input else None,
+            weight_hbm=weight_hbm,
+            bias_hbm=bias_hbm,
+            weight_sum_hbm=weight_sum_hbm,
+        )
+
+    def returned(self) -> tuple[nl.NkiTensor, ...]:
+        """Return the tensors that a kernel returns."""
+        tensors = (self.input_hbm, self.weight_hbm, self.bias_hbm)
+        return tuple(tensor_hbm for tensor_hbm in tensors if tensor_hbm is not None)

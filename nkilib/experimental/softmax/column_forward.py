@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The arithmetic of the forward on items (:class:`.column_geometry.Item`) [columns, elements], with one column per
+partition.
+
+For segment k of a column x let m_k be its maximum, clamped to finite numbers, and s_k the sum of exp(x - m_k). With m
+the maximum of the m_k and d = sum of s_k exp(m_k - m),
+
+    log-softmax = (x - m) - log d        softmax = exp(x - m_k) * (exp(m_k - m) / d),
+
+all in float32, rounded once to the type of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST
+from nkilib.experimental.softmax.column_geometry import Item, Window
+from nkilib.experimental.softmax.column_steps import Group
+from nkilib.experimental.softmax.kind import Kind
+from nkilib.nki import nisa, nl
+
+# The maximum number of steps between the passes over a group.
+MOST_STAGES = 4
+# Tiles of recomputed exponentials: one is written while another is read, and one may wait.
+_RECOMPUTED_TILES = 3
+
+
+@dataclass(frozen=True)
+class WindowStatistics:
+    """The statistics of the columns of a window, float32, with the symbols of the module.
+
+    Attributes:
+        neg_max_sbuf, sums_sbuf: -m_k and s_k, [columns, strips, segments].
+        row_neg_max_sbuf, row_sum_sbuf: -m, and d, then log d for log-softmax, [columns, strips]; for one segment, views
+            of the other tiles.
+        factors_sbuf: exp(m_k - m) / d, [columns, strips, segments], which softmax needs; before that m_k - m and
+            exp(m_k - m), for several segments.
+    """
+
+    neg_max_sbuf: nl.NkiTensor
+    sums_sbuf: nl.NkiTensor
+    row_neg_max_sbuf: nl.NkiTensor
+    row_sum_sbuf: nl.NkiTensor
+    factors_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, strips: int, segments: int) -> WindowStatistics:
+        """Allocate the tiles for a number of strips. Partitions without a column hold the maximum 0 and the sum 1."""
+        partitions = nl.tile_size.pmax
+        shape = (partitions, strips, segments)
+        neg_max_sbuf, sums_sbuf, factors_sbuf = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(3)]
+        nisa.memset(dst=neg_max_sbuf, value=0.0, engine=nisa.engine.gpsimd)
+        nisa.memset(dst=sums_sbuf, value=1.0, engine=nisa.engine.gpsimd)
+        if segments == 1:
+            return cls(neg_max_sbuf, sums_sbuf, neg_max_sbuf[:, :, 0], sums_sbuf[:, :, 0], factors_sbuf)
+        rows = [nl.ndarray((partitions, strips), dtype=nl.float32, buffer=nl.sbuf) for _ in range(2)]
+        return cls(neg_max_sbuf, sums_sbuf, rows[0], rows[1], factors_sbuf)
+
+    def part_of(self, group: Group) -> WindowStatistics:
+        """Return views of the statistics of a group's strips."""
+        tiles = (self.neg_max_sbuf, self.sums_sbuf, self.row_neg_max_sbuf, self.row_sum_sbuf, self.factors_sbuf)
+        return WindowStatistics(*[tile[0 : group.rows, group.first : group.end] for tile in tiles])
+
+
+def _take_distances(of_group: WindowStatistics) -> None:
+    """Compute -m, and m_k - m into the tile of the factors."""
+    nisa.tensor_reduce(dst=of_group.row_neg_max_sbuf, op=nl.minimum, data=of_group.neg_max_sbuf, axis=2)
+    nisa.tensor_tensor(
+        dst=of_group.factors_sbuf,
+        data1=of_group.row_neg_max_sbuf.expand_dim(2).broadcast(2, of_group.factors_sbuf.shape[2]),
+        data2=of_group.neg_max_sbuf,
+        op=nl.subtract,
+    )
+
+
+def _take_weights(of_group: WindowStatistics) -> None:
+    """Compute exp(m_k - m) in place of m_k - m."""
+    nisa.activation(dst=of_group.factors_sbuf, op=nl.exp, data=of_group.factors_sbuf)
+
+
+def _add_up(of_group: WindowStatistics) -> None:
+    """Compute d, the sum of s_k exp(m_k - m)."""
+    nisa.tensor_tensor(dst=of_group.sums_sbuf, data1=of_group.sums_sbuf, data2=of_group.factors_sbuf, op=nl.multiply)
+    nisa.tensor_reduce(dst=of_group.row_sum_sbuf, op=nl.add, data=of_group.sums_sbuf, axis=2)
+
+
+def _take_logs(of_group: WindowStatistics) -> None:
+    """Replace d by log d."""
+    nisa.activation(dst=of_group.row_sum_sbuf, op=nl.log, data=of_group.row_sum_sbuf)
+
+
+def _take_only_factor(of_group: WindowStatistics) -> None:
+    """Compute the factor 1 / d of columns of one segment."""
+    nisa.reciprocal(dst=of_group.factors_sbuf, data=of_group.sums_sbuf)
+
+
+def _take_factors(of_group: WindowStatistics) -> None:
+    """Compute the factors exp(m_k - m) / d from exp(m_k - m); the tile of d then holds 1 / d."""
+    nisa.reciprocal(dst=of_group.row_sum_sbuf, data=of_group.row_sum_sbuf)
+    inverses_sbuf = of_group.row_sum_sbuf.expand_dim(2).broadcast(2, of_group.factors_sbuf.shape[2])
+    nisa.tensor_tensor(dst=of_group.factors_sbuf, data1=of_group.factors_sbuf, data2=inverses_sbuf, op=nl.multiply)
+
+
+def combining_stages(kind: Kind, segments: int) -> list[Callable[[WindowStatistics], None]]:
+    """Return the stages that combine the statistics of a group between the passes, one stage for each step.
+
+    The stages alternate between the Vector and the Scalar engine.
+    """
+    of_sums = [_take_distances, _take_weights, _add_up] if segments > 1 else []
+    if kind is Kind.LOG_SOFTMAX:
+        return [*of_sums, _take_logs]
+    return [*of_sums, _take_factors if segments > 1 else _take_only_factor]
+
+
+@dataclass
+class ForwardArithmetic:
+    """The arithmetic of both passes of the forward; view 0 of an item is x.
+
+    Attributes:
+        kind: softmax or log-softmax.
+        segments: the number of segments of a column.
+        kept: tiles of softmax's exponentials that wait for the second pass, used round-robin; empty if the second pass
+            recomputes them.
+        scratch_sbuf: first a tile for exponentials of which only the sum is used; then the tiles for exponentials that
+            the second pass recomputes.
+        ceiling_sbuf: the highest finite float32 number in each partition, [128, 1].
+        windows: the statistics of the windows in flight, by the number of the window.
+        taken: the number of tiles of ``kept``, or of recomputed exponentials, that were written, and that were read.
+    """
+
+    kind: Kind
+    segments: int
+    kept: list[nl.NkiTensor]
+    scratch_sbuf: list[nl.NkiTensor]
+    ceiling_sbuf: nl.NkiTensor
+    windows: dict[int, WindowStatistics]
+    taken: list[int]
+
+    @classmethod
+    def make(cls, kind: Kind, segments: int, longest: int, kept: int) -> ForwardArithmetic:
+        """Allocate the tiles for segments of at most ``longest`` elements; the exponentials of ``kept`` segments can
+        wait for the second pass.
+        """
+        shape = (nl.tile_size.pmax, longest)
+        scratch_type = nl.bfloat16 if kind is Kind.LOG_SOFTMAX else nl.float32
+        waiting = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(kept)]
+        scratch = [
+            nl.ndarray(shape, dtype=scratch_type, buffer=nl.sbuf)
+            for _ in range(1 + (_RECOMPUTED_TILES if kind is Kind.SOFTMAX and not kept else 0))
+        ]
+        ceiling_sbuf = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=ceiling_sbuf, value=FLOAT32_HIGHEST)
+        return cls(kind, segments, waiting, scratch, ceiling_sbuf, {}, [0, 0])
+
+    def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
+        """Compute -m_k of an item, minus the maximum of each of its columns."""
+        columns = item.strip.columns
+        neg_max_sbuf = self._of_item(self._of_window(item.window).neg_max_sbuf, item)
+        nisa.tensor_reduce(dst=neg_max_sbuf, op=nl.maximum, data=views[0], axis=1, negate=True)
+        # If all elements are -inf, exp(-inf + highest) is 0, where exp(-inf + inf) would be NaN.
+        nisa.tensor_tensor(
+            dst=neg_max_sbuf,
+            data1=neg_max_sbuf,
+            data2=self.ceiling_sbuf[0:columns],
+            op=nl.minimum,
+            engine=nisa.engine.gpsimd,
+        )
+
+    def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
+        """Compute s_k of an item, the sum of exp(x - m_k) over each of its columns."""
+        of_window = self._of_window(item.window)
+        exponentials_sbuf = self._next_kept(0) if self.kept else self.scratch_sbuf[0]
+        nisa.activation(
+            dst=exponentials_sbuf[0 : item.strip.columns, 0 : item.segment.size],
+            op=nl.exp,
+            data=views[0],
+            bias=self._of_item(of_window.neg_max_sbuf, item),
+            reduce_op=nl.add,
+            reduce_res=self._of_item(of_window.sums_sbuf, item),
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+
+    def combine(self, group: Group, stage: int) -> None:
+        """Issue a stage of those that compute -m, and log d or the factors of softmax, for all strips of a group."""
+        combining_stages(self.kind, self.segments)[stage](self._of_window(group.window).part_of(group))
+
+    def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
+        """Compute exp(x - m_k) of an item again for softmax, unless the first pass kept it."""
+        if self.kind is Kind.LOG_SOFTMAX or self.kept:
+            return
+        nisa.activation(
+            dst=self._recomputed(item, 0),
+            op=nl.exp,
+            data=views[0],
+            bias=self._of_item(self._of_window(item.window).neg_max_sbuf, item),
+        )
+
+    def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
+        """Compute the result of an item into ``dst_sbuf``, which may be the item's own tile."""
+        of_window = self._of_window(item.window)
+        columns, size, strip = item.strip.columns, item.segment.size, item.strip.number
+        if self.kind is Kind.LOG_SOFTMAX:
+            nisa.tensor_scalar(
+                dst=dst_sbuf,
+                data=views[0],
+                op0=nl.add,
+                operand0=of_window.row_neg_max_sbuf[0:columns, strip : strip + 1],
+                op1=nl.subtract,
+                operand1=of_window.row_sum_sbuf[0:columns, strip : strip + 1],
+            )
+        else:
+            exponentials_sbuf = self._next_kept(1)[0:columns, 0:size] if self.kept else self._recomputed(item, 1)
+            factor_sbuf = self._of_item(of_window.factors_sbuf, item)
+            nisa.activation(dst=dst_sbuf, op=nl.copy, data=exponentials_sbuf, scale=factor_sbuf)
+        if item.ends_part and item.segment.number == self.segments - 1:
+            self.windows.pop(item.window.number)
+
+    def _recomputed(self, item: Item, visit: int) -> nl.NkiTensor:
+        """Return the next tile of recomputed exponentials, for writing (visit 0) or for reading (visit 1)."""
+        self.taken[visit] += 1
+        tiles = self.scratch_sbuf[1:]
+        return tiles[self.taken[visit] % len(tiles)][0 : item.strip.columns, 0 : item.segment.size]
+
+    def _of_item(self, tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
+        """Return the view of a tile [columns, strips, segments] that belongs to an item, [columns, 1]."""
+        number = item.segment.number
+        return tile_sbuf[0 : item.strip.columns, item.strip.number, number : number + 1]
+
+    def _next_kept(self, visit: int) -> nl.NkiTensor:
+        self.taken[visit] += 1
+        return self.kept[self.taken[visit] % len(self.kept)]
+
+    def _of_window(self, window: Window) -> WindowStatistics:
+        if window.number not in self.windows:
+            self.windows[window.number] = WindowStatistics.make(len(window.strips()), self.segments)
+        return self.windows[window.number]

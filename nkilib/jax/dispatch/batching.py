@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""``jax.vmap`` over a function of rows: one launch with the rows of all examples, if no result is a sum over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+
+Arrays = Mapping[str, jax.Array | None]
+# A function of arrays whose first dimension is that of the rows, and of arrays that all rows share; it returns results
+# by row.
+RowsFunction = Callable[[Arrays, Arrays], dict[str, jax.Array]]
+
+
+def required(arrays: Arrays, name: str) -> jax.Array:
+    """Return the array of that name, which must not be None.
+
+    Raises:
+        KeyError: the array is missing.
+    """
+    array = arrays[name]
+    if array is None:
+        raise KeyError(f"{name} must be given")
+    return array
+
+
+def batched_by_rows(function: RowsFunction) -> RowsFunction:
+    """Wrap a function so that ``jax.vmap`` calls it once, with the rows of all examples one after the other.
+
+    If an array that all rows of a call share, such as class weights, differs between the examples, the rows cannot be
+    joined, and the function is called for each example.
+    """
+    mapped = custom_vmap(function)
+
+    def rule(
+        size: int, batched: tuple[Mapping[str, bool | None], Mapping[str, bool | None]], rows: Arrays, shared: Arrays
+    ) -> tuple[dict[str, jax.Array], dict[str, bool]]:
+        rows_batched, shared_batched = batched
+        if any(shared_batched.values()):
+            results = _for_each(mapped, _chosen(rows, rows_batched), _chosen(shared, shared_batched), rows, shared)
+        else:
+            joined = {name: _joined(array, rows_batched[name], size) for name, array in rows.items()}
+            joined_results = mapped(joined, shared)
+            results = {name: result.reshape(size, -1, *result.shape[1:]) for name, result in joined_results.items()}
+        return results, dict.fromkeys(results, True)
+
+    mapped.def_vmap(rule)
+    return mapped
+
+
+def batched_by_example(function: RowsFunction) -> RowsFunction:
+    """Wrap a function so that ``jax.vmap`` calls it for each example.
+
+    This is for functions with a result that is a sum over the rows of one example.
+    """
+    mapped = custom_vmap(function)
+
+    def rule(
+        size: int, batched: tuple[Mapping[str, bool | None], Mapping[str, bool | None]], rows: Arrays, shared: Arrays
+    ) -> tuple[dict[str, jax.Array], dict[str, bool]]:
+        rows_batched, shared_batched = batched
+        results = _for_each(mapped, _chosen(rows, rows_batched), _chosen(shared, shared_batched), rows, shared)
+        return results, dict.fromkeys(results, True)
+
+    mapped.def_vmap(rule)
+    return mapped
+
+
+def _joined(array: jax.Array | None, is_batched: bool | None, size: int) -> jax.Array | None:
+    """Join an array of rows of all examples to one array; if it is the same for all examples, it is repeated."""
+    if array is None:
+        return None
+    whole = array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
+    return whole.reshape(size * whole.shape[1], *whole.shape[2:])
+
+
+def _chosen(arrays: Arrays, batched: Mapping[str, bool | None]) -> dict[str, Any]:
+    return {name: array for name, array in arrays.items() if batched[name]}
+
+
+def _for_each(
+    mapped: RowsFunction, rows_of_each: Arrays, shared_of_each: Arrays, rows: Arrays, shared: Arrays
+) -> dict[str, jax.Array]:
+    """Return the results of every example, stacked, with one launch per example. ``rows_of_each`` and
+    ``shared_of_each`` are the arrays that differ between the examples.
+    """
+
+    def one(example: tuple[Arrays, Arrays]) -> dict[str, jax.Array]:
+        return mapped({**rows, **example[0]}, {**shared, **example[1]})
+
+    return jax.lax.map(one, (rows_of_each, shared_of_each))

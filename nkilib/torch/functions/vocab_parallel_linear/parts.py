@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The conversion of a loss's arguments with a DTensor output layer to this rank's part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.checks import check_tensors
+from nkilib.torch.dispatch.dtensors import (
+    Spread,
+    check_member,
+    dtensor,
+    replicated,
+    shards_of,
+    spread_of,
+    without_rule,
+)
+from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+@dataclass(frozen=True)
+class LocalLayer:
+    """This rank's part of the arguments, as plain tensors.
+
+    Attributes:
+        arguments: the arguments of the loss.
+        spread: the ranks that have the rows of the weight.
+    """
+
+    arguments: LinearArguments
+    spread: Spread
+
+
+def local_layer(
+    caller: Caller, of_weight: Caller, linear_weight: DTensor, layer_arguments: LinearArguments
+) -> LocalLayer:
+    """Return this rank's part of the arguments. Nothing is communicated.
+
+    One dimension of the mesh shards the classes. No other dimension may have more than one rank, because gradients of
+    the layer that come from other ranks' positions are not summed here. Bias and ``grad_weight_sum`` are placed as the
+    weight, or are this rank's own; input and target are replicated, or plain and the same on every rank.
+
+    Args:
+        caller: the function that error messages name.
+        of_weight: the caller for errors about the weight.
+        linear_weight: the weight of the arguments.
+        layer_arguments: the arguments of the call.
+
+    Raises:
+        TypeError: an argument is not a tensor.
+        NotImplementedError: an unsupported placement; class weights or a normalizer that require grad.
+        ValueError: this rank is not in the mesh.
+    """
+    check_tensors(
+        caller, layer_arguments.tensors(), optional=("linear_bias", "weight", "normalizer", "grad_weight_sum")
+    )
+    spread = spread_of_classes(caller, of_weight, linear_weight)
+    arguments = LinearArguments(
+        same_everywhere(caller, "input", layer_arguments.input),
+        linear_weight.to_local(),
+        same_everywhere(caller, "target", layer_arguments.target),
+        as_weight(caller, "linear_bias", layer_arguments.linear_bias, linear_weight),
+        replicated(caller, "weight", layer_arguments.weight),
+        layer_arguments.reduction,
+        replicated(caller, "normalizer", layer_arguments.normalizer),
+        as_weight(caller, "grad_weight_sum", layer_arguments.grad_weight_sum, linear_weight),
+    )
+    return LocalLayer(arguments, spread)
+
+
+def spread_of_classes(caller: Caller, of_weight: Caller, linear_weight: DTensor) -> Spread:
+    """Return the ranks that have the rows of a weight.
+
+    Args:
+        caller: the function that error messages name.
+        of_weight: the caller for errors about the weight.
+        linear_weight: the weight, sharded by classes over one dimension of its mesh.
+
+    Raises:
+        NotImplementedError: another placement.
+        ValueError: this rank is not in the mesh.
+    """
+    mesh = linear_weight.device_mesh
+    check_member(of_weight, mesh)
+    several = [at for at in range(mesh.ndim) if mesh.size(at) > 1]
+    if shards_of(caller, "linear_weight", linear_weight) != dict.fromkeys(several, 0) or len(several) > 1:
+        raise without_rule(caller, "linear_weight", linear_weight, "Shard(0), on a mesh of one dimension")
+    return spread_of(of_weight, linear_weight, 0, several[0] if several else 0)
+
+
+def same_everywhere(caller: Caller, name: str, tensor: Tensor) -> Tensor:
+    """Return the whole tensor; its gradient is whole on every rank, too."""
+    placed = dtensor(tensor)
+    if placed is None:
+        return tensor
+    if shards_of(caller, name, placed):
+        raise without_rule(caller, name, placed, "Replicate()")
+    return placed.to_local()
+
+
+def as_weight(caller: Caller, name: str, tensor: Tensor | None, linear_weight: DTensor) -> Tensor | None:
+    """Return this rank's part of a tensor that is placed as the weight; a plain tensor is this part already."""
+    placed = dtensor(tensor)
+    if placed is None:
+        return tensor
+    if shards_of(caller, name, placed) != shards_of(caller, "linear_weight", linear_weight):
+        raise without_rule(caller, name, placed, "of linear_weight")
+    return placed.to_local()

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Operator options as dataclasses, made from their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, make_dataclass
+
+from nkilib.core.host.options import Dataclass
+
+Defaults = Mapping[str, bool | int | float | str]
+
+
+def group_of(defaults: Defaults) -> type[Dataclass]:
+    """Return a frozen dataclass whose fields are these options, each of the type of its default."""
+    fields = [(name, type(value), field(default=value)) for name, value in defaults.items()]
+    return make_dataclass("OperatorOptions", fields, frozen=True)
+
+
+def options_of_loss(options: Defaults) -> type[Dataclass]:
+    """Return the options of a loss. Every loss has a reduction: the first option, unless ``options`` contain it."""
+    return group_of(options if "reduction" in options else {"reduction": "mean", **options})
+
+
+def requests_of(wanted: Mapping[str, bool]) -> type[Dataclass]:
+    """Return the options that request gradients, by the names of the tensors. Other gradients are not computed."""
+    return group_of({f"grad_{name}_wanted": value for name, value in wanted.items()})
