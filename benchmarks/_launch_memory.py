@@ -15,9 +15,8 @@ from dataclasses import asdict
 
 import numpy as np
 
-from benchmarks._cases import Case, Tuning
+from benchmarks._cross_entropy import Case, Tuning, backward, forward
 from benchmarks._inputs import make_logits, make_targets
-from benchmarks._launch import backward, forward
 from benchmarks._memory import MemoryUse, measure_in_process, peak_resident_bytes, resident_bytes
 
 FORWARD, BACKWARD, BACKWARD_IN_PLACE = "forward", "backward", "in place"
@@ -56,8 +55,7 @@ def _step_and_measure(case: Case) -> MemoryUse:
     # Here, since a process that measures a launch of the kernels alone shall not load PyTorch.
     import torch
 
-    from benchmarks._against_torch import as_tensor
-    from benchmarks._torch_step import torch_step
+    from benchmarks._against_torch import as_tensor, torch_step
 
     before = resident_bytes()
     logits = as_tensor(make_logits(case.rows, case.vocabulary, case.dtype))

@@ -68,7 +68,7 @@ def _status_bytes(field: str) -> int:
 
 
 def _maximum_resident_bytes() -> int:
-    import resource  # Unix only
+    import resource
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

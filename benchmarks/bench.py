@@ -14,12 +14,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks._against_torch import Comparison, SharedInputs, compare_backward, compare_forward
-from benchmarks._cases import FEWEST_RUNS, Case, Tuning, cases
+from benchmarks._cross_entropy import FEWEST_RUNS, Case, Tuning, backward, cases, forward, profile_forward
 from benchmarks._display import table_of, verdict
 from benchmarks._launch_memory import BACKWARD, BACKWARD_IN_PLACE, FORWARD, measure_memory
 from benchmarks._memory import MemoryUse
@@ -31,11 +32,84 @@ from benchmarks._pass_results import (
     parse_timing_arguments,
     timing_parser,
 )
-from benchmarks._profile_cost import ProfileCost, profile_cost
-from benchmarks._tune import best_tuning
+from benchmarks._timing import Contender, interleaved_minimum
 from examples._display import heading, make_console
-from nkilib.core.tiling import div_ceil
+from nkilib.core.hardware import div_ceil
 from nkilib.nki import NOT_SIMULATED, SIMULATED
+
+# The search for the fastest tuning: runs of each, and what is tried.
+TUNING_RUNS = 3
+POSITIONS = (32, 64, 128)
+CHUNKS = (2048, 4096, 8192, 16384, 32128, 65535)
+
+
+def candidates(case: Case) -> list[Tuning]:
+    """The tunings that are tried, those included that the kernels refuse for ``case``."""
+    chunks = sorted({min(chunk, case.vocabulary) for chunk in CHUNKS})
+    return [Tuning(positions, chunk) for positions in POSITIONS for chunk in chunks]
+
+
+def best_tuning(console: Console, case: Case, inputs: SharedInputs) -> tuple[Tuning, Tuning]:
+    """The fastest tuning of the forward and of the backward, out of place; prints what was tried on ``console``."""
+    contenders: dict[str, tuple[Tuning, Contender, Contender]] = {}
+    for tuning in candidates(case):
+        try:
+            _, lse = forward(inputs.logits, inputs.targets, tuning)
+        except AssertionError:  # the kernels' refusal: such a tuning is not legal here
+            continue
+        contenders[str(tuning)] = (tuning, *_passes(inputs, lse, tuning))
+    forward_seconds = interleaved_minimum({name: c[1] for name, c in contenders.items()}, TUNING_RUNS)
+    backward_seconds = interleaved_minimum({name: c[2] for name, c in contenders.items()}, TUNING_RUNS)
+    for name in contenders:
+        console.print(
+            f"{case}  {name:>12}  forward {forward_seconds[name]:.3f} s  backward {backward_seconds[name]:.3f} s"
+        )
+    best = (min(seconds, key=lambda name: seconds[name]) for seconds in (forward_seconds, backward_seconds))
+    best_forward, best_backward = (contenders[name][0] for name in best)
+    return best_forward, best_backward
+
+
+def _passes(inputs: SharedInputs, lse: np.ndarray, tuning: Tuning) -> tuple[Contender, Contender]:
+    return (
+        Contender(lambda: forward(inputs.logits, inputs.targets, tuning)),
+        Contender(lambda: backward(inputs.logits, inputs.targets, lse, tuning, inplace=False)),
+    )
+
+
+PLAIN, PROFILE = "plain", "profile"
+
+
+@dataclass(frozen=True)
+class ProfileCost:
+    """The time of a profile of the forward of one case beside that of the plain run.
+
+    Attributes:
+        case, tuning: the case and the tiling that ran.
+        profile: seconds of ``nkilib.simulator.profile``.
+        plain: seconds of the launch alone.
+    """
+
+    case: Case
+    tuning: Tuning
+    profile: float
+    plain: float
+
+    @property
+    def ratio(self) -> float:
+        return self.profile / self.plain
+
+
+def profile_cost(case: Case, inputs: SharedInputs, tuning: Tuning, runs: int) -> ProfileCost:
+    """Profile the forward, and run it alone."""
+    seconds = interleaved_minimum(
+        {
+            PLAIN: Contender(lambda: forward(inputs.logits, inputs.targets, tuning)),
+            PROFILE: Contender(lambda: profile_forward(inputs.logits, inputs.targets, tuning)),
+        },
+        runs,
+    )
+    return ProfileCost(case, tuning, seconds[PROFILE], seconds[PLAIN])
+
 
 # The goals: ours at most that many times torch's seconds, a profile at most that many times the plain run's, and at
 # most that many bytes beyond the arrays.

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The overhead of the interpreter for an instruction: ``python -m benchmarks.instruction_cost`` or
-``make instruction-cost``.
+"""The overhead of the interpreter for an instruction: ``python -m benchmarks.instruction_cost``.
 
 Each line runs one instruction many times on small tiles, and then numpy's part of the work on arrays of the same
 sizes. The difference is the interpreter's own: binding, validation, the dispatch and the bookkeeping.

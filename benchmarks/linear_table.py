@@ -23,8 +23,7 @@ from rich.table import Table
 from benchmarks._display import NO_MODEL, begin_modelled, end_verdicts, table_of, verdict
 from benchmarks._program_size import program_instructions
 from examples._display import make_console
-from nkilib.experimental.loss.linear_cross_entropy.host.memory import form_bytes
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling, form_bytes
 from nkilib.experimental.loss.profiling import profile_linear_launch
 from nkilib.simulator import ModelParameters, Profile, spec
 

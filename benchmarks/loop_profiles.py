@@ -69,7 +69,7 @@ def _long(x: Any, is_device_loop: bool) -> Any:
 def measure(loop: str, instructions: int) -> Cost:
     """Profile the kernel in this process; ``loop`` is one of those above."""
     from nkilib.simulator import profile, spec
-    from nkilib.simulator.machine import device_loop
+    from nkilib.simulator.language import loops as device_loop
 
     if loop == "all":
         device_loop.FEWEST_ITERATIONS = sys.maxsize

@@ -19,7 +19,7 @@ from benchmarks._display import table_of, verdict
 from examples._display import heading, make_console
 from nkilib.nki import NOT_SIMULATED, SIMULATED, nisa, nki, nl
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
-from nkilib.verify.times.published import matmul, rmsnorm_quant, tiled_matmul
+from nkilib.verify.times.kernels import matmul, rmsnorm_quant, tiled_matmul
 
 PARTITIONS = 128
 # How far the model may be off: single instructions and the matrix product, and everything else.

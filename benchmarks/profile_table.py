@@ -18,7 +18,7 @@ from rich.table import Table
 from benchmarks._display import NO_MODEL, begin_modelled, end_verdicts, verdict
 from examples._display import make_console, plain_table
 from nkilib.core.cores import positions_of_core
-from nkilib.core.tiling import div_ceil
+from nkilib.core.hardware import div_ceil
 from nkilib.experimental.loss import Tiling, choose_tiling
 from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.experimental.loss.tiling import CORES

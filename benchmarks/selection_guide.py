@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Print the choices of ``choose_tiling`` for usual launches, with their modelled times.
+"""The choices of ``choose_tiling`` for usual launches, with their modelled times.
 
 The table of docs/reference/kernels.md. Modelled, not measured.
 """

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The modelled time of softmax and log-softmax, compared with the needs of the hardware. Modelled, not measured.
+"""The modelled time of softmax and log-softmax, compared with the needs of the hardware.
+
+Modelled, not measured.
 
     python -m benchmarks.softmax_table [--one-queue] [--axis last|middle|short]
 
@@ -15,8 +17,8 @@ from __future__ import annotations
 import argparse
 from math import prod
 
-from nkilib.experimental.softmax.host.profiling import profile_softmax_launch
-from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.profiling import profile_softmax_launch
+from nkilib.experimental.softmax.tensors import Kind
 from nkilib.simulator import ModelParameters
 
 LAST_AXIS = (

@@ -20,16 +20,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks._against_torch import as_tensor
-from benchmarks._cases import FEWEST_RUNS, Case, Tuning, cases
+from benchmarks._against_torch import as_tensor, torch_step
+from benchmarks._cross_entropy import CORES, FEWEST_RUNS, NKI_DTYPES, Case, Tuning, cases
 from benchmarks._display import table_of, verdict
 from benchmarks._inputs import make_logits, make_targets
-from benchmarks._launch import CORES, NKI_DTYPES
 from benchmarks._launch_memory import TORCH_IN_PLACE, measure_memory
 from benchmarks._memory import MemoryUse
 from benchmarks._pass_results import MEBI, TORCH_THREADS, load_line, parse_timing_arguments
 from benchmarks._timing import Contender, interleaved_minimum
-from benchmarks._torch_step import torch_step
 from examples._display import heading, make_console
 from nkilib.experimental.loss import (
     choose_tiling,

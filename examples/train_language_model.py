@@ -95,7 +95,7 @@ def open_device(name: str) -> tuple[torch.device, Callable[[], object]]:
     if SIMULATED:
         raise RuntimeError(f"--device {name} needs the Neuron SDK; without it nkilib simulates, on --device cpu")
     if name == "xla":
-        import torch_xla  # comes with torch-neuronx
+        import torch_xla
 
         return torch_xla.device(), torch_xla.sync  # runs what the step has recorded
     return torch.device("neuron"), lambda: None

@@ -5,6 +5,22 @@
 
 The kernels are in `nkilib.experimental.loss`, the simulator in `nkilib.simulator`; `nkilib.nki` chooses between the
 simulator and the real NKI. Importing this package loads none of them.
+
+For users:
+
+- ``torch``, ``jax``: the losses as functions and modules of a framework;
+- ``experimental``: the kernels;
+- ``nki``: NKI, real or simulated;
+- ``simulator``: the simulator of NKI, and its profiles;
+- ``cli``, run by ``__main__``: the commands ``python -m nkilib``;
+- ``lnc``: an alias of the module about the cores of a launch.
+
+Behind them:
+
+- ``core``: what kernels share;
+- ``verify``: checks of a device;
+- ``base``: what every part may import;
+- ``_refuse_mixture``: the check against a mixture with another package of this name.
 """
 
 from pkgutil import extend_path

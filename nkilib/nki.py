@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, Literal
 
 from nkilib.base.installation import refuse_mixture
-from nkilib.base.work import replayable
+from nkilib.base.statements import replayable
 
 __all__ = ["NOT_SIMULATED", "SIMULATED", "BackendChoice", "backend", "explain_index", "nisa", "nki", "nl", "replayable"]
 
@@ -217,11 +217,11 @@ if TYPE_CHECKING:
     from nkilib.simulator.api import language as nl
     from nkilib.simulator.api import nki
     from nkilib.simulator.isa.operators import Operator as Operator
-    from nkilib.simulator.language.explain import explain_index
+    from nkilib.simulator.language.programs import explain_index
 else:
     nki, nisa, nl = _modules
     if SIMULATED:
-        from nkilib.simulator.language.explain import explain_index
+        from nkilib.simulator.language.programs import explain_index
     else:
 
         def explain_index(index: object, what: str, values: object, first_row: int, row_step: int, limit: int) -> None:

@@ -20,10 +20,9 @@ import numpy as np
 import pytest
 
 from nkilib.simulator.launch import kernel as launches
-from nkilib.simulator.launch.containers import leaves_of
+from nkilib.simulator.launch.arguments import leaves_of
 from nkilib.simulator.launch.kernel import Kernel
-from nkilib.simulator.launch.place import Place
-from nkilib.simulator.launch.settings import Skipping
+from nkilib.simulator.launch.settings import LaunchEnvironment, Skipping
 from nkilib.simulator.terms.spec import Spec
 from tests.launches_unseen import current_test, unseen, write_line
 
@@ -73,13 +72,15 @@ def _skipped(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> V
     return _verdict(error, result)
 
 
-def _run_both_ways(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> Any:
+def _run_both_ways(
+    kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], environment: LaunchEnvironment
+) -> Any:
     if any(isinstance(leaf, Spec) for leaf in leaves_of((args, kwargs))):
-        return _compute(kernel, args, kwargs, place)
+        return _compute(kernel, args, kwargs, environment)
     skipped = _skipped(kernel, args, kwargs)
     error, result = None, None
     try:
-        result = _compute(kernel, args, kwargs, place)
+        result = _compute(kernel, args, kwargs, environment)
     except Exception as raised:
         error = raised
         raise

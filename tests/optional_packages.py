@@ -4,7 +4,7 @@
 """Tests without PyTorch or JAX: files that import what is not installed are left out, and tests that do are skipped.
 
 What a file imports is read from it and from the files of tests, benchmarks and examples that it imports. Nothing of the
-library but ``nkilib.torch`` and ``nkilib.jax`` may import these packages (``tests/test_layers.py``), so that a skip
+library but ``nkilib.torch`` and ``nkilib.jax`` may import these packages (``tests/test_source.py``), so that a skip
 cannot hide an import that should not be there: one in any other module of the library fails the test.
 """
 

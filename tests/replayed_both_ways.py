@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from nkilib.simulator.launch.kernel import AsToday, Kernel, run_launches_by
-from nkilib.simulator.launch.place import Place
+from nkilib.simulator.launch.kernel import Kernel, UnreplayedRun, run_launches_by
+from nkilib.simulator.launch.settings import LaunchEnvironment
 from nkilib.simulator.machine.observer import active_watchers
 from nkilib.simulator.replay.key import Refusal, candidate_of
 from tests.launches_unseen import current_test, unseen, write_line
@@ -47,19 +47,24 @@ def _report(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Re
 
 
 def _run_both_ways(
-    kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, as_today: AsToday, /
+    kernel: Kernel,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    environment: LaunchEnvironment,
+    run_unreplayed: UnreplayedRun,
+    /,
 ) -> Any:
     if getattr(_inside, "launch", False):
-        return as_today(kernel, args, kwargs, place)
+        return run_unreplayed(kernel, args, kwargs, environment)
     _counts["launches"] += 1
     # Whatever a kernel states: it is replayed right after it was recorded.
-    candidate = candidate_of(kernel, replace(place.options, replay="always"), args, kwargs)
+    candidate = candidate_of(kernel, replace(environment.options, replay="always"), args, kwargs)
     if isinstance(candidate, Refusal):
         _reasons[candidate.reason] += 1
     elif not active_watchers() and hash(candidate.key) not in _compared:
         _compared.add(hash(candidate.key))
         _note(_report(kernel, args, kwargs))
-    return as_today(kernel, args, kwargs, place)
+    return run_unreplayed(kernel, args, kwargs, environment)
 
 
 def _note(report: Report | None) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from nkilib.simulator.hardware import current
 from nkilib.simulator.launch import running
-from nkilib.simulator.replay.replaying import Replay
+from nkilib.simulator.replay.launch import Replay
 
 # Measured: an instruction takes 34 us. An element of an argument is read, computed and compared by several of them.
 ELEMENTS_PER_UNIT = 100

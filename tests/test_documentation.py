@@ -1,23 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The code blocks of README and docs run as they stand, each in a process that has seen nothing of nkilib."""
+"""The documentation: code blocks run as they stand, extensions of the site, tables of functions, worked examples.
+
+Each block runs in a process that has seen nothing of nkilib.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.fresh_python import with_checkout
+from nkilib.simulator.machine.issue import REGISTRY
+from tests.fresh_python import CHECKOUT, with_checkout
+from tests.hangs import HANG_SECONDS
 from tests.neuron import machine
 from tests.optional_packages import missing_in_text
+from tests.simulator.api.documented import DOCUMENTED, READ_OF_0_7
+from tests.simulator.api.test_names import MODULES, is_implemented, missing_methods
 from tests.warm_python import run_script
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,3 +120,319 @@ def test_tests_that_a_page_names_exist() -> None:
             assert any(f"\ndef {function}(" in source for source in sources), f"{page.name} names {module}::{function}"
             named += 1
     assert named > 0
+
+
+DOCS = CHECKOUT / "docs"
+
+
+def load(path: Path) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+api_pages, navigation = load(DOCS / "_ext" / "api_pages.py"), load(DOCS / "_ext" / "navigation.py")
+
+
+@pytest.fixture(scope="module")
+def groups() -> dict[str, list[str]]:
+    loaded: dict[str, list[str]] = load(DOCS / "conf.py").navigation
+    return loaded
+
+
+def test_every_page_stands_in_one_group(groups: dict[str, list[str]]) -> None:
+    pages = {str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md")} - {"index"}
+    listed = [page for pages_of_group in groups.values() for page in pages_of_group]
+    assert sorted(listed) == sorted(pages | {"reference/api/index"})
+
+
+def test_the_side_bar_lists_the_pages_of_a_group_under_its_caption() -> None:
+    text = navigation.contents({"Start": ["one", "two"]})
+    assert text.strip().splitlines() == ["```{toctree}", ":hidden:", ":caption: Start", "", "one", "two", "```"]
+
+
+def test_every_public_module_has_an_api_page() -> None:
+    modules = api_pages.public_modules((DOCS / "reference" / "public_api.txt").read_text(encoding="utf-8"))
+    assert modules["nkilib.torch"]["cross_entropy"] == "function"
+    assert modules["nkilib.experimental.loss"]["mse_loss_forward"] == "kernel"
+
+
+def test_an_api_page_documents_each_name_once() -> None:
+    text = api_pages.page(
+        "nkilib.lnc", {"of_kernel": "function", "Choice": "class", "SIZES": "constant", "x": "module"}, {}
+    )
+    assert ".. autofunction:: nkilib.lnc.of_kernel" in text
+    assert ".. autoclass:: nkilib.lnc.Choice\n   :members:" in text
+    assert ".. autodata:: nkilib.lnc.SIZES" in text
+    assert "``x``" in text
+
+
+def test_an_object_that_two_modules_offer_is_indexed_once() -> None:
+    text = api_pages.page("nkilib.a", {"f": "function"}, {"f": False})
+    assert ".. autofunction:: nkilib.a.f\n   :no-index:" in text
+
+
+def test_bars_of_magnitudes_are_escaped_outside_literals() -> None:
+    assert api_pages.escaped("at most ``|x|`` or |x|") == r"at most ``|x|`` or \|x\|"
+
+
+def test_named_results_are_listed_like_arguments_and_others_become_a_field() -> None:
+    named = ["Returns:", "    loss_hbm: [N], float32.", "    lse_hbm: [N]."]
+    assert api_pages.with_results(named) == ["Results:", *named[1:]]
+    assert api_pages.with_results(["Returns:", "    In this order: a, b."]) == [":returns: In this order: a, b."]
+    assert api_pages.with_results(["Nothing to rewrite."]) == ["Nothing to rewrite."]
+
+
+def test_names_of_arguments_on_two_lines_are_joined() -> None:
+    lines = ["Args:", "    a, b,", "        c: three numbers.", "    d: a fourth."]
+    assert api_pages.with_joined_names(lines) == ["Args:", "    a, b, c: three numbers.", "    d: a fourth."]
+
+
+REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+FUNCTIONS_PAGE = (REFERENCE / "simulator_functions.md").read_text(encoding="utf-8")
+READINGS = (REFERENCE / "simulator_readings.md").read_text(encoding="utf-8")
+GENERATIONS = {2: "trn1", 3: "trn2", 4: "trn3"}
+RUNS, OPERATOR, MISSING = "runs", "operator", "NotImplementedError"
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table under a heading of the third level."""
+    _, _, rest = FUNCTIONS_PAGE.partition(f"\n### {heading}\n")
+    section, _, _ = rest.partition("\n### ")
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def states(heading: str, column: int = 1) -> dict[str, str]:
+    """The state of every name in backticks in a column of the table."""
+    named = [(name, row[-1]) for row in rows(heading) for name in re.findall(r"`(\w+)`", row[column])]
+    assert [name for name, count in Counter(name for name, _ in named).items() if count > 1] == []
+    return dict(named)
+
+
+def true_state(module: str, name: str) -> str:
+    if module == "nki.language" and "parameters" not in DOCUMENTED[module][name]:
+        return OPERATOR if name in ("average", "bypass", "prelu") else RUNS
+    return RUNS if is_implemented(module, name) else MISSING
+
+
+@pytest.mark.parametrize(("module", "column"), [("nki.isa", 0), ("nki.language", 1), ("nki.collectives", 0)])
+def test_every_documented_name_has_its_state(module: str, column: int) -> None:
+    api = {name: what for name, what in DOCUMENTED[module].items() if hasattr(MODULES[module], name)}
+    expected = {name: true_state(module, name) for name, what in api.items() if "parameters" in what}
+    if module == "nki.language":
+        classes = {name for name, what in api.items() if what.keys() & {"members", "methods"}} | {"DType"}
+        expected |= {name: true_state(module, name) for name in api.keys() - classes}
+    if module == "nki.collectives":
+        expected = {name: true_state(module, name) for name in api} | {"reduce_scatter_v": MISSING}
+    assert states(module, column) == expected
+
+
+def test_every_method_of_a_tensor_has_its_state() -> None:
+    methods = DOCUMENTED["nki.language"]["NkiTensor"]["methods"].keys() - {"__init__"}
+    missing = missing_methods()
+    assert states("NkiTensor") == {name: MISSING if name in missing else RUNS for name in methods}
+
+
+def test_the_module_itself() -> None:
+    named = {name for row in rows("nki") for name in re.findall(r"`(\w+)`", row[0])}
+    assert named >= DOCUMENTED["nki"].keys()
+    assert all(hasattr(MODULES["nki"], name) for name in DOCUMENTED["nki"])
+
+
+def test_instructions_have_their_engines_and_generation() -> None:
+    for name, _, engines, since, _ in rows("nki.isa"):
+        definition = REGISTRY.get(name.strip("`"))
+        if definition is None:  # not an instruction: it asks for the target, or makes a register
+            assert (engines, since) == ("", "trn1")
+            continue
+        assert since == GENERATIONS[definition.since.value], name
+        documented = "sync, scalar" if name == "`dma_copy`" else engines  # by default the DMA engine itself
+        assert documented == ", ".join(engine.name for engine in definition.engines), name
+        assert name != "`dma_copy`" or engines == "dma; with hardware descriptors sync, scalar"
+
+
+def test_names_that_are_compared_with_0_7_are_told_from_those_of_0_6() -> None:
+    section = FUNCTIONS_PAGE.partition("\n## Compared with NKI 0.7\n")[2].partition("\n## ")[0]
+    dated, undated, others = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    read = {
+        f"{module}.{name}": what["read"] == "latest"
+        for module, api in READ_OF_0_7.items()
+        for name, what in api.items()
+    }
+    assert re.findall(r"`([\w.]+)`", dated) == [name for name, is_undated in read.items() if not is_undated]
+    assert re.findall(r"`([\w.]+)`", undated) == [name for name, is_undated in read.items() if is_undated]
+    assert others == "| documentation of 0.6 only | all others |"
+
+
+def test_a_question_that_is_marked_0_7_is_about_a_name_that_was_read_there() -> None:
+    questions = [line.split(" | ")[0] for line in READINGS.splitlines() if line.startswith("| ") and "(0.7) | " in line]
+    read = [(name, what) for api in READ_OF_0_7.values() for name, what in api.items()]
+    members = {member for _, what in read for kind in ("methods", "attributes") for member in what.get(kind, ())}
+    # Also a kernel, what nki.jit makes, and the activations, which are two.
+    kept = {name for name, _ in read} | members | {"activations", "kernel"}
+    assert len(questions) > 10
+    assert [question for question in questions if kept.isdisjoint(re.findall(r"\w+", question))] == []
+
+
+LOSS_PAGE = CHECKOUT / "docs" / "how_to" / "add_a_loss.md"
+SECTIONS = ("Add a loss with its own kernels", "Add an elementwise loss", "Add an option to cross-entropy")
+# The losses are public, and the tests that are named pass.
+TESTS = """
+import sys
+import pytest
+from nkilib.torch import soft_margin_loss, squared_error
+assert callable(squared_error) and callable(soft_margin_loss)
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+# Tests that go through tables, of which those of the new row run.
+OF_TABLES = (
+    "tests/experimental/loss/skeletons/elementwise",
+    "tests/experimental/loss/test_registry.py",
+    "tests/experimental/test_shared_refusals.py",
+    "tests/torch/functions/test_losses.py",
+    "tests/torch/losses/test_elementwise.py",
+)
+CHOSEN = "squared_error or smoothing_skips_target or (soft_margin_loss and not multilabel) or listed_once"
+COPIED = ("nkilib", "tests", "docs", "tools", "pyproject.toml", "README.md", "constraints.txt")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One file of a diff.
+
+    Attributes:
+        path: the path of the file.
+        is_new: it is not there yet.
+        hunks: for each its lines with their first character: " ", "+" or "-"; an empty line stands for " ".
+    """
+
+    path: str
+    is_new: bool
+    hunks: tuple[tuple[str, ...], ...]
+
+    def apply(self, root: Path) -> None:
+        """Change the file below ``root``; where a hunk belongs must be clear from its context alone."""
+        file = root / self.path
+        assert file.exists() != self.is_new, f"{self.path} is there already, or not there"
+        text = "" if self.is_new else file.read_text(encoding="utf-8")
+        for hunk in self.hunks:
+            before, after = (
+                "".join(f"{line[1:]}\n" for line in hunk if (line[:1] or " ") in kinds) for kinds in (" -", " +")
+            )
+            assert self.is_new or text.count(before) == 1, f"{self.path} has not this once:\n{before}"
+            text = after if self.is_new else text.replace(before, after)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def changes_of(section: str) -> list[Change]:
+    """The diffs in a section of the page."""
+    (text,) = re.findall(
+        rf"^## {section}\n(.*?)(?=^## |\Z)", LOSS_PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    results = []
+    for block in re.findall(r"^```diff\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for old, path, body in re.findall(
+            r"^--- (\S+)\n\+\+\+ b/(\S+)\n(.*?)(?=^--- |\Z)", block, re.MULTILINE | re.DOTALL
+        ):
+            hunks = [hunk.splitlines() for hunk in re.split(r"^@@.*\n", body, flags=re.MULTILINE)[1:]]
+            assert hunks and all(line[:1] in ("", " ", "+", "-") for hunk in hunks for line in hunk), path
+            results.append(Change(path, old == "/dev/null", tuple(tuple(hunk) for hunk in hunks)))
+    return results
+
+
+def assert_runs(root: Path, *command: str) -> None:
+    """Run Python there; it must succeed."""
+    environment = with_checkout(PYTHONPATH=str(root))
+    done = subprocess.run(
+        [sys.executable, *command], cwd=root, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def copy_to(root: Path) -> Path:
+    """A copy of the code, with what Python has compiled of it: the times of the files are kept, so that it is used."""
+    for name in COPIED:
+        source = CHECKOUT / name
+        if source.is_dir():
+            shutil.copytree(source, root / name)
+        else:
+            root.mkdir(exist_ok=True)
+            shutil.copy2(source, root / name)
+    return root
+
+
+def copy_changed(root: Path, paths: Iterable[str]) -> Path:
+    """A copy of those of the files that the checkout has."""
+    for path in paths:
+        if (CHECKOUT / path).exists():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(CHECKOUT / path, root / path)
+    return root
+
+
+def paths_of(section: str) -> list[str]:
+    return [change.path for change in changes_of(section)]
+
+
+def new_tests() -> list[str]:
+    """The files of tests that the page adds."""
+    changes = [change for section in SECTIONS for change in changes_of(section)]
+    return [change.path for change in changes if change.is_new and change.path.startswith("tests")]
+
+
+def test_all_apply_pass_ruff_and_their_own_tests(tmp_path: Path) -> None:
+    """Each applies alone; checked and run together, since a process that runs tests of torch takes its time."""
+    sources: list[str] = []
+    every = copy_to(tmp_path / "every")
+    for section in SECTIONS:
+        alone = copy_changed(tmp_path / section, paths_of(section))
+        for change in changes_of(section):
+            change.apply(alone)
+            change.apply(every)
+        sources += [path for path in paths_of(section) if path.endswith(".py")]
+    assert_runs(every, "-m", "ruff", "check", "--quiet", *sources)
+    assert_runs(every, "-m", "ruff", "format", "--quiet", "--check", *sources)
+    assert_runs(every, "-m", "tools.write_tables", "--but-times")
+    assert_runs(every, "-c", TESTS, "-q", "-x", "-m", "not sweep", "-k", CHOSEN, *new_tests(), *OF_TABLES)
+
+
+def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row() -> None:
+    paths = paths_of("Add a loss with its own kernels")
+    assert {path.rpartition("/")[0] for path in paths if "experimental" in path} == {
+        "nkilib/experimental/loss/squared_error"
+    }
+    others = [path for path in paths if "experimental" not in path]
+    assert others == [
+        "nkilib/torch/functions/squared_error.py",
+        "nkilib/torch/__init__.py",
+        "docs/reference/torch.md",
+        "tests/torch/functions/test_squared_error.py",
+    ]
+
+
+def test_a_loss_of_elements_is_two_files_names_and_a_row_of_a_test() -> None:
+    """Nothing that is there changes: lines are added."""
+    changes = changes_of("Add an elementwise loss")
+    assert [change.path for change in changes if change.is_new] == [
+        "nkilib/experimental/loss/soft_margin.py",
+        "nkilib/torch/functions/soft_margin_loss.py",
+    ]
+    assert [change.path for change in changes if not change.is_new] == [
+        "nkilib/experimental/loss/registry.py",
+        "nkilib/experimental/loss/__init__.py",
+        "nkilib/experimental/loss/inline.py",
+        "nkilib/torch/__init__.py",
+        "tests/torch/functions/losses.py",
+    ]
+    assert not [line for change in changes for hunk in change.hunks for line in hunk if line.startswith("-")]
+
+
+def test_an_option_takes_at_most_five_files_and_no_code_of_torch() -> None:
+    paths = paths_of("Add an option to cross-entropy")
+    assert len(paths) == len(set(paths)) <= 5
+    assert not [path for path in paths if path.startswith("nkilib/torch")]
+    assert [path for path in paths if path.startswith("tests")] and "docs/reference/torch.md" in paths

@@ -113,7 +113,7 @@ def test_on_hardware_the_helper_for_errors_is_empty_and_needs_no_simulator(tmp_p
 def test_in_simulation_the_helper_for_errors_is_the_simulators() -> None:
     outcome = run_fresh(SHOW_HELPER, "simulator")
     assert outcome.error == ""
-    assert outcome.output.splitlines() == ["nkilib.simulator.language.explain True", HELPER_TAKES]
+    assert outcome.output.splitlines() == ["nkilib.simulator.language.programs True", HELPER_TAKES]
 
 
 def test_simulator_does_not_look_for_the_real_nki(tmp_path: Path) -> None:

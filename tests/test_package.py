@@ -1,24 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The package: importing it changes nothing outside itself, and it lives beside another package of the same name."""
+"""The package as it is installed: what importing it does, its public names, its licences, and a reproducible release.
+
+It changes nothing outside itself, and it lives beside another package of the same name.
+"""
+
+from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from email.parser import HeaderParser
+from email.policy import compat32
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from nkilib import __version__
 from nkilib.base.installation import extra_remedy
-from tests.fresh_python import CHECKOUT, run_fresh
+from nkilib.cli.main import parser
+from nkilib.simulator import spec
+from tests.fresh_python import CHECKOUT, run_fresh, with_checkout
+from tools.write_licences import files, has_header
+from tools.write_public_api import HEAD, MODULES, PAGE, described, imported, parameters
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -93,7 +112,7 @@ def test_the_core_loads_the_declared_dependencies_and_no_others() -> None:
     assert set(outcome.output.split()) - set(startup) == {"numpy", "ml_dtypes"}
 
 
-def imported(file: Path) -> set[str]:
+def names_imported(file: Path) -> set[str]:
     """The packages that a module imports when it runs, wherever in it; not what only type checkers see."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
@@ -113,7 +132,7 @@ def test_what_a_package_imports_is_in_the_extra_of_its_name(extra: str) -> None:
     """Even what another requirement brings along: that one may stop to."""
     table = project()
     declared = {Requirement(text).name for text in (*table["dependencies"], *table["optional-dependencies"][extra])}
-    result = set().union(*(imported(file) for file in (CHECKOUT / "nkilib" / extra).rglob("*.py")))
+    result = set().union(*(names_imported(file) for file in (CHECKOUT / "nkilib" / extra).rglob("*.py")))
     assert extra in result
     assert result - BROUGHT_BY_THE_CALLER <= declared
 
@@ -242,3 +261,191 @@ def test_behind_the_bundled_package_ours_is_hidden(two_trees: tuple[Path, Path])
     checkout, bundle = two_trees
     outcome = run_fresh("import nkilib", home=checkout, before=[bundle])
     assert outcome.error == "AssertionError: the bundled package was imported"
+
+
+# docs/reference/public_api.txt has what the code offers, and the pages use nothing else.
+
+WRITTEN = PAGE.read_text(encoding="utf-8")
+BLOCKS = dict(block.partition("\n")[::2] for block in WRITTEN.removeprefix(HEAD).strip().split("\n\n"))
+LISTED = {
+    module: dict(line.strip().partition(": ")[::2] for line in lines.splitlines()) for module, lines in BLOCKS.items()
+}
+# Pages for contributors to nkilib itself.
+OF_DEVELOPERS = {"contribute.md", "add_a_loss.md", "CONTRIBUTING.md"}
+
+
+def needs_what_is_there(module: str) -> None:
+    """Skip the test where a module needs PyTorch or JAX and that is not installed."""
+    part = module.split(".")[1] if "." in module else ""
+    if part in ("torch", "jax"):
+        pytest.importorskip(part)
+
+
+def test_the_file_has_the_modules_that_the_script_writes() -> None:
+    assert WRITTEN.startswith(HEAD)
+    assert list(LISTED) == list(MODULES)
+
+
+@pytest.mark.parametrize("module", LISTED)
+def test_each_name_of_the_file_is_offered_as_it_says_and_no_other(module: str) -> None:
+    """A changed signature shows here: run ``python -m tools.write_public_api`` and read what changed."""
+    needs_what_is_there(module)
+    offered = import_module(module).__all__
+    assert sorted(offered) == list(LISTED[module]), (
+        f"__all__ of {module} and docs/reference/public_api.txt differ; run `python -m tools.write_public_api`, and "
+        f"read what changed"
+    )
+    assert len(set(offered)) == len(offered)
+    result = {name: described(imported(module, name)) for name in offered}
+    assert result == LISTED[module]
+
+
+def test_a_name_outside_all_is_not_public() -> None:
+    """Some names of public modules are imported for their own use."""
+    module = import_module("nkilib.nki")
+    assert hasattr(module, "find_spec") and "find_spec" not in LISTED["nkilib.nki"]
+
+
+def test_kinds_and_parameters_are_told_apart() -> None:
+    def function(a, /, b, c=1, *, d, e=2, **rest): ...  # type: ignore[no-untyped-def]
+
+    assert parameters(function) == "(a, /, b, c=, *, d, e=, **rest)"
+    assert parameters(lambda a, /: a) == "(a, /)"
+    assert parameters(lambda *args, key: key) == "(*args, key)"
+    assert described(spec) == "function (shape, dtype)"
+    assert described(inspect) == "module" and described(3) == "constant" and described(list[int]) == "type"
+    assert described(ValueError) == "exception" and described(Path) == described(Path)
+
+
+@pytest.mark.parametrize("module", LISTED)
+def test_a_public_path_has_no_private_part(module: str) -> None:
+    assert not any(part.startswith("_") for part in module.split("."))
+    assert not any(name.startswith("_") for name in LISTED[module] if name != "__version__")
+
+
+def test_the_page_names_each_module_and_each_command() -> None:
+    page = (CHECKOUT / "docs" / "reference" / "public_api.md").read_text(encoding="utf-8")
+    assert [module for module in LISTED if f"`{module}`" not in page] == []
+    [commands] = (action for action in parser()._actions if action.choices)
+    assert [name for name in commands.choices or () if f"python -m nkilib {name}" not in page] == []
+    for runs in re.findall(r"python -m (nkilib[\w.]*)", page):
+        result = find_spec(runs)
+        assert result is not None and (result.submodule_search_locations is None or find_spec(f"{runs}.__main__"))
+
+
+def documented() -> Iterator[tuple[str, str, str]]:
+    """Page or example, module and name of each import of nkilib in the pages for users and the examples."""
+    pages = [
+        path for path in (CHECKOUT / "README.md", *(CHECKOUT / "docs").rglob("*.md")) if path.name not in OF_DEVELOPERS
+    ]
+    sources = [
+        (path.name, block)
+        for path in pages
+        for block in re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    ]
+    sources += [(path.name, path.read_text(encoding="utf-8")) for path in (CHECKOUT / "examples").rglob("*.py")]
+    for where, source in sources:
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "nkilib":
+                yield from ((where, node.module or "", alias.name) for alias in node.names)
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names if alias.name.partition(".")[0] == "nkilib"]
+                yield from ((where, name, "") for name in names)
+
+
+# Imports of private modules: an example that compares memory counts workspace as the plan of the kernels does.
+PRIVATE = {("_distillation_costs.py", "nkilib.experimental.loss.linear.backward_tiling", "backward_bytes")}
+
+
+def is_public(module: str, name: str) -> bool:
+    """Whether ``from module import name``, or ``import module`` where the name is empty, is of public paths alone."""
+    if not name:
+        return module in LISTED
+    return name in LISTED.get(module, ()) or f"{module}.{name}" in LISTED
+
+
+def test_pages_and_examples_import_what_is_public_alone() -> None:
+    imports = set(documented())
+    assert len(imports) > 50
+    assert {item for item in imports if not is_public(*item[1:])} == PRIVATE
+
+
+def test_names_that_two_public_modules_share_are_one_object() -> None:
+    """But for kernels and the functions that they launch, which have the same name in a module of their own."""
+    loss, tiling = import_module("nkilib.experimental.loss"), import_module("nkilib.experimental.loss.tiling")
+    shared: set[str] = set(loss.__all__) & set(tiling.__all__)
+    assert shared and all(getattr(loss, name) is getattr(tiling, name) for name in shared)
+    extended: ModuleType = import_module("nkilib.experimental.loss.extended")
+    assert all(getattr(loss, name) is getattr(extended, name) for name in extended.__all__)
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+WHEEL, SDIST = f"nkilib-{__version__}-py3-none-any.whl", f"nkilib-{__version__}.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two folders with a wheel and an sdist each, built one after the other."""
+    folders = [tmp_path_factory.mktemp("build") for _ in range(2)]
+    for folder in folders:
+        command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+        done = subprocess.run(command, cwd=CHECKOUT, env=with_checkout(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    return folders
+
+
+@pytest.mark.parametrize("name", [WHEEL, SDIST])
+def test_two_builds_are_bitwise_identical(name: str, builds: list[Path]) -> None:
+    first, second = ((folder / name).read_bytes() for folder in builds)
+    assert first == second and len(first) > 100_000
+
+
+def test_the_wheel_has_the_package_its_path_files_and_the_licence_and_no_test(builds: list[Path]) -> None:
+    with zipfile.ZipFile(builds[0] / WHEEL) as wheel:
+        names = wheel.namelist()
+    outside = {name for name in names if not name.startswith("nkilib-packages/nkilib/")}
+    info = f"nkilib-{__version__}.dist-info"
+    metadata = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
+    assert outside == {"_nkilib_first.py", "nkilib-packages.pth"} | metadata
+    assert [name for name in names if re.search(r"(^|/)(tests?|conftest|test_\w+)(/|\.py$)", name)] == []
+    assert "nkilib-packages/nkilib/py.typed" in names
+    shipped = {name.removeprefix("nkilib-packages/") for name in names if name.startswith("nkilib-packages/")}
+    sources = {str(path.relative_to(CHECKOUT)) for path in (CHECKOUT / "nkilib").rglob("*.py")}
+    assert sources <= shipped
+
+
+def test_every_shipped_source_names_its_licence(builds: list[Path]) -> None:
+    with zipfile.ZipFile(builds[0] / WHEEL) as wheel:
+        heads = {name: wheel.read(name)[:200].decode() for name in wheel.namelist() if name.endswith(".py")}
+    assert [name for name, head in heads.items() if "SPDX-License-Identifier: Apache-2.0" not in head] == []
+
+
+def test_the_metadata_are_complete(builds: list[Path]) -> None:
+    with zipfile.ZipFile(builds[0] / WHEEL) as wheel:
+        text = wheel.read(f"nkilib-{__version__}.dist-info/METADATA").decode()
+    metadata = HeaderParser(policy=compat32).parsestr(text)
+    for field in ("Summary", "Author", "License-Expression", "Keywords", "Requires-Python", "Description-Content-Type"):
+        assert metadata[field], field
+    assert metadata["Version"] == __version__
+    assert str(metadata.get_payload()).startswith("# nkilib")
+
+
+def test_the_sdist_has_what_builds_tests_and_documents(builds: list[Path]) -> None:
+    with tarfile.open(builds[0] / SDIST) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    with (CHECKOUT / "pyproject.toml").open("rb") as file:
+        included = tomllib.load(file)["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
+    # Stray files of a checkout are not shipped; hatchling adds these two.
+    assert {name.partition("/")[0] for name in names} == {*included, "PKG-INFO", ".gitignore"}
+    expected = {"pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "Makefile", "constraints.txt"}
+    assert expected | {"docs/conf.py", "docs/index.md", "tests/conftest.py", "layout/nkilib-packages.pth"} <= names
+
+
+def test_every_file_begins_with_the_licence() -> None:
+    """``python -m tools.write_licences`` adds it."""
+    without = [str(path.relative_to(CHECKOUT)) for path in files() if not has_header(path.read_text(encoding="utf-8"))]
+    assert without == []

@@ -98,7 +98,7 @@ def test_budgets_are_read_as_they_were_written(tmp_path: Path) -> None:
     ("test", "folder"),
     [
         ("tests/test_tiers.py::test", "tests"),
-        ("tests/torch/functions/softmax/test_layouts.py::test[a/b]", "tests/torch/functions"),
+        ("tests/torch/functions/cross_entropy/test_figures.py::test[a/b]", "tests/torch/functions"),
     ],
 )
 def test_the_folder_of_a_test_is_at_most_three_levels_deep(test: str, folder: str) -> None:

@@ -22,10 +22,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from .mutation.checkout import Copy, Mutant, copies_of, mutants_in
-from .mutation.judging import Judge, Judged
-from .mutation.report import report
-from .mutation.suite import imported_from
+from tools.mutation.checkout import Copy, Mutant, copies_of, imported_from, mutants_in
+from tools.mutation.judging import Judge, Judged, report
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
 

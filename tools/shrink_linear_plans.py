@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from nkilib.simulator import using
-from tests.experimental.plans import linear_backward, linear_forward, linear_forward_backward
+from tests.experimental.plans import linear_backward, linear_forward
 from tests.experimental.plans.coverage import PlanFamily, Size
-from tests.experimental.plans.linear_search import Search
-from tests.experimental.plans.linear_sizes import cost
+from tests.experimental.plans.linear_sizes import Search, cost
 
 
 def _with_scratch(size: Size, rng: np.random.Generator) -> None:
@@ -35,7 +34,7 @@ _KERNELS: tuple[tuple[list[PlanFamily], Any], ...] = (
     ([linear_forward.FORWARD_PLANS], None),
     ([linear_backward.OPERANDS, linear_backward.CLASSES], None),
     (
-        [linear_forward_backward.FORWARDS, linear_forward_backward.CLASSES, linear_forward_backward.OPERANDS],
+        [linear_backward.FORWARDS_IN_ONE, linear_backward.CLASSES_IN_ONE, linear_backward.OPERANDS_IN_ONE],
         _with_scratch,
     ),
 )

@@ -21,7 +21,7 @@ from typing import Any, Final, get_origin
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "public_api.txt"
 HEAD = """# The public import paths of nkilib: docs/reference/public_api.md says what that means.
-# Written by `python -m tools.write_public_api`; tests/test_public_api.py compares it with the code.
+# Written by `python -m tools.write_public_api`; tests/test_package.py compares it with the code.
 """
 MODULES = (
     "nkilib",

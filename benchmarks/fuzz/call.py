@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from benchmarks.fuzz.draw import Draw
-from benchmarks.fuzz.values import Array, array_of, upstream_like
+from benchmarks.fuzz.draw import Array, Draw, array_of, upstream_like
 from nkilib import simulator
 from nkilib.base.lnc import VARIABLE
 from nkilib.core.host.requirement import Requirement

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import statistics
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measurements import kernels
 from benchmarks.measurements.sources import SourceError, Sources
 from benchmarks.measurements.table import Measurement, PublicKernel, measurements
 from nkilib.nki import nl
@@ -149,8 +149,7 @@ class Model:
             kernel = self.sources.kernel(row.kernel)
         else:
             assert row.kernel is not None  # only ratios have none
-            module = importlib.import_module(f"benchmarks.measurements.kernels.{row.kernel.module}")
-            kernel = getattr(module, row.kernel.function)
+            kernel = getattr(kernels, row.kernel.function)
         return kernel[row.cores] if row.cores > 1 else kernel
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.measurements.kernels.probes import PARTITIONS, WIDE, Issue, Tiles, loads, repeated
+from benchmarks.measurements.kernels import PARTITIONS, WIDE, Issue, Tiles, loads, repeated
 from nkilib.nki import nisa, nl
 from nkilib.simulator import ModelParameters, profile, spec, using
 

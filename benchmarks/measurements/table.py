@@ -51,7 +51,6 @@ class PublicKernel:
 class OwnKernel:
     """A kernel of :mod:`benchmarks.measurements.kernels` that does the work of the measured one."""
 
-    module: str
     function: str
 
 

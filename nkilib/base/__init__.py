@@ -1,8 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Modules that every part of the library may import: statements of guarantees and of work as data, deprecation, and
-facts about this machine's devices, cores and installation.
+"""Modules that every part of the library may import. They import nothing else of this library.
 
-They import nothing else of this library.
+Statements about a kernel, made beside it:
+
+- ``guarantee``: what a kernel guarantees;
+- ``statements``: its work, the iterations of its loops, and that it may be replayed.
+
+Facts about this machine:
+
+- ``installation``: packages named nkilib, and how to install extras;
+- ``devices``: the Neuron devices that can be opened;
+- ``lnc``: the number of cores of a launch.
+
+For public functions and commands:
+
+- ``deprecation``: warnings of names and arguments that will go;
+- ``quiet_exit``: the end of a command that is interrupted.
 """

@@ -54,6 +54,8 @@ COMPILER_DEFAULT: Final = 2
 
 # A process has one value of the compiler's flags, seldom more.
 _MOST_FLAGS = 16
+# Launches that are remembered: one for each operator, seldom for more than one value of the environment.
+_MOST_LAUNCHES = 256
 
 # The spellings of one option (neuronx-cc's command line reference, and EVRF066).
 _OPTIONS: Final = ("--lnc", "-lnc", "--logical-nc-config")
@@ -87,7 +89,10 @@ def of_variable() -> Choice | None:
     Raises:
         ValueError: if it is neither 1 nor 2.
     """
-    value = os.environ.get(VARIABLE, "")
+    return _of_variable(os.environ.get(VARIABLE, ""))
+
+
+def _of_variable(value: str) -> Choice | None:
     if value == "":
         return None
     cores = _size(VARIABLE, value, "set it to what the Neuron runtime uses, or unset it")
@@ -254,10 +259,17 @@ def library_launch(name: str, kernel: Any) -> Any:
         CoresDisagreeError: if the variable and the compiler's flag disagree.
         ValueError: if one of them is neither 1 nor 2.
     """
-    settings = LncSettings.now()
+    grid = _library_grid(name, os.environ.get(VARIABLE, ""), os.environ.get(FLAGS, ""))
+    return kernel if grid is None else kernel[grid]
+
+
+@lru_cache(maxsize=_MOST_LAUNCHES)
+def _library_grid(name: str, variable: str, flags: str) -> int | None:
+    """Return the grid of a launch with these values of the environment variables."""
+    settings = LncSettings(_of_variable(variable), _of_flags(flags))
     grid = settings.library_grid()
     settings.launch_cores(name, grid)
-    return kernel if grid is None else kernel[grid]
+    return grid
 
 
 def explanation() -> str:

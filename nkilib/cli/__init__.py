@@ -1,4 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The command line ``python -m nkilib``: commands for kernels and for the machine that they run on."""
+"""The command line ``python -m nkilib``: commands for kernels and for the machine that they run on.
+
+The commands, put together in ``main``:
+
+- ``doctor``: which NKI was chosen, and what is installed;
+- ``profile`` and ``tune``: the modelled time of a kernel, and of its tilings;
+- ``verify``: checks of a device.
+
+What they share:
+
+- ``arguments``: the parser, the arguments of a launch, and checks of output files;
+- ``named_kernel``: a kernel of a user's file, with its arguments;
+- ``modelled``: the families of this library's kernels.
+
+Tables of the documentation, each printed by ``python -m``:
+
+- ``guarantees``: those of the public kernels;
+- ``losses``: the registry of losses;
+- ``markdown``: the form of these tables.
+"""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from nkilib.base import devices, lnc
 from nkilib.base.installation import HOME, mixture, other_copies
 
-from .launch_arguments import fail
+from .arguments import fail
 
 # Imported by the name on the left, installed under the one on the right.
 _PACKAGES = {
@@ -186,7 +186,7 @@ def _torch_operators() -> Iterator[Finding]:
     except Exception as error:
         yield Finding("operators on neuron", f"cannot be used: {type(error).__name__}: {error}")  # kernels can
         return
-    registrar = importlib.import_module("nkilib.torch.dispatch.native").registrar
+    registrar = importlib.import_module("nkilib.torch.dispatch.devices").registrar
     yield Finding("operators on neuron", f"{registrar.name}, because {registrar.reason}")
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from nkilib.base.guarantee import Guarantee
-from nkilib.cli.tables import in_cell, table, yes_or_no
-from nkilib.experimental.host.public_kernels import guarantee_of, public_kernels
+from nkilib.cli.markdown import in_cell, table, yes_or_no
+from nkilib.experimental.public_kernels import guarantee_of, public_kernels
 
 _PROMISES: Final = ("kernel", "elements", "sums", "repeatable", "same on 1 and 2 cores", "in place", "workspace, bytes")
 

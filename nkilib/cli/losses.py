@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from nkilib.cli.tables import in_cell, table, yes_or_no
+from nkilib.cli.markdown import in_cell, table, yes_or_no
 from nkilib.core.host.loss import Loss, ModelledLaunch
-from nkilib.experimental.host.public_kernels import guarantee_of
 from nkilib.experimental.loss.registry import LOSSES
+from nkilib.experimental.public_kernels import guarantee_of
 
 _FORMULAS: Final = (
     "loss",

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from nkilib.base.ending import ending_quietly
+from nkilib.base.quiet_exit import ending_quietly
 
 from . import doctor, profile, tune, verify
-from .parser import Parser
+from .arguments import Parser
 
 _EXIT_CODES = "Exit code: 0; 1 if the command cannot do what was asked, and prints why; 2 if the arguments are wrong."
 _PROGRAM = "python -m nkilib"

@@ -18,15 +18,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from nkilib.base.installation import extra_remedy
 
-from .families.registry import FAMILIES, add_family_arguments, kernels_of
-from .kernel_source import SourceRefusedError, bound_arguments, described, kernel_of
-from .kernel_values import ValueRefusedError, arguments_of, trips_of
-from .launch_arguments import add_launch_arguments, fail, reason_against_profiles
-from .output_files import output_file, picture_file
+from .arguments import add_launch_arguments, fail, output_file, picture_file, reason_against_profiles
+from .modelled.registry import FAMILIES, add_family_arguments, kernels_of
+from .named_kernel import (
+    SourceRefusedError,
+    ValueRefusedError,
+    arguments_of,
+    bound_arguments,
+    described,
+    kernel_of,
+    trips_of,
+)
 
 if TYPE_CHECKING:
     from nkilib.simulator import Profile
-    from nkilib.simulator.profiling.trips import AskedTrips
+    from nkilib.simulator.profiling.profile import AskedTrips
 
 _TARGETS = ("trn1", "trn2", "trn3")
 _DEFAULT_CORES = 2
@@ -141,7 +147,7 @@ def _values(options: argparse.Namespace) -> _Values:
 def _profile_of_file(options: argparse.Namespace, values: _Values) -> Profile:
     """Profile the kernel that the command line names."""
     from nkilib.simulator import NkiValidationError, profile, using
-    from nkilib.simulator.profiling.trips import TripsRefusedError
+    from nkilib.simulator.profiling.profile import TripsRefusedError
 
     try:
         kernel = kernel_of(options.kernel)

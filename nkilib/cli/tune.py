@@ -13,10 +13,10 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from .families.family import Family
-from .families.registry import add_family_arguments, kernels_of
-from .kernel_values import ValueRefusedError, arguments_of
-from .launch_arguments import add_launch_arguments, fail, reason_against_profiles
+from .arguments import add_launch_arguments, fail, reason_against_profiles
+from .modelled.family import Family
+from .modelled.registry import add_family_arguments, kernels_of
+from .named_kernel import ValueRefusedError, arguments_of
 
 _LISTED = 10
 _CORES = 2

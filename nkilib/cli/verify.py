@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nkilib.base import devices
 
 if TYPE_CHECKING:
-    from nkilib.verify.run.place import Place
-    from nkilib.verify.run.report import Entry, Report
+    from nkilib.verify.runner import Entry, LaunchPlace, Report
     from nkilib.verify.step import Step
 
 EXIT_CODES: Final = "Exit code: 0; 1 if a result is not as expected; 2 if the arguments are wrong or nothing can run."
@@ -61,8 +60,7 @@ def main(options: argparse.Namespace) -> int:
     """Run the steps; return 0, 1 if a result is not as expected, 2 if nothing can run."""
     if options.again and not options.resume:
         return _cannot("--again needs --resume, which continues a run")
-    from nkilib.verify.run.place import CannotRunError, chosen_place
-    from nkilib.verify.run.report import ReportError
+    from nkilib.verify.runner import CannotRunError, ReportError, chosen_place
 
     try:
         place = chosen_place(options.on)
@@ -83,7 +81,7 @@ def _chosen_steps(options: argparse.Namespace) -> dict[str, list[Step]]:
         CannotRunError: there is none.
     """
     from nkilib.verify.registry import all_steps
-    from nkilib.verify.run.place import CannotRunError
+    from nkilib.verify.runner import CannotRunError
 
     chosen = {
         kind: [step for step in steps if options.step is None or options.step in step.name]
@@ -102,13 +100,13 @@ def _list(steps: dict[str, list[Step]]) -> int:
     return 0
 
 
-def _opened(options: argparse.Namespace, place: Place) -> Report:
+def _opened(options: argparse.Namespace, place: LaunchPlace) -> Report:
     """Return the report of a new run, or of a run that is resumed.
 
     Raises:
         ReportError: the file of a new report exists already, or there is no report to resume.
     """
-    from nkilib.verify.run.report import Report, ReportError
+    from nkilib.verify.runner import Report, ReportError
 
     header = _header(options, place)
     path: Path = options.report
@@ -127,7 +125,7 @@ def _opened(options: argparse.Namespace, place: Place) -> Report:
     return report
 
 
-def _header(options: argparse.Namespace, place: Place) -> dict[str, Any]:
+def _header(options: argparse.Namespace, place: LaunchPlace) -> dict[str, Any]:
     """Return the facts that identify a run: place, target, devices and versions."""
     from nkilib import __version__  # which a mixture with another nkilib may not have, and the doctor runs in one
 
@@ -143,8 +141,8 @@ def _header(options: argparse.Namespace, place: Place) -> dict[str, Any]:
     }
 
 
-def _run(options: argparse.Namespace, place: Place, steps: dict[str, list[Step]], report: Report) -> int:
-    from nkilib.verify.run.runner import Settings, run_steps
+def _run(options: argparse.Namespace, place: LaunchPlace, steps: dict[str, list[Step]], report: Report) -> int:
+    from nkilib.verify.runner import Settings, run_steps
 
     total = sum(map(len, steps.values()))
     counted = f"{total} steps" if total != 1 else "1 step"

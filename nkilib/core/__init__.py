@@ -1,7 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Helpers that NKI code may call."""
+"""Helpers that NKI code may call.
+
+- ``hardware``: numbers of the hardware, and the division of sizes into tiles;
+- ``hbm``: the annotation of tensors in HBM;
+- ``cores``: the division of work over cores, a barrier, and sums over all cores;
+- ``rows``: building blocks of kernels over the rows of a matrix;
+- ``loss_arguments``: checks of the arguments of losses, and upstream gradients on chip;
+- ``plan_limits``: the limits of a launch that plans are made for;
+- ``host``: host code that is never traced.
+"""
 
 from pkgutil import extend_path
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
-from nkilib.base.work import unreplayed
+from nkilib.base.statements import unreplayed
 from nkilib.core.host.options import is_integer
 from nkilib.nki import nl
 

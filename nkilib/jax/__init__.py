@@ -4,14 +4,16 @@
 """Cross-entropy and token scores on the kernels, for JAX: on a Neuron device, and on the CPU through the simulator.
 
 Importing this package imports jax, which no other package of nkilib does. It does not depend on :mod:`nkilib.torch`.
+
+``functions``: the public functions; ``launching``: launches of a kernel on JAX's arrays; ``rows``: arrays as rows under
+JAX's transformations; ``verification``: the functions that ``python -m nkilib verify`` runs; ``_requirement``: the
+releases of JAX.
 """
 
-import nkilib._unmixed
+import nkilib._refuse_mixture
 import nkilib.jax._requirement  # noqa: F401
-from nkilib.jax.functions.cross_entropy.functional import cross_entropy
-from nkilib.jax.functions.cross_entropy.outputs import CrossEntropyOutputs
-from nkilib.jax.functions.linear_cross_entropy.functional import linear_cross_entropy
-from nkilib.jax.functions.linear_token_scores.functional import linear_token_scores
-from nkilib.jax.functions.linear_token_scores.results import LinearTokenScores
+from nkilib.jax.functions.cross_entropy import CrossEntropyOutputs, cross_entropy
+from nkilib.jax.functions.linear_cross_entropy import linear_cross_entropy
+from nkilib.jax.functions.linear_token_scores import LinearTokenScores, linear_token_scores
 
 __all__ = ["CrossEntropyOutputs", "LinearTokenScores", "cross_entropy", "linear_cross_entropy", "linear_token_scores"]

@@ -5,22 +5,40 @@
 
 The modules that replace ``nki``, ``nki.isa`` and ``nki.language`` are in :mod:`nkilib.simulator.api`; kernels get
 them from :mod:`nkilib.nki`. This module contains the functions and classes that AWS's API does not have.
+
+- ``api``: the replacements of NKI's modules;
+- ``language``: the functions of ``nki.language``;
+- ``engines``: the instructions, by engine;
+- ``isa``: what instructions share: definition, checks, operators;
+- ``machine``: the cores, and how they issue, loop and synchronise;
+- ``memory``: storages, and what was written to them;
+- ``tensors``: tensors, their views, and registers;
+- ``numerics``: arithmetic, casts and activation functions;
+- ``terms``: types, enumerations, errors and checks that all use;
+- ``hardware``: the generations, and the options in force;
+- ``launch``: how a kernel is called;
+- ``replay``: plans of launches, run again without tracing;
+- ``timing``: the model of time;
+- ``profiling``: profiles and their explanation;
+- ``install``: ``install()``: ``import nki`` gives the simulator;
+- ``xla_stand_in``: a stand-in for ``torch_xla`` for scripts.
 """
 
-import nkilib._unmixed  # noqa: F401
+import nkilib._refuse_mixture  # noqa: F401
 
-from ..base.work import Work, states_trips, states_work
+from ..base.statements import Work, states_trips, states_work
 from .hardware.options import Options, using
 from .install import install
-from .language.explain import explain_index
+from .language.programs import explain_index
+from .launch.arguments import Uncomputed
 from .launch.kernel import run_launches_by
 from .launch.ranks import PerRank, RankedKernel, Ranks, per_rank, ranks
 from .launch.simulating import simulate
-from .launch.uncomputed import Uncomputed
-from .machine.record import Record, recording
+from .machine.records import Record, recording
 from .profiling.profile import Profile, profile
-from .replay.counts import LaunchCounts, ReplayCounts, replay_counts
+from .replay.entries import LaunchCounts, ReplayCounts, replay_counts
 from .replay.launch import LAUNCHES
+from .terms.dtypes import packed
 from .terms.errors import (
     ArgumentTypeError,
     BarrierError,
@@ -40,7 +58,6 @@ from .terms.errors import (
     UncomputedError,
     UninitializedReadError,
 )
-from .terms.packed_arrays import packed
 from .terms.spec import Spec, spec
 from .timing.parameters import AS_ISSUED, ModelParameters
 

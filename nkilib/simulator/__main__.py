@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from nkilib import __version__
-from nkilib.base.ending import ending_quietly
+from nkilib.base.quiet_exit import ending_quietly
 
-from .hardware.limits import TARGETS
+from .hardware.generations import TARGETS
 from .hardware.options import CHECKS, FRONTENDS, LEVELS, using
 from .install import install
 from .launch.progress import displaying

@@ -10,13 +10,13 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 
-from .terms.packed_arrays import register_names
+from .terms.dtypes import register_names
 
 
 def install() -> None:
     """Make ``import nki``, ``nki.isa`` and its other modules import the simulator in this process.
 
-    The modules of older releases in :mod:`nkilib.simulator.api.aliases` are installed too; the modules of the
+    The modules of older releases in :mod:`nkilib.simulator.api.stand_ins` are installed too; the modules of the
     compiler's package (``neuronxcc.nki.typing``) are installed only where that package is not. A second call changes
     nothing. Numpy learns the names of the packed types, so that ``array.view(nl.float8_e4m3fn_x4)`` works as with the
     real NKI. ``python -m nkilib.simulator script.py`` calls this function and runs a script.
@@ -25,7 +25,7 @@ def install() -> None:
         RuntimeError: if the real ``nki`` is installed, or another ``nki`` is already imported: a Neuron machine must
             not simulate unnoticed.
     """
-    from .api import aliases
+    from .api import stand_ins as aliases
 
     modules = _modules()
     loaded = sys.modules.get("nki")
@@ -53,7 +53,8 @@ def _modules() -> dict[str, ModuleType]:
 
     They are imported here and not at the top, because the package itself must not need all of them.
     """
-    from .api import aliases, collectives, compiler, isa, language, nki
+    from .api import collectives, compiler, isa, language, nki
+    from .api import stand_ins as aliases
 
     documented = {"nki": nki, "nki.isa": isa, "nki.language": language}
     documented |= {"nki.collectives": collectives, "nki.compiler": compiler}

@@ -48,9 +48,6 @@ class NotInStandInError(AttributeError):
     """A script uses a name that the stand-in does not have, or asks for a device before it imports torch."""
 
 
-# -- contents of the stand-in --------------------------------------------------------------------------------------
-
-
 def _has_torch() -> bool:
     return "torch" in sys.modules or find_spec("torch") is not None
 
@@ -109,9 +106,6 @@ _MODULES: dict[str, dict[str, Any]] = {
     "torch_xla.core.xla_model": _MODEL,
     "torch_neuronx": {},
 }
-
-
-# -- how it comes to a script --------------------------------------------------------------------------------------
 
 
 class _StandIn(MetaPathFinder, Loader):

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from nkilib.nki import SIMULATED
-from nkilib.torch.dispatch.native import NATIVE_DEVICE
+from nkilib.torch.dispatch.devices import NATIVE_DEVICE
 
 # The native device of torch-neuronx, the older one, and the CPU, where kernels are simulated.
 _DEVICES: Final = (NATIVE_DEVICE, "xla", "cpu")

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from nkilib.torch import cross_entropy
-from nkilib.torch.dispatch.native import NATIVE_DEVICE, registrar
+from nkilib.torch.dispatch.devices import NATIVE_DEVICE, registrar
 
 Results = dict[str, npt.NDArray[Any]]
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nkilib.experimental.loss.linear.shared.launch import FEATURES_MAX, FEATURES_MIN
+from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.replacement import Release, Replacement, Undo, checked_devices, replace, warn_without_effect

@@ -3,11 +3,18 @@
 
 """Checks whether a Neuron device does what this library expects of it: ``python -m nkilib verify``.
 
-There are three kinds of steps: the kernels on fixed inputs (:mod:`.kernels`), probes of questions that the
-documentation leaves open (:mod:`.probes`), and times compared with the performance model (:mod:`.times`). :mod:`.run`
-runs each step in a process of its own with a time limit, and reports. Without a device the same steps run on the
-simulator.
+There are three kinds of steps:
 
-The outcome of a launch is an :class:`~.observation.Observation`, which is judged where the simulator runs: the process
-that launches has only the real NKI.
+- ``kernels``: every kernel of the library on fixed inputs;
+- ``probes``: questions that the documentation leaves open;
+- ``times``: times compared with the performance model.
+
+What runs them:
+
+- ``step``: the interface of a step, and the outcome of its launch: it is judged where the simulator runs, because the
+  process that launches has only the real NKI;
+- ``values``: classes of floating-point values, and distances of arrays;
+- ``registry``: all steps;
+- ``runner``: runs each step in processes of its own with a time limit, on a device or the simulator, and reports;
+- ``worker``: such a process.
 """

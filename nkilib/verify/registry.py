@@ -1,17 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry of all steps, by kind."""
+"""The registry of all steps, by kind. A public kernel without a case fails a test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from nkilib.verify.kernels.registry import cases
-from nkilib.verify.probes.registry import PROBES
+from nkilib.verify.kernels import (
+    ctc,
+    distillation,
+    elementwise,
+    extended,
+    inlined,
+    linear,
+    linear_distillation,
+    linear_ids,
+    log_probabilities,
+    margins,
+    plain,
+    rowwise,
+    softmax,
+)
+from nkilib.verify.kernels.case import Case
+from nkilib.verify.probes import arithmetic, cores, dma, frameworks, infinities, integers, loops, registers
+from nkilib.verify.probes.probe import Probe
 from nkilib.verify.step import Step
 from nkilib.verify.times.figures import figures
+
+_CASES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
+    plain.cases,
+    extended.cases,
+    linear.cases,
+    linear_ids.cases,
+    linear_distillation.cases,
+    inlined.cases,
+    log_probabilities.cases,
+    softmax.cases,
+    distillation.cases,
+    elementwise.cases,
+    rowwise.cases,
+    margins.cases,
+    ctc.cases,
+)
+PROBES: Final[tuple[Probe, ...]] = (
+    *arithmetic.PROBES,
+    *infinities.PROBES,
+    *integers.PROBES,
+    *dma.PROBES,
+    *dma.BOUNDS,
+    *registers.PROBES,
+    *cores.PROBES,
+    *loops.PROBES,
+    *frameworks.PROBES,
+)
+
+
+def cases() -> list[Case]:
+    """Return the cases of all kernels, in the order in which they run."""
+    return [case for source in _CASES for case in source()]
+
 
 KINDS: Final[dict[str, Callable[[], Sequence[Step]]]] = {
     "kernels": cases,
@@ -36,8 +85,8 @@ def step_named(name: str) -> Step:
     Raises:
         KeyError: if there is none.
     """
-    return next((step for steps in all_steps().values() for step in steps if step.name == name), None) or _unknown(name)
-
-
-def _unknown(name: str) -> Step:
+    for steps in all_steps().values():
+        for step in steps:
+            if step.name == name:
+                return step
     raise KeyError(f"nkilib verify: no step {name!r}; --list names them")

@@ -1,19 +1,133 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A step of the command: a launch, and the judgement of its outcome."""
+"""A step of the command: a launch, its outcome, and the judgement of the outcome.
+
+The outcome is kept in files between the process that launches and the process that judges.
+"""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from nkilib.verify.observation import Observation
-from nkilib.verify.verdict import Verdict
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.base import lnc
+
+Array = npt.NDArray[Any]
+
+# Types that numpy's files do not know are written as their bits.
+_BITS: Final = {"bfloat16": (np.dtype(ml_dtypes.bfloat16), np.uint16)}
+_NOTES: Final = "notes.json"
+_ARRAYS: Final = "arrays.npz"
+
+
+class Status(str, Enum):
+    """The status of a step; the value appears in the report."""
+
+    AS_EXPECTED = "as expected"
+    DIFFERS = "differs"
+    FAILED = "failed"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed out"
+    MEASURED = "measured"  # by a clock that is too coarse to judge by
+    MODELLED = "modelled"
+    NOT_RUN = "not run"
+    RUNNING = "running"
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether a step with this status makes the command exit with 1."""
+        return self not in (Status.AS_EXPECTED, Status.MEASURED, Status.MODELLED, Status.NOT_RUN)
+
+    @property
+    def has_ended_badly(self) -> bool:
+        """Whether a step with this status gave no information and may be run again on request."""
+        return self in (Status.FAILED, Status.CRASHED, Status.TIMED_OUT, Status.RUNNING)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judgement of a step.
+
+    Attributes:
+        status: the status of the step.
+        text: a text for people, one line or several.
+        details: numbers and names for programs, in a form that JSON can represent.
+    """
+
+    status: Status
+    text: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The outcome of a launch.
+
+    Attributes:
+        arrays: the returned arrays, and the arguments as the launch left them, by name.
+        error: the error that the launch raised, as ``Type: message``; None if it returned.
+        notes: anything else that JSON can represent.
+    """
+
+    arrays: dict[str, Array] = field(default_factory=dict)
+    error: str | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def with_arrays(self, more: Mapping[str, Array]) -> Observation:
+        """Return a copy with further arrays."""
+        return replace(self, arrays={**self.arrays, **more})
+
+    def with_notes(self, **more: Any) -> Observation:
+        """Return a copy with further notes."""
+        return replace(self, notes={**self.notes, **more})
+
+    def save(self, directory: Path) -> None:
+        """Write the observation to a directory; the last file written marks it as complete."""
+        written: dict[str, Any] = {f"{array.dtype.name}/{name}": _bits(array) for name, array in self.arrays.items()}
+        np.savez(directory / _ARRAYS, **written)
+        text = json.dumps({"error": self.error, "notes": self.notes})
+        (directory / _NOTES).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: Path) -> Observation:
+        """Read the files that :meth:`save` wrote.
+
+        Raises:
+            OSError: if nothing, or not everything, was written.
+        """
+        saved = json.loads((directory / _NOTES).read_text(encoding="utf-8"))
+        arrays = {}
+        with np.load(directory / _ARRAYS) as file:
+            for key in file.files:
+                dtype, _, name = key.partition("/")
+                arrays[name] = file[key].view(_BITS[dtype][0]) if dtype in _BITS else file[key]
+        return cls(arrays, saved["error"], saved["notes"])
+
+
+def typed(array: Array, like: Array) -> Array:
+    """Return an array of raw bytes (``void``), as the runtime may return it, in the type of ``like``.
+
+    An array of another type, or with elements of another size, stays as it is.
+    """
+    if array.dtype.name.startswith("void") and array.dtype.itemsize == like.dtype.itemsize:
+        return array.view(like.dtype)
+    return array
+
+
+def _bits(array: Array) -> Array:
+    """Return the array, or its bits if numpy's files have no such type."""
+    array = np.ascontiguousarray(array)
+    return array.view(_BITS[array.dtype.name][1]) if array.dtype.name in _BITS else array
 
 
 class Stage(str, Enum):
@@ -77,3 +191,40 @@ class Step(ABC):
     def measure(self, observation: Observation, directory: Path) -> Observation:
         """Return the observation with what :attr:`Stage.MEASURE` adds, if the step has that stage."""
         return observation
+
+
+def on_cores(kernel: Any, cores: int) -> Any:
+    """Return the kernel to call: without brackets if ``NEURON_LOGICAL_NC_CONFIG`` states the number of cores."""
+    setting = lnc.of_variable()
+    return kernel if setting is not None and setting.cores == cores else kernel[cores]
+
+
+def observed(kernel: Any, arguments: Mapping[str, Any], cores: int, names: Sequence[str]) -> Observation:
+    """Launch a kernel on copies of its arrays, on a device and on the simulator alike.
+
+    ``nki.jit`` of NKI 0.7 takes numpy arrays and compiles and runs the kernel without a framework (its docstring in SDK
+    2.33.1, ``_modules/nki``). Whether it updates an array that the kernel writes is one of the probes.
+
+    Args:
+        kernel: a kernel from ``nki.jit``.
+        arguments: the arguments by name.
+        cores: the number of cores of the launch.
+        names: the names of the returned tensors, in order.
+
+    Returns:
+        The returned arrays by these names, and each argument array as ``argument <name>``; or the error.
+    """
+    copies = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+    try:
+        returned = on_cores(kernel, cores)(**copies)
+        results = returned if isinstance(returned, tuple | list) else (returned,)
+        arrays = {name: np.array(result) for name, result in zip(names, results, strict=True)}
+    except Exception as error:  # of the simulator, of NKI, of its compiler or of the runtime
+        return Observation(error=f"{type(error).__name__}: {error}")
+    left = {argument_name(name): value for name, value in copies.items() if isinstance(value, np.ndarray)}
+    return Observation({**arrays, **left})
+
+
+def argument_name(name: str) -> str:
+    """Return the name, in an observation, of the array that was passed as ``name``."""
+    return f"argument {name}"

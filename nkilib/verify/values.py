@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from nkilib.verify.observation import Array
+from nkilib.verify.step import Array
 
 CLASSES: Final = ("NaN", "+inf", "-inf", "+normal", "-normal", "+subnormal", "-subnormal", "+0", "-0")
 _SMALLEST_NORMAL: Final = {"float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-14}

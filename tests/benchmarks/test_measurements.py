@@ -15,11 +15,19 @@ import numpy as np
 import pytest
 
 from benchmarks.measurements import __main__ as command
-from benchmarks.measurements.kernels.attention import fused_attention, unfused_attention
-from benchmarks.measurements.kernels.clusters import nearest_centroids
-from benchmarks.measurements.kernels.elementwise import add_in_blocks, add_in_columns, silu, silu_by_parts, transpose
-from benchmarks.measurements.kernels.probes import loads
-from benchmarks.measurements.kernels.products import convolution, product_with_gelu
+from benchmarks.measurements.kernels import (
+    add_in_blocks,
+    add_in_columns,
+    convolution,
+    fused_attention,
+    loads,
+    nearest_centroids,
+    product_with_gelu,
+    silu,
+    silu_by_parts,
+    transpose,
+    unfused_attention,
+)
 from benchmarks.measurements.modelled import Found, Model, goals, recorded, summary
 from benchmarks.measurements.page import BEFORE, NOW, PAGE, SOFTWARE, rewritten
 from benchmarks.measurements.probes import PROBES, SCALAR, TRANSFERS, VECTOR, Probe, compared, factors

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from nkilib.cli.main import main
+from nkilib.verify import runner
 from nkilib.verify.registry import KINDS, all_steps, step_named
-from nkilib.verify.run import runner
 from tests.cli.test_command_line import ended
 
 FIRST = "nkilib verify ON THE SIMULATOR"

@@ -12,7 +12,7 @@ import pytest
 
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force, shrunk
 from nkilib.experimental.loss import choose_tiling, cross_entropy_forward
-from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import ForwardSizes
 from nkilib.nki import nl
 
 

@@ -20,9 +20,9 @@ import pytest
 import nkilib.simulator
 from nkilib.experimental import loss, softmax
 from nkilib.nki import nl
-from nkilib.verify.kernels.elementwise_entries import ENTRIES, ElementwiseEntry
-from nkilib.verify.kernels.rowwise_entries import ENTRIES as ROWWISE_KINDS
-from nkilib.verify.kernels.rowwise_entries import RowwiseEntry
+from nkilib.verify.kernels.elementwise import ENTRIES, ElementwiseEntry
+from nkilib.verify.kernels.rowwise import ENTRIES as ROWWISE_KINDS
+from nkilib.verify.kernels.rowwise import RowwiseEntry
 
 Arguments = dict[str, Any]
 ROWS, COLUMNS = 3, 100

@@ -37,7 +37,7 @@ from nkilib.experimental.loss import (
     linear_token_scores_forward,
 )
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
-from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
+from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear_distillation import linear_distillation_backward
 from nkilib.nki import nisa, nki, nl
 
@@ -232,11 +232,10 @@ def test_every_place_that_sums_products_is_launched() -> None:
     }
     assert places == {
         "core/rows/recomputation.py",  # the shifted forward, distillation
-        "experimental/loss/ctc/occupancies.py",
-        "experimental/loss/linear_cross_entropy/backward/gradient_columns.py",  # single products from here on
-        "experimental/loss/linear/backward/power_of_two.py",
-        "experimental/loss/linear/shared/logits.py",  # and sums of the linear kernels
-        "experimental/loss/linear/backward/input_gradient.py",
+        "experimental/loss/ctc/gradient.py",
+        "experimental/loss/linear_cross_entropy/gradient_columns.py",  # single products from here on
+        "experimental/loss/linear/logits.py",  # and sums of the linear kernels
+        "experimental/loss/linear/backward/rounds.py",
         "experimental/loss/linear/backward/weight_gradient.py",
     }
 

@@ -19,8 +19,8 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType,
 from typing import Any, Final
 
 import nkilib
-from nkilib.base.work import is_replayable
-from nkilib.experimental.host.public_kernels import public_kernels
+from nkilib.base.statements import is_replayable
+from nkilib.experimental.public_kernels import public_kernels
 
 OURS: Final = (__file__, *(str(Path(nkilib.__file__).parent / name) for name in ("base", "core", "experimental")))
 # What these read are arguments and the options in force, which are in the key of a launch.

@@ -174,7 +174,8 @@ print(json.dumps([outcome(*case) for case in every]))
 
 def test_everything_is_refused_by_optimized_python_too() -> None:
     """`reduction="Mean"` once returned the sum there."""
-    from .loss.cross_entropy import test_extended_validation, test_validation
+    from .loss.cross_entropy import test_validation
+    from .loss.cross_entropy import test_validation as test_extended_validation
     from .loss.linear_cross_entropy import test_validation as linear
 
     every = cases([*REFUSALS, *test_validation.REFUSALS, *test_extended_validation.REFUSALS])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nkilib.jax.dispatch.launch import Kernel
+from nkilib.jax.launching import Kernel
 
 
 @dataclass(frozen=True)

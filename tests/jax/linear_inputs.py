@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss
+from nkilib.experimental.loss.cross_entropy.reference import ExtendedLoss
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem
 
 POSITIONS, FEATURES, CLASSES = 6, 16, 20

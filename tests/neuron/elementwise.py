@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.nki import nl
-from nkilib.verify.kernels.elementwise_entries import ENTRIES
+from nkilib.verify.kernels.elementwise import ENTRIES
 
 # A full tile and one of less than 128 elements.
 ELEMENTS: Final = (4, 40)

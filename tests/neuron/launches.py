@@ -25,7 +25,7 @@ import numpy as np
 from examples.call_from_nki import make_inputs, output_layer_loss
 from nkilib.experimental import loss
 from nkilib.experimental.loss import extended_inline, inline
-from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.nki import nki, nl
 from tests.neuron import (
     ctc,

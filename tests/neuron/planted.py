@@ -149,7 +149,7 @@ UNDOCUMENTED: Final = (
         "the simulator",
         "from nkilib.simulator.api import language",
         ("ImportError", "kernel_of_a_case imports nkilib.simulator.api"),
-        "from nkilib.core.tiling import div_ceil",
+        "from nkilib.core.hardware import div_ceil",
     ),
     Case(
         "the simulator by its package",

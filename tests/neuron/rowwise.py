@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.nki import nl
-from nkilib.verify.kernels.rowwise_entries import ENTRIES, RowwiseEntry
+from nkilib.verify.kernels.rowwise import ENTRIES, RowwiseEntry
 
 # Short rows, several in a partition and less than a tile; and rows of two chunks.
 SHORT, LONG = (5, 37), (3, 300)

@@ -10,6 +10,7 @@ import inspect
 import pickle
 import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,3 +83,17 @@ def _sets(launch: Launch, parameter: inspect.Parameter) -> bool:
 
 def test_there_are_kernels_to_launch() -> None:
     assert len(_public_kernels()) >= 4
+
+
+# Parts of the positions on NKI 0.7 as it is documented, with the simulator's bits.
+
+
+def test_parts_have_the_simulators_bits(tmp_path: Path) -> None:
+    results = []
+    for backend in ("simulator", "neuron"):
+        file = tmp_path / backend
+        done = machine.run("-m", "tests.neuron.position_parts", file, backend=backend)
+        assert done.returncode == 0, done.stderr
+        results.append(pickle.loads(file.read_bytes()))
+    assert len(results[0]) == 40
+    assert results[0] == results[1]

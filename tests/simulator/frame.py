@@ -21,7 +21,7 @@ from nkilib.nki import nisa, nki, nl
 from nkilib.simulator.memory.storage import Storage
 from nkilib.simulator.tensors.tensor import NkiTensor
 from nkilib.simulator.terms.dtypes import as_dtype
-from nkilib.simulator.terms.regions import MemoryRegion
+from nkilib.simulator.terms.enums import MemoryRegion
 from tests.hangs import HANG_SECONDS
 
 from .kernels import load, without_where

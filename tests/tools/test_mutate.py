@@ -12,10 +12,9 @@ import pytest
 
 from tools.mutate import main
 from tools.mutation import judging
-from tools.mutation.checkout import copies_of, mutants_in
+from tools.mutation.checkout import Outcome, Run, copies_of, mutants_in, run
+from tools.mutation.checkout import tests_of as suite_of
 from tools.mutation.operators import mutations_of
-from tools.mutation.suite import Outcome, Run, run
-from tools.mutation.suite import tests_of as suite_of
 
 # Of three changes the tests below notice two: nothing asks for `twice(0)`, and no test calls `half`.
 CODE = """\

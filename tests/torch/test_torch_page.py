@@ -18,7 +18,7 @@ from nkilib.torch import (
     vocab_parallel_cross_entropy,
     vocab_parallel_linear_cross_entropy,
 )
-from nkilib.torch.dispatch.native import _ALLOWED
+from nkilib.torch.dispatch.devices import _ALLOWED
 from nkilib.torch.dispatch.register import OPERATORS
 from tests.fresh_python import CHECKOUT
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nkilib.verify.observation import Observation
-from nkilib.verify.verdict import Status
+from nkilib.verify.step import Observation, Status
 from tests.neuron import machine
 from tests.selected import selected, write_names
 from tests.verify.launch_all import steps

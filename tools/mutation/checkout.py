@@ -6,9 +6,17 @@
 from __future__ import annotations
 
 import compileall
+import contextlib
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
-from pathlib import Path
+from enum import Enum
+from pathlib import Path, PurePosixPath
 from py_compile import PycInvalidationMode
 
 from .operators import Mutation, mutations_of
@@ -94,3 +102,95 @@ class Copy:
         """Restore the file of a mutant and delete the examples that hypothesis has stored."""
         shutil.copyfile(self.checkout / mutant.path, self.root / mutant.path)
         shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)
+
+
+# Select the tests that belong to a file, and run them in a copy of the checkout.
+
+_PLANS = "tests/experimental/plans"
+# How many folders below nkilib a package of its own is, by where it is.
+_LOSSES = ("nkilib", "experimental", "loss")
+_PASSED = (0, 5)  # 5: no test was collected
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py(?:::(?:[^ ]| (?!- ))+)?)", re.MULTILINE)
+_OPTIONS = ("-x", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist")
+
+
+class Outcome(Enum):
+    """The outcome of a run of tests."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    LATE = "timed out"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of pytest.
+
+    Attributes:
+        outcome: the outcome of the run.
+        test: the name that pytest gives to the test that failed; "" if no test failed or pytest named none, as when the
+            import of a conftest fails.
+    """
+
+    outcome: Outcome
+    test: str = ""
+
+
+def tests_of(root: Path, path: str) -> list[str]:
+    """Return the tests of a file of nkilib, nearest first: the tests of the file, of its folder, and of its package.
+
+    The tests of ``nkilib/a/b/c.py`` are ``tests/a/b/test_c.py`` and ``tests/a/b``, or the nearest parent folder that
+    exists. The tests of its package are ``tests/a/b``, or ``tests/experimental/loss/b`` for a loss. For kernels the
+    tests of plans are added. The folder of all tests is never returned.
+    """
+    parts = PurePosixPath(path).parts
+    tests = PurePosixPath("tests", *parts[1:-1])
+    depth = 4 if parts[:3] == _LOSSES else 3
+    results = [str(tests / f"test_{PurePosixPath(path).stem}.py"), str(_nearest(root, tests))]
+    results.append(str(_nearest(root, PurePosixPath(*tests.parts[:depth]))))
+    if parts[:2] == _LOSSES[:2]:
+        results.append(_PLANS)
+    return [item for item in dict.fromkeys(results) if item != "tests" and (root / item).exists()]
+
+
+def _nearest(root: Path, tests: PurePosixPath) -> PurePosixPath:
+    while len(tests.parts) > 1 and not (root / tests).is_dir():
+        tests = tests.parent
+    return tests
+
+
+def run(root: Path, tests: list[str], seconds: float, *options: str) -> Run:
+    """Run tests of a copy until one fails. A run that exceeds ``seconds`` is killed with all its processes."""
+    command = [sys.executable, "-m", "pytest", *_OPTIONS, *options, *tests]
+    with tempfile.TemporaryFile() as output:  # a process that outlives the run would keep a pipe open
+        process = subprocess.Popen(
+            command, cwd=root, env=_environment(root), stdout=output, stderr=output, start_new_session=True
+        )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=max(seconds, 0.0))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    if code == -signal.SIGKILL:  # by the limit, or by the system where memory is short
+        return Run(Outcome.LATE)
+    if code in _PASSED:
+        return Run(Outcome.PASSED)
+    named = _FAILED.search(text)
+    return Run(Outcome.FAILED, named.group(1) if named else "")
+
+
+def imported_from(root: Path, module: str) -> Path:
+    """Return the folder from which the tests of a copy import a package."""
+    code = f"import {module}, pathlib; print(pathlib.Path({module}.__file__).resolve().parent)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env=_environment(root), capture_output=True, text=True, check=True
+    )
+    return Path(done.stdout.strip().splitlines()[-1])
+
+
+def _environment(root: Path) -> dict[str, str]:
+    """Return the environment of a run: one thread, imports from the copy, no bytecode, reproducible random inputs."""
+    changed = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "CI": "1"}
+    return {**os.environ, **changed}

@@ -11,24 +11,23 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
-from benchmarks.fuzz.draw import Draw
-from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine, stored
+from benchmarks.fuzz.draw import INDEX_DTYPES, Array, Draw, array_of, laid_out, normal, numpy_dtype, tensor_of
 from benchmarks.fuzz.families.positions import (
+    REDUCTIONS,
     Recipe,
     confident,
     divisor_of,
     drawn_targets,
+    dtype_of,
+    machine,
     masked,
     reduced,
+    stored,
     with_upstream,
 )
-from benchmarks.fuzz.values import INDEX_DTYPES, Array, array_of, laid_out, normal, numpy_dtype, tensor_of
-from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
-from nkilib.experimental.loss.cross_entropy.host.extended_bounds import (
-    extended_forward_bounds,
-    extended_gradient_bound,
-)
-from nkilib.experimental.loss.cross_entropy.host.reference import (
+from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT
+from nkilib.experimental.loss.cross_entropy.bounds import extended_forward_bounds, extended_gradient_bound
+from nkilib.experimental.loss.cross_entropy.reference import (
     BackwardInputs,
     ExtendedLoss,
     extended_backward_reference,

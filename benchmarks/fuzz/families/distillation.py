@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
-from benchmarks.fuzz.draw import Draw
-from benchmarks.fuzz.families.common import dtype_of, machine, stored, summed
-from benchmarks.fuzz.values import Array, array_of, laid_out, normal, numpy_dtype, tensor_of
-from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.distillation.host.reference import (
+from benchmarks.fuzz.draw import Array, Draw, array_of, laid_out, normal, numpy_dtype, tensor_of
+from benchmarks.fuzz.families.positions import dtype_of, machine, stored, summed
+from nkilib.core.host.error_bounds import UNIT
+from nkilib.experimental.loss.distillation.registry_entry import (
     distillation_bound,
     distillation_gradient_bound,
     distillation_gradient_reference,

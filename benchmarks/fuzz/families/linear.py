@@ -12,21 +12,26 @@ import numpy as np
 import torch
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
-from benchmarks.fuzz.draw import Draw
-from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine
-from benchmarks.fuzz.families.positions import Recipe, divisor_of, drawn_targets, reduced, with_upstream
-from benchmarks.fuzz.values import INDEX_DTYPES, Array, array_of, normal, numpy_dtype, tensor_of
-from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
-from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, ExtendedLoss
-from nkilib.experimental.loss.linear.host.reference import LinearGradients
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
-    linear_forward_bounds,
-    linear_gradients_and_bounds,
-    logit_bounds,
+from benchmarks.fuzz.draw import INDEX_DTYPES, Array, Draw, array_of, normal, numpy_dtype, tensor_of
+from benchmarks.fuzz.families.positions import (
+    REDUCTIONS,
+    Recipe,
+    divisor_of,
+    drawn_targets,
+    dtype_of,
+    machine,
+    reduced,
+    with_upstream,
 )
+from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT
+from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs, ExtendedLoss
+from nkilib.experimental.loss.linear.reference import LinearGradients
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
+    linear_forward_bounds,
     linear_forward_reference,
+    linear_gradients_and_bounds,
+    logit_bounds,
 )
 
 _ALONE, _MODULE = "linear_cross_entropy", "LinearCrossEntropyLoss"

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
-from benchmarks.fuzz.draw import Draw
-from benchmarks.fuzz.families.common import dtype_of, machine, stored, summed
+from benchmarks.fuzz.draw import DTYPES, INDEX_DTYPES, Array, Draw, array_of, normal, numpy_dtype, tensor_of
 from benchmarks.fuzz.families.linear import operands, sizes
-from benchmarks.fuzz.families.positions import drawn_targets
-from benchmarks.fuzz.values import DTYPES, INDEX_DTYPES, Array, array_of, normal, numpy_dtype, tensor_of
-from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
+from benchmarks.fuzz.families.positions import drawn_targets, dtype_of, machine, stored, summed
+from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.linear_distillation.host.bounds import (
     StatisticsErrors,
     pair_forward_bounds,

@@ -12,18 +12,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
-from benchmarks.fuzz.draw import Draw
-from benchmarks.fuzz.families.common import dtype_of, machine, stored
+from benchmarks.fuzz.draw import DTYPES, INDEX_DTYPES, Array, Draw, array_of, normal, numpy_dtype, tensor_of
 from benchmarks.fuzz.families.linear import argmax_within, of_entropy, operands, sizes
-from benchmarks.fuzz.families.positions import drawn_targets
-from benchmarks.fuzz.values import DTYPES, INDEX_DTYPES, Array, array_of, normal, numpy_dtype, tensor_of
-from nkilib.core.host.rounding import SMALLEST_NORMAL
-from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, ExtendedLoss
-from nkilib.experimental.loss.linear.host.reference import LinearGradients
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
+from benchmarks.fuzz.families.positions import drawn_targets, dtype_of, machine, stored
+from nkilib.core.host.error_bounds import SMALLEST_NORMAL
+from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs, ExtendedLoss
+from nkilib.experimental.loss.linear.reference import LinearGradients
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
+    linear_forward_bounds,
     linear_forward_reference,
+    linear_gradients_and_bounds,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
     ScoreInputs,

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
-from benchmarks.fuzz.draw import Draw
-from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine, stored
-from benchmarks.fuzz.values import INDEX_DTYPES, Array, array_of, laid_out, normal, numpy_dtype, tensor_of
-from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.multi_margin.host import reference as of_one
-from nkilib.experimental.loss.multi_margin.host.reference import MultiMarginReference
-from nkilib.experimental.loss.multilabel_margin.host import reference as of_several
-from nkilib.experimental.loss.multilabel_margin.host.reference import MultilabelMarginReference
+from benchmarks.fuzz.draw import INDEX_DTYPES, Array, Draw, array_of, laid_out, normal, numpy_dtype, tensor_of
+from benchmarks.fuzz.families.positions import REDUCTIONS, dtype_of, machine, stored
+from nkilib.core.host.error_bounds import UNIT
+from nkilib.experimental.loss.multi_margin import registry_entry as of_one
+from nkilib.experimental.loss.multi_margin.registry_entry import MultiMarginReference
+from nkilib.experimental.loss.multilabel_margin import registry_entry as of_several
+from nkilib.experimental.loss.multilabel_margin.registry_entry import MultilabelMarginReference
 
 _MOST_LABELS = 40
 

@@ -14,17 +14,15 @@ import numpy as np
 import torch
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
-from benchmarks.fuzz.draw import Draw
-from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine
-from benchmarks.fuzz.values import Array, array_of, laid_out, normal, numpy_dtype, tensor_of
-from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.cosine_embedding import CosineReference
-from nkilib.experimental.loss.multilabel_soft_margin.host.reference import MultilabelSoftMarginReference
+from benchmarks.fuzz.draw import Array, Draw, array_of, laid_out, normal, numpy_dtype, tensor_of
+from benchmarks.fuzz.families.positions import REDUCTIONS, dtype_of, machine
+from nkilib.core.host.error_bounds import UNIT
 from nkilib.experimental.loss.registry import LOSSES
-from nkilib.experimental.loss.skeletons.rowwise.host import reference as derived
-from nkilib.experimental.loss.skeletons.rowwise.host.reference import RowwiseReference
-from nkilib.experimental.loss.skeletons.rowwise.host.row import RowwiseLoss
-from nkilib.experimental.loss.triplet_margin.host.reference import TripletReference
+from nkilib.experimental.loss.rowwise.cosine_embedding import CosineReference
+from nkilib.experimental.loss.rowwise.multilabel_soft_margin import MultilabelSoftMarginReference
+from nkilib.experimental.loss.rowwise.triplet_margin_entry import TripletReference
+from nkilib.experimental.loss.skeletons.rowwise import registry_entry as derived
+from nkilib.experimental.loss.skeletons.rowwise.registry_entry import RowwiseLoss, RowwiseReference
 
 MODULES: Final = {loss.name: loss.module for loss in LOSSES if isinstance(loss, RowwiseLoss)}
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
-from benchmarks.fuzz.draw import Draw
-from benchmarks.fuzz.families.common import dtype_of, machine
-from benchmarks.fuzz.values import DTYPES, Array, array_of, laid_out, normal, numpy_dtype, tensor_of
-from nkilib.experimental.softmax.host import bounds, reference
+from benchmarks.fuzz.draw import DTYPES, Array, Draw, array_of, laid_out, normal, numpy_dtype, tensor_of
+from benchmarks.fuzz.families.positions import dtype_of, machine
+from nkilib.experimental.softmax import guarantees as bounds
+from nkilib.experimental.softmax import guarantees as reference
 
 _FORWARD = {
     "softmax": (reference.softmax_reference, bounds.softmax_bound),

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``python -m benchmarks.fuzz.kernels``: random kernels until the time is over; failures are shrunk and printed."""
+"""Bits of random kernels replayed and not: ``python -m benchmarks.fuzz.kernels``.
+
+Kernels are drawn until the time is over; failures are shrunk and printed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from collections.abc import Sequence
 
 from benchmarks.fuzz.kernels.checking import checked, complaint
 from benchmarks.fuzz.kernels.drawing import SIZES
-from benchmarks.fuzz.kernels.kinds import random_kernel
+from benchmarks.fuzz.kernels.situations import random_kernel
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:

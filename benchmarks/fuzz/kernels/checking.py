@@ -7,16 +7,39 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 from unittest.mock import patch
 
 from benchmarks.fuzz.kernels.drawing import SIZES
 from benchmarks.fuzz.kernels.program import Program
-from benchmarks.fuzz.kernels.shrinking import shrunk
 from nkilib import simulator
 from tests.simulator.replay.both_ways import Report, compare
+
+
+def shrunk(program: Program, fails: Callable[[Program], bool]) -> Program:
+    """The program without the lines that its failure does not need: first halves, in the end one line at a time."""
+    size = max(1, len(program.lines) // 2)
+    while True:
+        smaller = _without_some(program, size, fails)
+        is_done = size == 1 and smaller is program
+        program, size = smaller, max(1, size // 2)
+        if is_done:
+            return program
+
+
+def _without_some(program: Program, size: int, fails: Callable[[Program], bool]) -> Program:
+    """Remove ``size`` neighbouring lines at a time, from the end on, where the program fails without them too."""
+    end = len(program.lines)
+    while end > 0:
+        start = max(0, end - size)
+        candidate = program.with_lines(program.lines[:start] + program.lines[end:])
+        if fails(candidate):
+            program = candidate
+        end = start
+    return program
+
 
 _LOWERED: Final = {"SMALLEST": 1, "BLOCK_ELEMENTS": 48}
 

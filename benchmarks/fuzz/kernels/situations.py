@@ -8,10 +8,13 @@ Each is a few lines, sometimes with others in between, and its results are retur
 
 from __future__ import annotations
 
+from typing import Final
+
 from benchmarks.fuzz.kernels import computing, moving
-from benchmarks.fuzz.kernels.drawing import Maker
-from benchmarks.fuzz.kernels.meeting import barrier
+from benchmarks.fuzz.kernels.drawing import SIZES, Draws, Maker, draw
+from benchmarks.fuzz.kernels.moving import barrier
 from benchmarks.fuzz.kernels.places import Area, Place
+from benchmarks.fuzz.kernels.program import Program
 
 
 def _loaded(maker: Maker, source: Place, area: Area) -> Place | None:
@@ -265,3 +268,38 @@ def chains(maker: Maker) -> None:
             maker.add(f"nisa.dma_copy({target.text(maker.somewhere(target, tile.rows, tile.columns))}, {tile.name})")
         else:
             publish(maker, tile)
+
+
+KINDS: Final[tuple[tuple[Draws, float], ...]] = (
+    (moving.load_new, 2.0),
+    (moving.load_into, 1.5),
+    (moving.store, 3.0),
+    (moving.update_in_place, 0.8),
+    (moving.copy_hbm, 0.5),
+    (moving.new_hbm, 0.8),
+    (moving.transpose, 0.5),
+    (moving.gather, 0.6),
+    (moving.dynamic, 0.1),
+    (computing.elementwise, 8.0),
+    (computing.copies, 3.0),
+    (computing.reducing, 3.0),
+    (computing.select, 0.8),
+    (computing.searching, 0.5),
+    (computing.products, 1.2),
+    (moving.barrier, 0.4),
+    (moving.swap, 0.4),
+    (overwritten_after_a_load, 1.0),
+    (stored_beside, 1.2),
+    (stored_late, 1.0),
+    (partly_overwritten, 1.0),
+    (changed_operands, 0.8),
+    (read_after_a_meeting, 1.5),
+    (chains, 0.8),
+)
+
+
+def random_kernel(seed: int, sizes: str = "", cores: int = 0) -> Program:
+    """The kernel of a seed; of the seed's own sizes and cores if they are not given."""
+    names = list(SIZES)
+    sizes = sizes or names[seed % len(names)]
+    return draw(seed, sizes, cores or (2 if seed % 3 == 0 else 1), KINDS, moving.results)

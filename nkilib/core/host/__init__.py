@@ -3,11 +3,10 @@
 
 """Host code that the public functions of every framework share. It needs none of the frameworks and is never traced.
 
-- :mod:`.options`: options as fields of a dataclass;
-- :mod:`.keywords`: those fields as keywords of public functions;
-- :mod:`.reductions`: the reductions of a row-wise loss;
-- :mod:`.rounding`: the error of rounding to a type, the unit of error bounds;
-- :mod:`.sized_loss`: losses whose registry entries give the sizes of the tensors of a launch;
-- :mod:`.sizes`: checks of the sizes and types that are passed to functions that choose tilings;
-- :mod:`.requirement`: the release of a framework that a package needs.
+- ``options``: options as fields of a dataclass, as keywords of public functions, and reductions;
+- ``sizes``: checks of the sizes and types that are passed to functions that choose tilings;
+- ``loss``: the registry entry of a loss, stated as data, and the launches that follow from it;
+- ``error_bounds``: float64 references, and the accepted errors of float32 arithmetic;
+- ``launchable``: a kernel that is launched on its own, and its plain function;
+- ``requirement``: the release of a framework that a package needs.
 """

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from nkilib.base.guarantee import Guarantee, states_guarantee
-from nkilib.base.work import StatesTrips, StatesWork, replayable, states_trips, states_work
+from nkilib.base.statements import StatesTrips, StatesWork, replayable, states_trips, states_work
 from nkilib.nki import nki
 
 if TYPE_CHECKING:

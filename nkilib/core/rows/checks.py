@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Checks of the arguments of kernels, before the first instruction.
+"""Checks of the arguments and the numeric options of kernels, before the first instruction.
 
 A kernel is traced as Python, and ``python -O`` drops every ``assert`` of it; so a call raises the error. Each message
 names the function, the requirement, the argument's value and the remedy.
@@ -10,8 +10,12 @@ names the function, the requirement, the argument's value and the remedy.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
+from struct import pack, unpack
+from typing import Final
 
-from nkilib.core.host.options import is_integer
+from nkilib.core.hardware import LIMIT_OF_LOG
+from nkilib.core.host.options import is_integer, is_number
 from nkilib.core.rows.sbuf import SbufPlan, dtype_bytes
 from nkilib.nki import nisa, nl
 
@@ -21,6 +25,11 @@ FREE_AXIS_MAX = 65535
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 # Bound on rows * chunk_size * bytes of a batch that the published API states.
 BATCH_BYTES_MAX = 24 * 1024 * 1024
+# The least positive normal number of float32, and the largest finite one.
+LEAST_NORMAL: Final = 2.0**-126
+LARGEST: Final = 2.0**128 * (1.0 - 2.0**-24)
+# NKI documents ``log`` from here on.
+LEAST_ARGUMENT_OF_LOG: Final = 1.0 / LIMIT_OF_LOG
 
 
 @dataclass(frozen=True)
@@ -125,3 +134,28 @@ def require_chunk_size(
     else:
         takes = f"and {plan.num_scratch} of float32 beside each do not fit an SBUF partition"
     require(chunk_size <= fitting, f"{function}: a chunk of {chunk_size} elements of {dtype} {takes}; {fits}")
+
+
+def require_option(function: str, name: str, value: float, least: float = -LARGEST, most: float = LARGEST) -> float:
+    """Check that an option is a finite number from ``least`` to ``most``, and round it to float32, the type of the
+    engines.
+
+    Raises:
+        AssertionError: another number.
+    """
+    require(
+        is_number(value) and isfinite(value) and least <= value <= most,
+        f"{function}: {name} must be a finite number of float32{_range(least, most)}, got {value}",
+    )
+    rounded: float = unpack("f", pack("f", value))[0]
+    return rounded
+
+
+def _range(least: float, most: float) -> str:
+    if least == -LARGEST:
+        return "" if most == LARGEST else f" of at most {_bound(most)}"
+    return f" of at least {_bound(least)}" if most == LARGEST else f" from {_bound(least)} to {_bound(most)}"
+
+
+def _bound(number: float) -> str:
+    return "2^-126" if number == LEAST_NORMAL else f"{number}".removesuffix(".0")

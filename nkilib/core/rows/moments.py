@@ -22,17 +22,24 @@ results that are derived from them.
 An element of -inf has exp = 0 and adds nothing to E, but 0 * inf is NaN. So elements far below the maximum are first
 raised to a value at which exp is still 0 in float32. float16 has no such number where the maximum is near its lowest
 number, or the scale is small: there only -inf is raised, and after its exponential is taken.
+
+Two further scores take sums of squared exponentials, and of the elements:
+
+    Q_k = sum of exp(2 (z_j - m_k))        Q = sum of exp(2 (m_k - m)) * Q_k
+    log sum p_j^2 = log Q - 2 log d
+
+where p_j = exp(z_j - m) / d. Q and d are at least 1, so neither log loses precision. The mean of the elements needs no
+maximum: their sum is as exact as they are. Where elements may be masked by -inf, the unmasked elements are counted too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.rows.psum import Piece
-from nkilib.core.rows.score_moments import MeanMoment, SquareMoment
+from nkilib.core.rows.sbuf import Piece
 from nkilib.core.rows.shifted import ShiftedSums
 from nkilib.core.rows.statistics import Columns, Place, Statistics
-from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like, selected, sum_in_place
+from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like, scaled, selected, sum_in_place
 from nkilib.nki import nisa, nl
 
 # exp of it is 0 in float32: an element so far below the maximum adds nothing.
@@ -41,6 +48,55 @@ NEGLIGIBLE = -200.0
 # though rounded to bfloat16, while m is above -2.2e38.
 _RAISED_TIMES, _RAISED_MOST = 1.5, -450.0
 FLOAT16_LOWEST = -65504.0
+
+
+def raise_negligible(
+    chunk_sbuf: nl.NkiTensor, neg_max_sbuf: nl.NkiTensor, scale: float, is_shared: bool = False
+) -> None:
+    """Raise elements of a chunk with exp(scale * (x - m)) = 0, in place, so that none is -inf.
+
+    A chunk that is all -inf stays as it is, and so does a chunk of float16, for which :func:`raise_infinite` is meant.
+
+    Args:
+        chunk_sbuf: x, [rows, columns].
+        neg_max_sbuf: -m, minus the maximum or minus any number that is not far below it, float32 [rows, 1].
+        scale: a positive number.
+        is_shared: whether GpSimd takes a half. This pays where Vector has another chunk to work on meanwhile: for
+            bfloat16, Vector takes four elements a cycle, and GpSimd is modelled to take two cycles an element.
+    """
+    if chunk_sbuf.dtype == nl.float16:
+        return
+    lowest_sbuf = float32_like(neg_max_sbuf)
+    nisa.tensor_scalar(
+        dst=lowest_sbuf,
+        data=neg_max_sbuf,
+        op0=nl.multiply,
+        operand0=-_RAISED_TIMES,
+        op1=nl.minimum,
+        operand1=_RAISED_MOST / scale,
+    )
+    columns = chunk_sbuf.shape[1]
+    half = columns // 2 if is_shared else 0
+    if half > 0:
+        second_sbuf = chunk_sbuf[:, columns - half : columns]
+        nisa.tensor_tensor(
+            dst=second_sbuf,
+            data1=second_sbuf,
+            data2=lowest_sbuf.broadcast(1, half),
+            op=nl.maximum,
+            engine=nisa.engine.gpsimd,
+        )
+    first_sbuf = chunk_sbuf[:, 0 : columns - half]
+    nisa.tensor_scalar(dst=first_sbuf, data=first_sbuf, op0=nl.maximum, operand0=lowest_sbuf)
+
+
+def raise_infinite(elements_sbuf: nl.NkiTensor) -> None:
+    """Raise -inf to the lowest number of float16, in place, after the exponentials are taken.
+
+    Elements of another type stay as :func:`raise_negligible` has left them.
+    """
+    if elements_sbuf.dtype == nl.float16:
+        nisa.tensor_scalar(dst=elements_sbuf, data=elements_sbuf, op0=nl.maximum, operand0=FLOAT16_LOWEST)
 
 
 @dataclass(frozen=True)
@@ -126,6 +182,64 @@ class FirstMoment:
         nisa.tensor_tensor(dst=terms_sbuf, data1=terms_sbuf, data2=first_sbuf, op=nl.add)
         nisa.tensor_reduce(dst=self.row_first_sbuf, op=nl.add, data=terms_sbuf, axis=2)
         nisa.tensor_reduce(dst=self.row_factors_sbuf, op=nl.add, data=factors_sbuf, axis=2)
+
+
+@dataclass(frozen=True)
+class PieceTerms:
+    """The operands of :meth:`sum` for the pieces of a chunk: bias and -center, float32 [rows, 1], and the scale."""
+
+    bias_sbuf: nl.NkiTensor
+    neg_center_sbuf: nl.NkiTensor
+    scale: float
+
+    def sum(
+        self, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], sum_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor
+    ) -> None:
+        """Compute the sums over a chunk of e = exp(scale * x + bias) and of e * (x - center).
+
+        The registers of Scalar and Vector add up the sums of the pieces.
+        """
+        for piece in pieces:
+            elements_sbuf = piece.of(chunk_sbuf)
+            command = nisa.reduce_cmd.reset_reduce if piece.is_first else nisa.reduce_cmd.reduce
+            nisa.activation(
+                dst=piece.tile_psum,
+                op=nl.exp,
+                data=elements_sbuf,
+                bias=self.bias_sbuf,
+                scale=self.scale,
+                reduce_op=nl.add,
+                reduce_res=sum_sbuf if piece.is_last else None,
+                reduce_cmd=command,
+            )
+            raise_infinite(elements_sbuf)
+            nisa.scalar_tensor_tensor(
+                dst=piece.tile_psum,
+                data=elements_sbuf,
+                op0=nl.add,
+                operand0=self.neg_center_sbuf,
+                op1=nl.multiply,
+                operand1=piece.tile_psum,
+                reduce_op=nl.add,
+                reduce_res=entropy_sbuf if piece.is_last else None,
+                reduce_cmd=command,
+            )
+
+
+def _entropies(sums: Statistics | ShiftedSums, row_entropy_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Compute log d - scale * E / d, [rows, batches]."""
+    entropies_sbuf = sums.columns.row_tile()
+    nisa.reciprocal(dst=entropies_sbuf, data=sums.row_sum_sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=entropies_sbuf,
+        data=entropies_sbuf,
+        op0=nl.multiply,
+        operand0=sums.scale,
+        op1=nl.multiply,
+        operand1=row_entropy_sbuf,
+    )
+    nisa.tensor_tensor(dst=entropies_sbuf, data1=sums.log_sum_sbuf, data2=entropies_sbuf, op=nl.subtract)
+    return entropies_sbuf
 
 
 @dataclass(frozen=True)
@@ -242,110 +356,142 @@ class ShiftedEntropy:
 
 
 @dataclass(frozen=True)
-class PieceTerms:
-    """The operands of :meth:`sum` for the pieces of a chunk: bias and -center, float32 [rows, 1], and the scale."""
+class SquareMoment:
+    """Q of the module, for a group of batches: of chunks, [rows, batches, columns], and of rows, [rows, batches]."""
 
-    bias_sbuf: nl.NkiTensor
-    neg_center_sbuf: nl.NkiTensor
-    scale: float
+    squares_sbuf: nl.NkiTensor
+    row_squares_sbuf: nl.NkiTensor
 
-    def sum(
-        self, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], sum_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor
-    ) -> None:
-        """Compute the sums over a chunk of e = exp(scale * x + bias) and of e * (x - center).
+    def take(self, exponentials_sbuf: nl.NkiTensor, scratch_sbuf: nl.NkiTensor, place: Place) -> None:
+        """Compute Q_k of one chunk.
 
-        The registers of Scalar and Vector add up the sums of the pieces.
+        Args:
+            exponentials_sbuf: exp(z - m_k), float32 [rows, columns].
+            scratch_sbuf: scratch of any float type and the same shape; it is overwritten.
+            place: the place of the chunk in the group.
         """
-        for piece in pieces:
-            elements_sbuf = piece.of(chunk_sbuf)
-            command = nisa.reduce_cmd.reset_reduce if piece.is_first else nisa.reduce_cmd.reduce
-            nisa.activation(
-                dst=piece.tile_psum,
-                op=nl.exp,
-                data=elements_sbuf,
-                bias=self.bias_sbuf,
-                scale=self.scale,
-                reduce_op=nl.add,
-                reduce_res=sum_sbuf if piece.is_last else None,
-                reduce_cmd=command,
-            )
-            raise_infinite(elements_sbuf)
-            nisa.scalar_tensor_tensor(
-                dst=piece.tile_psum,
-                data=elements_sbuf,
-                op0=nl.add,
-                operand0=self.neg_center_sbuf,
-                op1=nl.multiply,
-                operand1=piece.tile_psum,
-                reduce_op=nl.add,
-                reduce_res=entropy_sbuf if piece.is_last else None,
-                reduce_cmd=command,
-            )
-
-
-def _entropies(sums: Statistics | ShiftedSums, row_entropy_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute log d - scale * E / d, [rows, batches]."""
-    entropies_sbuf = sums.columns.row_tile()
-    nisa.reciprocal(dst=entropies_sbuf, data=sums.row_sum_sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=entropies_sbuf,
-        data=entropies_sbuf,
-        op0=nl.multiply,
-        operand0=sums.scale,
-        op1=nl.multiply,
-        operand1=row_entropy_sbuf,
-    )
-    nisa.tensor_tensor(dst=entropies_sbuf, data1=sums.log_sum_sbuf, data2=entropies_sbuf, op=nl.subtract)
-    return entropies_sbuf
-
-
-def raise_negligible(
-    chunk_sbuf: nl.NkiTensor, neg_max_sbuf: nl.NkiTensor, scale: float, is_shared: bool = False
-) -> None:
-    """Raise elements of a chunk with exp(scale * (x - m)) = 0, in place, so that none is -inf.
-
-    A chunk that is all -inf stays as it is, and so does a chunk of float16, for which :func:`raise_infinite` is meant.
-
-    Args:
-        chunk_sbuf: x, [rows, columns].
-        neg_max_sbuf: -m, minus the maximum or minus any number that is not far below it, float32 [rows, 1].
-        scale: a positive number.
-        is_shared: whether GpSimd takes a half. This pays where Vector has another chunk to work on meanwhile: for
-            bfloat16, Vector takes four elements a cycle, and GpSimd is modelled to take two cycles an element.
-    """
-    if chunk_sbuf.dtype == nl.float16:
-        return
-    lowest_sbuf = float32_like(neg_max_sbuf)
-    nisa.tensor_scalar(
-        dst=lowest_sbuf,
-        data=neg_max_sbuf,
-        op0=nl.multiply,
-        operand0=-_RAISED_TIMES,
-        op1=nl.minimum,
-        operand1=_RAISED_MOST / scale,
-    )
-    columns = chunk_sbuf.shape[1]
-    half = columns // 2 if is_shared else 0
-    if half > 0:
-        second_sbuf = chunk_sbuf[:, columns - half : columns]
-        nisa.tensor_tensor(
-            dst=second_sbuf,
-            data1=second_sbuf,
-            data2=lowest_sbuf.broadcast(1, half),
-            op=nl.maximum,
-            engine=nisa.engine.gpsimd,
+        nisa.activation(
+            dst=scratch_sbuf,
+            op=nl.square,
+            data=exponentials_sbuf,
+            reduce_op=nl.add,
+            reduce_res=place.of(self.squares_sbuf),
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
         )
-    first_sbuf = chunk_sbuf[:, 0 : columns - half]
-    nisa.tensor_scalar(dst=first_sbuf, data=first_sbuf, op0=nl.maximum, operand0=lowest_sbuf)
+
+    def combine(self, statistics: Statistics, terms_sbuf: nl.NkiTensor, chunks: int) -> None:
+        """Compute Q of the rows, while the weights exp(m_k - m) are there; ``terms`` is overwritten."""
+        columns = statistics.columns
+        weights_sbuf = columns.in_use(statistics.weights_sbuf, chunks)
+        squares_sbuf = columns.in_use(self.squares_sbuf, chunks)
+        nisa.tensor_tensor(dst=terms_sbuf, data1=squares_sbuf, data2=weights_sbuf, op=nl.multiply)
+        nisa.tensor_tensor(dst=terms_sbuf, data1=terms_sbuf, data2=weights_sbuf, op=nl.multiply)
+        nisa.tensor_reduce(dst=self.row_squares_sbuf, op=nl.add, data=terms_sbuf, axis=2)
+
+    def logs(self, statistics: Statistics) -> nl.NkiTensor:
+        """Compute log sum p^2 = log Q - 2 log d, [rows, batches]."""
+        logs_sbuf = float32_like(self.row_squares_sbuf)
+        nisa.activation(dst=logs_sbuf, op=nl.log, data=self.row_squares_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=logs_sbuf,
+            data=statistics.log_sum_sbuf,
+            op0=nl.multiply,
+            operand0=-2.0,
+            op1=nl.add,
+            operand1=logs_sbuf,
+        )
+        return logs_sbuf
 
 
-def raise_infinite(elements_sbuf: nl.NkiTensor) -> None:
-    """Raise -inf to the lowest number of float16, in place, after the exponentials are taken.
+@dataclass(frozen=True)
+class MeanMoment:
+    """The sum and the number of the elements x of a group of batches.
 
-    Elements of another type stay as :func:`raise_negligible` has left them.
+    Attributes:
+        columns: the layout of the tiles of chunks.
+        num_columns: the number of elements of a row; none is masked where elements are not counted.
+        sums_sbuf, row_sums_sbuf: the sums of chunks, [rows, batches, columns], and of rows, [rows, batches].
+        counts_sbuf, row_counts_sbuf: the numbers of unmasked elements of chunks and of rows; None where none may be
+            masked.
     """
-    if elements_sbuf.dtype == nl.float16:
-        nisa.tensor_scalar(dst=elements_sbuf, data=elements_sbuf, op0=nl.maximum, operand0=FLOAT16_LOWEST)
+
+    columns: Columns
+    num_columns: int
+    sums_sbuf: nl.NkiTensor
+    row_sums_sbuf: nl.NkiTensor
+    counts_sbuf: nl.NkiTensor | None = None
+    row_counts_sbuf: nl.NkiTensor | None = None
+
+    def take(
+        self, elements_sbuf: nl.NkiTensor, unmasked_sbuf: nl.NkiTensor | None, scratch_sbuf: nl.NkiTensor, place: Place
+    ) -> None:
+        """Compute the sum of the elements of one chunk, on Scalar; on Vector where elements may be masked.
+
+        Args:
+            elements_sbuf: x, [rows, columns].
+            unmasked_sbuf: 1.0, and 0.0 where an element is -inf, float32 [rows, columns]; None where none may be.
+            scratch_sbuf: scratch of any float type and the same shape; it is overwritten.
+            place: the place of the chunk in the group.
+        """
+        if unmasked_sbuf is None:
+            nisa.activation(
+                dst=scratch_sbuf,
+                op=nl.copy,
+                data=elements_sbuf,
+                reduce_op=nl.add,
+                reduce_res=place.of(self.sums_sbuf),
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )
+            return
+        nisa.scalar_tensor_tensor(
+            dst=scratch_sbuf,
+            data=elements_sbuf,
+            op0=nl.maximum,
+            operand0=FLOAT32_LOWEST,
+            op1=nl.multiply,
+            operand1=unmasked_sbuf,
+            reduce_op=nl.add,
+            reduce_res=place.of(self.sums_sbuf),
+        )
+
+    def combine(self, chunks: int) -> None:
+        """Compute the sums and counts of the rows."""
+        for of_chunks_sbuf, of_rows_sbuf in self._pairs():
+            in_use_sbuf = self.columns.in_use(of_chunks_sbuf, chunks)
+            nisa.tensor_reduce(dst=of_rows_sbuf, op=nl.add, data=in_use_sbuf, axis=2)
+
+    def restart(self) -> None:
+        """Put the sums and counts of the rows, computed by :meth:`combine`, into column 0, as those of one chunk."""
+        for of_chunks_sbuf, of_rows_sbuf in self._pairs():
+            self.columns.restart(of_chunks_sbuf, of_rows_sbuf)
+
+    def means(self, scale: float) -> nl.NkiTensor:
+        """Compute ``scale`` times the means, [rows, batches]; NaN for a row whose elements are all masked."""
+        if self.row_counts_sbuf is None:
+            return scaled(self.row_sums_sbuf, scale / self.num_columns)
+        means_sbuf = float32_like(self.row_sums_sbuf)
+        nisa.reciprocal(dst=means_sbuf, data=self.row_counts_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=means_sbuf,
+            data=means_sbuf,
+            op0=nl.multiply,
+            operand0=scale,
+            op1=nl.multiply,
+            operand1=self.row_sums_sbuf,
+        )
+        return means_sbuf
+
+    @property
+    def of_chunks(self) -> list[nl.NkiTensor]:
+        """Return the tiles of chunks: the sums, and the counts if there are any."""
+        return [of_chunks_sbuf for of_chunks_sbuf, _ in self._pairs()]
+
+    def _pairs(self) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
+        """Return the tiles of sums and counts of chunks, each with the tile that holds those of rows."""
+        pairs = [(self.sums_sbuf, self.row_sums_sbuf)]
+        if self.counts_sbuf is not None and self.row_counts_sbuf is not None:
+            pairs.append((self.counts_sbuf, self.row_counts_sbuf))
+        return pairs
 
 
 @dataclass(frozen=True)
@@ -358,7 +504,7 @@ class Moments:
         entropy: E of the module.
         distances_sbuf: m_k - m, finite, [rows, batches, columns].
         terms_sbuf: scratch of the same shape.
-        squares: Q of :mod:`.score_moments`.
+        squares: Q of the module.
         mean: the sum of the elements.
     """
 

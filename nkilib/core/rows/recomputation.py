@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import BatchGroup
 from nkilib.core.rows.elements import int32_column, integer_op
 from nkilib.core.rows.gathered import GatheredRows
 from nkilib.core.rows.slots import BITS_OF_ROW, ROWS_OF_TILE, Slots, SlotTables, cut
 from nkilib.core.rows.tiles import cast, float32_like
-from nkilib.core.tiling import div_ceil
 from nkilib.nki import nisa, nl
 
 # Tiles of an iteration: between two iterations all engines synchronise, between two tiles loads run ahead.

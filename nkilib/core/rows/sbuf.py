@@ -1,37 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The division of a partition of SBUF: chunk buffers of the size asked for, scratch beside them, and small tiles."""
+"""Tiles on chip: the division of a partition of SBUF, ring buffers, scratch, and pieces of a chunk in PSUM.
+
+A plan divides a partition into chunk buffers of the size asked for, scratch beside them, and small tiles.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.plan_limits import usable_sbuf_bytes
-from nkilib.nki import nl
+from nkilib.nki import nisa, nl
 
 # One chunk is loaded, one is Vector's, one Scalar's or stored; a fourth buffer covers the latencies between them. More
 # buy nothing.
 MAX_CHUNK_BUFFERS = 4
-# Scratch is float32.
-SCRATCH_BYTES = 4
+# A piece and the one that is prepared while it is finished.
+PIECES_AT_A_TIME: Final = 2
+# Tiles of a ring buffer of PSUM: Scalar writes one while Vector reads the other.
+_PSUM_TILES: Final = 2
 
 
 def dtype_bytes(dtype: nl.DType) -> int:
     """Return the bytes of an element of bfloat16, float16 or float32."""
     return 4 if dtype == nl.float32 else 2
-
-
-@dataclass(frozen=True)
-class TileRing:
-    """Tiles of a chunk's size, a ring buffer over the chunks. The ring is empty where a kernel needs no tiles."""
-
-    tiles_sbuf: list[nl.NkiTensor]
-
-    def tile(self, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the tile for chunk number ``load`` of the core, in the shape of another tile of that chunk."""
-        rows, columns = like_sbuf.shape
-        return self.tiles_sbuf[load % len(self.tiles_sbuf)][0:rows, 0:columns]
 
 
 @dataclass(frozen=True)
@@ -53,11 +48,11 @@ class SbufPlan:
 
     def largest_chunk(self, dtype: nl.DType) -> int:
         """Return the columns of the largest chunk whose buffer and scratch fit together."""
-        return self.bytes_that_fit // (dtype_bytes(dtype) + self.num_scratch * SCRATCH_BYTES)
+        return self.bytes_that_fit // (dtype_bytes(dtype) + self.num_scratch * FLOAT32_BYTES)
 
     def divided(self, rows: int, chunk_size: int, dtype: nl.DType, loads: int) -> DividedSbuf:
         """Return the plan for chunks [rows, chunk_size] of ``dtype``, if the core loads ``loads`` of them."""
-        scratch_bytes = self.num_scratch * chunk_size * SCRATCH_BYTES
+        scratch_bytes = self.num_scratch * chunk_size * FLOAT32_BYTES
         chunk_bytes = chunk_size * dtype_bytes(dtype)
         # Two of each scratch tile, where they leave room for two chunk buffers.
         turns = 2 if loads > 1 and 2 * (scratch_bytes + chunk_bytes) <= self.bytes_that_fit else 1
@@ -84,7 +79,7 @@ class DividedSbuf:
 
     def taken_bytes(self, plan: SbufPlan) -> int:
         """Return the bytes of a partition that chunk buffers and the scratch of the plan take."""
-        scratch = self.turns * plan.num_scratch * SCRATCH_BYTES
+        scratch = self.turns * plan.num_scratch * FLOAT32_BYTES
         return self.chunk_size * (self.chunk_buffers * dtype_bytes(self.dtype) + scratch)
 
     def buffers(self) -> list[nl.NkiTensor]:
@@ -98,3 +93,157 @@ class DividedSbuf:
     def _tiles(self, count: int, dtype: nl.DType) -> list[nl.NkiTensor]:
         shape = (self.rows, self.chunk_size)
         return [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class TileRing:
+    """Tiles of a chunk's size, a ring buffer over the chunks. The ring is empty where a kernel needs no tiles."""
+
+    tiles_sbuf: list[nl.NkiTensor]
+
+    def tile(self, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the tile for chunk number ``load`` of the core, in the shape of another tile of that chunk."""
+        rows, columns = like_sbuf.shape
+        return self.tiles_sbuf[load % len(self.tiles_sbuf)][0:rows, 0:columns]
+
+
+def ring_of(count: int, columns: int, dtype: nl.DType) -> list[nl.NkiTensor]:
+    """Allocate ``count`` tiles [128, columns]."""
+    return [nl.ndarray((PARTITIONS, columns), dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
+
+
+@dataclass
+class Ring:
+    """Tiles of one shape, used round-robin: the next tile is the one that was taken longest ago.
+
+    The body of a device loop is traced once, so every iteration has to start at the same tile: :meth:`restart`.
+
+    Attributes:
+        tiles: the tiles in their order.
+    """
+
+    tiles: list[nl.NkiTensor]
+    _taken: int = field(default=0, init=False)
+
+    @classmethod
+    def of_sbuf(cls, count: int, shape: tuple[int, ...], dtype: nl.DType) -> Ring:
+        """Allocate the tiles of a ring in SBUF."""
+        return cls([nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(count)])
+
+    def next_tile(self) -> nl.NkiTensor:
+        """Return the next tile of the ring."""
+        self._taken += 1
+        return self.tiles[(self._taken - 1) % len(self.tiles)]
+
+    def restart(self) -> None:
+        """Make the first tile the next one."""
+        self._taken = 0
+
+
+@dataclass
+class Scratch:
+    """The scratch of elementwise and row-wise kernels: a ring buffer of float32 tiles for pieces, and constants for
+    instructions that take a number from a tile.
+
+    Attributes:
+        tiles_sbuf: the tiles, float32 [128, columns of a piece].
+        constants_sbuf: by number, a float32 tile [128, 1] with that number in each partition.
+        taken: the number of tiles taken so far.
+    """
+
+    tiles_sbuf: list[nl.NkiTensor]
+    constants_sbuf: dict[float, nl.NkiTensor] = field(default_factory=dict)
+    taken: int = 0
+
+    @classmethod
+    def make(cls, tiles_of_piece: int, columns: int) -> Scratch:
+        """Allocate the ring for pieces that take ``tiles_of_piece`` tiles each."""
+        count = PIECES_AT_A_TIME * tiles_of_piece
+        return cls([nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf) for _ in range(count)])
+
+    @property
+    def tiles_of_piece(self) -> int:
+        """The largest number of tiles that a piece takes."""
+        return len(self.tiles_sbuf) // PIECES_AT_A_TIME
+
+    @property
+    def columns(self) -> int:
+        """The largest number of columns of a piece."""
+        columns: int = self.tiles_sbuf[0].shape[1]
+        return columns
+
+    def next(self, rows: int, columns: int) -> nl.NkiTensor:
+        """Return the tile that was taken longest ago."""
+        tile_sbuf = self.tiles_sbuf[self.taken % len(self.tiles_sbuf)]
+        self.taken += 1
+        return tile_sbuf[0:rows, 0:columns]
+
+    def constant(self, number: float, rows: int) -> nl.NkiTensor:
+        """Return a tile [rows, 1] of a number. Each number is written once."""
+        if number not in self.constants_sbuf:
+            constant_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.memset(dst=constant_sbuf, value=number)
+            self.constants_sbuf[number] = constant_sbuf
+        return self.constants_sbuf[number][0:rows, :]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some columns of a chunk.
+
+    Attributes:
+        start, end: the columns of the piece, counted in the chunk.
+        is_first, is_last: whether the piece is the first, or the last, of the chunk.
+        tile_psum: a free tile, float32 [rows, columns].
+    """
+
+    start: int
+    end: int
+    is_first: bool
+    is_last: bool
+    tile_psum: nl.NkiTensor
+
+    def of(self, chunk_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the columns of the piece in a tile of the chunk's size, as a view."""
+        return chunk_sbuf[:, self.start : self.end]
+
+
+@dataclass(frozen=True)
+class PsumRing:
+    """A ring buffer of PSUM tiles for pieces.
+
+    Vector takes a tile of SBUF with a tile of PSUM at twice the rate of two tiles of SBUF. PSUM holds too little for a
+    chunk, so a chunk is processed piece by piece.
+
+    Attributes:
+        tiles_psum: the tiles, float32 [rows, columns of a piece].
+        most: the number of pieces of the largest chunk.
+    """
+
+    tiles_psum: list[nl.NkiTensor]
+    most: int
+
+    @classmethod
+    def make(cls, rows: int, chunk_size: int, reserved_bytes: int = 0) -> PsumRing:
+        """Allocate tiles for chunks of up to ``chunk_size`` columns; ``reserved_bytes`` of a partition stay free.
+
+        Each tile has the same number of whole banks, so that two engines never access the same bank: if one tile were
+        larger, Vector would wait while Scalar writes it.
+        """
+        bank_bytes = nl.tile_size.psum_bank_fmax_bytes
+        banks = (nl.tile_size.psum_num_banks - div_ceil(reserved_bytes, bank_bytes)) // _PSUM_TILES
+        size = min(banks * bank_bytes // FLOAT32_BYTES, chunk_size)
+        tiles = [nl.ndarray((rows, size), dtype=nl.float32, buffer=nl.psum) for _ in range(_PSUM_TILES)]
+        return cls(tiles, div_ceil(chunk_size, size))
+
+    def pieces(self, load: int, chunk_sbuf: nl.NkiTensor) -> list[Piece]:
+        """Divide chunk number ``load`` of the core into pieces; ``chunk_sbuf`` gives the size of the chunk."""
+        rows, columns = chunk_sbuf.shape
+        pieces: list[Piece] = []
+        start = 0
+        while start < columns:
+            tile_psum = self.tiles_psum[(load * self.most + len(pieces)) % len(self.tiles_psum)]
+            end = min(start + tile_psum.shape[1], columns)
+            pieces.append(Piece(start, end, start == 0, end == columns, tile_psum[0:rows, 0 : end - start]))
+            start = end
+        return pieces

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Maximum and sum of exponentials of every row, gathered chunk by chunk.
+"""Statistics of rows, gathered chunk by chunk: the maximum and the sum of exponentials, and plain sums.
 
 For chunk k of a row x let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). Then with m = max over k
 of m_k,
@@ -27,12 +27,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import GROUP_BATCHES_MAX, BatchGroup
+from nkilib.core.rows.sbuf import DividedSbuf, SbufPlan, dtype_bytes
 from nkilib.core.rows.tiles import clamp, scaled
 from nkilib.nki import nisa, nl
 
 # Columns of the tiles of per-chunk statistics, which the batches of a group share.
 STATISTICS_COLUMNS = 128
+# Halvings of a folded chunk. GpSimd is modelled to take two cycles for an element of a result: as much time as the
+# other passes of Vector take, in bfloat16.
+_HALVINGS = 3
+# Folded chunks that wait for Vector.
+_FOLDED_CHUNKS = 3
+# Shorter chunks are left to Vector: GpSimd would have as many pauses.
+_FOLDED_COLUMNS_MIN = 1024
 
 
 def most_batches_of_group(num_chunks: int) -> int:
@@ -216,3 +225,82 @@ class Statistics:
     def take_logs(self) -> None:
         """Compute log d. Scalar loads another activation table for it, and exp's again for the next chunk."""
         nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)
+
+
+@dataclass(frozen=True)
+class MaximumFolds:
+    """The tiles that GpSimd folds chunks into, so that Vector takes the maximum of fewer elements.
+
+    Vector takes a maximum at one element a cycle. Where Vector has another pass over each chunk, as for an entropy, and
+    GpSimd has little to do, GpSimd compares the two halves of a chunk, then the halves of the result, and so on. A
+    maximum is exact in the type of its elements, so the order of the comparisons makes no difference, and a NaN stays a
+    NaN.
+
+    Attributes:
+        halves_sbuf: the result of every fold except the last, in the type of the chunks, [rows, half a chunk].
+        folded_sbuf: the results of the last fold, [rows, an eighth of a chunk]; a ring buffer over the chunks.
+    """
+
+    halves_sbuf: nl.NkiTensor
+    folded_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, plan: SbufPlan, sbuf: DividedSbuf) -> MaximumFolds | None:
+        """Allocate the tiles for the chunks of a divided plan; None if the chunks are short or leave no room."""
+        half, folded = (div_ceil(sbuf.chunk_size, 2**times) for times in (1, _HALVINGS))
+        needed_bytes = (half + _FOLDED_CHUNKS * folded) * dtype_bytes(sbuf.dtype)
+        if sbuf.chunk_size < _FOLDED_COLUMNS_MIN or needed_bytes > plan.bytes_that_fit - sbuf.taken_bytes(plan):
+            return None
+        halves_sbuf = nl.ndarray((sbuf.rows, half), dtype=sbuf.dtype, buffer=nl.sbuf)
+        shape = (sbuf.rows, folded)
+        return cls(halves_sbuf, [nl.ndarray(shape, dtype=sbuf.dtype, buffer=nl.sbuf) for _ in range(_FOLDED_CHUNKS)])
+
+    def folded(self, load: int, chunk_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Fold chunk number ``load`` and return the result, [rows, columns], which holds the largest value of each row.
+
+        The first chunk stays as it is, because Vector has nothing else to do yet.
+        """
+        rows, columns = chunk_sbuf.shape
+        if load == 0 or columns < _FOLDED_COLUMNS_MIN:
+            return chunk_sbuf
+        source_sbuf = chunk_sbuf
+        for halving in range(1, _HALVINGS + 1):
+            left = div_ceil(columns, 2)
+            tile_sbuf = self.halves_sbuf
+            if halving == _HALVINGS:
+                tile_sbuf = self.folded_sbuf[load % len(self.folded_sbuf)]
+            dst_sbuf = tile_sbuf[0:rows, 0:left]
+            nisa.tensor_tensor(
+                dst=dst_sbuf,
+                data1=source_sbuf[:, 0:left],
+                data2=source_sbuf[:, columns - left : columns],  # for an odd number, one element twice
+                op=nl.maximum,
+                engine=nisa.engine.gpsimd,
+            )
+            source_sbuf, columns = dst_sbuf, left
+        return source_sbuf
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """A float32 sum for each part of a row.
+
+    Attributes:
+        parts_sbuf: the sums, [rows, parts].
+    """
+
+    parts_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, rows: int, parts: int) -> RowSums:
+        """Allocate sums of ``rows`` rows with ``parts`` parts each, without writing them."""
+        return cls(nl.ndarray((rows, parts), dtype=nl.float32, buffer=nl.sbuf))
+
+    def part(self, number: int, rows: int) -> nl.NkiTensor:
+        """Return the view that takes the sums of a part, [rows, 1], for the first ``rows`` rows."""
+        return self.parts_sbuf[0:rows, number : number + 1]
+
+    def total(self, dst_sbuf: nl.NkiTensor, parts: int) -> None:
+        """Add the first ``parts`` parts into a tile [rows, 1]."""
+        rows = dst_sbuf.shape[0]
+        nisa.tensor_reduce(dst=dst_sbuf, op=nl.add, data=self.parts_sbuf[0:rows, 0:parts], axis=1)

@@ -5,37 +5,43 @@
 of ``torch.nn.functional``.
 
 This package exports the kernels and the functions that choose their tiling.
+
+- ``inline``: the same losses as plain functions, for other kernels; ``extended``, ``extended_inline``: cross-entropy
+  with the options of training recipes; ``tiling``, ``profiling``, ``reference``, ``bounds``: public names by purpose;
+- ``registry``: the entries of all losses;
+- ``cross_entropy``, ``linear_cross_entropy``: cross-entropy of logits, and of hidden states and output weights;
+- ``distillation``, ``linear_distillation``: divergences of two models, of logits or with output layers;
+- ``linear``: what losses with an output layer share;
+- ``elementwise``, ``rowwise``: losses on the skeletons; ``skeletons``: the loops over tiles that they share;
+- ``nll``, ``multi_margin``, ``multilabel_margin``, ``ctc``: losses with loops of their own.
 """
 
 from pkgutil import extend_path
 
 from nkilib.core.host.launchable import launched
-from nkilib.experimental.loss import (
-    bce,
-    bce_with_logits,
-    cosine_embedding,
-    gaussian_nll,
-    hinge_embedding,
-    kl_div,
-    l1,
-    margin_ranking,
-    mse,
-    multilabel_soft_margin,
-    poisson_nll,
-    smooth_l1,
-    triplet_margin,
-)
 from nkilib.experimental.loss.cross_entropy import (
     cross_entropy_backward,
     cross_entropy_forward,
     extended_cross_entropy_backward,
     extended_cross_entropy_forward,
 )
-from nkilib.experimental.loss.cross_entropy.host.tiling import Tiling, choose_tiling
+from nkilib.experimental.loss.cross_entropy.tiling import Tiling, choose_tiling
 from nkilib.experimental.loss.ctc import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
-from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling, choose_distillation_tiling
-from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
+from nkilib.experimental.loss.distillation.tiling import DistillationTiling, choose_distillation_tiling
+from nkilib.experimental.loss.elementwise import (
+    bce,
+    bce_with_logits,
+    gaussian_nll,
+    hinge_embedding,
+    kl_div,
+    l1,
+    margin_ranking,
+    mse,
+    poisson_nll,
+    smooth_l1,
+)
+from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
@@ -56,8 +62,9 @@ from nkilib.experimental.loss.multilabel_margin import (
     multilabel_margin_loss_forward,
 )
 from nkilib.experimental.loss.nll import nll_loss_backward, nll_loss_forward
+from nkilib.experimental.loss.rowwise import cosine_embedding, multilabel_soft_margin, triplet_margin_entry
 from nkilib.experimental.loss.skeletons.elementwise.tiling import ElementwiseTiling, choose_elementwise_tiling
-from nkilib.experimental.loss.skeletons.rowwise.host.tiling import RowwiseTiling, choose_rowwise_tiling
+from nkilib.experimental.loss.skeletons.rowwise.tiling import RowwiseTiling, choose_rowwise_tiling
 
 __all__ = [
     "DistillationTiling",
@@ -154,5 +161,5 @@ smooth_l1_loss_forward = launched(smooth_l1.smooth_l1_loss_forward)
 smooth_l1_loss_backward = launched(smooth_l1.smooth_l1_loss_backward)
 multilabel_soft_margin_loss_forward = launched(multilabel_soft_margin.multilabel_soft_margin_loss_forward)
 multilabel_soft_margin_loss_backward = launched(multilabel_soft_margin.multilabel_soft_margin_loss_backward)
-triplet_margin_loss_forward = launched(triplet_margin.triplet_margin_loss_forward)
-triplet_margin_loss_backward = launched(triplet_margin.triplet_margin_loss_backward)
+triplet_margin_loss_forward = launched(triplet_margin_entry.triplet_margin_loss_forward)
+triplet_margin_loss_backward = launched(triplet_margin_entry.triplet_margin_loss_backward)

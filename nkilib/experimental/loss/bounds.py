@@ -6,8 +6,8 @@
 For host code; needs numpy only.
 """
 
-from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
-from nkilib.experimental.loss.cross_entropy.host.bounds import (
+from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT
+from nkilib.experimental.loss.cross_entropy.bounds import (
     BFLOAT16_ULPS,
     FORWARD_UNITS,
     GRADIENT_UNITS,

@@ -7,7 +7,7 @@ They relate to the kernels of :mod:`nkilib.experimental.loss.extended` as the fu
 :mod:`nkilib.experimental.loss.inline` relate to the plain kernels.
 """
 
-from nkilib.experimental.loss.cross_entropy.extended_kernels import (
+from nkilib.experimental.loss.cross_entropy.kernels import (
     extended_cross_entropy_backward,
     extended_cross_entropy_forward,
 )

@@ -6,7 +6,7 @@
 For host code; needs numpy only.
 """
 
-from nkilib.experimental.loss.cross_entropy.host.reference import (
+from nkilib.experimental.loss.cross_entropy.reference import (
     BackwardInputs,
     ExtendedLoss,
     ExtendedResults,

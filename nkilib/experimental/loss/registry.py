@@ -12,27 +12,20 @@ from __future__ import annotations
 from typing import Final
 
 from nkilib.core.host.loss import Loss
-from nkilib.experimental.loss import (
+from nkilib.experimental.loss import cross_entropy, ctc, linear_cross_entropy, multi_margin, multilabel_margin, nll
+from nkilib.experimental.loss.elementwise import (
     bce,
     bce_with_logits,
-    cosine_embedding,
-    cross_entropy,
-    ctc,
     gaussian_nll,
     hinge_embedding,
     kl_div,
     l1,
-    linear_cross_entropy,
     margin_ranking,
     mse,
-    multi_margin,
-    multilabel_margin,
-    multilabel_soft_margin,
-    nll,
     poisson_nll,
     smooth_l1,
-    triplet_margin,
 )
+from nkilib.experimental.loss.rowwise import cosine_embedding, multilabel_soft_margin, triplet_margin_entry
 
 LOSSES: Final[tuple[Loss, ...]] = (
     mse.MSE,
@@ -46,7 +39,7 @@ LOSSES: Final[tuple[Loss, ...]] = (
     poisson_nll.POISSON_NLL,
     gaussian_nll.GAUSSIAN_NLL,
     kl_div.KL_DIV,
-    triplet_margin.TRIPLET_MARGIN,
+    triplet_margin_entry.TRIPLET_MARGIN,
     cosine_embedding.COSINE_EMBEDDING,
     multilabel_soft_margin.MULTILABEL_SOFT_MARGIN,
     nll.NLL,

@@ -3,16 +3,11 @@
 
 """Functions that choose the tiling of a launch of the kernels. For host code; arithmetic only."""
 
-from nkilib.experimental.loss.cross_entropy.host.tiling import (
-    CORES,
-    POSITIONS_PER_BATCH,
-    Tiling,
-    choose_tiling,
-)
-from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
+from nkilib.experimental.loss.cross_entropy.tiling import CORES, POSITIONS_PER_BATCH, Tiling, choose_tiling
+from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
 from nkilib.experimental.loss.skeletons.elementwise.tiling import ElementwiseTiling, choose_elementwise_tiling
-from nkilib.experimental.loss.skeletons.rowwise.host.tiling import RowwiseTiling, choose_rowwise_tiling
+from nkilib.experimental.loss.skeletons.rowwise.tiling import RowwiseTiling, choose_rowwise_tiling
 
 __all__ = [
     "CORES",

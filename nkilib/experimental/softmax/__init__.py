@@ -7,25 +7,30 @@
 
 y = softmax_forward[2](x, axis)
 grad_x = softmax_backward[2](grad, y, axis)
+
+Modules: ``kernels``: signatures and checks; ``inline``: the functions for NKI code; ``tensors``: views [O, C, I], modes
+and types.
+Rows, for the last axis: ``rows`` and ``rows_backward``: the loops; ``row_plan``: pieces, partitions and batches;
+``row_schedule``: the order of steps; ``row_statistics``: maxima and sums. ``columns``: the loops for other axes.
+Host code: ``tiling`` and ``tiling_choice``: the tiling and its choice; ``guarantees``: guarantees, work, references and
+bounds; ``profiling``: launches to profile.
 """
 
 from __future__ import annotations
 
 from nkilib.core.host.launchable import launchable
 from nkilib.experimental.softmax import kernels
-from nkilib.experimental.softmax.host.guarantees import (
+from nkilib.experimental.softmax.guarantees import (
     LOG_SOFTMAX_BACKWARD,
     LOG_SOFTMAX_FORWARD,
     SOFTMAX_BACKWARD,
     SOFTMAX_FORWARD,
-)
-from nkilib.experimental.softmax.host.tiling import choose_softmax_tiling
-from nkilib.experimental.softmax.host.work import (
     log_softmax_backward_work,
     softmax_backward_work,
     softmax_forward_work,
 )
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
+from nkilib.experimental.softmax.tiling_choice import choose_softmax_tiling
 
 __all__ = [
     "SoftmaxTiling",

@@ -12,6 +12,8 @@ m_k,
 hold -m_k, which an activation takes as its ``bias``, clamped to the finite range from above: a piece of -inf only then
 gives exp(-inf + highest) = 0, not NaN from inf - inf, and a row of -inf only gives d = 0, from which NaN follows as in
 PyTorch. A +inf is not clamped: it makes its row NaN at once.
+
+Pieces use scratch tiles round-robin (:class:`Ring`), also where GpSimd halves the rows whose maximum Vector computes.
 """
 
 from __future__ import annotations
@@ -19,11 +21,59 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 
-from nkilib.experimental.softmax.kind import Kind
-from nkilib.experimental.softmax.row_batches import RowBatch
-from nkilib.experimental.softmax.row_plan import Piece, RowPlan
+from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.experimental.softmax.row_plan import Piece, RowBatch, RowPlan
+from nkilib.experimental.softmax.tensors import Kind
 from nkilib.nki import nisa, nl
+
+
+def _float32(shape: tuple[int, ...]) -> nl.NkiTensor:
+    return nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+
+
+def _divide(kind: Kind, dst_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None:
+    if kind is Kind.LOG_SOFTMAX:
+        nisa.activation(dst=dst_sbuf, op=nl.log, data=sums_sbuf)
+    else:
+        nisa.reciprocal(dst=dst_sbuf, data=sums_sbuf)
+
+
+def on_line(column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Transpose [partitions, 1] to [1, partitions] in PSUM, where the values of the partitions of a row lie side by
+    side.
+    """
+    line_psum = nl.ndarray((1, column_sbuf.shape[0]), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=line_psum, data=column_sbuf)
+    return line_psum
+
+
+def off_line(line_sbuf: nl.NkiTensor, parts: int) -> nl.NkiTensor:
+    """Copy the values of a line, [1, rows], to the partitions of the rows, [rows * parts, 1] in PSUM."""
+    rows = line_sbuf.shape[1]
+    spread_sbuf = _float32((1, rows, parts))
+    nisa.tensor_copy(dst=spread_sbuf, src=line_sbuf.expand_dim(2).broadcast(2, parts))
+    column_psum = nl.ndarray((rows * parts, 1), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=column_psum, data=spread_sbuf.reshape((1, rows * parts)))
+    return column_psum
+
+
+def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
+    """Return the stages, which are issued one after the other; within a stage only the Tensor engine waits for another
+    one.
+    """
+    if plan.parts == 1 and plan.chunks == 1:
+        return [RowStatistics.divide]
+    of_pieces = [RowStatistics.take_distances, RowStatistics.take_weights, RowStatistics.sum_pieces]
+    if plan.parts == 1:
+        return [*of_pieces, RowStatistics.divide]
+    of_lines = (Lines.take_distances, Lines.take_weights, Lines.sum_parts, Lines.divide, Lines.spread)
+    return [
+        *of_pieces,
+        *(partial(RowStatistics.with_lines, stage=stage) for stage in of_lines),
+        RowStatistics.bring_back,
+    ]
 
 
 def combining_stages(plan: RowPlan) -> int:
@@ -169,48 +219,68 @@ class Lines:
         self.back_psum = [off_line(line_sbuf, parts) for line_sbuf in (self.row_neg_max_sbuf, self.divisor_sbuf)]
 
 
-def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
-    """Return the stages, which are issued one after the other; within a stage only the Tensor engine waits for another
-    one.
+def buffers(count: int, size: int, dtype: nl.DType, buffer: nl.MemoryRegion = nl.sbuf) -> list[nl.NkiTensor]:
+    """Allocate ``count`` tiles [128, size]."""
+    return [nl.ndarray((PARTITIONS, size), dtype=dtype, buffer=buffer) for _ in range(count)]
+
+
+@dataclass
+class Ring:
+    """A ring buffer of scratch tiles.
+
+    Attributes:
+        tiles: the tiles, [128, size] each.
+        taken: the number of times that a tile was taken.
     """
-    if plan.parts == 1 and plan.chunks == 1:
-        return [RowStatistics.divide]
-    of_pieces = [RowStatistics.take_distances, RowStatistics.take_weights, RowStatistics.sum_pieces]
-    if plan.parts == 1:
-        return [*of_pieces, RowStatistics.divide]
-    of_lines = (Lines.take_distances, Lines.take_weights, Lines.sum_parts, Lines.divide, Lines.spread)
-    return [
-        *of_pieces,
-        *(partial(RowStatistics.with_lines, stage=stage) for stage in of_lines),
-        RowStatistics.bring_back,
-    ]
+
+    tiles: list[nl.NkiTensor]
+    taken: int = 0
+
+    @classmethod
+    def make(cls, count: int, size: int, dtype: nl.DType, buffer: nl.MemoryRegion = nl.sbuf) -> Ring:
+        """Allocate ``count`` tiles; 0 if a loop needs none."""
+        return cls(buffers(count, size, dtype, buffer))
+
+    def next(self, shape: tuple[int, ...]) -> nl.NkiTensor:
+        """Return the tile that was taken longest ago, in the given shape [partitions, ...]."""
+        tile = self.tiles[self.taken % len(self.tiles)]
+        self.taken += 1
+        return tile[0 : shape[0], 0 : prod(shape[1:])].reshape(shape)
 
 
-def _divide(kind: Kind, dst_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None:
-    if kind is Kind.LOG_SOFTMAX:
-        nisa.activation(dst=dst_sbuf, op=nl.log, data=sums_sbuf)
-    else:
-        nisa.reciprocal(dst=dst_sbuf, data=sums_sbuf)
+def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
+    """Compute the maximum of each pair of elements of the rows of [partitions, rows, columns], on GpSimd.
 
-
-def on_line(column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Transpose [partitions, 1] to [1, partitions] in PSUM, where the values of the partitions of a row lie side by
-    side.
+    Vector, the only engine that computes the maximum of a row, then reads half as many elements. A maximum is exact, so
+    no bit depends on it.
     """
-    line_psum = nl.ndarray((1, column_sbuf.shape[0]), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=line_psum, data=column_sbuf)
-    return line_psum
+    partitions, rows, columns = x_sbuf.shape
+    half = div_ceil(columns, 2)  # the middle one of an odd number is in both halves
+    halves_sbuf = halves.next((partitions, rows, half))
+    nisa.tensor_tensor(
+        dst=halves_sbuf,
+        data1=x_sbuf[:, :, 0:half],
+        data2=x_sbuf[:, :, columns - half : columns],
+        op=nl.maximum,
+        engine=nisa.engine.gpsimd,
+    )
+    return halves_sbuf
 
 
-def off_line(line_sbuf: nl.NkiTensor, parts: int) -> nl.NkiTensor:
-    """Copy the values of a line, [1, rows], to the partitions of the rows, [rows * parts, 1] in PSUM."""
-    rows = line_sbuf.shape[1]
-    spread_sbuf = _float32((1, rows, parts))
-    nisa.tensor_copy(dst=spread_sbuf, src=line_sbuf.expand_dim(2).broadcast(2, parts))
-    column_psum = nl.ndarray((rows * parts, 1), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=column_psum, data=spread_sbuf.reshape((1, rows * parts)))
-    return column_psum
+def negated_maximum(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor, halves_sbuf: nl.NkiTensor | None) -> None:
+    """Compute -max of the rows of [partitions, rows, columns], into [partitions, rows, 1].
+
+    Args:
+        dst_sbuf: the destination.
+        x_sbuf: the rows.
+        halves_sbuf: the result of :func:`halved` for the first of the rows; None if no row was halved.
+    """
+    of_halves = 0 if halves_sbuf is None else halves_sbuf.shape[1]
+    if halves_sbuf is not None:
+        _reduce(dst_sbuf[:, 0:of_halves], halves_sbuf)
+    if of_halves < x_sbuf.shape[1]:
+        _reduce(dst_sbuf[:, of_halves:], x_sbuf[:, of_halves:])
 
 
-def _float32(shape: tuple[int, ...]) -> nl.NkiTensor:
-    return nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+def _reduce(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor) -> None:
+    nisa.tensor_reduce(dst=dst_sbuf, op=nl.maximum, data=data_sbuf, axis=2, negate=True, keepdims=True)

@@ -16,23 +16,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST
-from nkilib.experimental.softmax.kind import Kind
-from nkilib.experimental.softmax.layout import Matrices
-from nkilib.experimental.softmax.row_batches import RowBatch, batches_of_core
 from nkilib.experimental.softmax.row_plan import (
     MOST_PIECES,
     SHORT_ROW,
     Piece,
+    RowBatch,
     RowPlan,
     Streams,
+    batches_of_core,
     element_bytes,
     row_plan,
 )
-from nkilib.experimental.softmax.row_statistics import RowStatistics, combining_stages
-from nkilib.experimental.softmax.row_tiles import Ring, buffers, halved, negated_maximum
-from nkilib.experimental.softmax.schedule import run
+from nkilib.experimental.softmax.row_schedule import run
+from nkilib.experimental.softmax.row_statistics import (
+    Ring,
+    RowStatistics,
+    buffers,
+    combining_stages,
+    halved,
+    negated_maximum,
+)
+from nkilib.experimental.softmax.tensors import Kind, Matrices
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nisa, nl
 

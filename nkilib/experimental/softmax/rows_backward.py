@@ -13,14 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from nkilib.core.rows.sizes import FLOAT32_BYTES
-from nkilib.experimental.softmax.kind import BackwardTypes, Kind
-from nkilib.experimental.softmax.layout import Matrices
-from nkilib.experimental.softmax.row_batches import RowBatch, batches_of_core
-from nkilib.experimental.softmax.row_plan import SHORT_ROW, Piece, RowPlan, Streams, element_bytes, row_plan
-from nkilib.experimental.softmax.row_statistics import off_line, on_line
-from nkilib.experimental.softmax.row_tiles import Ring, buffers
-from nkilib.experimental.softmax.schedule import LOADS_AGAIN_AHEAD, run
+from nkilib.core.hardware import FLOAT32_BYTES
+from nkilib.experimental.softmax.row_plan import (
+    SHORT_ROW,
+    Piece,
+    RowBatch,
+    RowPlan,
+    Streams,
+    batches_of_core,
+    element_bytes,
+    row_plan,
+)
+from nkilib.experimental.softmax.row_schedule import LOADS_AGAIN_AHEAD, run
+from nkilib.experimental.softmax.row_statistics import Ring, buffers, off_line, on_line
+from nkilib.experimental.softmax.tensors import BackwardTypes, Kind, Matrices
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nisa, nl
 

@@ -5,4 +5,11 @@
 
 The whole documentation of NKI 0.6, and single pages of that of 0.7, were available to compare with:
 ``docs/reference/simulator_functions.md`` names the functions that are compared with 0.7.
+
+- ``nki``: ``nki``;
+- ``isa``: ``nki.isa``;
+- ``language``: ``nki.language``;
+- ``collectives``: ``nki.collectives``;
+- ``compiler``: ``nki.compiler``;
+- ``stand_ins``: names of older releases, and functions that are not implemented yet.
 """

@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-from ..engines.collectives.even import all_gather, all_reduce, all_to_all, reduce_scatter
-from ..engines.collectives.groups import ReplicaGroup, rank_id, rg_partition_op
+from ..engines.collectives.exchange import ReplicaGroup, rank_id, rg_partition_op
+from ..engines.collectives.fixed_size import all_gather, all_reduce, all_to_all, reduce_scatter
 from ..engines.collectives.permutes import (
     collective_permute,
     collective_permute_implicit,
     collective_permute_implicit_current_processing_rank_id,
     collective_permute_implicit_reduce,
 )
-from ..engines.collectives.variable import (
+from ..engines.collectives.variable_size import (
     all_gather_v,
     all_gather_v_prepare,
     all_gather_v_trigger,
@@ -21,7 +21,7 @@ from ..engines.collectives.variable import (
     all_to_all_v_prepare,
     all_to_all_v_trigger,
 )
-from .pending import pending
+from .stand_ins import pending
 
 # No page of the documentation describes it.
 reduce_scatter_v = pending("nki.collectives.reduce_scatter_v")

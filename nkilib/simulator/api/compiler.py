@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..terms.compilation import AddressRotation, CompileConfig, SpecializationConfig
-from .aliases import alias, offer
+from .stand_ins import alias, offer
 
 __all__ = ["AddressRotation", "CompileConfig", "SpecializationConfig"]
 

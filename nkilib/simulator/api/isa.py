@@ -10,30 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..engines.dma.compute import dma_compute
-from ..engines.dma.copy import dma_copy
-from ..engines.dma.transpose import dma_transpose
+from ..engines.dma.instructions import dma_compute, dma_copy, dma_transpose
+from ..engines.gpsimd.across_partitions import nonzero_with_count, sequence_bounds, tensor_partition_reduce, topk
 from ..engines.gpsimd.gather import local_gather, nc_n_gather
-from ..engines.gpsimd.iota import iota
-from ..engines.gpsimd.nonzero import nonzero_with_count
-from ..engines.gpsimd.partition_reduce import tensor_partition_reduce
-from ..engines.gpsimd.random import (
-    dropout,
-    rand2,
-    rand_get_state,
-    rand_set_state,
-    rng,
-    set_rng_seed,
-)
-from ..engines.gpsimd.sequence import sequence_bounds
-from ..engines.gpsimd.topk import topk
-from ..engines.scalar.activate2 import activate2
-from ..engines.scalar.activation import activation, activation_reduce
-from ..engines.sync.barrier import core_barrier
-from ..engines.sync.registers import register_load, register_move, register_store
-from ..engines.sync.scalars import scalar_load, scalar_store
-from ..engines.sync.sendrecv import sendrecv
-from ..engines.sync.sendrecv_compute import sendrecv_compute
+from ..engines.gpsimd.generators import dropout, iota, rand2, rand_get_state, rand_set_state, rng, set_rng_seed
+from ..engines.scalar.activation import activate2, activation, activation_reduce
+from ..engines.sync.cores import core_barrier, sendrecv, sendrecv_compute
+from ..engines.sync.registers import register_load, register_move, register_store, scalar_load, scalar_store
 from ..engines.tensor.matmul import nc_matmul, nc_transpose
 from ..engines.tensor.mx import nc_matmul_mx, quantize_mx
 from ..engines.vector.accumulating import (
@@ -50,29 +33,17 @@ from ..engines.vector.arithmetic import (
     tensor_scalar,
     tensor_tensor,
 )
-from ..engines.vector.bn import bn_aggr, bn_stats
-from ..engines.vector.predicated import tensor_copy_predicated
+from ..engines.vector.batch_norm import bn_aggr, bn_stats
 from ..engines.vector.scan import tensor_scalar_cumulative, tensor_tensor_scan
 from ..engines.vector.search import max8, nc_find_index8, nc_match_replace8
-from ..engines.vector.select import affine_select, range_select
+from ..engines.vector.selection import affine_select, range_select, tensor_copy_predicated
 from ..engines.vector.shuffle import nc_stream_shuffle
-from ..isa.handle import NkiInstruction
-from ..language.programs import get_nc_sub_version, get_nc_version
-from ..language.registers import register_alloc
-from ..tensors.registers import VirtualRegister
-from ..tensors.scalars import NkiScalar
-from ..terms.enums import (
-    dependency,
-    dge_mode,
-    dma_engine,
-    engine,
-    matmul_perf_mode,
-    nc_version,
-    oob_mode,
-    reduce_cmd,
-)
+from ..isa.definition import NkiInstruction
+from ..language.programs import get_nc_sub_version, get_nc_version, register_alloc
+from ..tensors.registers import NkiScalar, VirtualRegister
+from ..terms.enums import dependency, dge_mode, dma_engine, engine, matmul_perf_mode, nc_version, oob_mode, reduce_cmd
 from ..terms.errors import NkiValidationError
-from .aliases import alias, offer
+from .stand_ins import alias, offer
 
 # Deprecated names of the members of ``engine``.
 tensor_engine = engine.tensor

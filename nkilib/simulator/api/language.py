@@ -10,19 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..hardware.tile_size import TileSize
+from ..hardware.current import TileSize
 from ..language.constants import shared_constant, shared_identity_matrix
 from ..language.creation import full, ndarray, ones, zeros, zeros_like
 from ..language.elementwise import logical_not, negative
-from ..language.functions import OPERATORS
-from ..language.grids import alloc_blocks, alloc_tiles, blocks, tiles
-from ..language.like import empty_like
-from ..language.linear import matmul, transpose
-from ..language.normalization import rms_norm, softmax
-from ..language.printing import device_print
-from ..language.programs import num_programs, program_id, program_ndim
-from ..language.random import dropout, rand, random_seed
-from ..language.ranges import (
+from ..language.grids import alloc_blocks, alloc_tiles, blocks, empty_like, tiles
+from ..language.loops import (
     affine_range,
     dynamic_range,
     fori_loop,
@@ -31,17 +24,21 @@ from ..language.ranges import (
     static_range,
     while_loop,
 )
+from ..language.matmul import matmul, transpose
+from ..language.movement import broadcast_to, expand_dims, gather_flattened, load, load_transpose2d, store, where
+from ..language.operator_functions import OPERATORS
+from ..language.programs import device_print, num_programs, program_id, program_ndim
+from ..language.random import dropout, rand, random_seed
 from ..language.reductions import all_over as all
 from ..language.reductions import prod_over as prod
-from ..language.reductions import var
+from ..language.reductions import rms_norm, softmax, var
 from ..language.rounding import ceil, divide, floor, fmod, mod, trunc
-from ..language.shapes import broadcast_to, expand_dims, where
-from ..language.transfer import gather_flattened, load, load_transpose2d, store
 from ..language.trigonometry import cos, tan
 from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid
-from ..tensors.indexing import DynamicSlice
-from ..tensors.scalars import DeviceInteger
+from ..tensors.indexed_views import DynamicSlice
+from ..tensors.registers import DeviceInteger
 from ..tensors.tensor import NkiTensor
+from ..terms.compilation import NKIObject
 from ..terms.dtypes import (
     DType,
     bfloat16,
@@ -64,9 +61,8 @@ from ..terms.dtypes import (
     uint16,
     uint32,
 )
-from ..terms.objects import NKIObject
-from ..terms.regions import MemoryRegion, is_hbm, is_on_chip, is_psum, is_sbuf
-from .aliases import alias, offer
+from ..terms.enums import MemoryRegion, is_hbm, is_on_chip, is_psum, is_sbuf
+from .stand_ins import alias, offer
 
 sbuf = MemoryRegion.sbuf
 psum = MemoryRegion.psum

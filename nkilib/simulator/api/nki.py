@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..launch.kernel import Kernel, jit, simulate
 from ..terms.dtypes import DType
 from . import collectives, compiler, isa, language
-from .aliases import alias, offer
+from .stand_ins import alias, offer
 
 __all__ = ["DType", "Kernel", "collectives", "compiler", "isa", "jit", "language", "simulate"]
 

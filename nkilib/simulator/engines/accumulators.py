@@ -13,8 +13,8 @@ import numpy.typing as npt
 from ..machine.core import Accumulators, Core
 from ..machine.levels import refuse
 from ..numerics.casts import store_float
-from ..tensors.partitions import first_lane
 from ..tensors.tensor import NkiTensor
+from ..tensors.view import first_lane
 from ..terms.dtypes import DType
 from ..terms.errors import UninitializedReadError, kernel_location
 

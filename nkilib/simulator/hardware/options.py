@@ -12,8 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, get_args
 
-from .generation import Generation
-from .limits import generation
+from .generations import Generation, generation
 
 # The reaction of a check to a finding.
 Level = Literal["error", "warn", "ignore"]

@@ -1,4 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The definition of an instruction, the checks of its operands, their indirection, and the handle of a call."""
+"""The rules that all instructions share.
+
+- ``definition``: the static properties of an instruction, and the handle of a call;
+- ``checks``: the checks of operands and engines;
+- ``indirection``: the gather and scatter of indirect views;
+- ``operators``: the operators of ``op``, and constants cast to a type.
+"""

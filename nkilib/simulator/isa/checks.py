@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Checks of properties that several operands of an instruction must share."""
+"""Checks of a call: what operands must share, how an engine may access them, and which engines can run it."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from ..hardware.generations import FREE_AXIS_MAX, FREE_DIMENSIONS_MAX, FREE_STRIDE_MAX, Generation
 from ..tensors.tensor import NkiTensor
+from ..tensors.view import View, allowed_starts, partition_elements, start_partition
+from ..terms.enums import Engine, MemoryRegion
 from ..terms.errors import NkiValidationError
-from ..terms.regions import MemoryRegion
+from ..terms.layout import has_repeats
+from .definition import Definition
+from .indirection import RULES
 
 
 def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
@@ -91,3 +97,165 @@ def at_most_rank(values: dict[str, Any], limit: int, *names: str) -> None:
                 f"operand {name!r} must have at most {limit} dimensions, {limit - 1} of them free, got {values[name]}; "
                 "flatten some with flatten_dims or reshape"
             )
+
+
+def check_engine_access(name: str, tensor: View) -> None:
+    """Check that a compute engine can access an on-chip tensor: its partitions, and the pattern within a partition.
+
+    Source: ``trainium_inferentia2_arch.rst`` (Data Access).
+
+    Args:
+        name: the name of the operand in messages.
+        tensor: the view that the engine is to access.
+
+    Raises:
+        NkiValidationError: naming the operand, the limit and the value.
+    """
+    if _is_plain(tensor):
+        repeats = tensor.strides[1] == 0 and tensor.shape[1] > 1
+    else:
+        check_free_pattern(name, tensor)
+        check_partitions(name, tensor)
+        repeats = has_repeats(tensor.shape, tensor.strides)
+    if not repeats:  # else the result of a matmul is reported each time
+        tensor.allow_access()
+
+
+def _is_plain(tensor: View) -> bool:
+    """Return whether a view has two dimensions, starts at partition 0 and is within all limits, as most views are."""
+    if len(tensor.shape) != 2:
+        return False
+    (partitions, elements), (step, stride), row = tensor.shape, tensor.strides, partition_elements(tensor)
+    if tensor.offset >= row or (partitions > 1 and step != row):
+        return False
+    return elements <= FREE_AXIS_MAX and -FREE_STRIDE_MAX <= stride <= FREE_STRIDE_MAX
+
+
+def check_free_pattern(name: str, tensor: View) -> None:
+    """Check the pattern of accesses within a partition (trainium_inferentia2_arch.rst, Data Access).
+
+    The limits are those of compute engines. DMA has other limits.
+
+    Raises:
+        NkiValidationError: if there are too many dimensions, or a size or stride exceeds its field in an instruction.
+    """
+    if len(tensor.shape) - 1 > FREE_DIMENSIONS_MAX:
+        raise NkiValidationError(f"operand {name!r}: at most {FREE_DIMENSIONS_MAX} free dimensions, got {tensor}")
+    for size, stride in zip(tensor.shape[1:], tensor.strides[1:], strict=True):
+        if size > FREE_AXIS_MAX:
+            raise NkiValidationError(
+                f"operand {name!r}: a free dimension has at most {FREE_AXIS_MAX} elements (16-bit sizes), got {tensor}"
+            )
+        if size > 1 and abs(stride) > FREE_STRIDE_MAX:
+            raise NkiValidationError(
+                f"operand {name!r}: a free dimension has a stride of at most {FREE_STRIDE_MAX} elements (signed 16-bit "
+                f"strides), got {stride} in {tensor}"
+            )
+
+
+def check_partitions(name: str, tensor: View) -> None:
+    """Check that a compute engine may access a view's partitions (trainium_inferentia2_arch.rst, Data Access).
+
+    Raises:
+        NkiValidationError: if they are not consecutive, or the first is not one at which an access to so many
+            partitions may start.
+    """
+    check_consecutive_partitions(name, tensor)
+    start, partitions = start_partition(tensor), tensor.shape[0]
+    allowed = allowed_starts(partitions)
+    if start not in allowed:
+        raise NkiValidationError(
+            f"operand {name!r}: an access to {partitions} partitions must start at partition "
+            f"{' or '.join(map(str, allowed))}, got a start at {start} of {tensor}"
+        )
+
+
+def check_consecutive_partitions(name: str, tensor: View) -> None:
+    """Check that the partitions of an on-chip view are consecutive.
+
+    Raises:
+        NkiValidationError: if the view skips some.
+    """
+    row = partition_elements(tensor)
+    if tensor.shape[0] > 1 and tensor.strides[0] != row:
+        raise NkiValidationError(
+            f"operand {name!r}: an access must take partitions that follow each other, got every "
+            f"{tensor.strides[0] // row}th of {tensor}"
+        )
+
+
+# Members of an Enum are looked up by a Python function before 3.12; these are asked for in most calls.
+_GPSIMD, _PSUM = Engine.gpsimd, MemoryRegion.psum
+
+
+def check_engine(
+    definition: Definition,
+    engine: Engine,
+    generation: Generation,
+    values: Mapping[str, Any],
+    indirect: Collection[str] = (),
+) -> None:
+    """Check that an engine can run a call of an instruction.
+
+    Args:
+        definition: the instruction.
+        engine: the engine, one of ``definition.engines``.
+        generation: the hardware.
+        values: the parameters; tensors may be described by other objects, see :class:`EngineRule`.
+        indirect: the names of the operands that are views of ``NkiTensor.indirect``.
+
+    Raises:
+        NkiValidationError: if it cannot.
+    """
+    if definition.engine_rule is not None:
+        definition.engine_rule(engine, generation, values)
+    if indirect:
+        _check_indirect(definition, engine, values, indirect)
+    if engine is _GPSIMD and definition.is_lane_bound:
+        for rule in definition.operands:
+            value = values.get(rule.name)
+            if getattr(value, "buffer", None) is _PSUM:
+                raise NkiValidationError(f"operand {rule.name!r}: the GpSimd engine cannot access psum, got {value}")
+
+
+def engines_besides(
+    definition: Definition,
+    engine: Engine,
+    generation: Generation,
+    values: Mapping[str, Any],
+    indirect: Collection[str] = (),
+) -> tuple[Engine, ...]:
+    """Return the engines besides ``engine`` that a kernel may ask for in a call; for the arguments, see above."""
+    return tuple(
+        other
+        for other in definition.engines
+        if other is not engine and _can_run(definition, other, generation, values, indirect)
+    )
+
+
+def _can_run(
+    definition: Definition,
+    engine: Engine,
+    generation: Generation,
+    values: Mapping[str, Any],
+    indirect: Collection[str],
+) -> bool:
+    try:
+        check_engine(definition, engine, generation, values, indirect)
+    except NkiValidationError:
+        return False
+    return True
+
+
+def _check_indirect(
+    definition: Definition, engine: Engine, values: Mapping[str, Any], indirect: Collection[str]
+) -> None:
+    allowed = RULES[definition.name].engines
+    if engine not in allowed:
+        names = " or ".join(sorted(f"nki.isa.engine.{able.name}" for able in allowed))
+        raise NkiValidationError(f"a view of indirect() needs {names}, got nki.isa.engine.{engine.name}")
+    if engine is not Engine.scalar:
+        return
+    for name in indirect:
+        if name in definition.output_names and values[name].buffer is _PSUM:
+            raise NkiValidationError(f"operand {name!r}: the Scalar engine cannot scatter to psum, got {values[name]}")

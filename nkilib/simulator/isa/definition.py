@@ -1,21 +1,101 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``Definition``: the static properties of an instruction."""
+"""The static properties of an instruction, its ``Definition``, and the handle that a call of it returns."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from ..hardware.generation import Generation
-from ..terms.enums import Engine, nc_version
-from ..terms.errors import NkiValidationError
-from ..terms.signatures import call_error
-from .operand import Operand
+from ..hardware.generations import Generation
+from ..terms.argument_checks import call_error
+from ..terms.compilation import NKIObject
+from ..terms.dtypes import COMPUTABLE, DType
+from ..terms.enums import ON_CHIP, Engine, MemoryRegion, dependency, nc_version
+from ..terms.errors import NkiValidationError, add_location
+from ..terms.scopes import CORE, Scope, is_around, why_apart
+
+SBUF = frozenset({MemoryRegion.sbuf})
+PSUM = frozenset({MemoryRegion.psum})
+HBM_SHARED = frozenset({MemoryRegion.shared_hbm})
+DMA_REACH = frozenset(MemoryRegion) - PSUM
+
+
+# Partitions that share their offsets: one core of the GpSimd engine, or one row group of the Tensor engine.
+_GROUP = 16
+_TENSOR_ENGINE_GROUP = 32
+
+
+class Indirection(NamedTuple):
+    """The documented support of an instruction for views of ``NkiTensor.indirect``.
+
+    Attributes:
+        operands: the operands that may be indirect: first the output, then the inputs. Where the output is indirect,
+            its index must start at the partition of the first of these inputs if that is in SBUF, else at the
+            partition of that input's index if the input is indirect.
+        engines: the engines that support it.
+    """
+
+    operands: tuple[str, ...]
+    engines: frozenset[Engine]
+
+    @property
+    def group(self) -> int:
+        return _TENSOR_ENGINE_GROUP if Engine.tensor in self.engines else _GROUP
+
+
+@dataclass(frozen=True)
+class Operand:
+    """The requirements of an instruction on one of its tensor parameters.
+
+    Attributes:
+        name: the name of the parameter.
+        is_output: whether the instruction writes it; else it reads it.
+        regions: the memory regions in which it may be.
+        is_optional: whether it may be None.
+        accepts_scalar: whether it may be a Python number instead of a tensor.
+        is_vector: whether it must have shape (partitions of ``like``, 1).
+        like: the name of the operand whose partitions a vector must match.
+        dtypes: the allowed types; by default those with which engines compute, which are all but the packed ones.
+        accepts_indirect: whether the instruction itself resolves indirect views, vector offsets included (DMA only).
+        marks_itself: whether the instruction itself records which elements of the output it wrote.
+        may_leave: whether the instruction may leave elements of the output unchanged.
+        is_accessed: whether its elements are read or written. Otherwise it only names something to wait for, or the
+            instruction reads a part of it and checks that this part was written.
+        indirection: the rule in ``indirection.RULES`` by which it may be a view of ``NkiTensor.indirect``; None if it
+            may not.
+    """
+
+    name: str
+    is_output: bool = False
+    regions: frozenset[MemoryRegion] = ON_CHIP
+    is_optional: bool = False
+    accepts_scalar: bool = False
+    is_vector: bool = False
+    like: str = ""
+    dtypes: frozenset[DType] = COMPUTABLE
+    accepts_indirect: bool = False
+    is_accessed: bool = True
+    marks_itself: bool = False
+    may_leave: bool = False
+    indirection: Indirection | None = None
+
+
+def output(name: str, **rules: Any) -> Operand:
+    """Return an operand that the instruction writes."""
+    return Operand(name, is_output=True, **rules)
+
+
+def vector(name: str, like: str, **rules: Any) -> Operand:
+    """Return an operand of one element a partition, matching the partitions of operand ``like``."""
+    return Operand(name, is_vector=True, like=like, **rules)
+
 
 # Members of an Enum are looked up by a Python function before 3.12; this one is asked for in every call.
 _UNKNOWN = Engine.unknown
@@ -35,7 +115,7 @@ class EngineRule(Protocol):
 
     Its last argument holds the parameters by name. The simulator passes all of them. The model of time passes
     descriptions of the tensors, with ``shape``, ``free_size``, ``dtype`` and ``buffer``, and of the other parameters
-    only those of ``DECIDING`` in ``timing/plans.py``.
+    only those of ``DECIDING`` in ``timing/instruction.py``.
     """
 
     def __call__(self, engine: Engine, generation: Generation, values: Mapping[str, Any], /) -> None:
@@ -165,3 +245,89 @@ class Definition:
             allowed = ", ".join(f"nki.isa.engine.{allowed.name}" for allowed in self.engines)
             raise NkiValidationError(f"engine must be one of {allowed}, got nki.isa.engine.{asked.name}")
         return asked
+
+
+# Numbers instructions in the order in which they are issued.
+_NUMBERS = itertools.count()
+
+_NO_KIND = (
+    "depends_on() without kind= is deprecated since NKI 0.7, and a later release will require it: pass "
+    "kind=nki.isa.dependency.runtime for what it has meant so far, or kind=nki.isa.dependency.schedule"
+)
+
+
+def check_kind(kind: Any) -> None:
+    """Check that ``kind`` is a member of ``nki.isa.dependency``, or None.
+
+    Raises:
+        NkiValidationError: for anything else.
+    """
+    if kind is not None and not isinstance(kind, dependency):
+        raise NkiValidationError(f"kind must be a member of nki.isa.dependency, got {kind!r}")
+
+
+class NkiInstruction(NKIObject):
+    """The handle that every instruction returns; :meth:`depends_on` orders the instruction after others.
+
+    Attributes:
+        scope: the scope in which the instruction was issued. For the simulator.
+    """
+
+    scope: Scope = ()
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.producers: tuple[NkiInstruction, ...] = ()
+        self._number = next(_NUMBERS)
+
+    def depends_on(self, *producers: NkiInstruction, kind: dependency | None = None) -> NkiInstruction:
+        """Run this instruction after every producer.
+
+        The simulator runs instructions in program order, so the method only checks and records the producers.
+
+        Args:
+            producers: instructions that were issued before.
+            kind: ``runtime`` makes the hardware wait, ``schedule`` only keeps the compiler from issuing them in the
+                opposite order. None means ``runtime`` and is deprecated since NKI 0.7.
+
+        Returns:
+            This instruction, so that calls can be chained.
+
+        Raises:
+            NkiValidationError: if a producer is not an instruction, or an instruction of another core or launch; if it
+                was not issued before this one, so that the simulator has run the two in the opposite order; if, unless
+                ``kind`` is ``schedule``, it is in a dynamic loop, or an iteration of one, that this one is not in; or
+                if ``kind`` is something else.
+        """
+        if kind is None:
+            warnings.warn(_NO_KIND, DeprecationWarning, stacklevel=2)
+        try:
+            check_kind(kind)
+            for producer in producers:
+                self._check_producer(producer, kind)
+        except NkiValidationError as error:
+            add_location(error, "NkiInstruction.depends_on")
+            raise
+        self.producers += producers
+        return self
+
+    def _check_producer(self, producer: Any, kind: dependency | None) -> None:
+        if not isinstance(producer, NkiInstruction):
+            raise NkiValidationError(f"a producer must be an instruction, got {producer!r}")
+        if not is_around(producer.scope[:CORE], self.scope):
+            apart = why_apart(producer.scope, self.scope, "")
+            raise NkiValidationError(f"{self} cannot wait for {producer}, which {apart}")
+        if producer._number >= self._number:
+            raise NkiValidationError(
+                f"{self} cannot wait for {producer}, which is not issued before it: the simulator runs instructions in "
+                f"program order"
+            )
+        # The order that a compiler keeps waits for nothing on the device.
+        if kind is not dependency.schedule and not is_around(producer.scope, self.scope):
+            raise NkiValidationError(
+                f"{self} cannot wait for {producer}, which is in a dynamic loop, or an iteration of one, that {self} "
+                f"is not in; both must be in the same iteration, or the producer in an enclosing scope"
+            )
+
+    def __repr__(self) -> str:
+        return f"<{self.handle}>"

@@ -6,7 +6,7 @@
 Before the instruction runs, the elements that an indirect input selects are gathered into a tensor made for this
 purpose, which takes the input's place. The same is done for an indirect output, because the instruction may leave
 some of its elements unchanged, or add to them; afterwards its elements are scattered back. The instruction itself
-is not aware of the indirection.
+is not aware of the indirection. A view with a scalar offset needs no gather: it becomes the static view at that offset.
 
 Sources: sections "Tensor indirection" of the docstrings of ``nki.isa``; docstring of ``NkiTensor.indirect``.
 """
@@ -21,15 +21,14 @@ import numpy.typing as npt
 
 from ..memory.storage import Storage
 from ..memory.written import WrittenMap
-from ..tensors.partitions import first_lane, first_partition
 from ..tensors.tensor import NkiTensor
-from ..tensors.view import Indirect, View
+from ..tensors.view import Indirect, View, first_lane, first_partition, partition_elements
 from ..terms import dtypes as dt
-from ..terms.enums import Engine
+from ..terms.enums import Engine, MemoryRegion
 from ..terms.errors import NkiValidationError, OutOfRangeError
-from ..terms.layout import Layout
-from ..terms.regions import MemoryRegion
-from .operand import Indirection, Operand
+from ..terms.layout import Layout, extent
+from ..terms.spec import DataNeeded
+from .definition import Indirection, Operand
 
 _QUADRANT = 32
 _MATMUL_TYPES = frozenset({dt.float16, dt.bfloat16, dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fn})
@@ -327,3 +326,51 @@ def _marks(marks: WrittenMap, layout: Layout, width: int) -> npt.NDArray[np.bool
 
 def _put(target: npt.NDArray[Any], positions: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
     np.put_along_axis(target, positions, values, 1)
+
+
+def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:
+    """Return the static view to which a view with a scalar offset points now.
+
+    In a launch without data the value of the offset is not known; the view is then that of offset 0.
+
+    Raises:
+        OutOfRangeError: if it points outside the tensor.
+        NkiValidationError: if the view has a vector offset.
+    """
+    indirect = view.indirect_access
+    assert indirect is not None
+    if indirect.kind == "vector":
+        raise NkiValidationError(f"operand {name!r}: only DMA accepts a view with a vector offset, got {view}")
+    index = _index(indirect)
+    if not 0 <= index < indirect.limit:
+        raise OutOfRangeError(f"operand {name!r}: {indirect.out_of_range(0, index)}")
+    target = Layout(view.shape, view.strides, view.offset + index * indirect.stride)
+    low, high = extent(target)
+    elements = view.storage.elements_of(view.dtype)
+    if low < 0 or high >= elements:
+        raise OutOfRangeError(
+            f"operand {name!r}: index {index} moves {view} to elements {low} to {high} of a storage of {elements}"
+        )
+    if view.is_on_chip():
+        _check_stays_in_partitions(name, view, index, target.offset)
+    return view.with_layout(target)
+
+
+def _index(indirect: Indirect) -> int:
+    """Return the value of a scalar offset; 0 if it is not known, since shape, checks and costs do not depend on it."""
+    try:
+        (index,) = indirect.read()
+    except DataNeeded:
+        return 0
+    return int(index)
+
+
+def _check_stays_in_partitions(name: str, view: NkiTensor, index: int, offset: int) -> None:
+    """Check that an index moves an on-chip view within its partitions, never into the neighbouring one."""
+    row = partition_elements(view)
+    static = view.offset % row
+    low, high = extent(Layout(view.shape[1:], view.strides[1:], static + offset - view.offset))
+    if low < 0 or high >= row:
+        raise OutOfRangeError(
+            f"operand {name!r}: index {index} moves {view} to elements {low} to {high} of partitions of {row}"
+        )

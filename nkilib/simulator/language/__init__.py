@@ -1,4 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The functions of ``nki.language`` that work on tiles: each runs one or more instructions and returns a new tile."""
+"""The functions of ``nki.language``: most run one or more instructions on tiles and return a new tile.
+
+- ``creation``: new tensors, and the decorator by which errors name a function of ``nki.language``;
+- ``constants``: read-only tensors that the kernel supplies;
+- ``grids``: tensors divided into tiles or blocks;
+- ``movement``: transfers between HBM and SBUF, copies, broadcasts, gathers and ``where``;
+- ``operands``: what the functions on tiles share: operands, types of results, broadcasting;
+- ``elementwise``, ``rounding``, ``trigonometry``, ``random``, ``reductions``, ``matmul``: arithmetic on tiles;
+- ``operator_functions``: gives the operators (``nl.add``, ``nl.exp``) the functions that they run when called;
+- ``loops``: ranges, and loops that run on the device;
+- ``programs``: the launch grid, the target, printing, registers and explanations of indices.
+"""

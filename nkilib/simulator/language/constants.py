@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..engines.dma.copy import dma_copy
-from ..hardware.limits import PARTITIONS
+from ..engines.dma.instructions import dma_copy
+from ..hardware.generations import PARTITIONS
 from ..machine.core import current_core
 from ..memory.storage import Storage
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.dtypes import DType, as_dtype
+from ..terms.enums import MemoryRegion
 from ..terms.errors import NkiValidationError
-from ..terms.regions import MemoryRegion
-from .located import language_function
-from .tiles import new_tile
+from .creation import language_function
+from .operands import new_tile
 
 # "Supported element types" of shared_constant; of the packed types numpy has no arrays.
 _CONSTANT_TYPES = frozenset(

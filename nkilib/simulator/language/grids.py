@@ -1,26 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nl.tiles``, ``nl.blocks``, ``nl.alloc_tiles``, ``nl.alloc_blocks``: tensors divided into tiles, or blocks of tiles.
+"""Tensors divided into tiles or blocks of tiles: ``nl.tiles``, ``nl.blocks``, ``nl.alloc_tiles``, ``nl.alloc_blocks``.
 
-Source: the pages of these functions in the API reference of NKI 0.7.
+``nl.empty_like`` returns new memory with the shape of a tensor or of such a grid. Source: the pages of these functions
+in the API reference of NKI 0.7.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from ..tensors.grid_axes import dense_axes, packed_axes, packed_shape
-from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid, tile_grid_of
-from ..tensors.partitions import partition_elements
+from ..hardware.generations import PARTITIONS
+from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid, dense_axes, packed_axes, packed_shape, tile_grid_of
 from ..tensors.tensor import NkiTensor
-from ..terms.description import describe_foreign_value
+from ..tensors.view import partition_elements
+from ..terms.argument_checks import describe_foreign_value
+from ..terms.enums import ON_CHIP, MemoryRegion, as_region
 from ..terms.errors import GridTypeError, GridValueError
 from ..terms.layout import Shape
-from ..terms.regions import ON_CHIP, MemoryRegion
-from .creation import ndarray
-from .located import language_function
+from .creation import language_function, ndarray
+
+_TensorOrGrid = TypeVar("_TensorOrGrid", NkiTensor, NkiTileGrid, NkiBlockGrid)
+
+# What nisa.dma_transpose does with two, three and four dimensions.
+_TRANSPOSES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
 @language_function
@@ -96,7 +101,7 @@ def alloc_tiles(
         GridValueError: if a size is not positive or the shapes do not fit each other.
         NkiValidationError: if ``nl.ndarray`` cannot create the memory.
     """
-    return new_tile_grid(tile_shape, element_shape, buffer, dtype, address, name)
+    return _new_tile_grid(tile_shape, element_shape, buffer, dtype, address, name)
 
 
 @language_function
@@ -120,10 +125,58 @@ def alloc_blocks(
         GridTypeError, GridValueError, NkiValidationError: see :func:`alloc_tiles`.
     """
     groups = _checked_block_shape(block_shape, _checked_tile_shape(tile_shape))
-    return new_tile_grid(tile_shape, element_shape, buffer, dtype, address, name).block_grid(groups)
+    return _new_tile_grid(tile_shape, element_shape, buffer, dtype, address, name).block_grid(groups)
 
 
-def new_tile_grid(
+@language_function
+def empty_like(
+    x: _TensorOrGrid,
+    dtype: Any = None,
+    buffer: Any = None,
+    name: str = "",
+    *,
+    transpose_axes: tuple[int, ...] | None = None,
+    address: tuple[int, ...] | None = None,
+) -> _TensorOrGrid:
+    """Return new unwritten memory of the same kind as ``x``: a tensor of its shape, or a grid with the same sizes.
+
+    Gaps that a slice of a grid leaves between its tiles are not reproduced: the tiles lie one after the other.
+    Coordinates that integer indices have removed from ``x`` are absent from the result as well.
+
+    Args:
+        x: a tensor, or a grid of tiles or blocks.
+        dtype: type of an element; the type of ``x`` by default.
+        buffer: memory region; the region of ``x`` by default.
+        name: name in messages.
+        transpose_axes: the order of the tiled dimensions of ``x`` in the result, which will be the destination of
+            ``nisa.dma_transpose``: (1, 0), (2, 1, 0) or (3, 1, 2, 0). ``buffer`` must then be SBUF. Nothing is
+            transposed.
+        address: see ``nl.ndarray``.
+
+    Raises:
+        GridTypeError, GridValueError: if ``x`` is neither tensor nor grid, or has no transpose in this order in SBUF.
+        NkiValidationError: if ``nl.ndarray`` cannot create the memory.
+    """
+    if not isinstance(x, NkiTensor | NkiGrid):
+        raise GridTypeError(f"x must be a tensor or a grid, got {describe_foreign_value(x)}")
+    region = x.buffer if buffer is None else as_region(buffer)
+    kind = x.dtype if dtype is None else dtype
+    if isinstance(x, NkiTensor):
+        shape = x.shape
+        if transpose_axes is not None:
+            shape = _transposed(shape, _checked_axes(transpose_axes, len(shape), region))
+            _check_partitions(shape[0], x)
+        return ndarray(shape, kind, region, name, address)
+    order = _order_of(x, transpose_axes, region)
+    dimensions = _with_leading(len(x.element_shape) - len(order), order)
+    elements = _transposed(x.element_shape, dimensions)
+    tiles = _new_tile_grid(_transposed(x.tile_shape, order), elements, region, kind, address, name)
+    if isinstance(x, NkiBlockGrid):
+        return tiles.block_grid(_transposed(x.block_shape, order)).with_coordinates_of(x, dimensions)
+    return tiles.with_coordinates_of(x, dimensions)
+
+
+def _new_tile_grid(
     tile_shape: tuple[int, ...],
     element_shape: tuple[int, ...],
     buffer: MemoryRegion,
@@ -132,7 +185,7 @@ def new_tile_grid(
     name: str,
 ) -> NkiTileGrid:
     """Return a grid of tiles in new unwritten memory; see :func:`alloc_tiles`."""
-    tile, elements = _checked_tile_shape(tile_shape), checked_shape("element_shape", element_shape)
+    tile, elements = _checked_tile_shape(tile_shape), _checked_shape("element_shape", element_shape)
     if len(tile) > len(elements):
         raise GridValueError(f"tile_shape {tile} has more dimensions than element_shape {elements}")
     if not isinstance(buffer, MemoryRegion):
@@ -144,7 +197,7 @@ def new_tile_grid(
     return NkiTileGrid.of(tensor, packed_axes(elements, tile, partition_elements(tensor)), tensor.offset)
 
 
-def checked_shape(what: str, shape: Any) -> Shape:
+def _checked_shape(what: str, shape: Any) -> Shape:
     """Return ``shape`` after checking that it is a tuple of positive Python integers.
 
     Raises:
@@ -159,14 +212,14 @@ def checked_shape(what: str, shape: Any) -> Shape:
 
 
 def _checked_tile_shape(tile_shape: Any) -> Shape:
-    checked = checked_shape("tile_shape", tile_shape)
+    checked = _checked_shape("tile_shape", tile_shape)
     if len(checked) < 2:
         raise GridValueError(f"tile_shape must have at least two dimensions, got {checked}")
     return checked
 
 
 def _checked_block_shape(block_shape: Any, tile_shape: Sequence[int]) -> Shape:
-    checked = checked_shape("block_shape", block_shape)
+    checked = _checked_shape("block_shape", block_shape)
     if len(checked) != len(tile_shape):
         raise GridValueError(
             f"block_shape counts tiles along each tiled dimension, of which there are {len(tile_shape)}; got {checked}"
@@ -185,3 +238,41 @@ def _tiles_of(source: Any, tile_shape: Any) -> NkiTileGrid:
     if tile_shape is None:
         raise GridTypeError(f"tile_shape is needed: {source} is no grid, which would have one")
     return tile_grid_of(source, _checked_tile_shape(tile_shape))
+
+
+def _order_of(x: NkiGrid, transpose_axes: tuple[int, ...] | None, region: MemoryRegion) -> tuple[int, ...]:
+    """Return the tiled dimensions of a grid in the order in which the result has them."""
+    if 0 in x.element_shape:
+        raise GridValueError(f"{x} has no tiles")
+    if transpose_axes is None:
+        return tuple(range(len(x.tile_shape)))
+    order = _checked_axes(transpose_axes, len(x.tile_shape), region)
+    _check_partitions(x.tile_shape[order[0]], x)
+    return order
+
+
+def _with_leading(leading: int, order: tuple[int, ...]) -> tuple[int, ...]:
+    """Return all dimensions: first those that are not tiled, then the tiled ones in their order."""
+    return (*range(leading), *(leading + dim for dim in order))
+
+
+def _transposed(sizes: Shape, order: tuple[int, ...]) -> Shape:
+    return tuple(sizes[dim] for dim in order)
+
+
+def _checked_axes(axes: Any, dimensions: int, region: MemoryRegion) -> tuple[int, ...]:
+    order = _TRANSPOSES.get(dimensions)
+    if order is None or axes != order:
+        allowed = " or ".join(map(str, _TRANSPOSES.values())) if order is None else str(order)
+        raise GridValueError(f"transpose_axes of {dimensions} dimensions must be {allowed}, got {axes!r}")
+    if region is not MemoryRegion.sbuf:
+        raise GridValueError(f"transpose_axes is for a result in nl.sbuf, got buffer {region}; pass buffer=nl.sbuf")
+    return order
+
+
+def _check_partitions(partitions: int, x: NkiTensor | NkiGrid) -> None:
+    if partitions > PARTITIONS:
+        raise GridValueError(
+            f"transpose_axes makes partitions of the last dimension of {x}, which must be at most {PARTITIONS}, got "
+            f"{partitions}"
+        )

@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The launch grid as a kernel sees it, and the generation that it runs on."""
+"""Functions for what a kernel does besides computing.
+
+It asks for its core's number, the target or a register; it prints a tensor, or explains the values of an index.
+"""
 
 from __future__ import annotations
 
 from ..hardware.current import current_generation
+from ..isa.indirection import resolve_scalar_offset
 from ..machine.core import current_core
-from ..terms.enums import nc_version
-from ..terms.errors import NkiValidationError
+from ..machine.issue import check_scope
+from ..tensors.registers import VirtualRegister, wrap_integer
+from ..tensors.tensor import NkiTensor
+from ..terms.enums import MemoryRegion, nc_version
+from ..terms.errors import NkiValidationError, add_location
+from .creation import language_function
 
 
 def program_id(axis: int = 0) -> int:
@@ -44,3 +52,66 @@ def get_nc_version() -> nc_version:
 def get_nc_sub_version() -> int:
     """Return the silicon revision within the generation, from 0: 1 on trn3, whose first revision is ``trn3_a0``."""
     return current_generation().revision
+
+
+def explain_index(index: NkiTensor, what: str, values: NkiTensor, first_row: int, row_step: int, limit: int) -> None:
+    """Attach to ``index`` the text with which an out-of-range error about it starts: ``row R has <what> <value>``.
+
+    If the value is outside [0, limit), the error says that too.
+
+    Args:
+        index: SBUF tensor of shape (P, 1) that is used as a vector offset.
+        what: word for the values in the text, for instance ``"target"``.
+        values: SBUF tensor of shape (P, 1): the value from which the index in partition p was computed.
+        first_row: row of partition 0.
+        row_step: difference between the rows of consecutive partitions.
+        limit: upper bound of the values, which should lie in [0, limit).
+    """
+
+    def describe(partition: int) -> str:
+        values.storage.need_values(values)
+        value = int(values.array.reshape(-1)[partition])
+        outside = "" if 0 <= value < limit else f", outside [0, {limit})"
+        return f"row {first_row + partition * row_step} has {what} {value}{outside}"
+
+    index.storage.explain_indices(describe)
+
+
+@language_function
+def device_print(print_prefix: str, tensor: NkiTensor) -> None:
+    """Print ``print_prefix`` and the values of ``tensor``, which is in SBUF or HBM, as soon as the call runs.
+
+    A launch with ``skip_arithmetic`` prints at its end. Where two cores run, the line names the core. Elements never
+    written show as ``--``. Nothing is recorded, and the elements do not count as read.
+    """
+    core = current_core("nl.device_print")
+    if not isinstance(print_prefix, str):
+        raise NkiValidationError(f"print_prefix must be a string, got {print_prefix!r}")
+    if not isinstance(tensor, NkiTensor) or tensor.buffer is MemoryRegion.psum:
+        raise NkiValidationError(f"tensor must be in sbuf or HBM, got {tensor!r}; bring it there with nl.copy")
+    check_scope(core, "tensor", tensor)
+    if tensor.is_indirect():
+        tensor = resolve_scalar_offset("tensor", tensor)
+    core.unrepeatable = "it prints with nl.device_print"
+    place = f" ({core.name})" if core.name else ""
+    # In one piece: the other core may print at the same time.
+    line, left_out = f"{print_prefix}{place}: {tensor!s}\n", core.launch.left_out
+    if left_out is None:
+        print(line, end="", flush=True)
+    else:
+        left_out.keep_output(line)
+
+
+def register_alloc(x: int | None = None) -> VirtualRegister:
+    """Return a new register: unset, or with the 32 bits of the integer ``x``.
+
+    Raises:
+        NkiValidationError: outside a kernel, or if ``x`` is not an integer of 32 bits.
+    """
+    function = "nisa.register_alloc"
+    current_core(function)
+    try:
+        return VirtualRegister(None if x is None else wrap_integer("x", x))
+    except NkiValidationError as error:
+        add_location(error, function)
+        raise

@@ -11,19 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..engines.dma.copy import dma_copy
-from ..engines.gpsimd.random import dropout as dropout_elements
-from ..engines.gpsimd.random import rng, set_rng_seed
+from ..engines.dma.instructions import dma_copy
+from ..engines.gpsimd.generators import dropout as dropout_elements
+from ..engines.gpsimd.generators import rng, set_rng_seed
 from ..engines.vector.arithmetic import tensor_scalar
-from ..hardware.limits import PARTITIONS
+from ..hardware.generations import PARTITIONS
 from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
+from ..terms.enums import HBM, MemoryRegion
 from ..terms.errors import NkiValidationError
-from ..terms.regions import HBM, MemoryRegion
-from .creation import ndarray
-from .located import language_function
-from .tiles import as_tile, cast_copy, new_tile
+from .creation import language_function, ndarray
+from .operands import as_tile, cast_copy, new_tile
 
 # Significant bits of the types, and the integers of the same width.
 _SIGNIFICANT_BITS = {

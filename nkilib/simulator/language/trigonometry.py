@@ -19,11 +19,9 @@ from ..engines.vector.arithmetic import tensor_scalar
 from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
-from .binary import binary
-from .creation import full
-from .elementwise import reciprocal
-from .located import language_function
-from .tiles import as_tile, new_tile, result_tile
+from .creation import full, language_function
+from .elementwise import binary, reciprocal
+from .operands import as_tile, new_tile, result_tile
 
 # 2 pi = 6.28125 + 127 / 65536 + the rest; the first two have 8 significant bits at most, so that their products with a
 # multiple below 2^16 are exact in float32.

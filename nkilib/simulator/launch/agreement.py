@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..isa.handle import NkiInstruction
+from ..isa.definition import NkiInstruction
 from ..machine.core import Core, Launch
 from ..tensors.view import View
-from ..terms.description import describe
+from ..terms.argument_checks import describe
 from ..terms.errors import NkiValidationError
-from .containers import parts_of
+from .arguments import parts_of
 
 # Longer texts of returned values are cut.
 _MOST_CHARACTERS = 400

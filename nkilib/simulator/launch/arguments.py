@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arguments and results of a kernel: numpy arrays and CPU torch tensors, without a copy where possible."""
+"""Arguments and results of a kernel: numpy arrays and CPU torch tensors, without a copy where possible.
+
+Both may be nested in tuples, lists, dictionaries and NKI objects. A launch that skips arithmetic returns an
+:class:`Uncomputed`, a shape and a type, in place of each tensor.
+"""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any
+from math import prod
+from typing import Any, NoReturn
 
 import ml_dtypes
 import numpy as np
@@ -17,25 +23,23 @@ import numpy.typing as npt
 
 from ..hardware.options import Level
 from ..machine.core import Core
+from ..machine.issue import check_scope
 from ..machine.levels import refuse
 from ..machine.observer import Watcher
-from ..machine.operands import check_scope
 from ..machine.partial_writes import PartialWrites, where_unwritten
 from ..memory.storage import Storage
 from ..tensors.grids import NkiGrid
-from ..tensors.registers import VirtualRegister
-from ..tensors.scalars import DeviceInteger
+from ..tensors.registers import DeviceInteger, VirtualRegister
 from ..tensors.tensor import NkiTensor
-from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
-from ..terms.errors import ArgumentTypeError, NkiValidationError, UninitializedReadError
-from ..terms.packed_arrays import ARRAY_TYPES, words_of
-from ..terms.regions import HBM, MemoryRegion
+from ..tensors.view import View
+from ..terms.argument_checks import bound_call
+from ..terms.compilation import NKIObject
+from ..terms.dtypes import ARRAY_TYPES, LOW_PRECISION, DType, as_dtype, words_of
+from ..terms.enums import HBM, MemoryRegion
+from ..terms.errors import ArgumentTypeError, NkiValidationError, UncomputedError, UninitializedReadError
 from ..terms.scopes import Scope, why_apart
-from ..terms.signatures import bound_call
 from ..terms.spec import Spec
-from .containers import leaves_of, map_leaves
 from .overlaps import ArrayArgument, join_overlapping
-from .uncomputed import Uncomputed
 
 # Arrays come in a few types, each of which takes a while to name.
 _MOST_TYPES = 128
@@ -48,6 +52,141 @@ _TORCH_BITS = {
     "float8_e5m2": ("uint8", ml_dtypes.float8_e5m2),
     "float8_e8m0fnu": ("uint8", ml_dtypes.float8_e8m0fnu),
 }
+
+
+def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> Any:
+    """Return ``value`` with ``function(leaf, path)`` in place of every leaf.
+
+    Tuples (named ones too), lists, dictionaries and :class:`NKIObject` instances other than tensors, registers and
+    scalars are rebuilt; everything else is a leaf.
+
+    Args:
+        value: the nested value.
+        path: the name of ``value`` in messages; the path of an item is ``path[0]``, ``path['key']`` or ``path.field``.
+        function: the function that is called with every leaf and its path.
+    """
+    if isinstance(value, tuple | list):
+        items = [map_leaves(item, f"{path}[{number}]", function) for number, item in enumerate(value)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: map_leaves(item, f"{path}[{key!r}]", function) for key, item in value.items()}
+    if isinstance(value, NKIObject) and not isinstance(value, View | DeviceInteger):
+        rebuilt = copy.copy(value)
+        for field, item in vars(value).items():
+            object.__setattr__(rebuilt, field, map_leaves(item, f"{path}.{field}", function))
+        return rebuilt
+    return function(value, path)
+
+
+def parts_of(value: Any) -> dict[str, Any] | None:
+    """Return the items of a nested value, by what their paths add to its own path; None for a leaf."""
+    if isinstance(value, tuple | list):
+        return {f"[{number}]": item for number, item in enumerate(value)}
+    if isinstance(value, dict):
+        return {f"[{key!r}]": item for key, item in value.items()}
+    if isinstance(value, NKIObject) and not isinstance(value, View | DeviceInteger):
+        return {f".{field}": item for field, item in vars(value).items()}
+    return None
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """Return the leaves of ``value`` in the order of :func:`map_leaves`."""
+    leaves: list[Any] = []
+    _collect(value, leaves)
+    return leaves
+
+
+def _collect(value: Any, leaves: list[Any]) -> None:
+    items: Iterable[Any]
+    if isinstance(value, tuple | list):
+        items = value
+    elif isinstance(value, dict):
+        items = value.values()
+    elif isinstance(value, NKIObject) and not isinstance(value, View | DeviceInteger):
+        items = vars(value).values()
+    else:
+        leaves.append(value)
+        return
+    for item in items:
+        _collect(item, leaves)
+
+
+class Uncomputed:
+    """A result of a kernel whose values were left out. Every operation that needs values raises an error.
+
+    Another launch with ``skip_arithmetic`` accepts it as an argument.
+
+    Attributes:
+        kernel: the name of the kernel that returned it.
+        path: its position in the kernel's result, such as ``[0]``; empty for the only result.
+        shape: the size of each dimension.
+        dtype: the NKI type of an element.
+    """
+
+    __slots__ = ("dtype", "kernel", "path", "shape")
+
+    def __init__(self, kernel: str, path: str, shape: tuple[int, ...], dtype: DType) -> None:
+        self.kernel = kernel
+        self.path = path
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    def refuse(self, who: str = "") -> NoReturn:
+        """Raise the error about missing values; ``who`` is the operation that asks for them.
+
+        Raises:
+            UncomputedError: always.
+        """
+        raise UncomputedError(f"{who}: {self._reason()}" if who else self._reason())
+
+    def _reason(self) -> str:
+        which = f"result {self.path}" if self.path else "the result"
+        return (
+            f"{self.kernel}: {which}, {list(self.shape)} {self.dtype}, has no values: the launch had "
+            f"skip_arithmetic=True, which leaves them out; launch the kernel without it to read them"
+        )
+
+    def __len__(self) -> int:
+        """Return the size of the first dimension, like an array."""
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<Uncomputed {list(self.shape)} {self.dtype} of {self.kernel}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{name!r}: {self._reason()}")
+
+    def _refuse_operation(self, *operands: Any, **options: Any) -> NoReturn:
+        self.refuse()
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        operand = next((item for item in args if isinstance(item, cls)), None)
+        if operand is None:
+            raise UncomputedError(f"{function}: an Uncomputed has no values; launch its kernel without skip_arithmetic")
+        operand.refuse()
+
+    # Functions of numpy, operators of its numbers and arrays too, come to the second and third.
+    __array__ = __array_ufunc__ = __array_function__ = _refuse_operation
+    __getitem__ = __setitem__ = __iter__ = __contains__ = _refuse_operation
+    __bool__ = __int__ = __float__ = __complex__ = __index__ = _refuse_operation
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse_operation
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = __pos__ = __abs__ = _refuse_operation
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse_operation
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _refuse_operation
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = _refuse_operation
+
+    __hash__ = object.__hash__
 
 
 class _Input:

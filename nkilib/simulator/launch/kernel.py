@@ -17,18 +17,13 @@ from nkilib.base import lnc
 
 from ..hardware.options import preferring
 from ..machine.core import current_core_or_none
+from ..terms.argument_checks import call_error, is_integer
 from ..terms.compilation import CompileConfig, SpecializationConfig
 from ..terms.enums import dependency
 from ..terms.errors import NkiValidationError
-from ..terms.integers import is_integer
-from ..terms.signatures import call_error
 from ..terms.tracebacks import shortened
-from .place import Place
-from .prepared import PreparedLaunch
-from .schedule import Edge, checked_edges
-from .settings import Settings, check_nested
-from .skipping import run_skipping
-from .whole import run_to_end
+from .running import PreparedLaunch, run_skipping, run_to_end
+from .settings import Edge, LaunchEnvironment, Settings, check_nested, checked_edges
 
 # Keywords of nki.jit that published kernels pass.
 _KEYWORDS = frozenset({"mode", "platform_target", "grid"})
@@ -103,11 +98,11 @@ class Kernel:
 
     def _launch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.settings.skipping is None and self.settings.platform_target is None:
-            return _RUNNER.run(self, args, kwargs, Place.here(), _run)
+            return _RUNNER.run(self, args, kwargs, LaunchEnvironment.here(), _run)
         with preferring(self.settings.platform_target):
             if self.settings.skipping is not None:
                 return run_skipping(self, args, kwargs)
-            return _RUNNER.run(self, args, kwargs, Place.here(), _run)
+            return _RUNNER.run(self, args, kwargs, LaunchEnvironment.here(), _run)
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
@@ -198,29 +193,40 @@ def simulate(kernel: Kernel | Callable[..., Any]) -> Kernel:
     return kernel if isinstance(kernel, Kernel) else Kernel(kernel)
 
 
-# Runs a kernel on arguments where the launch has its place, a step of every launch.
-AsToday = Callable[[Kernel, tuple[Any, ...], dict[str, Any], Place], Any]
+# Runs a kernel on arguments in an environment, instruction by instruction.
+UnreplayedRun = Callable[[Kernel, tuple[Any, ...], dict[str, Any], LaunchEnvironment], Any]
 
 
 class Run(Protocol):
     """A function that decides how a launch runs: instruction by instruction, or for instance from a recorded plan."""
 
     def __call__(
-        self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, as_today: AsToday, /
+        self,
+        kernel: Kernel,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        environment: LaunchEnvironment,
+        run_unreplayed: UnreplayedRun,
+        /,
     ) -> Any:
         """Return the kernel's result.
 
         Args:
             kernel, args, kwargs: the kernel and the arguments of the launch.
-            place: the environment of the launch.
-            as_today: a function that runs the launch instruction by instruction.
+            environment: the environment of the launch.
+            run_unreplayed: a function that runs the launch instruction by instruction.
         """
 
 
 def _instruction_by_instruction(
-    kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, as_today: AsToday, /
+    kernel: Kernel,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    environment: LaunchEnvironment,
+    run_unreplayed: UnreplayedRun,
+    /,
 ) -> Any:
-    return as_today(kernel, args, kwargs, place)
+    return run_unreplayed(kernel, args, kwargs, environment)
 
 
 @dataclass
@@ -242,5 +248,5 @@ def run_launches_by(run: Run) -> None:
     _RUNNER.run = run
 
 
-def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> Any:
-    return run_to_end(PreparedLaunch(kernel, args, kwargs, place=place), kernel.__name__)
+def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], environment: LaunchEnvironment) -> Any:
+    return run_to_end(PreparedLaunch(kernel, args, kwargs, environment=environment), kernel.__name__)

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..machine.observer import Observer, Observers, Watcher
-from ..memory.loads import may_share
-from ..memory.storage import Storage
+from ..memory.storage import Storage, may_share
 from ..tensors.view import View
 from ..terms.errors import NkiValidationError
 from ..terms.layout import has_repeats

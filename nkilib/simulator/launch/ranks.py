@@ -19,18 +19,16 @@ import numpy.typing as npt
 
 from ..hardware.options import preferring
 from ..machine.core import current_core_or_none
-from ..machine.world import Seat, World
+from ..machine.synchronisation import Seat, World
+from ..terms.argument_checks import is_integer
 from ..terms.errors import ArgumentTypeError, NkiValidationError
-from ..terms.integers import is_integer
 from ..terms.tracebacks import shortened
-from .arguments import as_numpy, is_array
-from .containers import leaves_of
+from .arguments import as_numpy, is_array, leaves_of
 from .kernel import Kernel, simulate
 from .overlaps import sharing
-from .place import Place
-from .prepared import PreparedLaunch
 from .progress import launching
-from .running import CoreRun, raise_first_error
+from .running import CoreRun, PreparedLaunch, raise_first_error
+from .settings import LaunchEnvironment
 
 # How long a launch that has failed waits for threads that compute and do not ask whether they should go on.
 _GRACE_S = 5.0
@@ -145,9 +143,9 @@ class RankedKernel:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         arguments = [self.arguments_of(rank, args, kwargs) for rank in range(self.ranks.count)]
-        place = Place.here()
-        world = World(self.ranks.count, place.cores_of(self.kernel), self.ranks.timeout)
-        launches = self._prepare(arguments, world, place)
+        environment = LaunchEnvironment.here()
+        world = World(self.ranks.count, environment.cores_of(self.kernel), self.ranks.timeout)
+        launches = self._prepare(arguments, world, environment)
         has_ended = False
         try:
             running = [run for launch in launches for run in launch.running]
@@ -189,7 +187,7 @@ class RankedKernel:
         return value.values[rank]
 
     def _prepare(
-        self, arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], world: World, place: Place
+        self, arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], world: World, environment: LaunchEnvironment
     ) -> list[PreparedLaunch]:
         unwritable = _shared_arrays(arguments)
         launches = []
@@ -204,7 +202,7 @@ class RankedKernel:
                         seat=Seat(rank, world),
                         is_watched=is_watched,
                         unwritable=unwritable,
-                        place=place,
+                        environment=environment,
                     )
                 )
         if len({launch.is_abstract for launch in launches}) > 1:

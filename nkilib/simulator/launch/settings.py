@@ -1,27 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Settings that ``nki.jit`` gives a kernel besides its function, and rules for kernels that call kernels.
+"""The inputs of a launch besides its arguments: the settings of its kernel, a schedule, and the environment.
 
-Source: page ``nki.jit`` of the API reference of NKI 0.7 for the two configurations; published kernels for
-``platform_target``.
+Sources: page ``nki.jit`` of the API reference of NKI 0.7 for the two configurations; published kernels for
+``platform_target``; ``nki/guides/how-to-scheduling-apis.rst`` for ``kernel.with_schedule``.
 """
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, Protocol
 
-from ..hardware.limits import generation
+from nkilib.base import lnc
+
+from ..hardware.generations import generation
+from ..hardware.options import Options, current_options
+from ..isa.definition import check_kind
 from ..machine.core import Core
-from ..machine.trips import Stated
+from ..machine.loops import Stated
 from ..terms.compilation import CompileConfig, SpecializationConfig
+from ..terms.enums import dependency, nc_version
 from ..terms.errors import NkiValidationError
+from ..terms.scopes import Scope, is_around
+from ..terms.spec import Spec
+from .arguments import leaves_of
 
 
 @dataclass(frozen=True)
 class Skipping:
-    """Settings of a launch that computes only the values it needs; see launch/skipping.py.
+    """Settings of a launch that computes only the values it needs; see ``run_skipping``.
 
     Attributes:
         trips: the iteration counts of loops whose bounds are then not computed; None computes all bounds.
@@ -93,3 +106,182 @@ def check_nested(name: str, settings: Settings, core: Core) -> None:
 def _check_class(what: str, config: object, expected: type) -> None:
     if config is not None and not isinstance(config, expected):
         raise TypeError(f"nki.jit: {what} must be an nki.compiler.{expected.__name__}, got {config!r}")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """An instruction and the instructions that run before it, identified by their ``name=``.
+
+    ``kernel.with_schedule`` gives edges to the compiler's scheduler. They only narrow its choice, which data
+    dependencies limit already; results do not depend on them. The simulator runs in program order and checks the form
+    of the edges, that they have no cycles, that the names exist, and that the hardware can wait where an edge demands
+    it.
+
+    Attributes:
+        consumer: the name of the instruction that runs after the others.
+        producers: the names of the instructions that run before it.
+        kind: the purpose of the order; None for its meaning before NKI 0.7, which the documentation does not state.
+    """
+
+    consumer: str
+    producers: tuple[str, ...]
+    kind: dependency | None = None
+
+
+def checked_edges(schedule: Any, kind: Any = None) -> tuple[Edge, ...]:
+    """Return a schedule as edges, after checks.
+
+    Args:
+        schedule: a list of pairs (name, name) or (name, [names]); the first instruction runs after the second.
+        kind: the purpose of the order, for all edges.
+
+    Raises:
+        NkiValidationError: if the schedule has another form, if the edges form a cycle, or if ``kind`` is no member of
+            ``nki.isa.dependency``.
+    """
+    if not isinstance(schedule, Sequence) or isinstance(schedule, str):
+        raise NkiValidationError(f"with_schedule: the schedule must be a list of pairs of names, got {schedule!r}")
+    try:
+        check_kind(kind)
+    except NkiValidationError as error:
+        raise NkiValidationError(f"with_schedule: {error}") from None
+    edges = tuple(_checked_edge(edge, kind) for edge in schedule)
+    after: dict[str, set[str]] = {}
+    for edge in edges:
+        after.setdefault(edge.consumer, set()).update(edge.producers)
+    try:
+        TopologicalSorter(after).prepare()
+    except CycleError as error:
+        circle = " after ".join(repr(name) for name in reversed(error.args[1]))
+        raise NkiValidationError(f"with_schedule: the edges run in a circle: {circle}") from None
+    return edges
+
+
+def _checked_edge(edge: Any, kind: dependency | None) -> Edge:
+    is_pair = isinstance(edge, tuple | list) and len(edge) == 2 and isinstance(edge[0], str)
+    producers = (edge[1],) if is_pair and isinstance(edge[1], str) else edge[1] if is_pair else None
+    if not isinstance(producers, tuple | list) or not all(isinstance(name, str) for name in producers):
+        raise NkiValidationError(
+            f"with_schedule: an edge must be (name, name) or (name, [names]), the names= of instructions; got {edge!r}"
+        )
+    return Edge(edge[0], tuple(producers), kind)
+
+
+def check_issued(kernel: str, edges: Iterable[Edge], cores: Sequence[Mapping[str, set[Scope]]]) -> None:
+    """Check that some core issued each instruction of a schedule, and that the hardware can wait where it has to.
+
+    Args:
+        kernel: the kernel's name.
+        edges: the schedule.
+        cores: for each core and name, the dynamic loops in which instructions of the name were issued; see
+            ``Loops.scope``.
+
+    Raises:
+        NkiValidationError: if an instruction was not issued (the message names the first one and all known names), or
+            if the hardware would have to wait for a producer in a dynamic loop that its consumer is not in.
+    """
+    issued = {name for scopes in cores for name in scopes}
+    for edge in edges:
+        for name in (edge.consumer, *edge.producers):
+            if name not in issued:
+                known = ", ".join(map(repr, sorted(issued))) or "none"
+                raise NkiValidationError(
+                    f"{kernel}: with_schedule names {name!r}, but no instruction has that name=; names in this launch: "
+                    f"{known}"
+                )
+        if edge.kind is dependency.runtime:
+            for scopes in cores:
+                _check_scopes(kernel, edge, scopes)
+
+
+def _check_scopes(kernel: str, edge: Edge, scopes: Mapping[str, set[Scope]]) -> None:
+    for name in edge.producers:
+        for consumer in scopes.get(edge.consumer, ()):
+            if not any(is_around(producer, consumer) for producer in scopes.get(name, ((),))):
+                raise NkiValidationError(
+                    f"{kernel}: with_schedule: {edge.consumer!r} cannot wait for {name!r}, which is in a dynamic loop "
+                    f"that {edge.consumer!r} is not in; both must be in the same loop, or the producer around it"
+                )
+
+
+class Launchable(Protocol):
+    """The attributes of a kernel that a launch needs.
+
+    Attributes:
+        func: the Python function.
+        cores: the number of physical cores asked for by ``kernel[n]``; None if the launch has no grid.
+        schedule: extra order between instructions.
+        settings: the other settings from ``nki.jit``.
+        signature: the signature of the function.
+    """
+
+    __name__: str
+    func: Callable[..., Any]
+    cores: int | None
+    schedule: tuple[Edge, ...]
+    settings: Settings
+
+    @property
+    def signature(self) -> inspect.Signature: ...
+
+
+@dataclass(frozen=True)
+class LaunchEnvironment:
+    """The environment of a launch, as set by environment variables and ``using``, read once when the launch begins.
+
+    Attributes:
+        options: the options in force.
+    """
+
+    options: Options
+
+    @classmethod
+    def here(cls) -> LaunchEnvironment:
+        """Return the current environment.
+
+        Raises:
+            ValueError: if a variable of the options has a value that is not documented.
+        """
+        return cls(current_options())
+
+    @cached_property
+    def core_settings(self) -> lnc.LncSettings:
+        """The environment's settings for the number of cores. A replayed launch does not read them.
+
+        Raises:
+            ValueError: if the environment has a number of cores that does not exist.
+        """
+        return lnc.LncSettings.now()
+
+    def cores_of(self, kernel: Launchable, arguments: object = ()) -> int:
+        """Return the number of cores of a launch, from the kernel's grid and the environment.
+
+        A default of the compiler for this number is ignored, because no compiler takes part. A launch on shapes alone
+        models a launch on some machine; the number of cores in its grid is therefore not checked against this
+        environment.
+
+        Raises:
+            NkiValidationError: if grid and environment disagree, or the target has no logical cores of that size.
+            ValueError: if the environment has a number of cores that does not exist.
+        """
+        try:
+            count = self.core_settings.launch_cores(kernel.__name__, kernel.cores, compiler_default=None)
+        except lnc.CoresDisagreeError as error:
+            if kernel.cores is None or not any(isinstance(leaf, Spec) for leaf in leaves_of(arguments)):
+                raise NkiValidationError(str(error)) from None
+            count = kernel.cores
+        generation = self.options.generation
+        if count > 1 and generation.version is nc_version.gen2:
+            launch = f"[{count}]" if kernel.cores else f" with {self.core_settings.of_kernel(None).source}"
+            has_variable = self.core_settings.variable is not None
+            alone = f"set {lnc.VARIABLE}=1"
+            remedy = (
+                f"{alone} and launch on one core"
+                if has_variable
+                else f"launch on one core (where a library launches, {alone})"
+            )
+            raise NkiValidationError(
+                f"{kernel.__name__}{launch}: {generation.name} has no logical NeuronCores of two; {remedy}, or set "
+                f"NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
+            )
+        return count

@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+from ..machine.loops import Stated, check_stated
 from .kernel import Kernel
 from .kernel import simulate as simulated
 from .settings import Skipping
-from .skipping import AskedTrips, checked_trips
+
+# The type of ``simulate(trips=)``.
+_AskedTrips = Stated | Literal["none"]
 
 
 def simulate(
-    kernel: Kernel | Callable[..., Any], *, skip_arithmetic: bool = False, trips: AskedTrips | None = None
+    kernel: Kernel | Callable[..., Any], *, skip_arithmetic: bool = False, trips: _AskedTrips | None = None
 ) -> Kernel:
     """Return a callable that runs ``kernel`` (from ``nki.jit``, ``kernel[n]``, or a plain function) on the CPU.
 
@@ -43,5 +46,17 @@ def simulate(
         if trips is not None:
             raise ValueError(f"simulate: trips goes with skip_arithmetic=True only, got trips={trips!r} without it")
         return launchable
-    settings = replace(launchable.settings, skipping=Skipping(checked_trips(trips)))
+    settings = replace(launchable.settings, skipping=Skipping(_checked_trips(trips)))
     return Kernel(launchable.func, launchable.cores, launchable.schedule, settings)
+
+
+def _checked_trips(asked: Any) -> Stated | None:
+    """Return the checked argument ``trips`` of ``simulate``.
+
+    Raises:
+        TypeError, ValueError: if it is not accepted.
+    """
+    if asked is None or asked == "none":
+        return None if asked is None else 0
+    check_stated("simulate", "'none'", asked)
+    return dict(asked) if isinstance(asked, Mapping) else int(asked)

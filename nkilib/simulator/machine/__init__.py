@@ -1,4 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A running core, and the barriers at which cores synchronise."""
+"""A core that runs a kernel, how it issues instructions, and the observers that check and record them.
+
+- ``core``: the state of a core and of its launch;
+- ``issue``: the steps of every instruction;
+- ``loops``: loops that run on the device, their repeated iterations and stated iteration counts;
+- ``synchronisation``: the barrier of cores, and the collectives of ranks;
+- ``observer``: the interface of observers;
+- ``records``: lifetimes of tensors, and counts of instructions and bytes;
+- ``psum_groups``, ``races``, ``partial_writes``, ``overlapping_copies``: checks;
+- ``levels``: the reaction to a failed check.
+"""

@@ -1,17 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The position of a core in its loops that run on the device; the checks of loops depend on it."""
+"""Loops that run on the device: where a core is in them, which iterations repeat, and how often they run.
+
+The device has one copy of a loop's body, so that Python sees the same instructions in each iteration. In a launch
+without data an iteration differs from others only in its timing; the observer that models time decides whether further
+iterations only repeat it (:class:`Skip`). Where a bound depends on data, the caller states the iteration count
+(:class:`Trips`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from itertools import zip_longest
+from os.path import basename
+from typing import Any, NamedTuple
 
+from ..terms.argument_checks import is_integer
 from ..terms.errors import NkiValidationError, kernel_location
 from ..terms.scopes import Scope, new_scope
+
+# The most iterations after which everything may repeat.
+LONGEST_PERIOD = 4
+
+# One number for all loops, or one for each by name; a function is asked when the first loop needs it.
+Stated = int | Mapping[str, int]
+
+_REMEDY = (
+    "which only the device knows, and a launch with nkilib.simulator.spec has shapes and types only; pass arrays, or "
+    "state how often the loop runs: "
+)
+
+_CURRENT: ContextVar[Trips | None] = ContextVar("nkilib_simulator_trips", default=None)
 
 
 @dataclass
@@ -146,3 +170,174 @@ def _by_place(runs: Sequence[LoopRun]) -> dict[tuple[str, int], list[LoopRun]]:
     for run in runs:
         places.setdefault((run.place, run.depth), []).append(run)
     return places
+
+
+class Skip(NamedTuple):
+    """The iterations of a loop that can be skipped, because they repeat the last ones that have run.
+
+    Attributes:
+        period: the number of iterations that repeat together: the last ``period`` ones that have run.
+        times: the number of repetitions.
+        instructions: the number of instructions in a period.
+    """
+
+    period: int
+    times: int
+    instructions: int
+
+
+class Tally:
+    """Counters with their values at the ends of the last iterations of each enclosing loop.
+
+    Args:
+        counters: a function that returns the counters.
+    """
+
+    def __init__(self, counters: Callable[[], Sequence[Counter[Any]]]) -> None:
+        self._counters = counters
+        self._loops: list[deque[list[dict[Hashable, int]]]] = []
+
+    def enter(self) -> None:
+        """Record that a loop starts."""
+        self._loops.append(deque([self._copies()], maxlen=LONGEST_PERIOD + 1))
+
+    def iterate(self) -> None:
+        """Record that an iteration of the innermost loop has ended."""
+        self._loops[-1].append(self._copies())
+
+    def leave(self) -> None:
+        """Record that the innermost loop has ended."""
+        self._loops.pop()
+
+    def repeat(self, skip: Skip) -> None:
+        """Add to each counter ``skip.times`` times what the innermost loop's last ``skip.period`` iterations added."""
+        for counter, before in zip(self._counters(), self._loops[-1][-1 - skip.period], strict=True):
+            for name, count in counter.items():
+                counter[name] = count + skip.times * (count - before.get(name, 0))
+
+    def _copies(self) -> list[dict[Hashable, int]]:
+        return [dict(counter) for counter in self._counters()]
+
+
+def check_stated(function: str, words: str, asked: Any) -> None:
+    """Check that an argument ``trips=`` states iteration counts.
+
+    Args:
+        function: the function with the parameter ``trips=``, for the message.
+        words: the words that the function also accepts, quoted, for the message.
+        asked: the argument, which is none of these words.
+
+    Raises:
+        TypeError: if it is no number, and no mapping from names to numbers.
+        ValueError: if a number is negative.
+    """
+    counts = asked if isinstance(asked, Mapping) else {"": asked}
+    for name, count in counts.items():
+        if not isinstance(name, str) or not is_integer(count):
+            raise TypeError(
+                f"{function}: trips must be {words}, a number, or a mapping from the name of a loop's body to a "
+                f"number, got {asked!r}"
+            )
+        if count < 0:
+            raise ValueError(f"{function}: trips must not be negative, got {asked!r}")
+
+
+@dataclass(frozen=True)
+class RunTimeLoop:
+    """A loop of a kernel that counts to a register or a scalar, or runs until a register holds 0.
+
+    Attributes:
+        name: the name of the function that is its body, or of the loop if it has none.
+        place: ``file:line`` where it starts.
+    """
+
+    name: str
+    place: str
+
+    @property
+    def line(self) -> str:
+        """``file:line`` without the directories."""
+        return basename(self.place)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.line})"
+
+
+@dataclass
+class Trips:
+    """The loops of a launch whose bounds only the device knows, and their iteration counts.
+
+    Attributes:
+        stated: a function that returns the stated counts, or None if none are stated.
+        ran: the total number of iterations of each loop, by core.
+        was_asked: whether there was a loop whose count the launch itself did not know.
+    """
+
+    stated: Callable[[], Stated | None]
+    was_asked: bool = False
+    ran: dict[int, Counter[RunTimeLoop]] = field(default_factory=dict)
+
+    def says(self, loop: RunTimeLoop) -> bool:
+        """Return whether an iteration count is stated for ``loop``."""
+        stated = self.stated()
+        if isinstance(stated, Mapping):
+            return loop.name in stated or loop.line in stated
+        return stated is not None
+
+    def expected(self, what: str, loop: RunTimeLoop) -> int:
+        """Return the iteration count of ``loop`` that the caller of ``profile`` or the kernel has stated.
+
+        Raises:
+            NkiValidationError: if none is stated; ``what`` names the unknown bound in the message.
+        """
+        self.was_asked = True
+        stated = self.stated()
+        if isinstance(stated, Mapping):
+            count = stated.get(loop.name, stated.get(loop.line))
+            if count is not None:
+                return count
+            known = ", ".join(map(repr, stated)) or "none"
+            raise NkiValidationError(f"{what}, {_REMEDY}trips names {known}, but not {loop.name!r} or {loop.line!r}")
+        if stated is None:
+            raise NkiValidationError(
+                f"{what}, {_REMEDY}profile(..., trips=n), or trips={{{loop.name!r}: n}}, or "
+                f"nkilib.simulator.states_trips at the kernel, which says how often it runs at most"
+            )
+        return stated
+
+    def add(self, loop: RunTimeLoop, core: int, count: int) -> None:
+        """Add ``count`` iterations of a loop on a core."""
+        self.ran_on(core)[loop] += count
+
+    def ran_on(self, core: int) -> Counter[RunTimeLoop]:
+        """Return the number of iterations of each loop on a core."""
+        return self.ran.setdefault(core, Counter())
+
+    @property
+    def totals(self) -> dict[RunTimeLoop, int]:
+        """The number of iterations of each loop, on the core with the most."""
+        totals: dict[RunTimeLoop, int] = {}
+        for ran in self.ran.values():
+            for loop, count in ran.items():
+                totals[loop] = max(count, totals.get(loop, 0))
+        return totals
+
+
+def name_of_body(body: Any) -> str:
+    """Return the name of a loop's body; for a callable without a name, the name of its type."""
+    return str(getattr(body, "__name__", type(body).__name__))
+
+
+@contextmanager
+def counting_trips(trips: Trips) -> Iterator[Trips]:
+    """Take the stated counts of launches inside the ``with`` block from ``trips``, and count their iterations there."""
+    token = _CURRENT.set(trips)
+    try:
+        yield trips
+    finally:
+        _CURRENT.reset(token)
+
+
+def current_trips() -> Trips:
+    """Return the iteration counts of the current context; outside a profile nothing is stated."""
+    return _CURRENT.get() or Trips(lambda: None)

@@ -23,8 +23,7 @@ from ..isa.indirection import IndirectOperand
 from ..memory.storage import Storage
 from ..tensors.view import Indirect, View
 from ..terms.enums import Engine
-from .loops import LoopRun
-from .repetition import Skip
+from .loops import LoopRun, Skip
 
 
 class Issued:

@@ -25,10 +25,10 @@ from ..hardware.options import Level
 from ..memory.byte_spans import Offsets, Spans, first_meeting, spans_of, spans_of_rows
 from ..memory.storage import Storage
 from ..tensors.view import View
-from ..terms.description import describe
+from ..terms.argument_checks import describe
+from ..terms.enums import MemoryRegion
 from ..terms.errors import IdenticalWritesError, RaceError, kernel_location
 from ..terms.layout import Layout, Shape
-from ..terms.regions import MemoryRegion
 from .levels import refuse
 from .observer import Issued, Observer, Observers, Watcher
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The bytes that strided layouts occupy, as ranges, and whether two layouts overlap."""
+"""The bytes that strided layouts occupy, as ranges, and whether two layouts or tensors placed in HBM overlap."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -86,3 +87,37 @@ def _merge(dimensions: Iterable[tuple[int, int]], width: int) -> tuple[Offsets, 
         else:
             starts = (starts[:, None] + step * np.arange(size)[None, :]).reshape(-1)
     return starts, length
+
+
+@dataclass(frozen=True)
+class _PlacedTensor:
+    low: int
+    high: int
+    what: str
+
+
+@dataclass
+class HbmPlaces:
+    """The tensors that a kernel places itself in one HBM: a core's private one, or the one that the cores share.
+
+    They must not overlap, because in the simulator each tensor has its own memory.
+    """
+
+    places: list[_PlacedTensor] = field(default_factory=list)
+
+    def take(self, low: int, nbytes: int, what: str) -> str | None:
+        """Place a tensor, which messages call ``what``, at bytes ``low`` to ``low + nbytes`` (exclusive).
+
+        Returns:
+            An error message if another placed tensor overlaps it, since it is not known how long a tensor in HBM is
+            needed; else None.
+        """
+        mine = _PlacedTensor(low, low + nbytes, what)
+        clash = next((other for other in self.places if other.low < mine.high and mine.low < other.high), None)
+        self.places.append(mine)
+        if clash is None:
+            return None
+        return (
+            f"nl.ndarray: {what} at bytes {mine.low} to {mine.high} overlaps {clash.what} at bytes {clash.low} to "
+            f"{clash.high}: place them apart, or make both views of one tensor"
+        )

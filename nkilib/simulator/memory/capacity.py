@@ -9,25 +9,244 @@ at 0 or 64, a larger one at 0 (``nki/guides/architecture/trainium_inferentia2_ar
 bank stays inside one bank, a larger one takes whole banks. Between two tests tiles may move, as if memory were never
 fragmented: a kernel that passes may still be too large for a compiler, but not the other way round.
 
-While the kernel runs, a lower bound on its use is tracked (certain.py): a kernel that can no longer fit ends at once.
+While the kernel runs, a lower bound on its use is tracked (:class:`CertainUse`): a kernel that can no longer fit ends
+at once.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from operator import itemgetter
 from typing import NamedTuple
 
-from ..hardware.generation import Generation
-from ..hardware.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
-from ..terms.errors import CapacityError
-from ..terms.regions import MemoryRegion
-from .certain import CertainUse
-from .lives import QUARTER, LiveRange
+from ..hardware.generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES, Generation
+from ..terms.argument_checks import describe
+from ..terms.dtypes import DType
+from ..terms.enums import MemoryRegion
+from ..terms.errors import CapacityError, kernel_frame
 
+# Partitions are placed by quarters of 32.
+_QUARTER = PARTITIONS // 4
+# Before the first instruction, which has number 1.
+_NEVER = 0
+# The live tensors that a message lists.
 _LISTED = 12
+
+
+class LiveRange:
+    """The lifetime of one on-chip tensor of one core: from the first instruction that touches it to the last.
+
+    Instructions are counted for each core. A tensor that the kernel makes but never uses takes no room, as in a
+    compiler.
+
+    Attributes:
+        region: SBUF or PSUM.
+        partitions: the number of partitions that the tensor takes.
+        nbytes: the bytes that it takes in each of these partitions on the device.
+        quarters: the number of quarters of the partitions that it takes, 1, 2 or 4; a tile starts at a quarter.
+        area: ``nbytes`` times ``quarters``, the space that it takes at any position.
+        storage: the number of the storage that holds the tensor.
+        address: the first partition and first byte if the kernel places it itself, or None.
+        first, last: the numbers of the first and the last instruction that touched it; 0 if none did.
+        counted: the last instruction up to which :class:`CertainUse` has counted it.
+        window: the window of :class:`CertainUse` in which it was last touched; 0 if it was not.
+        earlier: first and last instruction of earlier lifetimes, which ended because an instruction overwrote the whole
+            tensor (for placed tensors only).
+    """
+
+    __slots__ = (
+        "_code",
+        "_dtype",
+        "_earlier",
+        "_line",
+        "_name",
+        "_shape",
+        "address",
+        "area",
+        "counted",
+        "first",
+        "last",
+        "nbytes",
+        "partitions",
+        "quarters",
+        "region",
+        "storage",
+        "window",
+    )
+
+    def __init__(
+        self,
+        region: MemoryRegion,
+        shape: tuple[int, ...],
+        dtype: DType,
+        name: str = "",
+        address: tuple[int, ...] | None = None,
+        storage: int = -1,
+    ) -> None:
+        self.region = region
+        self.partitions = shape[0]
+        elements = shape[1] if len(shape) == 2 else prod(shape[1:])  # most have two dimensions
+        self.nbytes = elements * dtype.itemsize
+        self.quarters = 1 if self.partitions <= _QUARTER else 2 if self.partitions <= 2 * _QUARTER else 4
+        self.area = self.nbytes * self.quarters
+        self.address = address
+        self.storage = storage
+        self._shape, self._dtype, self._name = shape, dtype, name
+        self.first = self.last = self.counted = _NEVER
+        self.window = 0
+        self._earlier: list[tuple[int, int]] | None = None  # most have none
+        frame = kernel_frame()
+        self._code = None if frame is None else frame.f_code
+        self._line = 0 if frame is None else frame.f_lineno
+
+    @property
+    def place(self) -> str:
+        """The line of the kernel that made the tensor, as ``file:line``."""
+        return "<unknown>" if self._code is None else f"{self._code.co_filename}:{self._line}"
+
+    @property
+    def earlier(self) -> Sequence[tuple[int, int]]:
+        return self._earlier or ()
+
+    @property
+    def is_used(self) -> bool:
+        return self.first != _NEVER
+
+    def touch(self, number: int) -> None:
+        """Record that instruction ``number`` reads or writes the tensor."""
+        if self.first == _NEVER:
+            self.first = number
+        self.last = number
+
+    def restart(self, number: int) -> None:
+        """Record that instruction ``number`` overwrites the whole tensor, whose earlier content is no longer needed."""
+        if self.is_used:
+            self._earlier = self._earlier or []
+            self._earlier.append((self.first, self.last))
+        self.first = self.last = number
+
+    @property
+    def tensor(self) -> str:
+        """The tensor's name, shape and type, and its region."""
+        return describe(self._name, self._shape, self._dtype, self.region)
+
+    def __str__(self) -> str:
+        return f"{self.tensor}, made at {self.place}"
+
+
+class _Span(NamedTuple):
+    """A part of a tensor's lifetime, from the instruction after number ``before`` to number ``last``.
+
+    ``area`` is the space that the tensor takes; see :class:`LiveRange`.
+    """
+
+    last: int
+    before: int
+    area: int
+
+
+class CertainUse:
+    """The space of a region that tensors certainly take, at each moment (number of an instruction) so far.
+
+    A tensor that an instruction has just touched, and that an earlier one had touched before, has held data all the
+    time in between, whatever the rest of the kernel does. Lifetimes only grow, so tensors that certainly overlap at one
+    moment do so at the end. If they take more than the region has, there is no placement for them, and
+    :func:`check_capacity` would fail at the end, which also finds kernels whose tensors leave gaps.
+
+    Tensors that instructions touch are collected in a list, the window, which contains each tensor once. As long as the
+    highest use before the window and all tensors of the window fit together, nothing has to be computed. When they do
+    not, the spans (:class:`_Span`) of the window's tensors are added to the moments so far, and a new window begins.
+
+    A moment is the end of a span: spans that overlap do so where the first of them ends. A later touch
+    adds to all moments after the tensor's previous touch, up to now. So a moment can be dropped as soon as a later one
+    takes as much, and of the remaining moments the first takes most.
+
+    Args:
+        room: the size of the region, in bytes times quarters of the partitions.
+
+    Attributes:
+        window: the number of the window, from 1, which its tensors carry.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.window = 1
+        self._room = room
+        self._most = 0  # that is taken at one time, without the window
+        self._bound = 0  # with all of the window at once
+        self._lives: list[LiveRange] = []  # of the window
+        self._ended: list[_Span] = []  # of its tensors that were overwritten
+        self._moments: list[int] = []
+        self._falls: list[int] = []  # by how much the next moment uses less; for the last one, its use
+
+    def touch(self, life: LiveRange, number: int) -> bool:
+        """Record that instruction ``number`` touches a tensor that is not in the window yet.
+
+        The result is whether the tensors that certainly overlap still fit the region.
+        """
+        life.touch(number)
+        return self._enter(life)
+
+    def restart(self, life: LiveRange, number: int) -> bool:
+        """Record that instruction ``number`` overwrites a whole tensor; the result is that of :meth:`touch`."""
+        is_inside, is_counted = life.window == self.window, life.last == number
+        if is_inside:
+            self._ended.append(_span(life))
+        life.restart(number)
+        life.counted = number if is_counted else number - 1
+        return is_inside or self._enter(life)
+
+    @property
+    def moment(self) -> int:
+        """The number of the instruction with the highest use, as last computed."""
+        return self._moments[0]
+
+    def _enter(self, life: LiveRange) -> bool:
+        life.window = self.window
+        self._lives.append(life)
+        self._bound += life.area
+        if self._bound > self._room:
+            self._close()
+        return self._most <= self._room
+
+    def _close(self) -> None:
+        """Add the uncounted spans of the window's tensors to the moments so far, and begin a new window."""
+        for span in sorted([*self._ended, *map(_span, self._lives)]):
+            self._add(*span)
+        for life in self._lives:
+            life.counted = life.last
+        self._lives, self._ended = [], []
+        self._bound = self._most
+        self.window += 1
+
+    def _add(self, last: int, before: int, area: int) -> None:
+        moments, falls = self._moments, self._falls
+        if not moments or moments[-1] != last:
+            moments.append(last)
+            falls.append(0)
+        falls[-1] += area
+        first = bisect_right(moments, before)
+        if first == 0:
+            self._most += area
+            return
+        fall, kept = falls[first - 1] - area, first
+        while kept and fall <= 0:  # the earlier moment uses no more than the next one
+            kept -= 1
+            if kept:
+                fall += falls[kept - 1]
+            else:
+                self._most -= fall
+        del moments[kept:first], falls[kept:first]
+        if kept:
+            falls[kept - 1] = fall
+
+
+def _span(life: LiveRange) -> _Span:
+    """Return the part of a tensor's lifetime that was not counted yet."""
+    return _Span(life.last, max(life.counted, life.first - 1), life.area)
 
 
 class Peak(NamedTuple):
@@ -71,7 +290,7 @@ def _rooms(generation: Generation) -> tuple[_Room, _Room]:
 
 def certain_uses(generation: Generation) -> dict[MemoryRegion, CertainUse]:
     """Return a :class:`CertainUse` without tensors for SBUF and for PSUM, for a kernel that begins."""
-    return {room.region: CertainUse(room.nbytes * PARTITIONS // QUARTER) for room in _rooms(generation)}
+    return {room.region: CertainUse(room.nbytes * PARTITIONS // _QUARTER) for room in _rooms(generation)}
 
 
 def certain_overflow(
@@ -223,8 +442,8 @@ def _aligned(room: _Room, low: int, nbytes: int) -> int:
 def _where_placed(life: LiveRange) -> _Placed:
     assert life.address is not None
     partition, low = life.address
-    first = partition // QUARTER
-    last = (partition + life.partitions - 1) // QUARTER
+    first = partition // _QUARTER
+    last = (partition + life.partitions - 1) // _QUARTER
     return _Placed(first, last - first + 1, low, low + life.nbytes)
 
 

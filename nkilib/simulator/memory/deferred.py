@@ -9,27 +9,96 @@ A simulation of a kernel over a large matrix spends its time on moving memory. S
 - The elementwise results of an instruction. Kernels sum exponentials that are never read afterwards, and store
   results to HBM, where they can be written at once. Values computed from them can be computed together with them, a few
   rows at a time, which then stay in a cache.
-- The sum of products in PSUM, to which the next matmul adds; see engines/tensor/sums.py.
+- The sum of products in PSUM, to which the next matmul adds; see engines/tensor/accumulation.py.
 
 The contents of blocks of a storage are then defined by their :class:`Deferred`. Reading their elements (``View.array``)
-computes them first; an instruction that needs less (:attr:`View.rows_to_read`, engines/results.py) reads the source,
+computes them first; one that needs less (:attr:`View.rows_to_read`, engines/elementwise.py) reads the source,
 and one that overwrites them leaves them uncomputed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from math import prod
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
+import numpy as np
 import numpy.typing as npt
 
 from ..terms.dtypes import DType
-from ..terms.layout import Layout
-from .rectangles import Rectangle
+from ..terms.layout import Layout, is_dense
 
 # Writes the elements of some rows and columns into an array of their shape.
-Writer = Callable[[npt.NDArray[Any], slice, slice], None]
+_Writer = Callable[[npt.NDArray[Any], slice, slice], None]
 Block = tuple[slice, slice]
+_Float32s = npt.NDArray[np.float32]
+
+# float32 copies may take so many times the bytes of their tile, which has views that overlap.
+_MOST_COPIES = 4
+
+
+class Rectangle(NamedTuple):
+    """A block of an on-chip storage: bytes ``left`` to ``right`` of each of the partitions ``top`` to ``bottom``.
+
+    The ends are exclusive.
+    """
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+    def meets(self, other: Rectangle) -> bool:
+        """Return whether both blocks have a byte in common."""
+        return (
+            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
+        )
+
+    def common(self, other: Rectangle) -> Rectangle:
+        """Return the intersection of two blocks that overlap."""
+        return Rectangle(
+            max(self.top, other.top),
+            min(self.bottom, other.bottom),
+            max(self.left, other.left),
+            min(self.right, other.right),
+        )
+
+    def contains(self, other: Rectangle) -> bool:
+        return (
+            self.top <= other.top
+            and other.bottom <= self.bottom
+            and self.left <= other.left
+            and other.right <= self.right
+        )
+
+    def outside(self, other: Rectangle) -> list[Rectangle]:
+        """Return the parts of this block outside ``other``: at most four, which do not overlap."""
+        if not self.meets(other):
+            return [self]
+        top, bottom, left, right = self.common(other)
+        parts = (
+            Rectangle(self.top, top, self.left, self.right),
+            Rectangle(bottom, self.bottom, self.left, self.right),
+            Rectangle(top, bottom, self.left, left),
+            Rectangle(top, bottom, right, self.right),
+        )
+        return [part for part in parts if part.top < part.bottom and part.left < part.right]
+
+
+def rectangle_of(layout: Layout, itemsize: int, partition_bytes: int) -> Rectangle | None:
+    """Return the block that a view covers, of elements of ``itemsize`` bytes.
+
+    It is None for a view with gaps in a partition or between partitions, and for one without elements.
+    """
+    shape, strides, offset = layout
+    if 0 in shape or not is_dense(shape[1:], strides[1:]):
+        return None
+    if shape[0] > 1 and strides[0] * itemsize != partition_bytes:
+        return None
+    top, left = divmod(offset * itemsize, partition_bytes)
+    right = left + prod(shape[1:]) * itemsize
+    return None if right > partition_bytes else Rectangle(top, top + shape[0], left, right)
 
 
 class Deferred(NamedTuple):
@@ -53,7 +122,7 @@ class Deferred(NamedTuple):
 
     layout: Layout
     dtype: DType
-    write: Writer
+    write: _Writer
     sources: tuple[npt.NDArray[Any], ...] = ()
     is_copy: bool = False
     operands: Collection[object] = ()
@@ -104,3 +173,45 @@ def deferred_copy(layout: Layout, dtype: DType, source: npt.NDArray[Any]) -> Def
         elements[...] = matrix[rows, columns]
 
     return Deferred(layout, dtype, write, (matrix,), is_copy=True)
+
+
+class Reader(Protocol):
+    """A storage with deferred contents, as far as :class:`Derived` needs to know it."""
+
+    def waits_for(self, operand: object, /) -> bool:
+        """Return whether a deferred content is to be computed from the elements of the storage ``operand``."""
+
+    def settle(self) -> None:
+        """Compute the deferred contents."""
+
+
+class Derived:
+    """The values derived from a storage's elements: float32 copies, and deferred contents of other storages.
+
+    It exists until the elements change.
+
+    Args:
+        nbytes: the size of the storage in bytes.
+
+    Attributes:
+        readers: storages whose deferred contents may be computed from these elements.
+    """
+
+    __slots__ = ("_copies", "_most", "_room", "readers")
+
+    def __init__(self, nbytes: int) -> None:
+        self._most = self._room = _MOST_COPIES * nbytes
+        self._copies: dict[tuple[Layout, DType], _Float32s] = {}
+        self.readers: WeakSet[Reader] = WeakSet()
+
+    def copy_of(self, layout: Layout, dtype: DType, make: Callable[[], _Float32s]) -> _Float32s:
+        """Return the float32 copy of a view; ``make`` makes it where no copy is kept."""
+        copy = self._copies.get((layout, dtype))
+        if copy is None:
+            copy = make()
+            if copy.nbytes > self._room:
+                self._copies.clear()
+                self._room = self._most
+            self._copies[layout, dtype] = copy
+            self._room -= copy.nbytes
+        return copy

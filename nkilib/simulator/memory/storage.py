@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``Storage``: the memory behind tensors. Tensors are views of it and never copy."""
+"""``Storage``: the memory behind tensors. Tensors are views of it and never copy.
+
+Large on-chip storages take their memory from a pool, so that not every launch allocates fresh pages.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable
 from itertools import count
+from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 
-from ..terms.description import describe
+from ..terms.argument_checks import describe
 from ..terms.dtypes import LOW_PRECISION, DType, float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4, float32
+from ..terms.enums import ON_CHIP, MemoryRegion
 from ..terms.layout import Layout, form_of
-from ..terms.regions import ON_CHIP, MemoryRegion
 from ..terms.scopes import Scope
 from ..terms.spec import DataNeeded, ValuesWanted
-from .deferred import Deferred, Part
-from .derived import Derived
-from .pool import ON_CHIP_POOL, SMALLEST_POOLED_BYTES
-from .rectangles import Rectangle, rectangle_of
+from .deferred import Deferred, Derived, Part, Rectangle, rectangle_of
 from .written import WrittenMap
 
 _NUMBERS = count()
@@ -39,6 +42,55 @@ _MOST_PARTS = 16
 
 # Fills memory whose unwritten elements are checked: reused memory would show values that were right a moment ago.
 _POISON = 0xA5
+
+# Smaller arrays cost little to allocate.
+_SMALLEST_POOLED_BYTES = 1 << 20
+# About the SBUF of two cores: more than that is never alive at once in a kernel that fits the device.
+_LARGEST_TOTAL_BYTES = 64 << 20
+# References to an array that only its storage holds: the storage's own, and the argument of getrefcount.
+_UNSHARED_REFERENCES = 3
+
+# Where numpy has it from 1.25 on, and where it had it before.
+_TooHardError = getattr(np, "exceptions", np).TooHardError
+# The work that np.shares_memory may spend on a pair of arrays; two blocks of a matrix take less than a microsecond.
+_MOST_WORK = 10_000
+# Stubs of some releases of numpy know two values of max_work alone.
+_SHARES: Callable[..., bool] = np.shares_memory
+
+
+class BytePool:
+    """A pool of unused byte arrays, by size."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[npt.NDArray[np.uint8]]] = {}
+        self._total = 0
+        self._lock = Lock()
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes that are available for reuse."""
+        return self._total
+
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return an array of ``nbytes`` bytes with arbitrary content."""
+        with self._lock:
+            arrays = self._free.get(nbytes)
+            if arrays:
+                self._total -= nbytes
+                return arrays.pop()
+        return np.empty(nbytes, np.uint8)
+
+    def give(self, array: npt.NDArray[Any]) -> None:
+        """Take back an array for reuse, unless it is small, the pool is full or it is still referenced elsewhere."""
+        if array.size < _SMALLEST_POOLED_BYTES or sys.getrefcount(array) > _UNSHARED_REFERENCES:
+            return
+        with self._lock:
+            if self._total + array.size <= _LARGEST_TOTAL_BYTES:
+                self._free.setdefault(array.size, []).append(array)
+                self._total += array.size
+
+
+_ON_CHIP_POOL = BytePool()
 
 
 class Storage:
@@ -60,7 +112,7 @@ class Storage:
         is_abstract: whether it has a shape and a type and no memory; see spec.py.
         written: the record of which elements have a value.
         parts: the deferred contents of some blocks, the oldest first; no two of these blocks overlap; see deferred.py.
-        derived: the values derived from its elements until they change, or None; see derived.py.
+        derived: the values derived from its elements until they change, or None; see deferred.py.
         is_changed: whether it is in HBM and an instruction has written elements of it.
         number: a number that is unique in this process; observers keep their data about storages by these numbers.
         allocation: the number of the memory that it lies in: its own number, unless arguments of a launch share memory.
@@ -70,7 +122,7 @@ class Storage:
         address: the address if the kernel places it itself: on chip first partition and first byte in a partition, in
             HBM the first byte; or None.
         origin: in a launch with ``skip_arithmetic``, the argument or the place in the kernel that it comes from, by
-            which its values are requested (see machine/left_out.py); None in other launches.
+            which its values are requested (see ``LeftOut`` in machine/core.py); None in other launches.
     """
 
     __slots__ = (
@@ -135,8 +187,8 @@ class Storage:
             self._is_pooled = False
             self._bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         elif data is None:
-            self._is_pooled = nbytes >= SMALLEST_POOLED_BYTES and region in ON_CHIP
-            self._bytes = ON_CHIP_POOL.take(nbytes) if self._is_pooled else np.empty(nbytes, np.uint8)
+            self._is_pooled = nbytes >= _SMALLEST_POOLED_BYTES and region in ON_CHIP
+            self._bytes = _ON_CHIP_POOL.take(nbytes) if self._is_pooled else np.empty(nbytes, np.uint8)
         else:
             self._is_pooled = False
             self._bytes = data.reshape(-1).view(np.uint8)
@@ -158,11 +210,11 @@ class Storage:
     def __del__(self) -> None:
         if getattr(self, "_is_pooled", False):
             self.parts = []  # they may refer to the memory
-            ON_CHIP_POOL.give(self._bytes)
+            _ON_CHIP_POOL.give(self._bytes)
 
     @property
     def accumulated(self) -> WrittenMap:
-        """The elements that hold a matmul result: a matmul may add to these (see engines/tensor/psum.py)."""
+        """The elements that hold a matmul result: a matmul may add to these (see engines/tensor/accumulation.py)."""
         if self._accumulated is None:
             self._accumulated = self._make_map(self.is_shape_only)
         return self._accumulated
@@ -378,3 +430,38 @@ def sentinel(dtype: DType) -> float:
     if dtype.is_packed:
         return _PACKED_SENTINELS[dtype]
     return INTEGER_SENTINEL if dtype.is_integer else np.nan
+
+
+class DeferredLoads:
+    """The tiles of one core whose contents come from HBM and may still be deferred; see deferred.py."""
+
+    def __init__(self) -> None:
+        self._storages: WeakSet[Storage] = WeakSet()
+
+    def add(self, storage: Storage) -> None:
+        """Remember a tile by a weak reference."""
+        self._storages.add(storage)
+
+    def settle_readers(self, memory: npt.NDArray[Any], but: Storage | None = None) -> None:
+        """Compute all deferred contents of each storage in which something deferred comes from ``memory``.
+
+        Args:
+            memory: the memory, which is about to be overwritten.
+            but: a storage whose contents stay deferred nevertheless.
+        """
+        for storage in self._storages:
+            if storage is not but and any(may_share(source, memory) for source in storage.deferred_sources):
+                storage.settle()
+
+    def settle(self) -> None:
+        """Compute all deferred contents."""
+        for storage in self._storages:
+            storage.settle()
+
+
+def may_share(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
+    """Return whether two arrays share memory; also True if that cannot be ruled out quickly."""
+    try:
+        return _SHARES(first, second, max_work=_MOST_WORK)
+    except _TooHardError:
+        return True

@@ -1,4 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arithmetic on numpy arrays: casts, activation functions, operators. This package does not use tensors."""
+"""Arithmetic on numpy arrays. This package does not use tensors.
+
+- ``casts``: casts between types, copies in another order, and the MX formats;
+- ``operators``: the operators of instructions, and sums and maxima of rows;
+- ``activations``: the activation functions of the Scalar engine;
+- ``products``: matrix products on the calling thread;
+- ``xorwow``: the random number generators.
+"""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The activation functions of the Scalar engine.
+"""The activation functions of the Scalar engine, and the mathematical functions in float64 that numpy lacks for them.
 
 Source: table "Supported Activation Functions" (``nki/api/nki.api.shared.rst``). Outside the valid input range that
 the table gives, hardware results are unspecified; here the mathematical function is evaluated all the same, except for
@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import special_functions as special
-
+_Float64s = npt.NDArray[np.float64]
 Float32s = npt.NDArray[np.float32]
 # Takes a float32 array and an array to write the result to; the two may be the same.
 Activation = Callable[[Float32s, Float32s], Any]
 # Takes its parameter, a number or a column of one a row, in between.
-ParametricActivation = Callable[[Float32s, Any, Float32s], Any]
+_ParametricActivation = Callable[[Float32s, Any, Float32s], Any]
 
 # Constants of the approximations of GELU (Hendrycks and Gimpel, arXiv 1606.08415, section 2).
 _GELU_TANH_CUBIC = 0.044715
@@ -30,8 +29,78 @@ _GELU_SIGMOID_SCALE = 1.702
 # Elements in float64 that, with a few arrays of results beside them, stay in the second cache of a core.
 _CACHED = 8192
 
+# erf(6) differs from 1 by 2e-17, less than a float64 can show.
+_ERF_SATURATES_AT = 6.0
+_ERF_TERMS = 160
+_ERFC_FRACTION_FROM = 2.0
+_ERFC_TERMS = 100
 
-def _through_float64(function: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]) -> Activation:
+
+def erf(x: _Float64s) -> _Float64s:
+    """Return the error function, to a few units of float64 rounding.
+
+    The series erf(x) = 2/sqrt(pi) * exp(-x^2) * sum over n of 2^n x^(2n+1) / (1 * 3 * ... * (2n+1)) has positive
+    terms only, so nothing cancels (Abramowitz and Stegun 7.1.6).
+    """
+    clipped = np.clip(x, -_ERF_SATURATES_AT, _ERF_SATURATES_AT)
+    square = clipped * clipped
+    term = clipped.copy()
+    total = clipped.copy()
+    for n in range(1, _ERF_TERMS):
+        term *= 2.0 * square / (2 * n + 1)
+        total += term
+    return np.clip(2.0 / np.sqrt(np.pi) * np.exp(-square) * total, -1.0, 1.0)
+
+
+def erfc(x: _Float64s) -> _Float64s:
+    """Return 1 - erf(x), with full relative precision where that difference has few digits left.
+
+    From ``_ERFC_FRACTION_FROM`` on, the function is computed by the continued fraction
+    exp(-x^2) / sqrt(pi) / (x + 1/2 / (x + 2/2 / (x + 3/2 / ...))) (Abramowitz and Stegun 7.1.14).
+    """
+    far = np.maximum(x, _ERFC_FRACTION_FROM)
+    fraction = far.copy()
+    for n in range(_ERFC_TERMS, 0, -1):
+        fraction = far + 0.5 * n / fraction
+    tail = np.exp(-far * far) / np.sqrt(np.pi) / fraction
+    return np.where(x < _ERFC_FRACTION_FROM, 1.0 - erf(x), tail)
+
+
+def softplus(x: _Float64s) -> _Float64s:
+    """Return log(1 + exp(x)) without overflow, as max(x, 0) + log(1 + exp(-|x|)).
+
+    ``np.logaddexp(0, x)`` gives the same, and takes six times as long because it computes one number at a time.
+    """
+    small = np.abs(x)
+    np.exp(np.negative(small, out=small), out=small)
+    np.log1p(small, out=small)
+    small += np.maximum(x, 0.0)
+    return small
+
+
+def sigmoid(x: _Float64s) -> _Float64s:
+    """Return 1 / (1 + exp(-x)).
+
+    The exponential may overflow: 1 / inf is 0, and the exact value is then below the smallest float32.
+    """
+    result = np.negative(x)
+    with np.errstate(over="ignore"):
+        np.exp(result, out=result)
+    result += 1.0
+    return np.divide(1.0, result, out=result)
+
+
+def normal_density(x: _Float64s) -> _Float64s:
+    """Return the density of the standard normal distribution."""
+    return np.exp(-0.5 * x * x) / np.sqrt(2.0 * np.pi)
+
+
+def normal_distribution(x: _Float64s) -> _Float64s:
+    """Return the distribution function of the standard normal distribution, precise in its tails too."""
+    return 0.5 * erfc(-x / np.sqrt(2.0))
+
+
+def _through_float64(function: Callable[[_Float64s], _Float64s]) -> Activation:
     """Return an activation that evaluates a float64 formula, so that its only error is the final rounding.
 
     The activation takes a few rows at a time, so that intermediate values stay in a cache; this is four times as fast
@@ -59,7 +128,7 @@ def _with_limits(function: Activation, below: float, above: float) -> Activation
     return activation
 
 
-def _sin(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _sin(x: _Float64s) -> _Float64s:
     """Return the sine on [-pi, pi]; outside, the cubic at the end of the range continues.
 
     The documentation gives sin(9.0) = 27.65 for the extrapolation, which is the Taylor cubic about pi:
@@ -70,26 +139,26 @@ def _sin(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.where(beyond > 0, continued, np.sin(x))
 
 
-def _gelu_dx(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return special.normal_distribution(x) + x * special.normal_density(x)
+def _gelu_dx(x: _Float64s) -> _Float64s:
+    return normal_distribution(x) + x * normal_density(x)
 
 
-def _gelu_tanh(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _gelu_tanh(x: _Float64s) -> _Float64s:
     # (1 + tanh(u)) / 2 is the sigmoid of 2 u, which keeps its digits where tanh(u) is near -1.
-    return x * special.sigmoid(2.0 * np.sqrt(2.0 / np.pi) * (x + _GELU_TANH_CUBIC * x**3))
+    return x * sigmoid(2.0 * np.sqrt(2.0 / np.pi) * (x + _GELU_TANH_CUBIC * x**3))
 
 
-def _gelu_sigmoid(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return x * special.sigmoid(_GELU_SIGMOID_SCALE * x)
+def _gelu_sigmoid(x: _Float64s) -> _Float64s:
+    return x * sigmoid(_GELU_SIGMOID_SCALE * x)
 
 
-def _gelu_sigmoid_dx(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    gate = special.sigmoid(_GELU_SIGMOID_SCALE * x)
+def _gelu_sigmoid_dx(x: _Float64s) -> _Float64s:
+    gate = sigmoid(_GELU_SIGMOID_SCALE * x)
     return gate + _GELU_SIGMOID_SCALE * x * gate * (1.0 - gate)
 
 
-def _silu_dx(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    gate = special.sigmoid(x)
+def _silu_dx(x: _Float64s) -> _Float64s:
+    gate = sigmoid(x)
     return gate + x * gate * (1.0 - gate)
 
 
@@ -107,18 +176,18 @@ ACTIVATIONS: dict[str, Activation] = {
     "tanh": lambda x, out: np.tanh(x, out=out),
     "arctan": lambda x, out: np.arctan(x, out=out),
     "sin": _through_float64(_sin),
-    "sigmoid": _through_float64(special.sigmoid),
-    "softplus": _through_float64(special.softplus),
-    "erf": _through_float64(special.erf),
+    "sigmoid": _through_float64(sigmoid),
+    "softplus": _through_float64(softplus),
+    "erf": _through_float64(erf),
     "erf_dx": _through_float64(lambda x: 2.0 / np.sqrt(np.pi) * np.exp(-x * x)),
-    "gelu": _with_limits(_through_float64(lambda x: x * special.normal_distribution(x)), 0.0, np.inf),
+    "gelu": _with_limits(_through_float64(lambda x: x * normal_distribution(x)), 0.0, np.inf),
     "gelu_dx": _with_limits(_through_float64(_gelu_dx), 0.0, 1.0),
     "gelu_apprx_tanh": _with_limits(_through_float64(_gelu_tanh), 0.0, np.inf),
     "gelu_apprx_sigmoid": _with_limits(_through_float64(_gelu_sigmoid), 0.0, np.inf),
     "gelu_apprx_sigmoid_dx": _with_limits(_through_float64(_gelu_sigmoid_dx), 0.0, 1.0),
-    "silu": _with_limits(_through_float64(lambda x: x * special.sigmoid(x)), 0.0, np.inf),
+    "silu": _with_limits(_through_float64(lambda x: x * sigmoid(x)), 0.0, np.inf),
     "silu_dx": _with_limits(_through_float64(_silu_dx), 0.0, 1.0),
-    "mish": _with_limits(_through_float64(lambda x: x * np.tanh(special.softplus(x))), 0.0, np.inf),
+    "mish": _with_limits(_through_float64(lambda x: x * np.tanh(softplus(x))), 0.0, np.inf),
 }
 
 
@@ -130,4 +199,4 @@ def _prelu(x: Float32s, slope: Any, out: Float32s) -> None:
 
 
 # Their parameter (relu_param) is an argument of nisa.activate2 only.
-PARAMETRIC: dict[str, ParametricActivation] = {"prelu": _prelu}
+PARAMETRIC: dict[str, _ParametricActivation] = {"prelu": _prelu}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..hardware.limits import PARTITIONS
+from ..hardware.generations import PARTITIONS
 
 WORDS = 6
 

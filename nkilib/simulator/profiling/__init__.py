@@ -1,4 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The modelled time of a launch for readers: tables, traces and pictures."""
+"""The modelled time of a launch for readers: tables, traces and pictures.
+
+- ``profile``: runs a kernel, and sums up where its time goes;
+- ``bounds``: the least time that the hardware needs for the same work;
+- ``recorded``: the instructions and on-chip tensors of the launch, worked out on request;
+- ``export``: a picture, and a trace for Perfetto;
+- ``why``: the critical path, and findings in sentences.
+"""

@@ -7,40 +7,132 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
-from ...base.work import Work, stated_trips, stated_work
-from ..hardware.generation import Generation
-from ..hardware.limits import generation
+from nkilib.base.statements import Work, stated_trips, stated_work
+
+from ..hardware.generations import Generation, generation
 from ..hardware.options import current_options, preferring
-from ..launch.containers import leaves_of
+from ..launch.arguments import leaves_of
 from ..launch.kernel import Kernel
 from ..launch.progress import displaying, doing
 from ..launch.ranks import RankedKernel
-from ..machine.record import Record, recording
-from ..machine.trips import Trips, counting_trips
+from ..machine.loops import Stated, Trips, check_stated, counting_trips
+from ..machine.records import Record, recording
 from ..terms.spec import Spec
 from ..terms.tracebacks import shortened
-from ..timing.collect import Collection, collecting
-from ..timing.event import Event
+from ..timing.instruction_log import Event
 from ..timing.parameters import ModelParameters
-from ..timing.trace import Trace
-from .counted import counted_bounds_us
-from .perfetto import write_trace
-from .recorded import Recorded
-from .tensors import TensorLife, listed
-from .trips import AskedTrips, TripsToRun
-from .why.cores import Model
-from .why.finding import Finding
-from .work import bounds_us
+from ..timing.trace import Collection, Trace, collecting
+from .bounds import bounds_us, counted_bounds_us
+from .export import draw, write_trace
+from .recorded import Recorded, TensorLife, listed
+from .why.critical_path import Model
+from .why.facts import Finding
 
 MODELLED = "modelled, not measured"
 
 _NS_PER_US = 1000.0
+# The most lines that a table of the printed profile has.
 _LISTED = 12
+
+
+class TripsRefusedError(ValueError):
+    """Error for an argument ``trips`` that does not fit the kernel or its arguments."""
+
+
+# What ``profile(trips=)`` takes: numbers, no iteration of any loop, or as many as the kernel states.
+AskedTrips = Stated | Literal["none", "all"]
+_NONE, _ALL = "none", "all"
+
+# A function that returns the maximum that a kernel states; None if it states nothing.
+_Most = Callable[[], Stated] | None
+
+
+@dataclass(frozen=True)
+class _TripsToRun:
+    """The runs of a kernel that a profile needs, with the numbers of iterations of its loops in each.
+
+    Attributes:
+        asked: the argument ``trips`` of ``profile``; None if the caller passed none.
+        most: a function that returns the maximum that the kernel states; None if it states nothing.
+    """
+
+    asked: AskedTrips | None
+    most: _Most
+
+    @classmethod
+    def checked(cls, asked: Any, most: _Most, *, is_abstract: bool) -> _TripsToRun:
+        """Check the argument ``trips`` of ``profile``, and return the runs that it needs.
+
+        Raises:
+            TypeError, ValueError: if ``trips`` has none of the forms that ``profile`` takes.
+            TripsRefusedError: if ``trips`` is passed for a launch on arrays, whose values determine the iterations, or
+                if ``"all"`` is passed and the kernel states no maximum.
+        """
+        if asked is not None:
+            _check_form(asked)
+            if not is_abstract:
+                raise TripsRefusedError(
+                    "profile: trips is for a profile from shapes, with a spec among the arguments; of arrays the "
+                    "values say how often loops run: leave it out"
+                )
+            if asked == _ALL and most is None:
+                raise TripsRefusedError(
+                    "profile: trips='all' asks for as many as the kernel states, and it states none; give it "
+                    "nkilib.simulator.states_trips, or pass numbers"
+                )
+        return cls(asked, most)
+
+    def first(self) -> Trips:
+        """Return the iterations that the caller asks for; without ``trips`` none, if the kernel states its maximum."""
+        if self.asked == _ALL:
+            return self.all()
+        if isinstance(self.asked, str) or (self.asked is None and self.most is not None):
+            return Trips(lambda: 0)
+        asked = self.asked
+        return Trips(lambda: asked)
+
+    def has_second(self, first: Trips) -> bool:
+        """Tell whether the kernel is to run once more, with as many iterations as it states."""
+        return self.asked is None and self.most is not None and first.was_asked
+
+    def all(self) -> Trips:
+        """Return as many iterations as the kernel states.
+
+        The kernel is asked for that number only when a loop needs it, after the kernel has checked its arguments.
+        """
+        assert self.most is not None
+        return Trips(self.most)
+
+    def check_names(self, first: Trips) -> None:
+        """Check that the kernel has run all loops that the caller named in ``trips``.
+
+        Raises:
+            TripsRefusedError: if a named loop does not exist; the message lists the loops that do.
+        """
+        # A loop that did not run may contain others.
+        if not isinstance(self.asked, Mapping) or 0 in first.totals.values():
+            return
+        known = {name for loop in first.totals for name in (loop.name, loop.line)}
+        strange = [name for name in self.asked if name not in known]
+        if strange:
+            there = ", ".join(map(str, first.totals)) or "none"
+            raise TripsRefusedError(
+                f"profile: trips names {', '.join(map(repr, strange))}, and the kernel ran no such loop whose bounds "
+                f"only the device knows; it ran: {there}"
+            )
+
+
+def _check_form(asked: Any) -> None:
+    if isinstance(asked, str):
+        if asked not in (_NONE, _ALL):
+            raise ValueError(f"profile: trips must be 'none', 'all', a number, or numbers by loop, got {asked!r}")
+        return
+    check_stated("profile", "'none', 'all'", asked)
 
 
 @dataclass(frozen=True)
@@ -205,8 +297,6 @@ class Profile:
         Raises:
             ImportError: without matplotlib, which the extra ``plot`` brings.
         """
-        from .plot import draw  # matplotlib is optional
-
         draw(path, self.title, self.instructions, self.tensors, generation(self.generation).sbuf_usable_bytes)
 
     def __repr__(self) -> str:
@@ -307,7 +397,7 @@ def profile(
     own_args, own_kwargs = kernel.arguments_of(0, args, kwargs) if isinstance(kernel, RankedKernel) else (args, kwargs)
     is_abstract = any(isinstance(leaf, Spec) for leaf in leaves_of((own_args, own_kwargs)))
     most = stated_trips(single.func)
-    to_run = TripsToRun.checked(
+    to_run = _TripsToRun.checked(
         trips, most and (lambda: most(**_bound(single, own_args, own_kwargs))), is_abstract=is_abstract
     )
 
@@ -347,7 +437,8 @@ def _profile_of(
     """Return the profile of a launch from the traces of its cores."""
     traces = collection.traces
     busy = _busy(traces)
-    read, written = sum((trace.settled.hbm_read for trace in traces), Counter()), _written(traces)
+    read = sum((trace.settled.hbm_read for trace in traces), Counter())
+    written = sum((trace.settled.hbm_written for trace in traces), Counter())
     return Profile(
         kernel=name,
         generation=generation.name,
@@ -380,10 +471,6 @@ def _bound(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
     bound = inspect.signature(kernel.func).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
-
-
-def _written(traces: Iterable[Trace]) -> Counter[str]:
-    return sum((trace.settled.hbm_written for trace in traces), Counter())
 
 
 def _busy(traces: Sequence[Trace]) -> dict[str, float]:

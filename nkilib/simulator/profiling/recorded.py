@@ -5,35 +5,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-from ..memory.lives import LiveRange
-from ..terms.regions import MemoryRegion
-from ..timing.collect import Collection
-from ..timing.event import Event, events_of
-from ..timing.notes import Notes
-from ..timing.trace import Trace
-from .division import stored_by_every_core
-from .tensors import TensorLife, lives_of
-from .why.cores import Core, Launch, Model
+from ..memory.capacity import LiveRange
+from ..terms.enums import MemoryRegion
+from ..timing.instruction_log import Event, InstructionLog, events_of
+from ..timing.trace import Collection, Trace
+from .bounds import stored_by_every_core
+from .why.critical_path import Core, Launch, Model
 from .why.report import Report, report_of
 
+_NS_PER_US = 1000.0
+
 # A core: its number, its instructions, and its on-chip tensors.
-_Core = tuple[int, Notes, Sequence[LiveRange]]
+_Core = tuple[int, InstructionLog, Sequence[LiveRange]]
+
+
+@dataclass(frozen=True)
+class TensorLife:
+    """An on-chip tensor and the time from its first to its last use.
+
+    Attributes:
+        core: the number of the core.
+        region: ``"sbuf"`` or ``"psum"``.
+        tensor: its name, shape and type.
+        place: ``file:line`` of the kernel that made it.
+        partitions: the number of partitions that it takes.
+        nbytes: the bytes that it takes in each partition.
+        start_us, end_us: the start of the first instruction that touches it, and the end of the last one.
+    """
+
+    core: int
+    region: str
+    tensor: str
+    place: str
+    partitions: int
+    nbytes: int
+    start_us: float
+    end_us: float
+
+    @property
+    def what(self) -> str:
+        """The tensor, and the line that made it."""
+        return f"{self.tensor}, made at {self.place}"
+
+
+def lives_of(
+    core: int, lives: Iterable[LiveRange], log: InstructionLog, *, repeats: bool = True
+) -> Iterator[TensorLife]:
+    """Yield the on-chip tensors of a core, with their times; tensors that are never used are left out.
+
+    Args:
+        core: the number of the core.
+        lives: the on-chip tensors of the core.
+        log: the instructions of the core.
+        repeats: whether to yield the tensors of every iteration of repeated loops, instead of one.
+
+    Yields:
+        One life for each tensor and iteration.
+    """
+    for life in lives:
+        if not life.is_used:
+            continue
+        begin = life.earlier[0][0] if life.earlier else life.first
+        first, last = log.span_of(begin), log.span_of(life.last)
+        start_ns, end_ns = first.start_ns, max(first.end_ns, last.end_ns)
+        tensor, place = life.tensor, life.place
+        for later_ns in (0.0, *(log.again(begin, life.last) if repeats else ())):
+            start, end = (start_ns + later_ns) / _NS_PER_US, (end_ns + later_ns) / _NS_PER_US
+            yield TensorLife(core, str(life.region), tensor, place, life.partitions, life.nbytes, start, end)
+
+
+def use_over_time(tensors: Iterable[TensorLife]) -> list[tuple[float, int]]:
+    """Return pairs (microseconds, bytes of a partition in use from then on) for the tensors of one core and region."""
+    changes = sorted(
+        [(life.start_us, life.nbytes) for life in tensors] + [(life.end_us, -life.nbytes) for life in tensors]
+    )
+    steps: list[tuple[float, int]] = []
+    total = 0
+    for time, group in groupby(changes, key=lambda change: change[0]):
+        total += sum(change for _, change in group)
+        steps.append((time, total))
+    return steps
+
+
+def listed(tensors: Iterable[TensorLife]) -> list[str]:
+    """Return a line of text for each group of equal tensors made at one place: number, bytes of a partition, name."""
+    counts = Counter((life.nbytes, life.tensor, life.place) for life in tensors)
+    return [
+        f"{f'{count} x' if count > 1 else '':>6} {nbytes:>8,} {tensor}, made at {_nearest(place)}"
+        for (nbytes, tensor, place), count in counts.items()
+    ]
+
+
+def _nearest(place: str) -> str:
+    """Return a ``file:line`` relative to the current directory if the file is in it."""
+    path = Path(place)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place
 
 
 class Recorded:
     """The instructions and the on-chip tensors of a launch, each worked out when it is first asked for.
 
-    Most profiles are only printed, which needs few of them. The record keeps the notes of the cores instead of their
+    Most profiles are only printed, which needs few of them. The record keeps the logs of the cores instead of their
     traces, because traces hold the tensors in HBM.
     """
 
     def __init__(self, collection: Collection, model: Model, busy_us: Mapping[str, float]) -> None:
         traces = collection.traces
-        self._cores: Sequence[_Core] = [(trace.core, trace.settled.notes, trace.lives.ranges) for trace in traces]
+        self._cores: Sequence[_Core] = [(trace.core, trace.settled.log, trace.lives.ranges) for trace in traces]
         self._ends_ns = [trace.settled.timeline.end_ns for trace in traces]
         self._model = model
         self._busy_us = busy_us
@@ -43,7 +129,7 @@ class Recorded:
     @cached_property
     def instructions(self) -> tuple[Event, ...]:
         """Every instruction, in the order of its core."""
-        return tuple(event for core, notes, _ in self._cores for event in events_of(core, notes))
+        return tuple(event for core, log, _ in self._cores for event in events_of(core, log))
 
     @property
     def launch(self) -> Launch:
@@ -59,7 +145,7 @@ class Recorded:
     @cached_property
     def tensors(self) -> tuple[TensorLife, ...]:
         """The lives of all on-chip tensors that are used: one for each core, tensor and iteration."""
-        return tuple(life for core, notes, lives in self._cores for life in lives_of(core, lives, notes))
+        return tuple(life for core, log, lives in self._cores for life in lives_of(core, lives, log))
 
     @cached_property
     def sbuf_peak_tensors(self) -> tuple[TensorLife, ...]:
@@ -72,8 +158,8 @@ class Recorded:
         return self._peak_tensors(MemoryRegion.psum)
 
     def _peak_tensors(self, region: MemoryRegion) -> tuple[TensorLife, ...]:
-        core, notes, lives = self._peaks[region]
-        return tuple(sorted(lives_of(core, lives, notes, repeats=False), key=lambda life: -life.nbytes))
+        core, log, lives = self._peaks[region]
+        return tuple(sorted(lives_of(core, lives, log, repeats=False), key=lambda life: -life.nbytes))
 
     def _all(self) -> dict[str, Any]:
         names = ("instructions", "report", "tensors", "sbuf_peak_tensors", "psum_peak_tensors")
@@ -85,7 +171,7 @@ class Recorded:
     __hash__ = None  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all that the record can work out: its notes refer to the kernel's code, which cannot be pickled."""
+        """Return all that the record can work out: its logs refer to the kernel's code, which cannot be pickled."""
         return self._all()
 
 
@@ -93,4 +179,4 @@ def _highest(traces: Sequence[Trace], region: MemoryRegion) -> _Core:
     """Return the core whose tensors take most bytes of a memory at one time, with the tensors alive at that time."""
     highest = max(traces, key=lambda trace: trace.lives.peaks[region].nbytes if region in trace.lives.peaks else 0)
     lives = highest.lives.peaks[region].lives if region in highest.lives.peaks else ()
-    return highest.core, highest.settled.notes, lives
+    return highest.core, highest.settled.log, lives

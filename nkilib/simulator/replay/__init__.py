@@ -1,4 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Replay of launches that run again: a plan has the instructions of a launch as a list of steps on arrays."""
+"""Replay of launches that run again: a plan has the instructions of a launch as a list of steps on arrays.
+
+The way of a launch:
+
+- ``launch``: the choice whether it is replayed, recorded or neither;
+- ``key``: what tells launches apart whose instructions may differ;
+- ``entries``: the recordings and plans of each key, and counts of how launches ran;
+- ``errors``: why a launch is not replayed.
+
+From a launch to its plan:
+
+- ``recorder``: records the instructions while a launch runs;
+- ``recorded``: the recorded instructions, on storages without memory;
+- ``data_dependence``: the tensors of which only the data decide what a launch touches;
+- ``emission``: turns recorded instructions into work;
+- ``work``: the pieces of work;
+- ``passes``: combine work, and remove what is unnecessary;
+- ``memory``: the places of tiles, and the arrays of steps;
+- ``builder``: turns work into steps;
+- ``plan``: runs the steps on the arrays of a launch.
+"""

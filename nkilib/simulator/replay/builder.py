@@ -1,34 +1,261 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The builder of a core's steps, which do the work (:class:`.work.Work`) of its instructions."""
+"""The builder of a core's steps, which do the work (:class:`.work.Work`) of its instructions.
+
+A step is a call without arguments. Elementwise results and reductions of rows may run on a few rows at a time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..engines.dma.rows import cast_into
-from ..machine.call import Call
+from ..engines.dma.endpoints import cast_into
+from ..engines.elementwise import is_in_16_bits
 from ..machine.core import Core
-from ..numerics.transposing import SMALLEST_TRANSPOSED_BYTES, copy_in_order
+from ..machine.issue import Call
+from ..numerics.casts import FLOAT32, SMALLEST_TRANSPOSED_BYTES, copy_as_float32, copy_in_order, store_float
+from ..numerics.products import transposed_product
 from ..tensors.view import View
-from ..terms.dtypes import DType
+from ..terms.dtypes import DType, tfloat32
+from ..terms.layout import Layout
 from .errors import ReplayFailed
-from .ghosts import Ghost, ghost_of
-from .memory import Memory
-from .rows import blocks_for, needs_all_rows, rows_of, width_of
-from .rowwise import RowwiseBuilder
-from .steps import Steps
-from .stream import Recorded
-from .sums import Sum, SumBuilder
-from .work import Action, Check, Elementwise, Meeting, Move, Reduced, Ref, Store, Whole, Work
+from .memory import Memory, Operand, Slot
+from .recorded import PlaceholderStorage, Recorded, placeholder_of
+from .work import (
+    Action,
+    Check,
+    Elementwise,
+    Meeting,
+    Move,
+    Reduced,
+    Ref,
+    Side,
+    Store,
+    Sum,
+    Whole,
+    Work,
+    blocks_for,
+    everything,
+    needs_all_rows,
+    rows_of,
+    width_of,
+)
 
-Made = TypeVar("Made", bound=Work)
+Step = Callable[[], object]
+
+
+class Steps:
+    """The steps of a core between two barriers or exchanges, in the order in which they run."""
+
+    def __init__(self) -> None:
+        self.all: list[Step] = []
+
+    def call(self, function: Callable[..., object], *operands: Any, **keywords: Any) -> None:
+        """Add a call of ``function`` with these operands; a ``Slot`` among them stands for its array at that time."""
+        late = [place for place, operand in enumerate(operands) if isinstance(operand, Slot)]
+        if not late:
+            self.all.append(partial(function, *operands, **keywords))
+        elif len(late) == 1:
+            self.all.append(_with_one_late(partial(function, **keywords) if keywords else function, operands, late[0]))
+        else:
+            self.all.append(_with_several_late(partial(function, **keywords) if keywords else function, operands))
+
+
+def _with_one_late(function: Callable[..., object], operands: tuple[Any, ...], place: int) -> Step:
+    slot, before, after = operands[place], operands[:place], operands[place + 1 :]
+    if not before and not after:
+        return lambda: function(slot.array)
+    if not before:
+        return lambda: function(slot.array, *after)
+    if not after:
+        return lambda: function(*before, slot.array)
+    return lambda: function(*before, slot.array, *after)
+
+
+def _with_several_late(function: Callable[..., object], operands: tuple[Any, ...]) -> Step:
+    if len(operands) == 2:
+        first, second = operands
+        return lambda: function(first.array, second.array)
+    return lambda: function(*[operand.array if isinstance(operand, Slot) else operand for operand in operands])
+
+
+class RowwiseBuilder:
+    """A builder of the steps of a core's row-wise work, for some rows at a time."""
+
+    def __init__(self, core: int, memory: Memory) -> None:
+        self._core = core
+        self._memory = memory
+
+    def elementwise(self, steps: Steps, work: Elementwise, rows: slice) -> None:
+        """Add the steps that compute the results in some rows."""
+        columns = [self._column(steps, work, number, column, rows) for number, column in enumerate(work.columns)]
+        values, is_direct = self._results(work, rows)
+        tiles = [
+            self._float32(steps, f"source {number}", tile, rows, None if is_direct or number else values)
+            for number, tile in enumerate(work.tiles)
+        ]
+        _apply(steps, work.apply, tiles, columns, values)
+        reduction = work.reduction
+        if reduction is not None:
+            if reduction.is_active:
+                steps.call(partial(reduction.add_rows, rows), values)
+            steps.call(reduction.finish, rows)
+        if not is_direct and not work.is_dst_dead:
+            self._store(steps, work.dst, rows, values)
+
+    def begin(self, steps: Steps, work: Elementwise) -> None:
+        """Add the step that reads the initial values of a reduction, for all rows, before any result is stored."""
+        if work.reduction is not None and work.reduction.initial is not None:
+            steps.call(work.reduction.begin)
+
+    def reduced(self, steps: Steps, work: Reduced, rows: slice) -> None:
+        """Add the steps that reduce some rows into a buffer, from which :meth:`store_reduced` stores the results."""
+        results = self._all_results(work)[rows]
+        view, matrix = work.tile.view, work.tile.as_matrix()
+        if work.reads_bfloat16 and matrix is not None and is_in_16_bits(view):
+            steps.call(work.reduce, self._memory.array(work.tile, rows, matrix), results)
+        else:
+            steps.call(work.reduce, self._float32(steps, "source 0", work.tile, rows, None), results)
+
+    def store_reduced(self, steps: Steps, work: Reduced, rows: slice) -> None:
+        """Add the steps that store the reductions of some rows."""
+        self._store(steps, work.dst, rows, self._all_results(work)[rows])
+
+    def _all_results(self, work: Reduced) -> npt.NDArray[np.float32]:
+        results: npt.NDArray[np.float32] = self._memory.scratch(self._core, "reduced", (work.tile.rows, work.dst.width))
+        return results
+
+    def _column(self, steps: Steps, work: Elementwise, number: int, value: Any, rows: slice) -> Operand:
+        """Return a scalar operand for some rows: a number, or float32 elements that the work does not overwrite."""
+        if not isinstance(value, Ref):
+            return np.float32(value)
+        shape = (rows.stop - rows.start, 1)
+        layout = value.as_matrix()
+        elements = self._memory.array(value, rows, layout)
+        is_ready = value.numpy_type == FLOAT32 and layout is not None
+        if is_ready and not any(value.meets(written) for written in work.writes):
+            return elements
+        copied = self._memory.scratch(self._core, f"column {number}", shape)
+        steps.call(_copy_column, copied, elements)
+        return copied
+
+    def _results(self, work: Elementwise, rows: slice) -> tuple[Operand, bool]:
+        """Return the array in which the results are computed, and whether that is their destination or a buffer."""
+        dst = work.dst
+        layout = dst.as_matrix()
+        is_float32 = dst.numpy_type == FLOAT32 and dst.dtype != tfloat32
+        if is_float32 and layout is not None and not work.is_dst_dead:
+            return self._memory.array(dst, rows, layout), True
+        return self._memory.scratch(self._core, "result", (rows.stop - rows.start, dst.width)), False
+
+    def _float32(self, steps: Steps, role: str, ref: Ref, rows: slice, landing: Operand | None) -> Operand:
+        """Return some rows of a tile in float32, cast into ``landing`` or a buffer if they have another type."""
+        layout = ref.as_matrix()
+        elements = self._memory.array(ref, rows, layout)
+        if layout is not None and ref.numpy_type == FLOAT32:
+            return elements
+        shape = (rows.stop - rows.start, ref.width)
+        values = self._memory.scratch(self._core, role, shape) if landing is None else landing
+        into = values if layout is not None else values.reshape((shape[0], *ref.layout.shape[1:]))
+        steps.call(copy_as_float32, into, elements)
+        return values
+
+    def _store(self, steps: Steps, dst: Ref, rows: slice, values: npt.NDArray[np.float32]) -> None:
+        """Add the step that casts results into the tile."""
+        layout = dst.as_matrix()
+        into = self._memory.array(dst, rows, layout)
+        if layout is None:
+            values = values.reshape((rows.stop - rows.start, *dst.layout.shape[1:]))
+        if dst.dtype.is_integer or dst.dtype == tfloat32:
+            steps.call(partial(_store, dst.dtype), into, values)
+        else:
+            steps.call(np.copyto, into, values, casting="unsafe")
+
+
+def _store(dtype: DType, into: npt.NDArray[Any], values: npt.NDArray[np.float32]) -> None:
+    store_float(into, values, dtype)
+
+
+def _copy_column(into: npt.NDArray[np.float32], elements: npt.NDArray[Any]) -> None:
+    np.copyto(into, elements.reshape(into.shape), casting="unsafe")
+
+
+def _apply(
+    steps: Steps, apply: Callable[..., object], tiles: list[Operand], columns: list[Operand], values: Operand
+) -> None:
+    if not any(isinstance(operand, Slot) for operand in (*tiles, *columns, values)):
+        steps.all.append(partial(apply, tiles, columns, values))
+        return
+    count = len(tiles)
+
+    def spread(into: Any, *operands: Any) -> None:
+        apply(operands[:count], operands[count:], into)
+
+    steps.call(spread, values, *tiles, *columns)
+
+
+class _SumBuilder:
+    """A builder of the steps of sums; the float32 copies of operands are reused until their tile changes."""
+
+    def __init__(self, core: int, memory: Memory) -> None:
+        self._core = core
+        self._memory = memory
+        self._copies: dict[tuple[Any, ...], _Copy] = {}
+        self._buffers: dict[int, list[npt.NDArray[np.float32]]] = {}
+
+    def changed(self, work: Work) -> None:
+        """Drop the copies of elements that some work is about to overwrite."""
+        for key, copy in list(self._copies.items()):
+            if any(ref.storage is copy.storage and ref.place.meets(copy.ref.place) for ref in work.writes):
+                del self._copies[key]
+                self._buffers.setdefault(copy.values.size, []).append(copy.values)
+
+    def build(self, steps: Steps, work: Sum) -> None:
+        """Add the steps of a sum."""
+        into = self._memory.array(work.dst)
+        is_begun = work.is_added
+        for run in work.runs:
+            left, right, count = self._matrix(steps, run.left), self._matrix(steps, run.right), run.left.count
+            for number in range(count):
+                factors = left[number::count], right[number::count]
+                if is_begun:
+                    product = self._memory.scratch(self._core, "product", into.shape)
+                    steps.call(transposed_product, *factors, product)
+                    steps.call(np.add, into, product, into)
+                else:
+                    steps.call(transposed_product, *factors, into)
+                is_begun = True
+
+    def _matrix(self, steps: Steps, side: Side) -> npt.NDArray[np.float32]:
+        copy = self._copies.get(side.key)
+        if copy is None:
+            (rows, columns), (step, _), offset = side.first.layout
+            layout = Layout((rows, side.count, columns), (step, side.distance, 1), offset)
+            size = rows * side.count * columns
+            free = self._buffers.get(size)
+            values = free.pop() if free else self._memory.take(self._core, 4 * size).view(np.float32)
+            ref = Ref(side.first.view.with_layout(layout))
+            ref.place = everything(ref.storage) if side.count > 1 and side.distance < 0 else ref.place
+            steps.call(copy_as_float32, values.reshape(rows, side.count, columns), self._memory.array(ref))
+            copy = self._copies[side.key] = _Copy(ref, ref.storage, values)
+        (rows, columns), _, _ = side.first.layout
+        return copy.values.reshape(rows * side.count, columns)
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A float32 copy of an operand."""
+
+    ref: Ref
+    storage: PlaceholderStorage
+    values: npt.NDArray[np.float32]
 
 
 @dataclass
@@ -53,12 +280,12 @@ class CoreBuilder:
         segments: the segments built so far.
     """
 
-    def __init__(self, core: Core, memory: Memory, unwritten: frozenset[Ghost]) -> None:
+    def __init__(self, core: Core, memory: Memory, unwritten: frozenset[PlaceholderStorage]) -> None:
         self._core = core
         self._unwritten = unwritten
         self._memory = memory
         self._rowwise = RowwiseBuilder(core.number, memory)
-        self._sums = SumBuilder(core.number, memory)
+        self._sums = _SumBuilder(core.number, memory)
         self.segments = [Segment()]
 
     def build(self, groups: Iterable[Sequence[Work]]) -> None:
@@ -167,17 +394,17 @@ def _copy_reshaped(into: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
     copy_in_order(into, values.reshape(into.shape))
 
 
-def _whole_step(core: Core, recorded: Recorded, unwritten: frozenset[Ghost]) -> Callable[[], object]:
+def _whole_step(core: Core, recorded: Recorded, unwritten: frozenset[PlaceholderStorage]) -> Callable[[], object]:
     """Return a step that runs the function of an instruction as it is.
 
     It records its writes to the tensors in ``unwritten``, and fails if it reads elements of them that were not written.
     """
     definition, values, engine = recorded.definition, recorded.values, recorded.engine
-    storages = {ghost_of(view) for view, _ in recorded.tensors}
+    storages = {placeholder_of(view) for view, _ in recorded.tensors}
     written = [values[place] for rule, place in definition.outputs if not rule.marks_itself]
-    marked = [view for view in written if view is not None and ghost_of(view) in unwritten]
+    marked = [view for view in written if view is not None and placeholder_of(view) in unwritten]
     accessed = [values[place] for rule, place, _ in definition.checks if rule.is_accessed and not rule.is_output]
-    read = [view for view in accessed if isinstance(view, View) and ghost_of(view) in unwritten]
+    read = [view for view in accessed if isinstance(view, View) and placeholder_of(view) in unwritten]
 
     def run() -> None:
         for view in read:
@@ -194,7 +421,7 @@ def _whole_step(core: Core, recorded: Recorded, unwritten: frozenset[Ghost]) -> 
     return run
 
 
-def _forget_derived(storage: Ghost) -> None:
+def _forget_derived(storage: PlaceholderStorage) -> None:
     """Compute what a storage has deferred, and drop what was derived from it: other steps know of neither."""
     if storage.parts:
         storage.settle()

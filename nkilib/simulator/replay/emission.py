@@ -12,18 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..hardware.current import enter
-from ..machine.barrier import CoreBarrier
-from ..machine.call import Call
 from ..machine.core import Core, Launch
+from ..machine.issue import Call
+from ..machine.synchronisation import CoreBarrier
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
-from ..terms.regions import MemoryRegion
+from ..terms.enums import MemoryRegion
 from ..terms.spec import DataNeeded
+from .data_dependence import DataDependent, OwnedRows
 from .errors import Unplannable
-from .ghosts import Ghost, ghost_of
-from .stream import Entry, Gathered, Guarded, Recorded, Stored, Stream, views_in
-from .territories import Territory
-from .tracked import Tracked
+from .recorded import Entry, Gathered, Guarded, PlaceholderStorage, Recorded, Stored, Stream, placeholder_of, views_in
 from .work import Action, Check, Elementwise, Meeting, Move, Product, Reduced, Ref, Store, Whole, Work
 
 
@@ -36,24 +34,24 @@ def cores_for(stream: Stream) -> list[Core]:
     return cores
 
 
-def emit(cores: Sequence[Core], stream: Stream, tracked: Tracked) -> list[list[Work]]:
-    """Return the work of each core; an instruction on a tracked tensor is one whole piece of work, run as it is.
+def emit(cores: Sequence[Core], stream: Stream, dependent: DataDependent) -> list[list[Work]]:
+    """Return the work of each core; an instruction on a data-dependent tensor is one piece of work, run as it is.
 
     Raises:
         Unplannable: if an instruction reads elements that no instruction has written.
     """
-    emissions = [_emit_core(core, entries, tracked) for core, entries in zip(cores, stream.cores, strict=True)]
+    emissions = [_emit_core(core, entries, dependent) for core, entries in zip(cores, stream.cores, strict=True)]
     for emission in emissions:
         for ref in emission.shared_reads:
             check_written(ref)
     for view in views_in(stream.result):
-        if ghost_of(view) not in tracked.all:
+        if placeholder_of(view) not in dependent.all:
             check_written(Ref(view))
     return [emission.works for emission in emissions]
 
 
-def _emit_core(core: Core, entries: Iterable[Entry], tracked: Tracked) -> _Emission:
-    emission = _Emission(tracked.all, {ghost: sides[core.number] for ghost, sides in tracked.divided.items()})
+def _emit_core(core: Core, entries: Iterable[Entry], dependent: DataDependent) -> _Emission:
+    emission = _Emission(dependent.all, {storage: sides[core.number] for storage, sides in dependent.divided.items()})
     core.emitter = emission
     enter(core)
     try:
@@ -66,15 +64,15 @@ def _emit_core(core: Core, entries: Iterable[Entry], tracked: Tracked) -> _Emiss
 
 
 class _Emission:
-    """The emitter of a core, which collects the work of its instructions; see machine/emitter.py.
+    """The emitter of a core, which collects the work of its instructions; see machine/core.py.
 
     Attributes:
         works: the emitted work.
         shared_reads: the elements in shared HBM that the work reads, which the other core may have written.
     """
 
-    def __init__(self, tracked: frozenset[Ghost], sides: dict[Ghost, Territory]) -> None:
-        self._tracked = tracked
+    def __init__(self, dependent: frozenset[PlaceholderStorage], sides: dict[PlaceholderStorage, OwnedRows]) -> None:
+        self._dependent = dependent
         self._sides = sides
         self.works: list[Work] = []
         self.shared_reads: list[Ref] = []
@@ -103,7 +101,7 @@ class _Emission:
             call = Call(core, definition, [*entry.values, None])
             call.engine = entry.engine
             try:
-                if self._is_tracked(entry):
+                if self._is_dependent(entry):
                     raise DataNeeded("what is touched")
                 definition.function(call, *entry.values)
             except DataNeeded:
@@ -120,7 +118,7 @@ class _Emission:
     def _check_sides(self, entry: Recorded) -> None:
         """Emit checks that row indices stay within the core's own rows, for tensors whose rows the cores divide."""
         for view, _ in entry.tensors:
-            side, indirect = self._sides.get(ghost_of(view)), view.indirect_access
+            side, indirect = self._sides.get(placeholder_of(view)), view.indirect_access
             if side is not None and indirect is not None and isinstance(indirect.index, View):
                 self._add(Action.of(side.checking(view), (), (indirect.index,), (), may_refuse=True))
 
@@ -132,15 +130,15 @@ class _Emission:
         self._add(Action.of(operand.gather, (operand.elements,), (operand.base, operand.index), (), may_refuse=True))
         operand.elements.mark_written()
 
-    def _is_tracked(self, entry: Recorded) -> bool:
-        """Tell whether an instruction has to run as it is because it touches a tracked tensor."""
-        return bool(self._tracked) and any(ghost_of(view) in self._tracked for view, _ in entry.tensors)
+    def _is_dependent(self, entry: Recorded) -> bool:
+        """Tell whether an instruction has to run as it is because it touches a data-dependent tensor."""
+        return bool(self._dependent) and any(placeholder_of(view) in self._dependent for view, _ in entry.tensors)
 
     def _add(self, work: Work) -> None:
-        # A whole instruction counts as reading everything that it may only write, and checks tracked tensors itself.
+        # A whole instruction counts as reading everything that it may only write, and checks such tensors itself.
         is_whole = isinstance(work, Whole)
         for ref in work.reads:
-            if ref in work.chosen or (is_whole and (ref in work.writes or ref.storage in self._tracked)):
+            if ref in work.chosen or (is_whole and (ref in work.writes or ref.storage in self._dependent)):
                 continue
             if ref.storage.region is MemoryRegion.shared_hbm:
                 self.shared_reads.append(ref)  # the other core may have written it

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The record of each key of launches: how often they ran, their recordings, and the plans made of these.
+"""The record of each key of launches: its recordings, the plans made of these, and how its launches ran.
 
 A key has several plans where a launch depends on values that a plan checks. The numbers of keys and plans and the bytes
 of plans are bounded: those used longest ago are dropped first.
@@ -10,8 +10,8 @@ of plans are bounded: those used longest ago are dropped first.
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -19,7 +19,6 @@ from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 from ..launch.kernel import Kernel
-from .counts import TALLIES, Tally
 from .errors import ReplayFailed, Unplannable
 from .key import Candidate
 
@@ -42,6 +41,128 @@ MOST_FAILURES = 3
 MOST_RESTARTS, REPLAYS_WORTH_A_PLAN = 4, 8
 # Recordings that wait for an equal one, of all keys.
 MOST_WAITING = 8
+# Beyond this number names and reasons are counted together, so that a long process does not collect them for ever. Any
+# number that is larger than what a program has serves.
+MOST_KERNELS, MOST_REASONS = 1024, 16
+OTHERS = "(others)"
+
+
+@dataclass(frozen=True)
+class LaunchCounts:
+    """Counts of launches by how they ran.
+
+    Attributes:
+        as_today: launches that ran instruction by instruction and were not recorded.
+        recorded: launches that ran instruction by instruction and were recorded.
+        replayed: launches that ran from a plan.
+        planned: plans that were made.
+        failed: launches that had plans, none of which was valid for their values; they are counted in ``as_today`` or
+            ``recorded``, too.
+        reasons: by reason, the number of launches that were not replayed because of it; the first launches of a kernel
+            have none.
+    """
+
+    as_today: int = 0
+    recorded: int = 0
+    replayed: int = 0
+    planned: int = 0
+    failed: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.replayed} replayed, {self.recorded} recorded, {self.as_today} as without replay; "
+            f"{self.planned} plans made, {self.failed} failures"
+        )
+        return "".join([text, *(f"\n    {count} x {reason}" for reason, count in self.reasons.items())])
+
+
+@dataclass(frozen=True)
+class ReplayCounts:
+    """Counts of the launches of this process so far.
+
+    Attributes:
+        total: the counts over all kernels.
+        kernels: the counts by the kernel's name.
+    """
+
+    total: LaunchCounts
+    kernels: Mapping[str, LaunchCounts]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {counts}" for name, counts in (*self.kernels.items(), ("total", self.total)))
+
+
+class Tally:
+    """A counter of the launches of one kernel."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._lock = Lock()
+
+    def add(self, outcome: str, reason: str = "") -> None:
+        """Count one more launch.
+
+        Args:
+            outcome: the field of :class:`LaunchCounts` to increase.
+            reason: why the launch was not replayed, if there is a reason.
+        """
+        with self._lock:
+            self._counts[outcome] += 1
+            if reason:
+                is_known = reason in self._reasons or len(self._reasons) < MOST_REASONS
+                self._reasons[reason if is_known else OTHERS] += 1
+
+    def merge_into(self, counts: Counter[str], reasons: Counter[str]) -> None:
+        """Add this tally's numbers to ``counts`` and ``reasons``."""
+        with self._lock:
+            counts.update(self._counts)
+            reasons.update(self._reasons)
+
+
+class Tallies:
+    """The tallies of all kernels, by name."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, Tally] = {}
+        self._lock = Lock()
+
+    def of(self, kernel: str) -> Tally:
+        """Return the tally of a kernel."""
+        tally = self._tallies.get(kernel)
+        if tally is None:
+            with self._lock:
+                name = kernel if len(self._tallies) < MOST_KERNELS else OTHERS
+                tally = self._tallies.setdefault(name, Tally())
+        return tally
+
+    def so_far(self) -> ReplayCounts:
+        """Return the counts so far."""
+        counts: Counter[str] = Counter()
+        reasons: Counter[str] = Counter()
+        kernels = {}
+        for name, tally in sorted([*self._tallies.items()]):
+            own: Counter[str] = Counter()
+            own_reasons: Counter[str] = Counter()
+            tally.merge_into(own, own_reasons)
+            counts.update(own)
+            reasons.update(own_reasons)
+            kernels[name] = LaunchCounts(**own, reasons=dict(own_reasons))
+        return ReplayCounts(LaunchCounts(**counts, reasons=dict(reasons)), kernels)
+
+
+TALLIES = Tallies()
+
+
+def replay_counts() -> ReplayCounts:
+    """Return how many launches of this process were replayed so far, by kernel, and why others were not.
+
+    Example::
+
+        print(nkilib.simulator.replay_counts())
+    """
+    return TALLIES.so_far()
 
 
 class Stream(Protocol):
@@ -82,7 +203,7 @@ class Plan(Protocol):
     def nbytes(self) -> int:
         """The bytes of memory that the plan holds between launches."""
 
-    def run(self, candidate: Candidate) -> Any:
+    def replay(self, candidate: Candidate) -> Any:
         """Run the plan on the arguments of a launch, and return the value that the launch returns.
 
         Raises:
@@ -186,7 +307,7 @@ class Entry:
         """
         for position, plan in enumerate(self.plans):
             try:
-                result = plan.run(candidate)
+                result = plan.replay(candidate)
             except ReplayFailed:
                 continue
             except Exception:

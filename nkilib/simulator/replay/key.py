@@ -24,16 +24,16 @@ import numpy as np
 import numpy.typing as npt
 
 from nkilib.base import lnc
-from nkilib.base.work import is_replayable
+from nkilib.base.statements import is_replayable
 
 from ..hardware.options import ALWAYS, Options, RawEnvironment
 from ..isa.operators import Operator
 from ..launch.arguments import as_numpy, is_array
-from ..launch.launchable import Launchable
-from ..tensors.scalars import DeviceInteger
+from ..launch.settings import Launchable
+from ..tensors.registers import DeviceInteger
 from ..tensors.view import View
+from ..terms.compilation import NKIObject
 from ..terms.dtypes import LOW_PRECISION, DType
-from ..terms.objects import NKIObject
 from ..terms.spec import Spec
 
 # The environment that a launch reads besides its options, here or in an instruction.

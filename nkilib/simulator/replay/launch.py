@@ -1,25 +1,195 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The choice of how a launch runs: from a plan, or instruction by instruction, with or without recording."""
+"""The choice of how a launch runs: from a plan, or instruction by instruction, with or without recording.
+
+:class:`Launches` chooses. :class:`Replay` is a plan with the value that its launch returns to the caller.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
-from nkilib.base.work import is_replayable, is_unreplayed
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.base.statements import is_replayable, is_unreplayed
 
 from ..hardware.options import ALWAYS, CHECKS, CHECKS_OF_SHAPES, Options, raises_errors_of_replay
-from ..launch.kernel import AsToday, Kernel
-from ..launch.place import Place
+from ..launch.arguments import as_numpy, is_array, is_torch, leaves_of, map_leaves, note_written, to_torch
+from ..launch.kernel import Kernel, UnreplayedRun
+from ..launch.settings import LaunchEnvironment
 from ..machine.observer import active_watchers
-from .counts import TALLIES
-from .entries import Entries, Entry, Planner
-from .errors import Unplannable
+from ..tensors.tensor import NkiTensor
+from ..tensors.view import View
+from .entries import TALLIES, Entries, Entry, Planner
+from .errors import PlanError, ReplayFailed, Unplannable
 from .key import Candidate, Refusal, candidate_of
-from .planner import LaunchPlanner
+from .plan import Arrays, Plan
+from .recorded import Stream, placeholder_of, views_in
+from .recorder import RecordedLaunch, record_launch
+
+
+class _Left(NamedTuple):
+    """The arrays after a replayed launch, of which the returned value is made.
+
+    Attributes:
+        arrays: the argument arrays, followed by the arrays of the tensors that the plan returns.
+        originals: the arguments that are arrays, as the caller passed them.
+    """
+
+    arrays: Arrays
+    originals: Sequence[Any]
+
+
+_Result = Callable[[_Left], Any]
+
+
+class Replay:
+    """A plan, and the value that its launch returns.
+
+    Args:
+        stream: a recorded launch.
+        originals: the arguments of that launch that are arrays, as the caller passed them.
+
+    Raises:
+        Unplannable: if no plan can be made.
+    """
+
+    def __init__(self, stream: Stream, originals: Sequence[Any]) -> None:
+        if any(view.dtype.is_packed for view in views_in(stream.result)):
+            raise Unplannable("it returns a tensor of a packed type")
+        self.plan = Plan(stream, len(originals))
+        as_torch = any(map(is_torch, originals))
+        places = {storage.number: len(originals) + place for place, storage in enumerate(self.plan.returned)}
+        self._result = _result_of(
+            stream.result, lambda view: _tensor(view, places.get(view.storage.number), as_torch=as_torch)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of memory that the plan holds between launches."""
+        return self.plan.nbytes
+
+    def replay(self, candidate: Candidate) -> Any:
+        """Run the plan on the arguments of a launch with the same key; see :meth:`run`."""
+        return self.run(candidate.arrays, candidate.originals)
+
+    def run(self, arrays: Arrays, originals: Sequence[Any], *, waits: bool = False) -> Any:
+        """Run the plan on other arguments of the same shapes, and return what the kernel returns for them.
+
+        Args:
+            arrays: the argument arrays; those that the kernel writes are written.
+            originals: the same arguments, as the caller passed them.
+            waits: whether to wait for a launch that is replayed in another thread.
+
+        Raises:
+            ReplayFailed: if the launch has to run instruction by instruction.
+        """
+        fresh = self.plan.run(arrays, waits=waits)
+        note_written(originals[number] for number in self.plan.written)
+        return self._result(_Left([*arrays, *fresh], originals))
+
+
+def _result_of(value: Any, tensor: Callable[[View], _Result]) -> _Result:
+    """Return a function that makes the value that a launch returns; ``tensor`` gives such a function for a tensor."""
+    if isinstance(value, NkiTensor):
+        return tensor(value)
+    if type(value) in (tuple, list):
+        kind, items = type(value), [_result_of(item, tensor) for item in value]
+        return lambda left: kind([item(left) for item in items])
+    if not views_in(value):
+        return lambda left: value
+    return lambda left: map_leaves(value, "", lambda leaf, _: _result_of(leaf, tensor)(left))
+
+
+def _tensor(view: View, place: int | None, *, as_torch: bool) -> _Result:
+    """Return a function that makes a returned tensor: an array of the launch, its argument itself, or a view of one.
+
+    Args:
+        view: the tensor that the recorded launch returned.
+        place: the number of the array that it is a view of; None for an argument.
+        as_torch: whether to make a tensor of PyTorch.
+    """
+    storage, dtype = placeholder_of(view), view.dtype
+    is_all = view.covers_storage() and view.shape == storage.shape and dtype == storage.dtype
+    if place is None and is_all:
+        argument = storage.label[1]
+        return lambda left: left.originals[argument]
+    source = storage.label[1] if place is None else place
+    numpy_type = storage.numpy_type_of(dtype)
+    offset, strides = view.offset * numpy_type.itemsize, [stride * numpy_type.itemsize for stride in view.strides]
+
+    def array_of(left: _Left) -> Any:
+        array = left.arrays[source]
+        if not is_all:
+            array = np.ndarray(view.shape, numpy_type, array, offset, strides)
+        return to_torch(array, dtype) if as_torch else array
+
+    return array_of
+
+
+class LaunchPlanner:
+    """A planner that records launches of kernels and makes plans of them."""
+
+    def record(
+        self,
+        kernel: Kernel,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        candidate: Candidate,
+        written: frozenset[int],
+    ) -> RecordedLaunch:
+        """Run a launch and record its instructions."""
+        before = {number: candidate.arrays[number].copy() for number in written}
+        return record_launch(kernel, args, kwargs, candidate.originals, before)
+
+    def build(self, recorded: RecordedLaunch, candidate: Candidate) -> Replay:
+        """Return a plan of the launch that was just recorded, after checking that its results are bitwise identical.
+
+        Raises:
+            Unplannable: if no plan can be made.
+            PlanError: if the plan's results differ from those of the launch.
+        """
+        assert recorded.stream is not None
+        replay = Replay(recorded.stream, candidate.originals)
+        arrays = [recorded.before.get(number, array) for number, array in enumerate(candidate.arrays)]
+        try:
+            result = replay.run(arrays, arrays, waits=True)
+        except ReplayFailed as error:
+            raise PlanError(f"the plan does not run on the launch that it was made of: {error}") from error
+        check_same_bits([result, *[recorded.before[n] for n in recorded.before]], _left(recorded, candidate))
+        return replay
+
+
+def _left(recorded: RecordedLaunch, candidate: Candidate) -> list[Any]:
+    """Return the results and the written arguments that the recorded launch left."""
+    return [recorded.result, *[candidate.arrays[number] for number in recorded.before]]
+
+
+def check_same_bits(ours: Any, theirs: Any) -> None:
+    """Check that the results of two launches are bitwise identical.
+
+    Raises:
+        PlanError: if they are not; the message names the first tensor that differs.
+    """
+    for number, (mine, their) in enumerate(zip(_arrays(ours), _arrays(theirs), strict=True)):
+        is_alike = mine.shape == their.shape and mine.dtype == their.dtype
+        if not is_alike or not np.array_equal(bits_of(mine), bits_of(their)):
+            raise PlanError(f"tensor {number} that the plan leaves is not bitwise identical to that of the launch")
+
+
+def _arrays(value: Any) -> list[npt.NDArray[Any]]:
+    return [as_numpy(leaf, "a result") for leaf in leaves_of(value) if is_array(leaf)]
+
+
+def bits_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return the bytes of an array's elements, in row-major order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
 
 _levels_of = attrgetter(*[name for name in CHECKS if name not in CHECKS_OF_SHAPES])
 _STATES_NOTHING = "it does not state that it may be replayed: nkilib.nki.replayable"
@@ -38,7 +208,13 @@ class Launches:
         self._free: Options | None = None  # options that keep no launch from being replayed
 
     def run(
-        self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, as_today: AsToday, /
+        self,
+        kernel: Kernel,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        environment: LaunchEnvironment,
+        run_unreplayed: UnreplayedRun,
+        /,
     ) -> Any:
         """Run a launch and return the value that the kernel returns.
 
@@ -46,31 +222,31 @@ class Launches:
             kernel: the kernel to launch.
             args, kwargs: its arguments.
             place: the place where it runs.
-            as_today: the function that runs it instruction by instruction.
+            run_unreplayed: the function that runs it instruction by instruction.
 
         Raises:
-            Exception: whatever ``as_today`` raises.
+            Exception: whatever ``run_unreplayed`` raises.
         """
         planner = self._planner
         if planner is None:
-            return as_today(kernel, args, kwargs, place)
-        options = place.options
+            return run_unreplayed(kernel, args, kwargs, environment)
+        options = environment.options
         hindrance = _hindrance(kernel, options, self._free)
         if hindrance:
-            return _refused(hindrance, kernel, args, kwargs, place, as_today)
+            return _refused(hindrance, kernel, args, kwargs, environment, run_unreplayed)
         self._free = options
         candidate = candidate_of(kernel, options, args, kwargs)
         if isinstance(candidate, Refusal):
-            return _refused(candidate.reason, kernel, args, kwargs, place, as_today)
+            return _refused(candidate.reason, kernel, args, kwargs, environment, run_unreplayed)
         entry = self.entries.of(candidate, kernel.__name__)
         if entry is None:
-            result = _refused("", kernel, args, kwargs, place, as_today)
+            result = _refused("", kernel, args, kwargs, environment, run_unreplayed)
             self.entries.note_end(candidate)
             return result
         if entry.reason:
-            return _refused(entry.reason, kernel, args, kwargs, place, as_today)
+            return _refused(entry.reason, kernel, args, kwargs, environment, run_unreplayed)
         if not entry.lock.acquire(blocking=False):
-            return _refused("the same launch runs in another thread", kernel, args, kwargs, place, as_today)
+            return _refused("the same launch runs in another thread", kernel, args, kwargs, environment, run_unreplayed)
         try:
             replayed = entry.replay(candidate)
             if replayed is not None:
@@ -78,7 +254,7 @@ class Launches:
             if entry.is_to_be_recorded:
                 return self._record(planner, entry, candidate, kernel, args, kwargs)
             entry.check_failures()
-            return _refused(entry.reason, kernel, args, kwargs, place, as_today)
+            return _refused(entry.reason, kernel, args, kwargs, environment, run_unreplayed)
         finally:
             entry.lock.release()
 
@@ -136,9 +312,14 @@ def _has_debugger() -> bool:
 
 
 def _refused(
-    reason: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, as_today: AsToday
+    reason: str,
+    kernel: Kernel,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    environment: LaunchEnvironment,
+    run_unreplayed: UnreplayedRun,
 ) -> Any:
-    result = as_today(kernel, args, kwargs, place)
+    result = run_unreplayed(kernel, args, kwargs, environment)
     TALLIES.of(kernel.__name__).add("as_today", reason)
     return result
 

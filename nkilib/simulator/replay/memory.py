@@ -5,20 +5,147 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..terms.layout import Layout
-from .arenas import Piece
-from .ghosts import Bytes, Ghost
-from .passes.places import Placed
-from .work import Ref
+from .recorded import Bytes, PlaceholderStorage
+from .work import Elementwise, Ref, Work
 
 _FLOAT32 = np.dtype(np.float32)
+# About the size of SBUF and PSUM of a core, plus the elements that the simulator keeps in a wider type than the device.
+# The operating system provides the memory page by page as plans use it.
+_ARENA_BYTES = 64 << 20
+# Tiles and buffers begin at multiples of this number of bytes, a cache line.
+_ALIGNMENT = 64
+
+
+class Arenas:
+    """The arena (a block of memory) of each core number.
+
+    All plans share them, because only one runs at a time: a launch holds the lock while it uses the arenas.
+    """
+
+    def __init__(self) -> None:
+        self._arenas: dict[int, Bytes] = {}
+        self._lock = Lock()
+
+    def of(self, core: int) -> Bytes:
+        """Return the arena of a core."""
+        arena = self._arenas.get(core)
+        if arena is None:
+            arena = self._arenas[core] = np.empty(_ARENA_BYTES, np.uint8)
+        return arena
+
+    def take(self, *, waits: bool) -> bool:
+        """Lock the arenas for a launch.
+
+        Args:
+            waits: whether to wait while a launch in another thread uses the arenas.
+
+        Returns:
+            Whether the arenas are locked, so that the launch may use them.
+        """
+        return self._lock.acquire(blocking=waits)
+
+    def give_back(self) -> None:
+        """Unlock the arenas, which the launch does not need any more."""
+        self._lock.release()
+
+
+class _Piece:
+    """The beginning of a core's arena, as far as one plan uses it; the plan allocates what does not fit into the arena.
+
+    Attributes:
+        own_bytes: the bytes that the plan allocated besides the arena.
+    """
+
+    def __init__(self, core: int) -> None:
+        self._arena = ARENAS.of(core)
+        self._top = 0
+        self.own_bytes = 0
+
+    def take(self, nbytes: int) -> Bytes:
+        """Return ``nbytes`` bytes with arbitrary content that nothing else in the plan uses."""
+        start = -(-self._top // _ALIGNMENT) * _ALIGNMENT
+        if start + nbytes > self._arena.nbytes:
+            self.own_bytes += nbytes
+            return np.empty(nbytes, np.uint8)
+        self._top = start + nbytes
+        return self._arena[start : self._top]
+
+
+ARENAS = Arenas()
+
+
+@dataclass(eq=False)
+class _Life:
+    """The life of a tile: the numbers of the first and the last group of work that touch it."""
+
+    storage: PlaceholderStorage
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The places of a core's tiles in one block of memory.
+
+    Attributes:
+        offsets: the offset of each tile, in bytes.
+        nbytes: the size of the block.
+    """
+
+    offsets: dict[PlaceholderStorage, int]
+    nbytes: int
+
+
+def placed(groups: Sequence[Sequence[Work]], is_own: Callable[[PlaceholderStorage], bool]) -> Placed:
+    """Return places for the tiles of a core: tiles that are not alive at the same time share memory.
+
+    ``is_own`` tells which storages are its tiles.
+    """
+    offsets: dict[PlaceholderStorage, int] = {}
+    alive: list[tuple[int, int, int]] = []  # last group, offset, end
+    nbytes = 0
+    for life in sorted(_lives(groups, is_own), key=lambda life: life.first):
+        alive = [span for span in alive if span[0] >= life.first]
+        size = -(-max(1, life.storage.nbytes) // _ALIGNMENT) * _ALIGNMENT
+        offset = 0
+        for _, start, end in sorted(alive, key=lambda span: span[1]):
+            if offset + size <= start:
+                break
+            offset = max(offset, end)
+        offsets[life.storage] = offset
+        alive.append((life.last, offset, offset + size))
+        nbytes = max(nbytes, offset + size)
+    return Placed(offsets, nbytes)
+
+
+def _lives(groups: Sequence[Sequence[Work]], is_own: Callable[[PlaceholderStorage], bool]) -> list[_Life]:
+    lives: dict[int, _Life] = {}
+    for number, group in enumerate(groups):
+        for work in group:
+            for storage in _touched(work):
+                life = lives.get(storage.number)
+                if life is not None:
+                    life.last = number
+                elif is_own(storage):
+                    lives[storage.number] = _Life(storage, number, number)
+    return list(lives.values())
+
+
+def _touched(work: Work) -> list[PlaceholderStorage]:
+    """Return the storages that some work reads or writes."""
+    is_dead = isinstance(work, Elementwise) and work.is_dst_dead
+    writes = work.writes[1:] if is_dead else work.writes
+    return [ref.storage for ref in (*work.reads, *writes)]
 
 
 @dataclass(eq=False)
@@ -60,7 +187,7 @@ class Memory:
 
     def __init__(self, sources: dict[int, int], cores: int) -> None:
         self._sources = sources
-        self._pieces = [Piece(core) for core in range(cores)]
+        self._pieces = [_Piece(core) for core in range(cores)]
         self._places: dict[int, Bytes] = {}
         self._own: dict[int, Bytes] = {}
         self._by_view: dict[tuple[Any, ...], Slot] = {}
@@ -73,7 +200,7 @@ class Memory:
         own = sum(part.nbytes for part in self._own.values())
         return own + sum(piece.own_bytes for piece in self._pieces)
 
-    def source_of(self, storage: Ghost) -> int | None:
+    def source_of(self, storage: PlaceholderStorage) -> int | None:
         """Return the number of the launch's array that holds a storage; None if the plan has the memory for it."""
         return self._sources.get(storage.number)
 
@@ -83,11 +210,11 @@ class Memory:
         for storage, offset in placed.offsets.items():
             self._places[storage.number] = memory[offset : offset + storage.nbytes]
 
-    def keep(self, storage: Ghost, content: Bytes) -> None:
+    def keep(self, storage: PlaceholderStorage, content: Bytes) -> None:
         """Keep the content of a storage that no launch changes."""
         self._own[storage.number] = content
 
-    def bytes_of(self, storage: Ghost) -> Bytes:
+    def bytes_of(self, storage: PlaceholderStorage) -> Bytes:
         """Return the memory of a storage for which the plan has the memory."""
         memory = self._places.get(storage.number)
         if memory is not None:

@@ -1,41 +1,230 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``Plan``: the steps of a launch, to be run on the arrays of another launch of the same key."""
+"""``Plan``: the steps of a launch, to be run on the arrays of another launch of the same key.
+
+The work of the cores between two barriers or exchanges is a round. In a round the cores run one after the other, or in
+parallel if that is faster.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from threading import Thread
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..engines.sync.cores import Parcel
+from ..hardware.current import enter
 from ..machine.core import Core
+from ..machine.issue import Call
 from ..machine.observer import Observers
-from ..machine.races import RaceLevels, RaceWatch
-from ..numerics.blas_threads import one_thread
+from ..machine.races import RaceLevels, RaceWatch, SharedAccesses
+from ..numerics.products import one_thread
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
-from .arenas import ARENAS
-from .builder import CoreBuilder
+from .builder import CoreBuilder, Segment
+from .data_dependence import data_dependent_tensors
 from .emission import cores_for, emit
 from .errors import ReplayFailed, Unplannable
-from .ghosts import Ghost, ghost_of
-from .memory import Memory
-from .passes.dead import without_dead
-from .passes.groups import grouped
-from .passes.loads import without_loads
-from .passes.places import placed
-from .passes.stores import without_stores
-from .rounds import Round
-from .stream import Stream, views_in
-from .sums import Sum, with_sums
-from .tracked import tracked_storages
-from .work import Action, Check, Elementwise, Meeting, Whole, Work
+from .memory import ARENAS, Memory, placed
+from .passes import grouped, with_sums, without_dead, without_loads, without_stores
+from .recorded import PlaceholderStorage, Stream, placeholder_of, views_in
+from .work import Action, Check, Elementwise, Meeting, Sum, Whole, Work
 
 Arrays = list[npt.NDArray[Any]]
+
+# Starting a thread and waiting for it takes about as long as moving this number of bytes.
+_WORTH_A_THREAD = 1 << 20
+# The number of timed runs of each way, and the largest ratio of the shortest parallel to the shortest sequential run
+# that is worth the CPU time that two threads lose: they wait for the interpreter in every step and share one memory.
+_TRIALS, _GAIN = 2, 0.75
+
+
+class _Arrived:
+    """A stand-in for the launch's barrier, at which the other core has arrived already: it returns that core's tile."""
+
+    def __init__(self, core: int, src: NkiTensor) -> None:
+        self._core = core
+        self._src = src
+        self._values = src.array.copy()
+        self.is_aborted = False
+
+    def meet(self, place: str, item: Parcel) -> list[Any]:
+        """Return the data of the other core; both cores agreed on the terms when the launch was recorded."""
+        return [replace(item, core=self._core, src=self._src, values=self._values)]
+
+
+class _Agreed:
+    """A stand-in for the launch's barrier, at which the other core has arrived with the same operation."""
+
+    def __init__(self) -> None:
+        self.is_aborted = False
+
+    def meet(self, place: str, item: Any) -> list[Any]:
+        """Return the data of the other core, which are those of this core."""
+        return [item]
+
+
+def _call(core: Core, meeting: Meeting) -> Call:
+    call = Call(core, meeting.call.definition, [*meeting.call.values, None])
+    call.engine = meeting.call.engine
+    return call
+
+
+def _run_collective(core: Core, meeting: Meeting) -> None:
+    """Run a collective of a single rank on one core, for both; the other core has come to the same collective."""
+    if core.observers.find(SharedAccesses) is not None:
+        raise ReplayFailed("an operation of the ranks, where the data decide what the cores touch")
+    launch_barrier, core.launch.barrier = core.launch.barrier, _Agreed()  # type: ignore[assignment]
+    try:
+        call = _call(core, meeting)
+        call.definition.function(call, *meeting.call.values)
+    finally:
+        core.launch.barrier = launch_barrier
+
+
+def _synchronise(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
+    """Run the instruction at which both cores synchronise.
+
+    An exchange swaps their tiles, a collective runs on the first core, and a barrier is only reported to the observers.
+    """
+    if meetings[0].call.is_collective:
+        _run_collective(cores[0], meetings[0])
+        return
+    if meetings[0].call.definition.name == "core_barrier":
+        calls = [_call(core, meeting) for core, meeting in zip(cores, meetings, strict=True)]
+        brought = [core.observers.arrive(call) for core, call in zip(cores, calls, strict=True)]
+        for core, call, other in zip(cores, calls, reversed(brought), strict=True):
+            core.observers.meet(call, other)
+        return
+    position = meetings[0].call.definition.names.index("src")
+    sent = [_Arrived(core.number, call.call.values[position]) for core, call in zip(cores, meetings, strict=True)]
+    for core, meeting, arrived in zip(cores, meetings, reversed(sent), strict=True):
+        launch_barrier, core.launch.barrier = core.launch.barrier, arrived  # type: ignore[assignment]
+        try:
+            call = _call(core, meeting)
+            call.definition.function(call, *meeting.call.values)
+        finally:
+            core.launch.barrier = launch_barrier
+
+
+class _Ways:
+    """The times of a round in its first runs, sequential and parallel, from which the faster way is chosen.
+
+    Args:
+        may_pay: whether the work is large enough for a second thread to be worth its cost.
+    """
+
+    def __init__(self, may_pay: bool) -> None:
+        self._may_pay = may_pay
+        self._seconds: dict[bool, list[float]] = {False: [], True: []}
+
+    @property
+    def is_side_by_side(self) -> bool:
+        """Whether the cores run in parallel in the next run."""
+        sequential, parallel = self._seconds[False], self._seconds[True]
+        if not self._may_pay or len(sequential) < _TRIALS:
+            return self._may_pay and len(parallel) < len(sequential)
+        return len(parallel) < _TRIALS or min(parallel) < _GAIN * min(sequential)
+
+    def note(self, is_side_by_side: bool, seconds: float) -> None:
+        """Note how long a run took."""
+        timings = self._seconds[is_side_by_side]
+        if self._may_pay and len(timings) < _TRIALS:
+            timings.append(seconds)
+
+
+class _Round:
+    """The work of the cores between two barriers or exchanges.
+
+    Args:
+        segments: the segment of each core.
+    """
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.segments = segments
+        is_large = min(segment.nbytes for segment in segments) > _WORTH_A_THREAD
+        self._ways = _Ways(len(segments) > 1 and is_large)
+
+    def run(self, cores: Sequence[Core], *, enters: bool) -> None:
+        """Run the segments of the cores, and the barrier or exchange at their end.
+
+        Args:
+            cores: the cores of the plan.
+            enters: whether the plan has instructions that run as they are: they look up the core of their thread.
+        """
+        runs = [_Run(core, segment, enters) for core, segment in zip(cores, self.segments, strict=True)]
+        is_side_by_side, start = self._ways.is_side_by_side, perf_counter()
+        if is_side_by_side:
+            _run_side_by_side(*runs)
+        else:
+            for run in runs:
+                run()
+        self._ways.note(is_side_by_side, perf_counter() - start)
+        meetings: list[Meeting] = [segment.meeting for segment in self.segments if segment.meeting is not None]
+        if meetings:
+            _synchronise(cores, meetings)
+
+
+class _Run:
+    """One run of a core's segment of a round.
+
+    Attributes:
+        error: the error that ended the run in a thread, or None.
+    """
+
+    def __init__(self, core: Core, segment: Segment, enters: bool) -> None:
+        self._core, self._segment, self._enters = core, segment, enters
+        self.error: BaseException | None = None
+
+    def __call__(self) -> None:
+        if self._enters:
+            enter(self._core)
+        try:
+            for step in self._segment.steps.all:
+                step()
+        finally:
+            if self._enters:
+                enter(None)
+
+    def in_thread(self) -> None:
+        """Run the steps in the calling thread, which was started for them, and keep the error that ends them."""
+        try:
+            with np.errstate(all="ignore"):
+                self()
+        except BaseException as error:
+            self.error = error
+
+
+def _run_side_by_side(first: _Run, second: _Run) -> None:
+    thread = Thread(target=second.in_thread, name="core 1, replayed")
+    thread.start()
+    try:
+        first()
+    finally:
+        thread.join()
+    if second.error is not None:
+        raise second.error
+
+
+@dataclass(eq=False)
+class _Late:
+    """A tensor that is an array of the launch, and that instructions access as a tensor instead of in a slot.
+
+    Attributes:
+        storage: the storage of the tensor.
+        source: the number of the launch's array.
+        views: the views of the tensor.
+    """
+
+    storage: PlaceholderStorage
+    source: int
+    views: list[View] = field(default_factory=list)
 
 
 class Plan:
@@ -62,19 +251,18 @@ class Plan:
         if len(stream.cores) > 1 and stream.options.races == "ignore":
             raise Unplannable("two cores may race for what they read")
         self._cores = cores_for(stream)
-        tracked = tracked_storages(stream)
-        works = _fewer(emit(self._cores, stream, tracked))
+        dependent = data_dependent_tensors(stream)
+        works = _fewer(emit(self._cores, stream, dependent))
         storages = {
             ref.storage.number: ref.storage for core_works in works for work in core_works for ref in _refs(work)
         }
-        self._ghosts = list(storages.values())
-        self.written = sorted({ghost.label[1] for ghost in _written(works) if ghost.label[0] == "argument"})
-        self.may_fail = bool(tracked.all) or any(_may_refuse(work) for core_works in works for work in core_works)
-        self._watches_races, self._unwritten = bool(tracked.watched), tracked.unwritten
-        self._checked = [view for view in views_in(stream.result) if ghost_of(view) in self._unwritten]
+        self.written = sorted({storage.label[1] for storage in _written(works) if storage.label[0] == "argument"})
+        self.may_fail = bool(dependent.all) or any(_may_refuse(work) for core_works in works for work in core_works)
+        self._watches_races, self._unwritten = bool(dependent.watched), dependent.unwritten
+        self._checked = [view for view in views_in(stream.result) if placeholder_of(view) in self._unwritten]
         self._memory = Memory(self._sources(storages.values()), len(self._cores))
-        for ghost, content in stream.contents.items():
-            self._memory.keep(ghost, content)
+        for storage, content in stream.contents.items():
+            self._memory.keep(storage, content)
         self._late: list[_Late] = []
         groups = [grouped(core_works) for core_works in works]
         for core, core_works in zip(self._cores, groups, strict=True):
@@ -83,7 +271,7 @@ class Plan:
         self._segments = [self._built(core, core_works) for core, core_works in zip(self._cores, groups, strict=True)]
         if len({len(segments) for segments in self._segments}) > 1:
             raise Unplannable("the cores meet unequally often")
-        self._rounds = list(map(Round, zip(*self._segments, strict=True)))
+        self._rounds = list(map(_Round, zip(*self._segments, strict=True)))
         kinds = {type(work) for core_works in works for work in core_works}
         self._has_products, self._has_whole = Sum in kinds or Action in kinds, Whole in kinds or Meeting in kinds
         self._registers = _registers(self._cores, works)
@@ -95,10 +283,10 @@ class Plan:
         """The bytes of memory that the plan keeps."""
         return self._memory.nbytes
 
-    def _sources(self, ghosts: Any) -> dict[int, int]:
-        sources = {ghost.number: ghost.label[1] for ghost in ghosts if ghost.label[0] == "argument"}
-        for position, ghost in enumerate(self.returned):
-            sources[ghost.number] = self._arguments + position
+    def _sources(self, storages: Any) -> dict[int, int]:
+        sources = {storage.number: storage.label[1] for storage in storages if storage.label[0] == "argument"}
+        for position, storage in enumerate(self.returned):
+            sources[storage.number] = self._arguments + position
         return sources
 
     def _give_memory(self, works: list[list[Work]]) -> None:
@@ -109,24 +297,24 @@ class Plan:
                     self._give(view)
 
     def _give(self, view: View) -> None:
-        ghost = ghost_of(view)
-        if ghost not in self._unwritten:
-            ghost.count_as_written()
+        storage = placeholder_of(view)
+        if storage not in self._unwritten:
+            storage.count_as_written()
         view.forget_array()
-        source = self._memory.source_of(ghost)
+        source = self._memory.source_of(storage)
         if source is None:
-            ghost.give(self._memory.bytes_of(ghost))
+            storage.give(self._memory.bytes_of(storage))
             return
-        late = next((entry for entry in self._late if entry.ghost is ghost), None)
+        late = next((entry for entry in self._late if entry.storage is storage), None)
         if late is None:
-            late = _Late(ghost, source)
+            late = _Late(storage, source)
             self._late.append(late)
         if not any(view is known for known in late.views):
             late.views.append(view)
 
     def _place(self, core: Core, groups: Sequence[Sequence[Work]]) -> None:
         """Give the tiles of a core their places in its arena."""
-        places = placed(groups, lambda ghost: ghost.label[0] == "core" and self._memory.source_of(ghost) is None)
+        places = placed(groups, lambda storage: storage.label[0] == "core" and self._memory.source_of(storage) is None)
         self._memory.place(core.number, places)
 
     def _built(self, core: Core, groups: Sequence[Sequence[Work]]) -> Any:
@@ -147,7 +335,7 @@ class Plan:
         if not ARENAS.take(waits=waits):
             raise ReplayFailed("another launch is replayed in another thread")
         before = {number: arguments[number].copy() for number in self.written if self.may_fail}
-        fresh = [np.empty(ghost.shape, ghost.numpy_dtype) for ghost in self.returned]
+        fresh = [np.empty(storage.shape, storage.numpy_dtype) for storage in self.returned]
         try:
             self._bind([*arguments, *fresh])
             with np.errstate(all="ignore"):
@@ -169,12 +357,12 @@ class Plan:
 
     def _bind(self, arrays: Arrays) -> None:
         """Point the slots of the steps to the arrays of a launch that begins."""
-        for ghost in self._unwritten:
-            ghost.forget_writes()
+        for storage in self._unwritten:
+            storage.forget_writes()
         for slot in self._memory.slots:
             slot.bind(arrays)
         for late in self._late:
-            late.ghost.give(arrays[late.source].reshape(-1).view(np.uint8))
+            late.storage.give(arrays[late.source].reshape(-1).view(np.uint8))
             for view in late.views:
                 view.forget_array()
 
@@ -183,7 +371,7 @@ class Plan:
         for slot in self._memory.slots:
             slot.array = None
         for late in self._late:
-            late.ghost.take_away()
+            late.storage.take_away()
             for view in late.views:
                 view.forget_array()
 
@@ -209,21 +397,6 @@ class Plan:
         return watch
 
 
-@dataclass(eq=False)
-class _Late:
-    """A tensor that is an array of the launch, and that instructions access as a tensor instead of in a slot.
-
-    Attributes:
-        ghost: the storage of the tensor.
-        source: the number of the launch's array.
-        views: the views of the tensor.
-    """
-
-    ghost: Ghost
-    source: int
-    views: list[View] = field(default_factory=list)
-
-
 def _registers(cores: Sequence[Core], works: list[list[Work]]) -> list[npt.NDArray[np.float32]]:
     """Return the accumulator registers of the cores that use any; each run begins with undefined values in them."""
     registers: list[npt.NDArray[np.float32]] = []
@@ -245,14 +418,14 @@ def _fewer(emitted: list[list[Work]]) -> list[list[Work]]:
     return [without_stores(without_dead(without_loads(core_works, written))) for core_works in works]
 
 
-def _returned(result: Any) -> list[Ghost]:
-    ghosts: list[Ghost] = []
+def _returned(result: Any) -> list[PlaceholderStorage]:
+    storages: list[PlaceholderStorage] = []
     for view in views_in(result):
         assert isinstance(view, NkiTensor)
-        ghost = ghost_of(view)
-        if ghost.label[0] != "argument" and ghost not in ghosts:
-            ghosts.append(ghost)
-    return ghosts
+        storage = placeholder_of(view)
+        if storage.label[0] != "argument" and storage not in storages:
+            storages.append(storage)
+    return storages
 
 
 def _views_of(work: Work) -> list[View]:
@@ -270,5 +443,5 @@ def _refs(work: Work) -> list[Any]:
     return [*work.reads, *work.writes]
 
 
-def _written(works: list[list[Work]]) -> set[Ghost]:
+def _written(works: list[list[Work]]) -> set[PlaceholderStorage]:
     return {ref.storage for core_works in works for work in core_works for ref in work.writes}

@@ -1,32 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Recorder of the instructions of a launch, while the launch runs as it always does."""
+"""Recording of the instructions of a launch, while the launch runs as it always does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..isa.indirection import IndirectOperand, rows_layout
-from ..isa.offsets import resolve_scalar_offset
+from ..isa.indirection import IndirectOperand, resolve_scalar_offset, rows_layout
+from ..launch.arguments import map_leaves
+from ..launch.progress import launching
+from ..launch.running import PreparedLaunch, run_cores
+from ..launch.settings import Launchable
 from ..machine.core import Core
-from ..machine.observer import Issued, Observer, Observers, Watcher
+from ..machine.observer import Issued, Observer, Observers, Watcher, watching
 from ..memory.storage import Storage
-from ..tensors.scalars import DeviceInteger
+from ..tensors.registers import DeviceInteger
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import Indirect, View
+from ..terms.enums import MemoryRegion
 from ..terms.errors import OutOfRangeError
 from ..terms.layout import Layout
-from ..terms.regions import MemoryRegion
 from .errors import Unplannable
-from .ghosts import Ghost, Label
-from .stream import Entry, Gathered, Guarded, Indexed, Recorded, Stored, Stream
+from .recorded import Entry, Gathered, Guarded, Indexed, Label, PlaceholderStorage, Recorded, Stored, Stream
 
 # Instructions that load a register or a scalar from a tensor, with the name of that operand.
 _LOADS = {"register_load": "src", "scalar_load": "src"}
@@ -47,7 +49,7 @@ class Recorder(Watcher):
         self.refusal = ""
         self.error: Exception | None = None
         self._labels: dict[int, Label] = {}
-        self._ghosts: dict[int, Ghost] = {}
+        self._placeholders: dict[int, PlaceholderStorage] = {}
         self._views: dict[Hashable, NkiTensor] = {}
         self._lock = Lock()
         self._cores: list[_CoreRecorder] = []
@@ -85,24 +87,22 @@ class Recorder(Watcher):
             self._check_core(core)
         if self.refusal:
             return None
-        returned = result(lambda leaf: self.ghost_view(leaf, 0) if isinstance(leaf, NkiTensor) else leaf)
+        returned = result(lambda leaf: self.placeholder_view(leaf, 0) if isinstance(leaf, NkiTensor) else leaf)
         contents = {
-            self._ghosts[storage.number]: _bytes_of(storage)
+            self._placeholders[storage.number]: _bytes_of(storage)
             for storage in launch.constants.values()
-            if storage.number in self._ghosts
+            if storage.number in self._placeholders
         }
-        for ghost in contents:
-            ghost.forget_writes()
-        entries, indexed = (
-            [recorder.entries for recorder in self._cores],
-            [recorder.indexed for recorder in self._cores],
-        )
+        for placeholder in contents:
+            placeholder.forget_writes()
+        entries = [recorder.entries for recorder in self._cores]
+        indexed = [recorder.indexed for recorder in self._cores]
         return Stream(launch.options, launch.grid_dimensions, entries, returned, contents, indexed)
 
     def _name(self, storage: Storage, label: tuple[Any, ...]) -> None:
-        ghost = self._ghosts.get(storage.number)
-        if ghost is not None and ghost.label[0] == "hbm":
-            ghost.label = label
+        placeholder = self._placeholders.get(storage.number)
+        if placeholder is not None and placeholder.label[0] == "hbm":
+            placeholder.label = label
 
     def _check_core(self, core: Core) -> None:
         if core.random.is_used:
@@ -112,28 +112,30 @@ class Recorder(Watcher):
         if core.unrepeatable:
             self.refuse(core.unrepeatable)
 
-    def ghost_view(self, view: View, core: int) -> NkiTensor:
-        """Return the view of a ghost that stands for ``view``, a tensor of a core in the recorded launch."""
+    def placeholder_view(self, view: View, core: int) -> NkiTensor:
+        """Return the view of a placeholder that stands for ``view``, a tensor of a core in the recorded launch."""
         key = view.storage.number, view.layout, view.dtype, view.buffer
         with self._lock:
-            ghost_view = self._views.get(key)
-            if ghost_view is None:
-                ghost = self._ghost(view.storage, core)
-                whole = NkiTensor(ghost.shape, view.dtype, ghost, view.buffer, view.name)
-                ghost_view = self._views[key] = whole.with_layout(view.layout)
-                ghost_view.allow_access()
-        return ghost_view
+            placeholder_view = self._views.get(key)
+            if placeholder_view is None:
+                placeholder = self._placeholder(view.storage, core)
+                whole = NkiTensor(placeholder.shape, view.dtype, placeholder, view.buffer, view.name)
+                placeholder_view = self._views[key] = whole.with_layout(view.layout)
+                placeholder_view.allow_access()
+        return placeholder_view
 
-    def _ghost(self, storage: Storage, core: int) -> Ghost:
-        ghost = self._ghosts.get(storage.number)
-        if ghost is None:
+    def _placeholder(self, storage: Storage, core: int) -> PlaceholderStorage:
+        placeholder = self._placeholders.get(storage.number)
+        if placeholder is None:
             label = self._labels.get(storage.number)
             if label is None and storage.region is MemoryRegion.shared_hbm:
                 label = ("hbm", storage.number)  # gets its name at the end of the launch
             elif label is None:
                 label = ("core", core, self._cores[core].count())
-            ghost = self._ghosts[storage.number] = Ghost(storage, label, has_data=label[0] == "argument")
-        return ghost
+            placeholder = self._placeholders[storage.number] = PlaceholderStorage(
+                storage, label, has_data=label[0] == "argument"
+            )
+        return placeholder
 
 
 class _CoreRecorder(Observer):
@@ -171,7 +173,7 @@ class _CoreRecorder(Observer):
             return
         if name in _STORES:
             view = values[definition.names.index(_STORES[name])]
-            self.entries.append(Stored(self._ghost_of(view), view.array.tobytes()))
+            self.entries.append(Stored(self._placeholder_of(view), view.array.tobytes()))
             return
         offsets = [*call.offsets, *[value.indirect_access for value in values if _has_scalar_offset(value)]]
         for indirect in offsets:
@@ -184,12 +186,12 @@ class _CoreRecorder(Observer):
         base, index, gathered = operand.base, operand.index, operand.gathered
         if index.storage is base.storage or any(value is index for value in values):
             raise Unplannable("an instruction uses the tensor of its own offsets")
-        rows = self._ghost_of(base.with_layout(rows_layout(base)))
-        elements = self._ghost_of(gathered.with_layout(operand.elements))
-        return Gathered(rows, self._ghost_of(index), operand.choice, elements, operand.is_output)
+        rows = self._placeholder_of(base.with_layout(rows_layout(base)))
+        elements = self._placeholder_of(gathered.with_layout(operand.elements))
+        return Gathered(rows, self._placeholder_of(index), operand.choice, elements, operand.is_output)
 
     def _guard(self, view: View) -> None:
-        self.entries.append(Guarded(self._ghost_of(view), view.array.tobytes()))
+        self.entries.append(Guarded(self._placeholder_of(view), view.array.tobytes()))
 
     def _guard_offset(self, indirect: Indirect, values: list[Any]) -> None:
         """Guard the elements that an operand's address was read from, if a tensor holds it.
@@ -204,15 +206,15 @@ class _CoreRecorder(Observer):
             raise Unplannable("an instruction uses the tensor of its own address")
         self._guard(index)
 
-    def _ghost_of(self, view: View) -> NkiTensor:
-        return self._recorder.ghost_view(view, self._number)
+    def _placeholder_of(self, view: View) -> NkiTensor:
+        return self._recorder.placeholder_view(view, self._number)
 
     def _taken(self, value: Any) -> Any:
-        """Return a parameter as it is recorded: with views of ghosts in place of tensors, and copies of registers."""
+        """Return a parameter as it is recorded: with views of placeholders for tensors, and copies of registers."""
         if isinstance(value, NkiTensor):
             indirect = value.indirect_access
             if indirect is None:
-                return self._ghost_of(value)
+                return self._placeholder_of(value)
             return self._indirect(value, indirect)
         if isinstance(value, DeviceInteger):
             return value.usable_anywhere()
@@ -230,13 +232,13 @@ class _CoreRecorder(Observer):
         """
         if indirect.kind == "scalar":
             try:
-                return self._ghost_of(resolve_scalar_offset("", view))
+                return self._placeholder_of(resolve_scalar_offset("", view))
             except OutOfRangeError:
                 raise Unplannable("an offset leads out of its tensor") from None
         if indirect.kind != "vector" or not isinstance(indirect.index, View):
             raise Unplannable(f"a view with a {indirect.kind} offset")
-        index = self._ghost_of(indirect.index)
-        static = self._ghost_of(view.with_layout(view.layout))
+        index = self._placeholder_of(indirect.index)
+        static = self._placeholder_of(view.with_layout(view.layout))
         recorded = static.with_indirect(replace(indirect, index=index, source=repr(indirect.source)))
         if view.buffer is MemoryRegion.shared_hbm:
             self.indexed.append(Indexed(recorded, indirect.index.array.copy()))
@@ -249,3 +251,60 @@ def _bytes_of(storage: Storage) -> npt.NDArray[np.uint8]:
 
 def _has_scalar_offset(value: Any) -> bool:
     return isinstance(value, View) and value.indirect_access is not None and value.indirect_access.kind == "scalar"
+
+
+class RecordedLaunch(NamedTuple):
+    """A launch that was recorded.
+
+    Attributes:
+        result: the value that the kernel returned to its caller.
+        stream: the instructions of the launch; None if no plan can be made of them.
+        refusal: the reason why no plan can be made, if there is no stream.
+        error: the mistake of the recorder that is this reason, or None.
+        before: copies of some of the argument arrays as they were before the launch, by number.
+    """
+
+    result: Any
+    stream: Stream | None
+    refusal: str
+    error: Exception | None
+    before: dict[int, npt.NDArray[Any]]
+
+
+def record_launch(
+    kernel: Launchable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    arrays: Sequence[Any],
+    before: dict[int, npt.NDArray[Any]] | None = None,
+) -> RecordedLaunch:
+    """Run a kernel instruction by instruction, and record its instructions.
+
+    Args:
+        kernel: the kernel to launch.
+        args, kwargs: its arguments.
+        arrays: the arrays among the arguments.
+        before: copies of some of the arrays from before the launch, by number, to be kept with the recording.
+    """
+    recorder = Recorder()
+    with watching(recorder):
+        launched = PreparedLaunch(kernel, args, kwargs)
+    numbers = {id(array): number for number, array in enumerate(arrays)}
+    recorder.name_arguments(
+        {storage.number: numbers[id(original)] for original, storage in launched.arrays if id(original) in numbers}
+    )
+    for run in launched.running:
+        run.core.is_recorded = True
+    has_ended = False
+    try:
+        with launching(kernel.__name__, [run.core for run in launched.running]):
+            run_cores(launched.running)
+        launched.check_loop_counts()
+        has_ended = True
+    finally:
+        launched.conclude(has_ended)
+    stream = recorder.stream(
+        [run.core for run in launched.running],
+        lambda convert: map_leaves(launched.running[0].result, "", lambda leaf, _: convert(leaf)),
+    )
+    return RecordedLaunch(launched.results(), stream, recorder.refusal, recorder.error, before or {})

@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..memory.rectangles import Rectangle, rectangle_of
+from ..engines.elementwise import blocks_of_rows
+from ..memory.deferred import Rectangle, rectangle_of
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
 from ..terms.dtypes import DType
+from ..terms.enums import HBM, ON_CHIP
 from ..terms.layout import Layout, extent, reshape_strides
-from ..terms.regions import HBM, ON_CHIP
-from .ghosts import Ghost, ghost_of
-from .stream import Guarded, Recorded, Stored
+from .recorded import Guarded, PlaceholderStorage, Recorded, Stored, placeholder_of
 
 
 class Ref:
@@ -38,7 +38,7 @@ class Ref:
     def __init__(self, view: View) -> None:
         assert isinstance(view, NkiTensor)
         self.view = view
-        self.storage: Ghost = ghost_of(view)
+        self.storage: PlaceholderStorage = placeholder_of(view)
         self.layout: Layout = view.layout
         self.dtype: DType = view.dtype
         self.numpy_type: np.dtype[Any] = self.storage.numpy_type_of(view.dtype)
@@ -108,7 +108,7 @@ class Work:
         reads: the elements that it needs; they include those of ``writes`` that it leaves unchanged or adds to.
         writes: the elements that it writes.
         chosen: the elements of ``reads`` of which the data choose some, unwritten ones too: the work refuses these,
-            unless :mod:`.tracked` has found that there are none.
+            unless :mod:`.data_dependence` has found that there are none.
     """
 
     reads: list[Ref] = field(init=False, default_factory=list)
@@ -121,7 +121,7 @@ class Work:
 
 @dataclass(eq=False)
 class Elementwise(Work):
-    """The computation of results element by element, as ``compute`` in engines/results.py does it.
+    """The computation of results element by element, as ``compute`` in engines/elementwise.py does it.
 
     Attributes:
         dst: the elements that receive the results.
@@ -155,7 +155,7 @@ class Elementwise(Work):
 
 @dataclass(eq=False)
 class Reduced(Work):
-    """The reduction of each row of a tile to a few numbers, as ``reduce_rows`` in engines/reduced.py does it."""
+    """The reduction of each row of a tile to a few numbers, as ``reduce_rows`` in engines/elementwise.py does it."""
 
     dst: Ref
     tile: Ref
@@ -199,7 +199,7 @@ class Action(Work):
 
 @dataclass(eq=False)
 class Move(Work):
-    """A copy of elements to as many elements, cast if their types differ; see ``move`` in engines/dma/rows.py."""
+    """A copy of elements to as many elements, cast if their types differ; see ``move`` in engines/dma/endpoints.py."""
 
     dst: Ref
     src: Ref
@@ -210,7 +210,7 @@ class Move(Work):
 
 @dataclass(eq=False)
 class Product(Work):
-    """A product of matrices that is assigned or added to a matrix in PSUM; see engines/tensor/sums.py."""
+    """A product of matrices that is assigned or added to a matrix in PSUM; see engines/tensor/accumulation.py."""
 
     dst: Ref
     stationary: Ref
@@ -221,6 +221,77 @@ class Product(Work):
         self.reads, self.writes = [self.stationary, self.moving], [self.dst]
         if self.is_added:
             self.reads.append(self.dst)
+
+
+@dataclass(eq=False)
+class Side:
+    """The left or the right operands of several products: matrices of one storage at equal distances.
+
+    Attributes:
+        first: the first matrix.
+        count: the number of matrices.
+        distance: the number of elements from one matrix to the next.
+    """
+
+    first: Ref
+    count: int = 1
+    distance: int = 0
+
+    def goes_on_with(self, ref: Ref) -> bool:
+        """Tell whether ``ref`` is the matrix at the next place."""
+        if ref.storage is not self.first.storage or ref.dtype != self.first.dtype:
+            return False
+        shape, strides, offset = ref.layout
+        if shape != self.first.layout.shape or strides != self.first.layout.strides:
+            return False
+        return self.count == 1 or offset == self.first.layout.offset + self.count * self.distance
+
+    def add(self, ref: Ref) -> None:
+        """Add ``ref`` as the next matrix."""
+        if self.count == 1:
+            self.distance = ref.layout.offset - self.first.layout.offset
+        self.count += 1
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """A key that is equal for sides with the same elements."""
+        return self.first.storage.number, self.first.layout, self.first.dtype, self.count, self.distance
+
+
+@dataclass(eq=False)
+class Run:
+    """Successive products whose left operands are at equal distances, and whose right operands are."""
+
+    left: Side
+    right: Side
+
+
+@dataclass(eq=False)
+class Sum(Work):
+    """The work of several matmuls: a sum of products, assigned or added to a matrix of PSUM.
+
+    Each product is computed separately and added in the order of the matmuls, so that the results are bitwise identical
+    to one matmul after the other; engines/tensor/accumulation.py says why.
+    """
+
+    dst: Ref
+    is_added: bool
+    runs: list[Run] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.writes = [self.dst]
+        self.reads = [self.dst] if self.is_added else []
+
+    def add(self, product: Product) -> None:
+        """Add one more product."""
+        left, right = product.stationary, product.moving
+        self.reads += [left, right]
+        last = self.runs[-1] if self.runs else None
+        if last is not None and last.left.goes_on_with(left) and last.right.goes_on_with(right):
+            last.left.add(left)
+            last.right.add(right)
+        else:
+            self.runs.append(Run(Side(left), Side(right)))
 
 
 @dataclass(eq=False)
@@ -271,7 +342,46 @@ class Meeting(Whole):
     """An instruction at which both cores synchronise."""
 
 
-def everything(storage: Ghost) -> Rectangle:
+def everything(storage: PlaceholderStorage) -> Rectangle:
     """Return the rectangle of all rows and bytes of a storage."""
     row = max(1, storage.partition_bytes)
     return Rectangle(0, -(-storage.nbytes // row), 0, row)
+
+
+def needs_all_rows(work: Elementwise) -> bool:
+    """Tell whether work must not run in blocks of rows: a block would overwrite elements that later blocks read."""
+    for written in work.writes:
+        for read in work.reads:
+            if read.storage is written.storage and read.place.meets(written.place) and not _in_step(read, written):
+                return True
+    return False
+
+
+def _in_step(read: Ref, written: Ref) -> bool:
+    """Tell whether row r of one operand shares elements only with row r of the other."""
+    return read.place.top == written.place.top and read.rows == written.rows and read.is_block and written.is_block
+
+
+def rows_of(work: Work) -> int:
+    """Return the number of rows of row-wise work, one for each partition."""
+    return work.tile.rows if isinstance(work, Reduced) else work.writes[0].rows
+
+
+def width_of(work: Work) -> int:
+    """Return the largest number of elements in a row of any operand or result of row-wise work."""
+    return max(ref.width for ref in (*work.reads, *work.writes))
+
+
+def is_large(work: Work) -> bool:
+    """Tell whether row-wise work runs in several blocks of rows."""
+    return len(blocks_for(rows_of(work), width_of(work))) > 1
+
+
+def blocks_for(rows: int, width: int) -> list[slice]:
+    """Return slices of ``rows`` rows, as equal as possible, in which the elements of row-wise work stay in a cache.
+
+    ``width`` is the number of elements of a row.
+    """
+    count = len(blocks_of_rows(rows, width))
+    step = -(-rows // count)
+    return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]

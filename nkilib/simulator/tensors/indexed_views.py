@@ -9,26 +9,208 @@ Sources: docstrings of the methods; ``nki/get-started/nki-language-guide.rst`` (
 
 from __future__ import annotations
 
+import builtins
+import operator
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..hardware.current import current_generation
-from ..terms.dtypes import DType
-from ..terms.enums import nc_version
+from ..terms.argument_checks import as_integer, as_integers
+from ..terms.dtypes import COMPUTABLE, DType, int32, int64
+from ..terms.enums import ON_CHIP, MemoryRegion, nc_version
 from ..terms.errors import NkiValidationError, OutOfRangeError
-from ..terms.integers import as_integer, as_integers
-from ..terms.layout import row_major_strides
-from ..terms.regions import ON_CHIP
-from .indexing import Picked, resolve_key
-from .indirect import check_offsets, checked_index_tensor, checked_scalar_index
-from .scalars import DeviceInteger
+from ..terms.layout import Layout, row_major_strides
+from .registers import DeviceInteger, NkiScalar, VirtualRegister
 from .view import Indirect, View
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from 3.11 on
+
+
+# The types of an index that an engine reads element by element.
+_INDEX_TYPES = frozenset(dtype for dtype in COMPUTABLE if dtype.is_integer)
+
+
+class DynamicSlice(NamedTuple):
+    """``nl.ds(start, size)``: the elements ``start`` to ``start + size`` (exclusive).
+
+    ``start`` may be a register or an ``NkiScalar``.
+    """
+
+    start: int | DeviceInteger
+    size: int
+
+
+class _Picked(NamedTuple):
+    """The part of one dimension that an index selects; a register or a scalar is added to ``start``."""
+
+    start: int
+    length: int
+    step: int = 1
+    is_integer: bool = False
+    register: DeviceInteger | None = None
+
+
+def _resolve_key(tensor: View, key: Any) -> list[_Picked]:
+    """Return the part of each dimension of ``tensor`` that ``tensor[key]`` selects.
+
+    Raises:
+        OutOfRangeError: if an index leaves its dimension.
+        NkiValidationError: if there are too many indices or one has a type that NKI does not document.
+    """
+    keys = list(key) if isinstance(key, tuple) and not isinstance(key, DynamicSlice) else [key]
+    ellipses = sum(item is Ellipsis for item in keys)
+    if ellipses > 1 or len(keys) - ellipses > tensor.ndim:
+        raise NkiValidationError(f"{tensor} has {tensor.ndim} dimensions, got the index {key!r}")
+    everything = slice(None)
+    at = next((position for position, item in enumerate(keys) if item is Ellipsis), len(keys))
+    fill = [everything] * (tensor.ndim - len(keys) + ellipses)
+    keys[at : at + ellipses] = fill
+    return [_pick(tensor, dim, item) for dim, item in enumerate(keys)]
+
+
+def _pick(tensor: View, dim: int, item: Any) -> _Picked:
+    size = tensor.shape[dim]
+    if isinstance(item, builtins.slice):
+        return _pick_slice(tensor, dim, item)
+    if isinstance(item, DeviceInteger):
+        return _Picked(0, 1, is_integer=True, register=item)
+    if isinstance(item, DynamicSlice):
+        if isinstance(item.start, DeviceInteger):
+            return _pick_from_register(tensor, dim, item.start, _integer(tensor, dim, item.size, item))
+        start, length = (_integer(tensor, dim, bound, item) for bound in item)
+        if not 0 <= start <= start + length <= size:
+            raise OutOfRangeError(f"nl.ds({start}, {length}) leaves dimension {dim} of {tensor}")
+        return _Picked(start, length)
+    index = _integer(tensor, dim, item, item)
+    if not -size <= index < size:
+        raise OutOfRangeError(f"index {index} is out of range for dimension {dim} of {tensor}")
+    return _Picked(index % size, 1, is_integer=True)
+
+
+def _pick_from_register(tensor: View, dim: int, start: DeviceInteger, length: int) -> _Picked:
+    if not 0 < length <= tensor.shape[dim]:
+        raise OutOfRangeError(f"nl.ds({start}, {length}) does not fit dimension {dim} of {tensor}")
+    return _Picked(0, length, register=start)
+
+
+def _integer(tensor: View, dim: int, value: Any, item: Any) -> int:
+    """Return ``value``, a part of the index ``item``, as an int.
+
+    A boolean is an error, because numpy would take it for a mask.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        if isinstance(value, DeviceInteger):
+            remedy = "; use nl.ds(register, size)"
+        else:
+            remedy = f"; use select({dim}, tensor)" if hasattr(value, "buffer") else ""
+        raise NkiValidationError(
+            f"{tensor} can be indexed with integers, slices, ... and nl.ds, got {item!r} for dimension {dim}{remedy}"
+        ) from None
+
+
+def _pick_slice(tensor: View, dim: int, item: builtins.slice) -> _Picked:
+    """Resolve a slice. Unlike in Python, one that leaves the tensor is an error: the device would read a neighbour."""
+    size = tensor.shape[dim]
+    step = 1 if item.step is None else _integer(tensor, dim, item.step, item)
+    start = 0 if item.start is None else _integer(tensor, dim, item.start, item)
+    stop = size if item.stop is None else _integer(tensor, dim, item.stop, item)
+    start += size if start < 0 else 0
+    stop += size if stop < 0 else 0
+    if step < 1:
+        raise NkiValidationError(f"a slice needs a step >= 1, got {step} for dimension {dim} of {tensor}")
+    if not (0 <= start <= size and 0 <= stop <= size):
+        parts = (item.start, item.stop) if item.step is None else (item.start, item.stop, item.step)
+        text = ":".join("" if part is None else str(part) for part in parts)
+        raise OutOfRangeError(f"slice [{text}] leaves dimension {dim} of {tensor}")
+    return _Picked(start, max(0, -(-(stop - start) // step)), step)
+
+
+def _checked_index_tensor(method: str, view: View, index: Any, kind: str, columns: int | None = 1) -> View:
+    """Check that an index is an integer SBUF tensor of the documented shape, and return it in two dimensions.
+
+    Further dimensions of size 1 are removed: the patterns of published kernels keep them.
+
+    Args:
+        method, view: the method and the view that use the index, for messages.
+        index: the kernel's argument.
+        kind: ``"scalar"`` or ``"vector"``.
+        columns: the number of elements per partition; None for any number.
+
+    Raises:
+        NkiValidationError: if it is not; the message names the method and the requirement.
+    """
+    wrong = _violation(index, kind, columns)
+    if wrong:
+        raise NkiValidationError(f"NkiTensor.{method} on {view}: the {kind} offset must {wrong}")
+    return _in_two_dimensions(index)
+
+
+def _violation(index: Any, kind: str, columns: int | None) -> str:
+    """Return the requirement that an index violates, as text after "must"; an empty string if there is none."""
+    wanted = "(1, 1)" if kind == "scalar" else "(P, 1)" if columns == 1 else "(P, 1) or (P, N)"
+    shape = getattr(index, "shape", None)
+    if shape is None or not hasattr(index, "buffer"):
+        return f"be an SBUF tensor of shape {wanted}, got {index!r}"
+    if index.buffer is not MemoryRegion.sbuf or not index.dtype.is_integer:
+        return f"be an integer tensor in SBUF, got {index}"
+    if index.dtype == int64:
+        return f"have 32 bits or fewer, got {index}; nisa.scalar_load takes one of 64"
+    if index.is_indirect():
+        return f"not be an indirect view itself, got {index}"
+    flat = _in_two_dimensions(index).shape
+    if len(flat) != 2 or columns not in (None, flat[1]) or (kind == "scalar" and shape[0] != 1):
+        return f"have shape {wanted}, got {index}"
+    return ""
+
+
+def _in_two_dimensions(index: View) -> View:
+    """Return an index tensor without its free dimensions of size 1; if all are of size 1, the last one stays."""
+    if len(index.shape) <= 2:
+        return index
+    free = [dim for dim in range(1, index.ndim) if index.shape[dim] != 1] or [index.ndim - 1]
+    shape, strides = (tuple(sizes[dim] for dim in (0, *free)) for sizes in (index.shape, index.strides))
+    return index.with_layout(Layout(shape, strides, index.offset))
+
+
+def checked_scalar_index(method: str, view: View, index: Any) -> View | DeviceInteger:
+    """Check that an index is a register, a scalar or an integer SBUF tensor of shape (1, 1), and return it.
+
+    The tensor is returned in two dimensions.
+
+    Raises:
+        NkiValidationError: if it is not; the message names the method and the requirement.
+    """
+    if isinstance(index, VirtualRegister):
+        return index
+    if isinstance(index, NkiScalar):
+        if view.is_on_chip() and index.dtype != int32:
+            raise NkiValidationError(
+                f"NkiTensor.{method} on {view}: on chip the scalar offset must be an int32, got {index}; "
+                f"nisa.scalar_load it from a tensor of int32"
+            )
+        return index
+    return _checked_index_tensor(method, view, index, "scalar")
+
+
+def _check_offsets(owner: str, index: Any, partitions: int) -> None:
+    """Check that the index of ``NkiTensor.indirect`` is an integer SBUF tensor of shape (``partitions``, K).
+
+    Raises:
+        NkiValidationError: if it is not; the message names ``owner`` and the requirement.
+    """
+    is_in_sbuf = hasattr(index, "buffer") and str(index.buffer) == "sbuf"
+    if not is_in_sbuf or index.dtype not in _INDEX_TYPES or index.is_indirect():
+        raise NkiValidationError(f"{owner}: the index must be a static integer tensor in SBUF, got {index!r}")
+    if len(index.shape) != 2 or index.shape[0] != partitions:
+        raise NkiValidationError(f"{owner}: the index must have shape ({partitions}, K), got {index}")
 
 
 class IndexedViews(View):
@@ -51,7 +233,7 @@ class IndexedViews(View):
             view = self._of_plain_key(key if type(key) is tuple else (key,))
             if view is not None:
                 return view
-        picked = resolve_key(self, key)
+        picked = _resolve_key(self, key)
         if self.indirect_access is not None:
             self._check_direct(picked, self.indirect_access)
         offset = self.offset
@@ -103,17 +285,17 @@ class IndexedViews(View):
             return None
         return self._with(shape, strides, offset)
 
-    def _check_direct(self, picked: list[Picked], indirect: Indirect) -> None:
+    def _check_direct(self, picked: list[_Picked], indirect: Indirect) -> None:
         """Check that an index selects all of each dimension along which the tensor is already indexed indirectly."""
         if indirect.kind == "tensor":
             taking_part: Sequence[int] = range(self.ndim)
         else:
             taking_part = () if indirect.dim is None else (indirect.dim,)
         for dim in taking_part:
-            if picked[dim] != Picked(0, self.shape[dim]):
+            if picked[dim] != _Picked(0, self.shape[dim]):
                 raise NkiValidationError(f"{self}: dimension {dim} is indirect and cannot be indexed")
 
-    def _dynamic_part(self, picked: list[Picked]) -> Indirect | None:
+    def _dynamic_part(self, picked: list[_Picked]) -> Indirect | None:
         """Return the :class:`Indirect` for a register or a scalar in an index; None if the index has none."""
         indirect = None
         for dim, pick in enumerate(picked):
@@ -134,7 +316,7 @@ class IndexedViews(View):
             raise NkiValidationError(f"NkiTensor.{method}: the partition dimension of {self} has no dynamic index")
         return Indirect("scalar", index, self.strides[dim], limit, self, None)
 
-    def _kept_dimensions(self, picked: list[Picked]) -> list[int]:
+    def _kept_dimensions(self, picked: list[_Picked]) -> list[int]:
         kept = [dim for dim, pick in enumerate(picked) if not pick.is_integer or (dim == 0 and self.is_on_chip())]
         least = 2 if self.is_on_chip() else 1
         # Rather than lose the second dimension, the last free one stays at size 1.
@@ -176,8 +358,8 @@ class IndexedViews(View):
         self._refuse_second_indirection("select")
         index = checked_scalar_index("select", self, index)
         indirect = self._scalar("select", dim, index, self.shape[dim])
-        picked = [Picked(0, size) for size in self.shape]
-        picked[dim] = Picked(0, 1, is_integer=True)
+        picked = [_Picked(0, size) for size in self.shape]
+        picked[dim] = _Picked(0, 1, is_integer=True)
         kept = self._kept_dimensions(picked)
         return self._with([picked[k].length for k in kept], [self.strides[k] for k in kept], indirect=indirect)
 
@@ -185,7 +367,7 @@ class IndexedViews(View):
         """See :meth:`NkiTensor.vector_select`."""
         if dim != 0:
             raise NkiValidationError(f"NkiTensor.vector_select: dim must be 0, got {dim!r}")
-        vector_offset = checked_index_tensor("vector_select", self, vector_offset, "vector")
+        vector_offset = _checked_index_tensor("vector_select", self, vector_offset, "vector")
         shape = [vector_offset.shape[0], *self.shape[1:]]
         return self._vector("vector_select", shape, self.strides, self.offset, vector_offset, None)
 
@@ -201,7 +383,7 @@ class IndexedViews(View):
         self._refuse_second_indirection(method)
         if self.is_on_chip():
             raise NkiValidationError(f"NkiTensor.{method}: a vector offset needs a tensor in HBM, got {self}")
-        index = checked_index_tensor(method, self, index, "vector", columns=None)
+        index = _checked_index_tensor(method, self, index, "vector", columns=None)
         if index.size < shape[0]:  # dma_transpose takes the first ones of more; other instructions refuse that
             raise NkiValidationError(
                 f"NkiTensor.{method} on {self}: the vector offset must have one index for each of the {shape[0]} rows "
@@ -230,7 +412,7 @@ class IndexedViews(View):
         self._refuse_second_indirection("indirect")
         if not self.is_on_chip() or not self.is_contiguous():
             raise NkiValidationError(f"{where}: needs an on-chip tensor whose free dimensions are dense")
-        check_offsets(where, index, self.shape[0])
+        _check_offsets(where, index, self.shape[0])
         count = index.size if num_elem is None else as_integer(f"{where}: num_elem", num_elem)
         if not 0 < count <= index.size:
             raise NkiValidationError(f"{where}: num_elem must be in [1, {index.size}], got {num_elem}")

@@ -1,28 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Views of all elements of a tensor in another shape, order or type.
+"""Views of all elements of a tensor in another shape, order or type, and views by an access pattern (``ap``).
 
-Source: docstrings of the methods of ``NkiTensor``.
+Sources: docstrings of the methods of ``NkiTensor``; ``nki/deep-dives/nki-aps.rst`` for ``ap``.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from math import prod
+from operator import index as as_int
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..terms.argument_checks import as_integer, as_integers
 from ..terms.dtypes import DType, as_dtype
 from ..terms.errors import NkiValidationError, OutOfRangeError
-from ..terms.integers import as_integer, as_integers
-from ..terms.layout import reshape_strides, row_major_strides
-from .rearrangement import Rearrangement, completed
-from .view import View
+from ..terms.layout import Layout, extent, reshape_strides, row_major_strides
+from .indexed_views import IndexedViews, checked_scalar_index
+from .registers import DeviceInteger
+from .view import Indirect, View
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from 3.11 on
+
+
+class _Rearrangement:
+    """The splits, permutation and merges by which ``NkiTensor.rearrange`` gets from one pattern to the other.
+
+    Attributes:
+        splits: the dimensions to split, ascending, and the sizes into which they are split.
+        order: the permutation of the dimensions after the splits.
+        merges: the first and last dimension of each group to merge, ascending, numbered before any merge.
+
+    Raises:
+        NkiValidationError: if the patterns do not fit each other, the shape or ``fixed_sizes``.
+    """
+
+    def __init__(
+        self, source: Sequence[Any], target: Sequence[Any], fixed_sizes: dict[str, int], shape: Sequence[int]
+    ) -> None:
+        source_groups, target_groups = _groups("src_pattern", source), _groups("dst_pattern", target)
+        source_names = [name for group in source_groups for name in group]
+        target_names = [name for group in target_groups for name in group]
+        if sorted(source_names) != sorted(target_names):
+            raise NkiValidationError("both patterns must have the same names")
+        if len(source_groups) != len(shape):
+            raise NkiValidationError(f"src_pattern must have {len(shape)} items, one for each dimension")
+        if not isinstance(fixed_sizes, dict):
+            raise NkiValidationError(f"fixed_sizes must be a dictionary of names and sizes, got {fixed_sizes!r}")
+        unknown = [name for name in fixed_sizes if name not in source_names]
+        if unknown:
+            raise NkiValidationError(f"fixed_sizes names {unknown[0]!r}, which the patterns do not have")
+        self.splits: list[tuple[int, tuple[int, ...]]] = []
+        for dim, (group, size) in enumerate(zip(source_groups, shape, strict=True)):
+            default = size if len(group) == 1 else -1
+            sizes = _completed(f"dimension {dim}, {group}", size, [fixed_sizes.get(name, default) for name in group])
+            if len(group) > 1:
+                self.splits.append((dim, sizes))
+        self.order = tuple(source_names.index(name) for name in target_names)
+        self.merges: list[tuple[int, int]] = []
+        first = 0
+        for group in target_groups:
+            if len(group) > 1:
+                self.merges.append((first, first + len(group) - 1))
+            first += len(group)
+
+
+def _groups(parameter: str, pattern: Sequence[Any]) -> list[tuple[str, ...]]:
+    """Return every item of a pattern as a tuple of names.
+
+    Raises:
+        NkiValidationError: if an item is neither a name nor a tuple of names, or a name is repeated.
+    """
+    if not isinstance(pattern, tuple | list):
+        raise NkiValidationError(f"{parameter} must be a tuple of names and tuples of names, got {pattern!r}")
+    groups = [tuple(item) if isinstance(item, tuple | list) else (item,) for item in pattern]
+    names = [name for group in groups for name in group]
+    if not all(group and all(isinstance(name, str) for name in group) for group in groups):
+        raise NkiValidationError(f"{parameter} must be a tuple of names and tuples of names")
+    if len(set(names)) != len(names):
+        raise NkiValidationError(f"{parameter} must have every name once")
+    return groups
+
+
+def _completed(what: str, size: int, parts: Sequence[int]) -> tuple[int, ...]:
+    """Return ``parts``, whose product is ``size``, with a -1 (at most one) replaced by the remaining size.
+
+    Raises:
+        NkiValidationError: if they cannot multiply to ``size``; the message names ``what``.
+    """
+    sizes = list(as_integers(f"{what}: sizes", parts))
+    stated = list(sizes)
+    if not sizes or min(sizes) < -1 or sizes.count(-1) > 1:
+        raise NkiValidationError(f"{what}: sizes must not be negative, except for one -1, got {stated}")
+    known = prod(part for part in sizes if part != -1)
+    if -1 in sizes and known and size % known == 0:
+        sizes[sizes.index(-1)] = size // known
+    if -1 in sizes or prod(sizes) != size:
+        raise NkiValidationError(f"{what}: sizes {stated} do not make up {size}")
+    return tuple(sizes)
 
 
 class ReshapedViews(View):
@@ -111,7 +191,7 @@ class ReshapedViews(View):
     def _reshape_dim(self, dim: int, shape: Sequence[int]) -> Self:
         """See :meth:`NkiTensor.reshape_dim`."""
         dim = self._check_dim("reshape_dim", dim)
-        sizes = completed(f"NkiTensor.reshape_dim of dimension {dim} of {self}", self.shape[dim], shape)
+        sizes = _completed(f"NkiTensor.reshape_dim of dimension {dim} of {self}", self.shape[dim], shape)
         if len(sizes) != 1 or not self.is_on_chip():
             self._check_not_first("reshape_dim", dim)
         strides = [stride * self.strides[dim] for stride in row_major_strides(sizes)]
@@ -146,7 +226,7 @@ class ReshapedViews(View):
     ) -> Self:
         """See :meth:`NkiTensor.rearrange`."""
         try:
-            plan = Rearrangement(src_pattern, dst_pattern, fixed_sizes or {}, self.shape)
+            plan = _Rearrangement(src_pattern, dst_pattern, fixed_sizes or {}, self.shape)
             view = self._with(self.shape, self.strides)
             # From the last dimension to the first, so that the numbers of those still to come do not change.
             for dim, sizes in reversed(plan.splits):
@@ -199,3 +279,121 @@ class ReshapedViews(View):
         shape = [*self.shape[:-1], last_bytes // new_width]
         strides = [*(stride // new_width for stride in outer), 1]
         return self._with(shape, strides, self.offset * old_width // new_width, new)
+
+
+class AccessPatterns(IndexedViews, ReshapedViews):
+    """The method ``ap`` of ``NkiTensor``: a view defined directly by an access pattern ``[[stride, count], ...]``.
+
+    On the hardware all other views are access patterns too.
+    """
+
+    __slots__ = ()
+
+    def _ap(
+        self,
+        pattern: Sequence[Sequence[int]],
+        offset: int | None = None,
+        scalar_offset: View | DeviceInteger | None = None,
+        vector_offset: View | None = None,
+        indirect_dim: int = 0,
+        dtype: Any = None,
+    ) -> Self:
+        """See :meth:`NkiTensor.ap`."""
+        self._refuse_second_indirection("ap")
+        new_dtype = self.dtype if dtype is None else self._reinterpreted(as_dtype(dtype), "ap")
+        added = 0 if offset is None else as_integer(f"NkiTensor.ap on {self}: offset", offset)
+        strides, shape, added = self._checked_pattern(pattern, added, new_dtype)
+        start = self.offset * self.dtype.itemsize // new_dtype.itemsize + added
+        if vector_offset is None and scalar_offset is None:
+            return self._static_pattern(shape, strides, start, new_dtype)
+        if vector_offset is not None and scalar_offset is not None:
+            raise NkiValidationError(f"NkiTensor.ap on {self}: give scalar_offset or vector_offset, not both")
+        if vector_offset is not None:
+            if indirect_dim != 0:
+                raise NkiValidationError(
+                    f"NkiTensor.ap on {self}: a vector offset needs indirect_dim=0, got {indirect_dim}"
+                )
+            return self._vector("ap", shape, strides, start, vector_offset, new_dtype)
+        assert scalar_offset is not None
+        return self._scalar_pattern(shape, strides, start, new_dtype, scalar_offset, indirect_dim)
+
+    def _static_pattern(self, shape: list[int], strides: list[int], start: int, dtype: DType) -> Self:
+        outside = self._what_is_outside(shape, strides, start, dtype)
+        if not outside:
+            return self._with(shape, strides, start, dtype)
+        return self._outside(Layout(tuple(shape), tuple(strides), start), dtype, f"NkiTensor.ap on {self}: {outside}")
+
+    @abstractmethod
+    def _outside(self, layout: Layout, dtype: DType, message: str) -> Self:
+        """Return a view that leaves the tensor: it may be made, but every use raises an error with ``message``."""
+
+    def _what_is_outside(self, shape: list[int], strides: list[int], start: int, dtype: DType) -> str:
+        """Describe how a static pattern leaves the storage or, on chip, a partition; an empty string if it does not."""
+        low, high = extent(Layout(tuple(shape), tuple(strides), start))
+        elements = self.storage.elements_of(dtype)
+        if low < 0 or high >= elements:
+            return (
+                f"pattern {list(zip(strides, shape, strict=True))} at offset {start} touches elements {low} to {high} "
+                f"of a storage of {elements}"
+            )
+        if not self.is_on_chip():
+            return ""
+        row = strides[0]
+        low, high = extent(Layout(tuple(shape[1:]), tuple(strides[1:]), start % row))
+        if low < 0 or high >= row:
+            return (
+                f"the free pattern {list(zip(strides[1:], shape[1:], strict=True))} at offset {start} leaves the {row} "
+                f"elements of a partition"
+            )
+        return ""
+
+    def _scalar_pattern(
+        self,
+        shape: list[int],
+        strides: list[int],
+        start: int,
+        dtype: DType,
+        index: View | DeviceInteger,
+        indirect_dim: int,
+    ) -> Self:
+        index = checked_scalar_index("ap", self, index)
+        dim = self._check_dim("ap", indirect_dim)
+        if dim == 0 and self.is_on_chip():
+            raise NkiValidationError(f"NkiTensor.ap: the partition dimension of {self} has no dynamic index")
+        indirect = Indirect("scalar", index, self._step(dim, dtype), self.shape[dim], self, None)
+        return self._with(shape, strides, start, dtype, indirect)
+
+    def _checked_pattern(
+        self, pattern: Sequence[Sequence[int]], offset: int, dtype: DType
+    ) -> tuple[list[int], list[int], int]:
+        """Return the strides, counts and offset of a pattern after checks, in elements of ``dtype`` over the storage.
+
+        An on-chip pattern whose first stride and offset count partitions of a view is converted to those of the
+        storage.
+        """
+        try:
+            strides = [as_int(stride) for stride, _ in pattern]
+            shape = [as_int(count) for _, count in pattern]
+        except (TypeError, ValueError):
+            raise NkiValidationError(f"NkiTensor.ap: pattern must be [[stride, count], ...], got {pattern!r}") from None
+        if not shape or min(shape) < 0:
+            raise NkiValidationError(f"NkiTensor.ap: pattern needs a dimension and counts >= 0, got {pattern!r}")
+        if not self.is_on_chip():
+            return strides, shape, offset
+        row = prod(self.storage.shape[1:]) * self.storage.dtype.itemsize // dtype.itemsize
+        if len(shape) < 2:
+            raise NkiValidationError(
+                f"NkiTensor.ap on {self}: an on-chip pattern starts with the partition dimension and has at least "
+                f"one free dimension, got {pattern!r}"
+            )
+        if shape[0] > 1 and strides[0] != row:
+            own_row = self.free_size * self.dtype.itemsize // dtype.itemsize
+            if strides[0] != own_row or own_row == 0 or not self.is_contiguous():
+                raise NkiValidationError(
+                    f"NkiTensor.ap on {self}: the first stride must be the {row} elements of a partition, "
+                    f"got {strides[0]}"
+                )
+            partitions, rest = divmod(offset, own_row)
+            offset = partitions * row + rest
+        strides[0] = row
+        return strides, shape, offset

@@ -9,22 +9,205 @@ Values, Tensor Indexing) and ``nki/deep-dives/nki-aps.rst`` of the NKI documenta
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from ..memory.storage import Storage
-from ..terms.description import describe_foreign_value
-from ..terms.dtypes import DType, as_dtype
-from ..terms.errors import ArgumentTypeError, NkiValidationError, OutOfRangeError
+from ..terms.argument_checks import describe_foreign_value
+from ..terms.compilation import NKIObject
+from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
+from ..terms.enums import HBM, MemoryRegion, as_region
+from ..terms.errors import ArgumentTypeError, NkiValidationError, OutOfRangeError, TensorTypeError
 from ..terms.layout import Layout, dense
-from ..terms.regions import HBM, MemoryRegion, as_region
-from .access_patterns import AccessPatterns
-from .python_operators import PythonOperators
-from .scalars import DeviceInteger
-from .text import values_text
+from ..terms.other_names import NUMPY_NAMES
+from .registers import DeviceInteger
+from .reshaped_views import AccessPatterns
 from .view import Indirect, View
+
+# Python's operators, each with its symbol and the function to use instead: NKI documents none on tensors.
+_BINARY = {
+    "add": ("+", "nl.add"),
+    "sub": ("-", "nl.subtract"),
+    "mul": ("*", "nl.multiply"),
+    "truediv": ("/", "nl.divide"),
+    "floordiv": ("//", "nl.divide and nl.floor"),
+    "mod": ("%", "nl.mod"),
+    "pow": ("**", "nl.power"),
+    "matmul": ("@", "nl.matmul"),
+    "and": ("&", "nl.bitwise_and"),
+    "or": ("|", "nl.bitwise_or"),
+    "xor": ("^", "nl.bitwise_xor"),
+    "lshift": ("<<", "nl.left_shift"),
+    "rshift": (">>", "nl.right_shift"),
+}
+_COMPARISONS = {
+    "lt": ("<", "nl.less"),
+    "le": ("<=", "nl.less_equal"),
+    "gt": (">", "nl.greater"),
+    "ge": (">=", "nl.greater_equal"),
+}
+_UNARY = {
+    "neg": ("-", "nl.negative"),
+    "abs": ("abs()", "nl.abs"),
+    "invert": ("~", "nl.invert"),
+}
+# The functions by which numbers and arrays of numpy compute an operator, with its symbol and the function to use.
+_BY_UFUNC = {
+    np.floor_divide: _BINARY["floordiv"],
+    **{
+        getattr(np, function.removeprefix("nl.")): (symbol, function)
+        for symbol, function in (*_BINARY.values(), *_COMPARISONS.values())
+        if " " not in function
+    },
+}
+_EQUALITY = {np.equal: False, np.not_equal: True}
+_ELSE = "the functions of nki.language (in a debugger, .array is a numpy view)"
+
+# The text of an element that was never written.
+_UNWRITTEN = "--"
+
+
+def _refusal(symbol: str, function: str) -> Callable[..., NoReturn]:
+    def refuse(self: Any, *others: Any) -> NoReturn:
+        raise TensorTypeError(f"{self}: Python's {symbol} is no operation of NKI on tensors; use {function}")
+
+    return refuse
+
+
+class PythonOperators(NKIObject):
+    """The base of ``NkiTensor``: arithmetic raises TensorTypeError; equality is identity, so tensors are hashable."""
+
+    __slots__ = ()
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> bool:
+        """Raise TensorTypeError, unless a number or an array of numpy is compared with the tensor: they are not equal.
+
+        numpy calls this for its elementwise functions, and for an operator with such a number or array on its left.
+        """
+        is_call = method == "__call__"
+        if is_call and ufunc in _EQUALITY and isinstance(inputs[0], np.generic | np.ndarray):
+            return _EQUALITY[ufunc]
+        if is_call and ufunc in _BY_UFUNC:
+            symbol, function = _BY_UFUNC[ufunc]
+            raise TensorTypeError(
+                f"{self}: Python's {symbol} is no operation of NKI on tensors, nor is numpy's {ufunc.__name__}; use "
+                f"{function}"
+            )
+        raise self._no_operation(ufunc.__name__ if is_call else f"{ufunc.__name__}.{method}")
+
+    def __array_function__(self, function: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of numpy's other functions if they compute nothing, such as ``np.shape``, or else raise.
+
+        Raises:
+            TensorTypeError: naming the function, and what to use instead.
+        """
+        try:
+            return function._implementation(*args, **kwargs)
+        except TensorTypeError:
+            raise self._no_operation(function.__name__) from None
+
+    def _no_operation(self, name: str) -> TensorTypeError:
+        """Return the error about a function of numpy."""
+        return TensorTypeError(
+            f"{self}: numpy's {name} is no operation of NKI on tensors; use {NUMPY_NAMES.get(name, _ELSE)}"
+        )
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise TensorTypeError: numpy would treat a tensor as one object, and its sum as the tensor itself."""
+        raise TensorTypeError(f"{self}: numpy cannot compute with a tensor; use {_ELSE}")
+
+    def __index__(self) -> NoReturn:
+        """Raise TensorTypeError; ``int()``, ``float()`` and ``range()`` call this too."""
+        raise TensorTypeError(
+            f"{self}: the values of a tensor are not known while the kernel is being built; nisa.register_load brings "
+            f"one into a register"
+        )
+
+
+def _refuse_in_place(symbol: str, function: str) -> Callable[..., NoReturn]:
+    def refuse(self: Any, *others: Any) -> NoReturn:
+        use = f"{function}, or nisa.tensor_tensor(t, t, other, op={function}) for a result in the same tile"
+        if " " in function or function == "nl.matmul":  # no single operator of tensor_tensor
+            use = function
+        elif symbol == "+" and self.buffer is MemoryRegion.psum:
+            use = "nisa.nc_matmul(t, stationary, moving), which adds to what an earlier matmul wrote there"
+        raise TensorTypeError(f"{self}: Python's {symbol}= is no operation of NKI on tensors; use {use}")
+
+    return refuse
+
+
+for _name, (_symbol, _function) in _BINARY.items():
+    setattr(PythonOperators, f"__i{_name}__", _refuse_in_place(_symbol, _function))
+for _table, _prefixes in ((_BINARY, ("", "r")), (_COMPARISONS, ("",)), (_UNARY, ("",))):
+    for _name, (_symbol, _function) in _table.items():
+        for _prefix in _prefixes:
+            setattr(PythonOperators, f"__{_prefix}{_name}__", _refusal(_symbol, _function))
+
+
+def _values_text(tensor: View) -> str:
+    """Return the elements as numpy prints them, shortened by the same ``np.set_printoptions``; never an error.
+
+    Unwritten elements are ``--``. Only the elements that are shown are read. For an indirect view the index is shown,
+    since only an instruction follows it.
+    """
+    indirect = tensor.indirect_access
+    if indirect is not None:
+        index = indirect.index
+        return f"at an address that is read at run time from {index!s}"
+    if tensor.storage is None:
+        return "without a storage"
+    if tensor.storage.is_abstract:
+        reason = "the launch was given shapes only" if tensor.storage.is_shape_only else "skip_arithmetic left them out"
+        return f"without values: {reason}"
+    options = np.get_printoptions()
+    is_shortened = tensor.size > options["threshold"]
+    edge = options["edgeitems"] if is_shortened else max(tensor.shape, default=0)
+    picks = [_shown(size, edge) for size in tensor.shape]
+    values = np.asarray(tensor.array[np.ix_(*picks)])
+    texts = _texts(values, _unwritten(tensor, picks), tensor.dtype in LOW_PRECISION)
+    # numpy puts dots for what it leaves out, so it is given one element more to leave out of a dimension.
+    sizes = [min(size, 2 * edge + 1) for size in tensor.shape]
+    places = [
+        np.where(pick < edge, pick, pick - size + shown)
+        for pick, size, shown in zip(picks, tensor.shape, sizes, strict=True)
+    ]
+    positions = np.zeros(sizes, np.intp)
+    positions[np.ix_(*places)] = np.arange(values.size).reshape(values.shape)
+    with np.printoptions(threshold=0 if is_shortened else sys.maxsize):
+        return np.array2string(positions, formatter={"int": lambda position: texts[int(position)]})
+
+
+def _shown(size: int, edge: int) -> npt.NDArray[np.intp]:
+    """Return the indices that are shown of a dimension: all, or of a long one the first and last ``edge``."""
+    if size <= 2 * edge:
+        return np.arange(size)
+    return np.concatenate([np.arange(edge), np.arange(size - edge, size)])
+
+
+def _unwritten(tensor: View, picks: list[npt.NDArray[np.intp]]) -> npt.NDArray[np.bool_]:
+    written = tensor.storage.written
+    shape = tuple(len(pick) for pick in picks)
+    if written.is_full or written.is_untouched:  # and no mask is made for the answer
+        return np.full(shape, not written.is_full)
+    mask = written.mask_of(tensor.layout, tensor.storage.width_of(tensor.dtype))
+    return np.logical_not(mask[np.ix_(*picks)].all(axis=-1)).reshape(shape)
+
+
+def _texts(values: npt.NDArray[Any], unwritten: npt.NDArray[np.bool_], is_low_precision: bool) -> list[str]:
+    """Return the text of each element, all of one width."""
+    written = values[~unwritten]
+    if is_low_precision:
+        written = written.astype(np.float32)
+    # numpy pads all elements to one width, with the points below each other; a line for each keeps them apart.
+    block = np.array2string(written, separator="\n", threshold=sys.maxsize, max_line_width=sys.maxsize)
+    lines = block.removeprefix("[").removesuffix("]").split("\n")
+    width = max(len(lines[0]), len(_UNWRITTEN) if unwritten.any() else 0)
+    formatted = iter(lines)
+    return [(_UNWRITTEN if is_missing else next(formatted)).rjust(width) for is_missing in unwritten.reshape(-1)]
 
 
 class NkiTensor(AccessPatterns, PythonOperators):
@@ -279,7 +462,7 @@ class NkiTensor(AccessPatterns, PythonOperators):
 
     def __str__(self) -> str:
         """Return the line of ``repr`` and the values, shortened as in numpy; ``--`` marks unwritten elements."""
-        return f"{self!r}\n{values_text(self)}"
+        return f"{self!r}\n{_values_text(self)}"
 
     def __bool__(self) -> bool:
         """Return True for a tensor in HBM or a whole tile, as published kernels test whether an optional tensor exists.

@@ -3,9 +3,9 @@
 
 """``View``, the base of every tensor: a layout (shape, strides, offset) of a storage, a type, and questions about both.
 
-``Indirect`` is the part of an address that is read at run time. ``NkiTensor`` in ``tensor.py`` adds the views that
-kernels make: by indexing (``indexed_views.py``), by reshaping (``reshaped_views.py``) and by an access pattern
-(``access_patterns.py``).
+``Indirect`` is the part of an address that is read at run time. Functions tell in which partitions a view on chip lies
+or may start. ``NkiTensor`` in ``tensor.py`` adds the views that kernels make: by indexing (``indexed_views.py``), by
+reshaping and by an access pattern (``reshaped_views.py``).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..memory.storage import Storage
-from ..terms.description import describe, first_and_last
+from ..terms.argument_checks import describe, first_and_last
+from ..terms.compilation import NKIObject
 from ..terms.dtypes import DType
+from ..terms.enums import ON_CHIP, MemoryRegion
 from ..terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from ..terms.layout import Layout, is_dense
-from ..terms.objects import NKIObject
-from ..terms.regions import ON_CHIP, MemoryRegion
 from ..terms.spec import DataNeeded
-from .scalars import DeviceInteger
+from .registers import DeviceInteger
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from 3.11 on
@@ -104,7 +104,7 @@ class View(NKIObject):
         layout: the shape, strides and offset together.
         is_whole: whether it is known to be all of the storage.
         indirect_access: the dynamic part of this view's address, if it has one.
-        may_be_accessed: whether it is known to be within what a compute engine can access; see isa/access.py.
+        may_be_accessed: whether it is known to be within what a compute engine can access; see isa/checks.py.
         size: the number of elements.
         free_size: the number of elements for each index of dimension 0; on chip, elements per partition.
     """
@@ -299,3 +299,42 @@ class View(NKIObject):
     def _keeps_first_dimension(self) -> bool:
         """Return whether dimension 0 counts partitions, or the rows of a vector offset, and stays unchanged."""
         return self.is_on_chip() or (self.indirect_access is not None and self.indirect_access.dim == 0)
+
+
+def partition_elements(tensor: View) -> int:
+    """Return the stride of the storage's partitions, in elements of the view's type."""
+    storage = tensor.storage
+    if tensor.dtype is storage.dtype:  # most are
+        return storage.partition_elements
+    return storage.partition_bytes // storage.width_of(tensor.dtype)
+
+
+def start_partition(tensor: View) -> int:
+    """Return the partition of the tensor's own storage in which an on-chip view starts."""
+    return tensor.offset // partition_elements(tensor) if tensor.offset else 0
+
+
+def first_partition(tensor: View) -> int | None:
+    """Return the partition in which an on-chip view starts, or None if the kernel leaves this to the compiler."""
+    address = tensor.storage.address
+    return None if address is None else address[0] + start_partition(tensor)
+
+
+def first_lane(tensor: View) -> int:
+    """Return :func:`first_partition`, with unplaced tensors assumed to start at partition 0."""
+    placed = first_partition(tensor)
+    return start_partition(tensor) if placed is None else placed
+
+
+def allowed_starts(partitions: int) -> tuple[int, ...]:
+    """Return the partitions at which a compute engine's access to ``partitions`` partitions may start."""
+    return (0, 32, 64, 96) if partitions <= 32 else (0, 64) if partitions <= 64 else (0,)
+
+
+def possible_starts(tensor: View) -> tuple[int, ...]:
+    """Return where an on-chip view may start: where the kernel placed it, else wherever a compiler may place it."""
+    placed = first_partition(tensor)
+    if placed is not None:
+        return (placed,)
+    start = start_partition(tensor)
+    return tuple(first + start for first in allowed_starts(tensor.storage.shape[0]))

@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..hardware.generation import Generation
+from ..hardware.generations import Generation
 from ..terms import dtypes as dt
-from ..terms.enums import Engine, matmul_perf_mode, reduce_cmd
-from ..terms.regions import MemoryRegion
+from ..terms.enums import Engine, MemoryRegion, matmul_perf_mode, reduce_cmd
 from .footprints import Form
 from .parameters import ModelParameters
 
@@ -34,7 +33,7 @@ class CostInputs(NamedTuple):
 
     Attributes:
         engine: the engine that runs it.
-        values: its parameters by name: the forms of tensors, and the deciding parameters (``plans.DECIDING``).
+        values: its parameters by name: the forms of tensors, and the deciding parameters (``instruction.DECIDING``).
         generation: the hardware.
         parameters: the assumptions.
     """

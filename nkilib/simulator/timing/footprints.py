@@ -1,31 +1,165 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The properties of a tensor that the model of time needs. Tensors with equal properties share one description.
+"""The footprints of views: their form, the bytes of a storage that they occupy, and whether two of them share a byte.
 
-A kernel makes the same few views again and again: each description is looked up by the view's layout, and computed only
-for a new one.
+A kernel makes the same few views again and again, so each is described once: equal forms, parts and footprints are one
+object, looked up by the view's layout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..memory.storage import Storage
+from ..memory.byte_spans import first_meeting, spans_of
 from ..terms.dtypes import DType
-from ..terms.layout import Layout, is_dense
-from ..terms.regions import HBM, ON_CHIP, MemoryRegion
-from .parts import Part, Reach, part_of
-from .transfers import Side, side_of
-from .uses import HbmUses, TileUses
+from ..terms.enums import HBM, ON_CHIP, MemoryRegion
+from ..terms.layout import Layout, extent, is_dense
+from .dma import Side, side_of
 
 # A kernel that makes more views of a storage than this is very long: the cache is cleared.
 _KEPT = 16384
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OccupiedBytes:
+    """The elements of a storage that a tensor occupies. Equal parts are one object: see :func:`part_of`.
+
+    Attributes:
+        layout: the layout of the elements.
+        width: the bytes of an element.
+        first, last: the first byte and the last one.
+        length: the bytes of a run of contiguous elements.
+        step: the bytes from the start of one run to the start of the next; 0 if there is one run.
+        count: the number of runs; 0 if they are not at equal distances.
+        level: the bit length of ``last - first``, by which parts of similar extents are grouped.
+        column, column_end: the bytes that every run occupies, counted from the last multiple of ``step``; the whole
+            range from 0 to ``step`` (1 if it is 0) if there is one run or a run crosses a multiple.
+    """
+
+    layout: Layout
+    width: int
+    first: int
+    last: int
+    length: int
+    step: int
+    count: int
+    level: int = field(init=False)
+    column: int = field(init=False)
+    column_end: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "level", (self.last - self.first).bit_length())
+        column = self.first % self.step if self.step else 0
+        is_between = 0 < column + self.length <= self.step
+        object.__setattr__(self, "column", column if is_between else 0)
+        object.__setattr__(self, "column_end", column + self.length if is_between else max(1, self.step))
+
+    @property
+    def nbytes(self) -> int:
+        """The number of its bytes, each counted once."""
+        if self.count:
+            return self.length * self.count
+        sizes = zip(self.layout.shape, self.layout.strides, strict=True)
+        return self.width * prod(size for size, stride in sizes if stride)
+
+    def meets(self, other: OccupiedBytes) -> bool:
+        """Tell whether the two parts share a byte."""
+        if self.last < other.first or other.last < self.first:
+            return False
+        if self is other or (self.count == 1 and other.count == 1):
+            return True
+        if not self.count or not other.count or (self.step != other.step and self.count > 1 and other.count > 1):
+            return _share_a_byte(self, other)
+        step = self.step if self.count > 1 else other.step
+        # Run i of self meets run k of other if (i - k) * step lies strictly between these two.
+        above, below = other.first - self.first - self.length, other.first - self.first + other.length
+        runs_apart = max(above // step + 1, 1 - other.count)
+        return runs_apart < self.count and runs_apart * step < below
+
+    def covers(self, other: OccupiedBytes) -> bool:
+        """Tell whether this part is known to contain all of ``other``. False may also mean that it is not known."""
+        if self is other:
+            return True
+        if other.first < self.first or other.last > self.last or not self.count:
+            return False
+        if self.count == 1:
+            return True
+        is_alike = other.count == 1 or (other.count > 1 and other.step == self.step)
+        return is_alike and (other.first - self.first) % self.step + other.length <= self.length
+
+
+class Reach(NamedTuple):
+    """The elements that a tensor may have if its address is read at run time.
+
+    The fields are those of :class:`~nkilib.simulator.tensors.indexed_views.Indirect`.
+    """
+
+    kind: str
+    stride: int
+    limit: int
+
+
+def part_of(layout: Layout, width: int, reach: Reach | None, elements: int) -> OccupiedBytes | None:
+    """Return the part of its storage that a tensor occupies; None if it has no elements.
+
+    If the address of the tensor is read at run time, the part has all elements that it may occupy.
+
+    Args:
+        layout: the layout of the tensor.
+        width: the bytes of an element.
+        reach: the range of the address, if it is read at run time.
+        elements: the number of elements of the storage.
+    """
+    if reach is not None and reach.kind != "tensor":
+        layout = _reached(layout, reach, elements)
+    return _part(layout, width)
+
+
+def _reached(layout: Layout, reach: Reach, elements: int) -> Layout:
+    """Return a layout with every element that a view may have if its address is read at run time.
+
+    These are the rows that a vector of indices may choose, or all elements of the storage.
+    """
+    free = Layout(layout.shape[1:], layout.strides[1:], layout.offset)
+    if reach.kind == "vector" and reach.stride > 0:
+        rows = min(reach.limit, (elements - 1 - extent(free)[1]) // reach.stride + 1)
+        return Layout((max(0, rows), *free.shape), (reach.stride, *free.strides), layout.offset)
+    return Layout((elements,), (1,), 0)
+
+
+@lru_cache(maxsize=65536)
+def _part(layout: Layout, width: int) -> OccupiedBytes | None:
+    if 0 in layout.shape:
+        return None
+    low, high = extent(layout)
+    first, last = low * width, high * width + width - 1
+    length, step, count = width, 0, 1
+    for size, stride in sorted(zip(layout.shape, layout.strides, strict=True), key=lambda item: abs(item[1])):
+        distance = abs(stride) * width
+        if size == 1 or distance == 0:
+            continue
+        if count == 1 and distance <= length:
+            length += distance * (size - 1)
+        elif count == 1:
+            step, count = distance, size
+        elif distance == step * count:
+            count *= size
+        else:
+            return OccupiedBytes(layout, width, first, last, 0, 0, 0)
+    return OccupiedBytes(layout, width, first, last, length, step, count)
+
+
+@lru_cache(maxsize=65536)
+def _share_a_byte(first: OccupiedBytes, second: OccupiedBytes) -> bool:
+    sides = [[spans_of(part.layout, part.width)] for part in (first, second)]
+    return first_meeting(*sides) is not None
 
 
 class Form:
@@ -80,7 +214,7 @@ class Footprint:
 
     __slots__ = ("_offset", "_pitch", "_side", "form", "part")
 
-    def __init__(self, form: Form, part: Part | None, offset: int, pitch: int) -> None:
+    def __init__(self, form: Form, part: OccupiedBytes | None, offset: int, pitch: int) -> None:
         self.form = form
         self.part = part
         self._offset = offset
@@ -126,7 +260,7 @@ class Views:
 
     def moved_to(self, region: MemoryRegion) -> Views:
         """Return the views of a storage in another region that is equal in everything else."""
-        return _views_of(self._shape, self._dtype, self._held_as, region)
+        return views_of(self._shape, self._dtype, self._held_as, region)
 
     def footprint(self, layout: Layout, dtype: DType, reach: Reach | None) -> Footprint:
         """Return the footprint of a view of such a storage; ``reach`` is set if its address is read at run time."""
@@ -146,46 +280,4 @@ class Views:
         return Footprint(form, part, layout.offset, pitch)
 
 
-_views_of = lru_cache(maxsize=256)(Views)
-
-
-class Tracked:
-    """The record that the model of time keeps of a storage.
-
-    Attributes:
-        uses: the accesses to it, by part.
-        views: the footprints of its views.
-        name: the name of a tensor in HBM, or its shape and type if it has no name; empty for a tensor on chip.
-        nbytes: the bytes of the whole storage, on the device.
-        contents: a note that a pass keeps about the values in it; None if there is none.
-        has_place: whether it has its place in PSUM, or needs none.
-    """
-
-    __slots__ = ("contents", "has_place", "name", "nbytes", "uses", "views")
-
-    def __init__(self, uses: TileUses | HbmUses, views: Views, name: str, nbytes: int) -> None:
-        self.uses = uses
-        self.views = views
-        self.name = name
-        self.nbytes = nbytes
-        self.contents: object | None = None
-        self.has_place = False
-
-    def share(self, other: Tracked) -> None:
-        """Share the memory of ``other`` on the device: an access to one of them also waits for those to the other."""
-        self.uses = other.uses
-        self.has_place = True
-
-
-def tracked(storage: Storage) -> Tracked:
-    """Return a new record for a storage."""
-    views = _views_of(storage.shape, storage.dtype, storage.numpy_dtype, storage.region)
-    nbytes = prod(storage.shape) * storage.dtype.itemsize
-    if storage.region in ON_CHIP:
-        known = Tracked(TileUses(storage.number), views, "", nbytes)
-        known.has_place = storage.address is not None  # the kernel has placed it, and orders its uses itself
-        return known
-    name = storage.name or f"{list(storage.shape)} {storage.dtype}"
-    known = Tracked(HbmUses(storage.number), views, name, nbytes)
-    known.has_place = True
-    return known
+views_of = lru_cache(maxsize=256)(Views)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from ..hardware.generation import Timing
+from ..hardware.generations import Timing
 
 # The transfers whose descriptors GpSimd writes.
 SoftwareDescriptors = Literal["never", "needed", "always"]

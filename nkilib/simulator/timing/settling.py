@@ -1,32 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The settling of instructions: each issued instruction of a core gets its time on the timeline, and a note of it."""
+"""The settling of instructions: each issued instruction of a core gets its time on the timeline, and a note of it.
+
+A new tile in PSUM waits for those that it takes the place of: the tiles that were used longest ago. In the simulator, a
+kernel that makes a new tile in every step has as many as it likes. The device has 8 banks of 2 KiB
+(``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until the previous content of its
+place has been read. The place that a compiler takes is not published: the model takes the one that is free longest.
+SBUF is not modelled this way: a compiler loads into it out of order, and a public product whose tiles fill it is
+measured without such waits.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..hardware.generation import Generation
-from ..machine.repetition import Skip, Tally
-from ..terms.enums import Engine
-from ..terms.regions import MemoryRegion
-from .banks import Banks
-from .causes import NO_CAUSE
+from ..hardware.generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES, Generation
+from ..machine.loops import Skip, Tally
+from ..terms.enums import Engine, MemoryRegion
+from .dependencies import NOTHING, Done, HbmUses, Place, TileUses, Tracked
+from .dma import Address
 from .footprints import Footprint, Form
-from .noted import Access, Noted
-from .notes import Notes
+from .instruction import Access, InstructionKind, PendingInstruction, kinds_for
+from .instruction_log import InstructionLog
 from .parameters import ModelParameters
 from .passes.engine_choice import BY_WORKLOAD, engines_for
-from .plans import Plan, plans_for
-from .timeline import Places, Span, Timeline
-from .transfers import Address
-from .uses import HbmUses
-from .watch import Period
+from .repetition import Period
+from .timeline import NO_CAUSE, Places, Span, Timeline
 
 _NS_PER_US = 1000.0
+_QUARTER = PARTITIONS // 4
 
 # Members of an Enum are looked up by a Python function before 3.12.
 _PSUM = MemoryRegion.psum
@@ -36,11 +41,84 @@ SEQUENCER = (Engine.sync,)
 _LOADS = frozenset({"register_load", "scalar_load"})
 
 
+class _Vacated:
+    """The tiles that gave up their place in PSUM for a new tile, which waits until they have been read and written.
+
+    Attributes:
+        storage: the number of the storage of the first of these tiles.
+    """
+
+    __slots__ = ("_uses", "storage")
+
+    def __init__(self, uses: Sequence[TileUses]) -> None:
+        self._uses = uses
+        self.storage = uses[0].storage
+
+    def last_write(self, by: Engine) -> Done:
+        """Return the same as :meth:`last_access`: even a read of the new tile waits until its place is free."""
+        return self.last_access(by)[0]
+
+    def last_access(self, by: Engine) -> tuple[Done, bool]:
+        """Return the last access to any of the tiles that were in the place."""
+        accesses = [place.last_access(by) for uses in self._uses for place in uses.values()]
+        return max(accesses, key=lambda access: access[0].ready_ns(by), default=(NOTHING, False))
+
+    def note_read(self, done: Done) -> None:
+        """Do nothing, because the new tile has its own record."""
+
+    def note_write(self, done: Done) -> None:
+        """Do nothing, because the new tile has its own record."""
+
+
+class _Banks:
+    """The PSUM of one core with the tiles that have a place in it, ordered by their last use, the earliest first."""
+
+    def __init__(self) -> None:
+        self._free = float(PSUM_PARTITION_BYTES)
+        self._tiles: OrderedDict[Tracked, float] = OrderedDict()
+
+    def use(self, known: Tracked) -> Place | None:
+        """Note the use of a tile, which gets a place at its first use.
+
+        Returns:
+            The tiles that were in the place, for which the new tile has to wait; None if there were none.
+        """
+        tiles = self._tiles
+        if known.has_place:
+            if known in tiles:
+                tiles.move_to_end(known)
+            return None
+        known.has_place = True
+        size = _size(known)
+        vacated: list[TileUses] = []
+        while self._free < size and tiles:
+            old, freed = tiles.popitem(last=False)
+            self._free += freed
+            if isinstance(old.uses, TileUses):
+                vacated.append(old.uses)
+        self._free -= size
+        tiles[known] = size
+        return _Vacated(vacated) if vacated else None
+
+
+def _size(known: Tracked) -> float:
+    """Return the bytes that a tile takes of PSUM, per partition and averaged over all partitions.
+
+    A tile of few partitions takes a quarter or a half of the partitions, beside other such tiles.
+    """
+    views = known.views
+    nbytes = views.bytes_each
+    if nbytes > PSUM_BANK_BYTES:
+        nbytes = -(-nbytes // PSUM_BANK_BYTES) * PSUM_BANK_BYTES
+    quarters = next(count for count in (1, 2, 4) if views.partitions <= count * _QUARTER)
+    return nbytes * quarters / 4
+
+
 class Settling:
     """The timeline of a core, with notes of the instructions on it and counts of what they moved.
 
     Attributes:
-        notes: a note for each instruction, in program order.
+        log: a note for each instruction, in program order.
         timeline: the timeline of the engines.
         hbm_read, hbm_written: the bytes that were read and written, by the name of the tensor in HBM.
         untimed: by name, the number of instructions whose time is not modelled.
@@ -48,113 +126,119 @@ class Settling:
     """
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
-        self.notes = Notes()
+        self.log = InstructionLog()
         self.timeline = Timeline(generation, parameters)
         self.hbm_read: Counter[str] = Counter()
         self.hbm_written: Counter[str] = Counter()
         self.untimed: Counter[str] = Counter()
         self.tally = Tally(lambda: [self.hbm_read, self.hbm_written, self.untimed])
         self._parameters = parameters
-        self._plans = plans_for(generation, parameters)
-        self._banks = Banks() if parameters.reuses_psum_banks else None
+        self._kinds = kinds_for(generation, parameters)
+        self._banks = _Banks() if parameters.reuses_psum_banks else None
 
-    def add(self, pending: Iterable[Noted]) -> None:
+    def add(self, pending: Iterable[PendingInstruction]) -> None:
         """Put instructions on the timeline, in program order, and note them."""
-        for noted in pending:
-            if noted.dropped_by:
-                plan, span = self._dropped(noted)
-            elif noted.definition.is_untimed:
-                plan, span = self._untimed(noted)
-            elif noted.definition.is_transfer:
-                plan, span = self._transfer(noted)
+        for instruction in pending:
+            if instruction.dropped_by:
+                kind, span = self._dropped(instruction)
+            elif instruction.definition.is_untimed:
+                kind, span = self._untimed(instruction)
+            elif instruction.definition.is_transfer:
+                kind, span = self._transfer(instruction)
             else:
-                plan, span = self._compute(noted)
-            self.notes.add(noted.number, plan, noted.label, span, noted.code, noted.position)
+                kind, span = self._compute(instruction)
+            self.log.add(instruction.number, kind, instruction.label, span, instruction.code, instruction.position)
 
-    def _compute(self, noted: Noted) -> tuple[Plan, Span]:
-        definition, engine, met_ns = noted.definition, noted.engine, noted.met_ns
+    def _compute(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
+        definition, engine, met_ns = instruction.definition, instruction.engine, instruction.met_ns
         reads: Places = []
         writes: Places = []
         forms: list[Form | None] = []
-        written = len(noted.roles.writes)
-        for access in noted.operands:
+        written = len(instruction.roles.writes)
+        for access in instruction.operands:
             # The written operands come first.
             places = writes if len(forms) < written else reads
             forms.append(None if access is None else self._touch(access, places).form)
-        for index, base, is_output, _ in noted.besides:
+        for index, base, is_output, _ in instruction.besides:
             self._touch(index, reads)
             self._touch(base, writes if is_output else reads)
-        self._register(noted, reads)
+        self._register(instruction, reads)
         if definition.cost is not None and definition.name in BY_WORKLOAD and self._parameters.chooses_engines:
-            engine = self._least_loaded(noted, forms, reads, writes)
-        plan = self._plan(noted, engine, forms)
+            engine = self._least_loaded(instruction, forms, reads, writes)
+        kind = self._kind(instruction, engine, forms)
         if definition.cost is not None:
-            return plan, self.timeline.compute(noted.number, engine, plan.cycles, reads, writes, plan.table)
+            return kind, self.timeline.compute(instruction.number, engine, kind.cycles, reads, writes, kind.table)
         if met_ns is not None:  # a barrier
-            return plan, self.timeline.meet(noted.number, engine, reads, met_ns)
+            return kind, self.timeline.meet(instruction.number, engine, reads, met_ns)
         if definition.engines == SEQUENCER:
-            return plan, self._sequence(noted, reads, writes)
+            return kind, self._sequence(instruction, reads, writes)
         now = self.timeline.free_ns(engine)  # a barrier of one core takes no time here
-        return plan, Span(now, now, NO_CAUSE)
+        return kind, Span(now, now, NO_CAUSE)
 
-    def _plan(self, noted: Noted, engine: Engine, forms: list[Form | None]) -> Plan:
-        """Return the plan of an instruction that is no transfer, on an engine."""
-        indirect = tuple([name for *_, name in noted.besides]) if noted.besides else ()
-        return self._plans.plan(noted.definition, engine, forms, noted.deciding, indirect=indirect)
+    def _kind(self, instruction: PendingInstruction, engine: Engine, forms: list[Form | None]) -> InstructionKind:
+        """Return the kind of an instruction that is no transfer, on an engine."""
+        indirect = tuple([name for *_, name in instruction.besides]) if instruction.besides else ()
+        return self._kinds.kind(instruction.definition, engine, forms, instruction.deciding, indirect=indirect)
 
-    def _sequence(self, noted: Noted, reads: Places, writes: Places) -> Span:
+    def _sequence(self, instruction: PendingInstruction, reads: Places, writes: Places) -> Span:
         """Put an instruction on a register or a scalar on the timeline."""
         parameters = self._parameters
-        is_load = noted.definition.name in _LOADS
+        is_load = instruction.definition.name in _LOADS
         duration = (parameters.register_load_us if is_load else parameters.register_us) * _NS_PER_US
         if not parameters.waits_for_registers:
-            return self.timeline.sequence(noted.number, noted.engine, duration, [], [])
-        return self.timeline.sequence(noted.number, noted.engine, duration, reads, writes)
+            return self.timeline.sequence(instruction.number, instruction.engine, duration, [], [])
+        return self.timeline.sequence(instruction.number, instruction.engine, duration, reads, writes)
 
-    def _register(self, noted: Noted, reads: Places) -> None:
+    def _register(self, instruction: PendingInstruction, reads: Places) -> None:
         """Add the register that holds the address of an operand to the places that an instruction reads."""
-        if noted.register and self._parameters.waits_for_registers:
-            reads.append(self.timeline.register(noted.register))
+        if instruction.register and self._parameters.waits_for_registers:
+            reads.append(self.timeline.register(instruction.register))
 
-    def _least_loaded(self, noted: Noted, forms: list[Form | None], reads: Places, writes: Places) -> Engine:
+    def _least_loaded(
+        self, instruction: PendingInstruction, forms: list[Form | None], reads: Places, writes: Places
+    ) -> Engine:
         """Return the engine on which an instruction would be done first, if the kernel leaves the engine open."""
-        engines = engines_for(noted, self._plan(noted, noted.engine, forms).others, self._plans.generation)
+        engines = engines_for(
+            instruction, self._kind(instruction, instruction.engine, forms).others, self._kinds.generation
+        )
         if len(engines) == 1:
             return engines[0]
         ends = [
-            self.timeline.would_end(engine, self._plan(noted, engine, forms).cycles, reads, writes)
+            self.timeline.would_end(engine, self._kind(instruction, engine, forms).cycles, reads, writes)
             for engine in engines
         ]
         return engines[ends.index(min(ends))]
 
-    def _dropped(self, noted: Noted) -> tuple[Plan, Span]:
-        """Return the plan and the span, without time, of an instruction that the device does not run."""
-        forms = [None if access is None else _footprint(access).form for access in noted.operands]
-        plan = self._plans.plan(noted.definition, noted.engine, forms, noted.deciding)
-        plan = plan._replace(cycles=0.0, table="", dropped_by=noted.dropped_by)
-        now = self.timeline.free_ns(noted.engine)
-        return plan, Span(now, now, NO_CAUSE)
+    def _dropped(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
+        """Return the kind and the span, without time, of an instruction that the device does not run."""
+        forms = [None if access is None else _footprint(access).form for access in instruction.operands]
+        kind = self._kinds.kind(instruction.definition, instruction.engine, forms, instruction.deciding)
+        kind = kind._replace(cycles=0.0, table="", dropped_by=instruction.dropped_by)
+        now = self.timeline.free_ns(instruction.engine)
+        return kind, Span(now, now, NO_CAUSE)
 
-    def _untimed(self, noted: Noted) -> tuple[Plan, Span]:
+    def _untimed(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
         """Put an instruction whose time is not modelled on the timeline.
 
         It takes no time, but accesses to its tensors after it wait for those before it.
         """
         places: Places = []
-        for access in noted.operands:
+        for access in instruction.operands:
             if access is not None:
                 self._touch(access, places)
-        name, engine = noted.definition.name, noted.engine
+        name, engine = instruction.definition.name, instruction.engine
         self.untimed[name] += 1
-        return Plan(name, engine.name, {}), self.timeline.pass_on(noted.number, engine, places, noted.met_ns or 0.0)
+        return InstructionKind(name, engine.name, {}), self.timeline.pass_on(
+            instruction.number, engine, places, instruction.met_ns or 0.0
+        )
 
-    def _transfer(self, noted: Noted) -> tuple[Plan, Span]:
-        definition, met_ns = noted.definition, noted.met_ns
+    def _transfer(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
+        definition, met_ns = instruction.definition, instruction.met_ns
         reads: Places = []
         writes: Places = []
         footprints: list[Footprint] = []
         rows, address = 0, Address.known
-        for access in noted.operands:
+        for access in instruction.operands:
             if access is None:  # a constant takes the place of the source
                 continue
             known, layout, _, reach, index = access
@@ -171,21 +255,21 @@ class Settling:
                 rows, address = max(rows, layout.shape[0]), Address.rows
             elif reach is not None and address is Address.known:
                 address = Address.register
-        self._register(noted, reads)
+        self._register(instruction, reads)
         forms: list[Form | None] = [item.form for item in footprints]
-        if len(forms) < len(noted.operands):
+        if len(forms) < len(instruction.operands):
             forms.append(None)
-        plan = self._plans.plan(definition, noted.engine, forms, noted.deciding, address)
+        kind = self._kinds.kind(definition, instruction.engine, forms, instruction.deciding, address)
         sides = [item.side for item in footprints]
         if definition.name == "sendrecv_compute":  # the engines read two sources, of which the other core has one
             sides.append(sides[-1])
-        work = self._plans.work(tuple(sides), rows, definition.name == "dma_transpose")
-        plan = self._plans.moving(plan, work)
-        return plan, self.timeline.transfer(noted.number, plan.queue, work, reads, writes, met_ns)
+        work = self._kinds.work(tuple(sides), rows, definition.name == "dma_transpose")
+        kind = self._kinds.moving(kind, work)
+        return kind, self.timeline.transfer(instruction.number, kind.queue, work, reads, writes, met_ns)
 
     def repeat(self, period: Period, skip: Skip) -> None:
         """Repeat the instructions of the last period of a loop, for iterations that are skipped."""
-        self.notes.repeat(period.first, skip.times, period.ns, skip.instructions)
+        self.log.repeat(period.first, skip.times, period.ns, skip.instructions)
         self.tally.repeat(skip)
         self.timeline.repeat(period.before, period.numbers, period.ns, skip.times)
 
@@ -214,7 +298,7 @@ class Settling:
         writes: Places = []
         self._touch(src, reads)
         to_chip = self._touch(dst, writes).form.is_on_chip
-        return self.timeline.trigger_ns(self._plans.queue(values, Address.known, to_chip).name, reads, writes)
+        return self.timeline.trigger_ns(self._kinds.queue(values, Address.known, to_chip).name, reads, writes)
 
 
 def _footprint(access: Access) -> Footprint:

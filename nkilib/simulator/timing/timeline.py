@@ -11,19 +11,67 @@ Modelled, not measured: see docs/explanation/performance_model.md.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from enum import IntEnum
 from typing import NamedTuple
 
-from ..hardware.generation import Generation
+from ..hardware.generations import Generation
 from ..terms.enums import Engine
-from .busy_times import SAME_NS, BusyIntervals, DmaEngines, DmaWork
-from .causes import Cause, Causes, Waited
+from .dependencies import NOTHING, Done, Place, RegisterPlace
+from .dma import SAME_NS, BusyIntervals, DmaEngines, DmaWork, between_triggers_ns
 from .parameters import ModelParameters
-from .transfers import between_triggers_ns
-from .uses import NOTHING, Done, Place, RegisterPlace
 
 _NS_PER_US = 1000.0
 
 Places = list[Place]
+
+
+class Waited(IntEnum):
+    """The kind of thing that an instruction waited for last."""
+
+    nothing = 0
+    engine = 1  # the engine runs the previous instructions
+    data = 2  # the data that it reads are not ready
+    reuse = 3  # others still read or write what it overwrites
+    trigger = 4  # the DMA queue triggers one transfer after the other
+    meeting = 5  # the other core came later to a barrier or exchange
+    loop = 6  # all engines synchronise at the start, end or next iteration of a device loop
+
+
+class Cause(NamedTuple):
+    """The cause of the start time of an instruction, from which it can be timed again under another assumption.
+
+    A distance is a number of instructions of the same core, counted back in program order from this one, so that the
+    same instruction in two iterations of a loop has equal causes.
+
+    Attributes:
+        waited: the kind of thing that it waited for last.
+        on: the distance to the instruction that delayed it; 0 if none did.
+        reads: for each tensor that it reads and that was written, the distance to the last write.
+        overwrites: the distance to the last access to what it overwrites; 0 if there was none.
+        reused: the number of the storage that it overwrites, if that access was a read by another engine; else 0.
+        meets: whether it synchronises with the other core.
+    """
+
+    waited: Waited = Waited.nothing
+    on: int = 0
+    reads: tuple[int, ...] = ()
+    overwrites: int = 0
+    reused: int = 0
+    meets: bool = False
+
+
+NO_CAUSE = Cause()
+
+_Key = tuple[Waited, int, tuple[int, ...], int, int, bool]
+
+
+class Causes(dict[_Key, Cause]):
+    """A cache of causes by their fields, so that equal causes are one object."""
+
+    def __missing__(self, key: _Key) -> Cause:
+        cause = self[key] = Cause(*key)
+        return cause
+
 
 # Members of an Enum are looked up by a Python function before 3.12.
 _TENSOR, _DMA, _GPSIMD = Engine.tensor, Engine.dma, Engine.gpsimd

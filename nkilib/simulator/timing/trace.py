@@ -1,43 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The trace of one core: its instructions as they are issued, which are put on its timeline many at a time.
+"""The traces of launches to profile: the instructions of each core, which are put on its timeline many at a time.
 
 While a kernel computes, its data evict the code and the tables of the model from the caches of the CPU, and each
-instruction would load them again. Therefore an instruction is only noted, and the notes are settled in batches.
+instruction would load them again. Therefore an instruction is only recorded, and the records are settled in batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
-from ..hardware.generation import Generation
+from ..hardware.current import current_generation
+from ..hardware.generations import Generation
 from ..isa.indirection import IndirectOperand
-from ..machine.lives import Lives
-from ..machine.loops import LoopRun
-from ..machine.observer import Issued, Observer
-from ..machine.repetition import Skip
+from ..machine.loops import LoopRun, Skip
+from ..machine.observer import Issued, Observer, Observers, Watcher, watching
+from ..machine.records import Lives, lives_of
 from ..memory.storage import Storage
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
+from ..terms.enums import ON_CHIP
 from ..terms.errors import kernel_frame
-from ..terms.regions import ON_CHIP
 from ..terms.scopes import CORE
-from .bodies import Body
-from .footprints import Tracked, tracked
-from .noted import Access, Indirection, Noted
+from .dependencies import HbmUses, Tracked, tracked
+from .footprints import Reach
+from .instruction import Access, Indirection, PendingInstruction, roles_of
 from .parameters import ModelParameters
-from .parts import Reach
 from .passes.registry import window_for
-from .plans import roles_of
+from .repetition import Accesses, Period, Watch
 from .settling import Settling
-from .uses import HbmUses
-from .watch import Accesses, Period, Watch
 
 # The number of instructions that are settled at a time.
 _BATCH = 256
+
+
+class _Body:
+    """The body of a device loop: its tiles and inner loops, in the order in which an iteration reaches them.
+
+    The device has one copy of a body, and so one place for each tile.
+    The calls of :meth:`tile` and :meth:`loop` in one iteration count through them; :meth:`again` starts from the front.
+    """
+
+    def __init__(self) -> None:
+        self._tiles: list[tuple[object, Tracked]] = []
+        self._loops: list[_Body] = []
+        self._tile = self._loop = 0
+
+    def again(self) -> None:
+        """Start the next iteration."""
+        self._tile = self._loop = 0
+
+    def tile(self, storage: Storage) -> Tracked:
+        """Return the record of the tile that the body makes next: the same record in every iteration.
+
+        It is a new record if the tile differs from the previous iteration's in shape, type or memory.
+        """
+        key = storage.shape, storage.dtype, storage.region
+        at, self._tile = self._tile, self._tile + 1
+        if at == len(self._tiles):
+            self._tiles.append((key, tracked(storage)))
+        elif self._tiles[at][0] != key:  # the front end of 0.6 may choose by iteration
+            self._tiles[at] = (key, tracked(storage))
+        return self._tiles[at][1]
+
+    def loop(self) -> _Body:
+        """Return the body of the next inner loop."""
+        at, self._loop = self._loop, self._loop + 1
+        if at == len(self._loops):
+            self._loops.append(_Body())
+        self._loops[at].again()
+        return self._loops[at]
 
 
 class Trace(Observer):
@@ -53,7 +89,7 @@ class Trace(Observer):
         self.core = core
         self.lives = lives
         self.settled = Settling(generation, parameters)
-        self._pending: list[Noted] = []
+        self._pending: list[PendingInstruction] = []
         self._window = window_for(generation, parameters)
         self._constants_of = self._window.constants_of
         # The records of storages by their numbers; for storages on chip as long as the kernel keeps them.
@@ -61,7 +97,7 @@ class Trace(Observer):
         self._kept: dict[int, ref[Storage]] = {}
         self._parameters = parameters
         # The kernel, and the bodies of the device loops that it is in.
-        self._bodies = [Body()]
+        self._bodies = [_Body()]
         # The watches of these loops if iterations may be left out, and the accesses of instructions in the outermost.
         self._watches: list[Watch | None] = []
         self._accesses: list[Accesses] = []
@@ -100,7 +136,7 @@ class Trace(Observer):
         frame = kernel_frame()
         code, position = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
         self._pending.append(
-            Noted(
+            PendingInstruction(
                 call.number,
                 definition,
                 roles,
@@ -126,12 +162,12 @@ class Trace(Observer):
         return {number: known for number, known in self._known.items() if isinstance(known.uses, HbmUses)}
 
     def settle(self) -> None:
-        """Put all noted instructions on the timeline: no pass looks ahead beyond this point."""
+        """Put all recorded instructions on the timeline: no pass looks ahead beyond this point."""
         self._settle()
         self.settled.add(self._window.flush())
 
     def _settle(self) -> None:
-        """Put the noted instructions on the timeline, except those that stay in the window of the passes."""
+        """Put the recorded instructions on the timeline, except those that stay in the window of the passes."""
         pending, self._pending = self._pending, []
         self.settled.add(self._window.take(pending))
         for number in [number for number, storage in self._kept.items() if storage() is None]:
@@ -184,7 +220,7 @@ class Trace(Observer):
             if not self._is_watching:
                 self._accesses.clear()
             settled.timeline.remember(self._first_number())
-            watch = Watch(settled.notes, settled.timeline, self._accesses, drains=drains)
+            watch = Watch(settled.log, settled.timeline, self._accesses, drains=drains)
         self._watches.append(watch)
 
     def iterated(self, loop: LoopRun) -> None:
@@ -270,3 +306,37 @@ def _accesses(operands: Sequence[Access | None], written: int, besides: Sequence
     for index, base, is_output, _ in besides:
         accesses += [(index, False), (base, is_output)]
     return accesses
+
+
+class Collection(Watcher):
+    """The traces of the cores of all launches inside the ``with`` block of :func:`collecting`.
+
+    Attributes:
+        traces: the trace of each core.
+        given, returned: the numbers of the storages that the caller passed to a kernel, and of those that it got back.
+    """
+
+    def __init__(self, parameters: ModelParameters) -> None:
+        self.traces: list[Trace] = []
+        self.given: Set[int] = frozenset()
+        self.returned: Set[int] = frozenset()
+        self._parameters = parameters
+
+    def watch(self, number: int, observers: Observers) -> Observer:
+        self.traces.append(Trace(number, lives_of(observers), current_generation(), self._parameters))
+        return self.traces[-1]
+
+    def exchanged(self, given: Set[int], returned: Set[int]) -> None:
+        self.given |= given
+        self.returned |= returned
+
+    def conclude(self, has_ended: bool) -> None:
+        """Do nothing, because a profile asks for the traces itself."""
+
+
+@contextmanager
+def collecting(parameters: ModelParameters) -> Iterator[Collection]:
+    """Trace the kernels launched inside the ``with`` block."""
+    collection = Collection(parameters)
+    with watching(collection):
+        yield collection

@@ -3,7 +3,19 @@
 
 """The description of operators, their registration with PyTorch and their launch, independent of any loss.
 
-From the bottom up: ``operator`` describes an operator, ``launch`` runs a description on a device, ``register`` makes
-``torch.ops.nkilib`` of it, and ``autograd`` registers its derivative. Helpers that public functions share are in
-``checks`` and ``layout``. Nothing here knows a loss.
+Nothing here knows a loss. From the bottom up:
+
+- ``devices``: the devices on which operators run, and the way in which they are registered for the native one;
+- ``operator``: the description of an operator;
+- ``launch``: the execution of a description on a device, and the memory that tensors share;
+- ``register``: ``torch.ops.nkilib``, made from descriptions;
+- ``autograd``: the derivative of an operator by another operator.
+
+For public functions:
+
+- ``checks``: the checks of tensors, and the broadcasting of their shapes;
+- ``uncompiled``: errors and warnings under torch.compile;
+- ``layout``: the rows of kernels in PyTorch's shapes;
+- ``dtensors``: this rank's part of DTensors;
+- ``losses``: dtypes under autocast, and reductions.
 """

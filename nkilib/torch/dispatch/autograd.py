@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import cached_property
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor
 
-from nkilib.torch.dispatch.launch import as_tuple
-from nkilib.torch.dispatch.memory import ReusedMemory
-from nkilib.torch.dispatch.native import registrar
-from nkilib.torch.dispatch.operator import Call, Operator, Output
+from nkilib.torch.dispatch.devices import registrar
+from nkilib.torch.dispatch.launch import ReusedMemory, as_tuple
+from nkilib.torch.dispatch.operator import Call, Input, Operator, Output
+
+_REMEDY: Final = "compute the loss again for another backward, or leave memory_limit out"
 
 # From the call of the backward, and which inputs of the forward need a gradient: gradients by name.
 Others = Callable[[Call, Mapping[str, bool]], Mapping[str, Tensor | None]]
@@ -43,6 +45,27 @@ class Derivative:
     adding: Operator | None = None
     options: Callable[[Call], Mapping[str, Any]] | None = None
 
+    @cached_property
+    def results(self) -> tuple[str, ...]:
+        """The names of the forward's results."""
+        return tuple(output.name for output in self.forward.outputs)
+
+    @cached_property
+    def saved(self) -> Mapping[str, Input]:
+        """The inputs of the backward that autograd saves, by name: all but upstream gradients."""
+        return {operand.name: operand for operand in self.backward.inputs if not operand.name.startswith("grad_")}
+
+    @cached_property
+    def upstream_names(self) -> Mapping[str, str]:
+        """The names of the upstream gradients that the backward takes, by the name of the result."""
+        taken = {operand.name for operand in self.backward.inputs}
+        return {name: f"grad_{name}" for name in self.results if f"grad_{name}" in taken}
+
+    @cached_property
+    def _gradients(self) -> Mapping[str, Output]:
+        """The gradients that the backward returns, by the name of the input."""
+        return {differentiated(output.name): output for output in self.backward.outputs}
+
     def apply(self, inplace: bool, *tensors: Tensor | None, **options: Any) -> Any:
         """Return the results of the forward; with ``inplace``, its backward writes the gradient over the first
         input.
@@ -57,11 +80,10 @@ class Derivative:
 
     def save(self, ctx: Any, call: Call, returned: Any, needed: Mapping[str, bool]) -> None:
         """Save the tensors that the backward takes, and tell autograd which results are constants."""
-        results = dict(zip((output.name for output in self.forward.outputs), as_tuple(returned), strict=True))
+        results = dict(zip(self.results, as_tuple(returned), strict=True))
         known = {**call.tensors, **results}
-        kept = [operand for operand in self.backward.inputs if not operand.name.startswith("grad_")]
         ctx.save_for_backward(
-            *(operand.saved(call, results) if operand.saved else known[operand.name] for operand in kept)
+            *[operand.saved(call, results) if operand.saved else known[name] for name, operand in self.saved.items()]
         )
         ctx.options = {**call.options, **(self.options(call) if self.options else {})}
         # Not saved: micro-batches between this forward and its backward write to it too.
@@ -70,11 +92,10 @@ class Derivative:
 
     def mark_constants(self, ctx: Any, call: Call, results: Mapping[str, Tensor], needed: Mapping[str, bool]) -> None:
         """Tell autograd which results, given by their names in the forward, have no derivative."""
-        backward_inputs = {operand.name for operand in self.backward.inputs}
         constants = []
         for output in self.forward.outputs:
             is_needed = any(needed[name] for name in output.depends_on or needed)
-            is_constant = f"grad_{output.name}" not in backward_inputs or not output.is_given(call) or not is_needed
+            is_constant = output.name not in self.upstream_names or not output.is_given(call) or not is_needed
             if is_constant and output.name in results:
                 constants.append(results[output.name])
         ctx.mark_non_differentiable(*constants)
@@ -87,18 +108,14 @@ class Derivative:
 
         A compiled graph passes zeros for a missing gradient, of length 0 for a result that does not exist.
         """
-        backward_inputs = {operand.name for operand in self.backward.inputs}
         gradients = {output.name: grads.get(output.name) for output in self.forward.outputs if output.is_given(call)}
-        return {
-            f"grad_{name}": grad
-            for name, grad in gradients.items()
-            if grad is not None and f"grad_{name}" in backward_inputs
-        }
+        names = self.upstream_names
+        return {names[name]: grad for name, grad in gradients.items() if grad is not None and name in names}
 
     def needed(self, needs: Sequence[bool]) -> dict[str, bool]:
         """Return for each input whether it needs a gradient; the dispatcher omits trailing inputs that are None."""
         names = [operand.name for operand in self.forward.inputs]
-        return dict(zip(names, [*needs, *[False] * len(names)], strict=False))
+        return {**dict.fromkeys(names, False), **dict(zip(names, needs, strict=False))}
 
     def gradients(
         self,
@@ -119,9 +136,8 @@ class Derivative:
         """
         if overwritten is not None:
             overwritten.check()
-        kept = [operand.name for operand in self.backward.inputs if not operand.name.startswith("grad_")]
-        call = Call(dict(zip(kept, ctx.saved_tensors, strict=True)), ctx.options)
-        of_results = dict(zip((output.name for output in self.forward.outputs), grads, strict=False))
+        call = Call(dict(zip(self.saved, ctx.saved_tensors, strict=True)), ctx.options)
+        of_results = dict(zip(self.results, grads, strict=False))
         upstream, needed = self.upstream(call, of_results), self.needed(needs)
         call = call.replaced(upstream)
         if overwritten is not None:
@@ -143,24 +159,22 @@ class Derivative:
             needed: for each input of the forward, whether it needs a gradient.
             inplace: whether the gradient of the first input is written over it.
         """
-        wanted = [output for output in self.backward.outputs if needed[differentiated(output.name)]]
-        if not wanted:
+        wanted = {output.request: needed[name] for name, output in self._gradients.items()}
+        if not any(wanted.values()):
             return {}
-        requests = {output.request: output in wanted for output in self.backward.outputs}
-        inplace = inplace and self.backward.outputs[0] in wanted
-        backward, call = self.chosen_backward(call.replaced({}, **requests), written, wanted)
+        inplace = inplace and wanted[self.backward.outputs[0].request]
+        backward, call = self._chosen_backward(call.replaced({}, **wanted), written, needed)
         results = self.run(call, inplace, backward)
         return dict(zip((differentiated(output.name) for output in backward.outputs), results, strict=True))
 
-    def chosen_backward(
-        self, call: Call, written: Mapping[str, Tensor | None], wanted: Sequence[Output]
+    def _chosen_backward(
+        self, call: Call, written: Mapping[str, Tensor | None], needed: Mapping[str, bool]
     ) -> tuple[Operator, Call]:
         """Return the operator to run, ``adding`` or ``backward``, and its call: ``adding`` if the gradient that it adds
-        is wanted and the call has the tensor to add it to.
+        is needed and the call has the tensor to add it to.
         """
-        names = [output.name for output in wanted]
         if self.adding is None or not any(
-            written[name] is not None and result in names for name, result in self.adding.writes.items()
+            written[name] is not None and needed[differentiated(result)] for name, result in self.adding.writes.items()
         ):
             return self.backward, call
         refuse_graph(self.backward)
@@ -171,15 +185,14 @@ class Derivative:
         of the call that it takes; missing upstream gradients are zeros.
         """
         backward = backward or self.backward
-        results = {f"grad_{output.name}": output for output in self.forward.outputs}
         tensors = []
         for operand in backward.inputs:
             tensor = call.tensors.get(operand.name)
-            is_missing = tensor is None and not operand.is_optional
-            tensors.append(results[operand.name].new(call, 0.0) if is_missing else tensor)
-        options = {
-            option.name: call.options[option.name] for option in backward.keywords if option.name in call.options
-        }
+            if tensor is None and not operand.is_optional:
+                (result,) = [output for output in self.forward.outputs if f"grad_{output.name}" == operand.name]
+                tensor = result.new(call, 0.0)
+            tensors.append(tensor)
+        options = {name: call.options[name] for name in backward.option_names if name in call.options}
         if not inplace:
             return as_tuple(backward.op(call.first.device)(*tensors, **options))
         overwritten = call.first.detach()  # the same memory and version
@@ -310,3 +323,35 @@ class _InPlace(torch.autograd.Function):
         refuse_graph(ctx.derivative.backward)
         needs = ctx.needs_input_grad[2:]
         return None, None, *ctx.derivative.gradients(ctx, grads, needs, ctx.overwritten)[: len(needs)]
+
+
+def differentiate_by_results(operator: Operator) -> None:
+    """Register the derivative of an operator whose first result is a scalar, and whose other results are its gradients
+    ``grad_<input>``.
+
+    The backward multiplies the gradients in place and returns them, so a second backward raises PyTorch's error for
+    saved tensors that were changed in place, whichever gradients it is asked for. Gradients that are not needed are not
+    multiplied.
+    """
+    names = [differentiated(output.name) for output in operator.outputs[1:]]
+
+    def setup(ctx: Any, call: Call, returned: Any) -> None:
+        _, *gradients = as_tuple(returned)
+        ctx.save_for_backward(*gradients)
+        ctx.reused = ReusedMemory(operator.qualified(), _REMEDY)
+        ctx.mark_non_differentiable(*gradients)
+        ctx.set_materialize_grads(False)
+
+    def gradients(ctx: Any, upstream: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # a product without the graph of its factors would be taken for a constant
+            refuse_second(operator)
+        ctx.reused.check()
+        inputs = [operand.name for operand in operator.inputs]
+        needs = dict(zip(inputs, ctx.needs_input_grad, strict=False))
+        needed = {name: saved for name, saved in zip(names, ctx.saved_tensors, strict=True) if needs.get(name)}
+        if upstream is None or not needed:
+            return (None,) * len(inputs)
+        ctx.reused.is_spent = True
+        return tuple(needed[name].mul_(upstream) if name in needed else None for name in inputs)
+
+    register_formula(operator, setup, gradients)

@@ -1,26 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The checks of every public function, on shapes, dtypes and devices only: values are never read.
+"""The checks of every public function, on shapes, dtypes and devices only, and the broadcasting of shapes.
 
-For an input that PyTorch's function rejects too, the error has the same type as PyTorch's.
+Values are never read. For an input that PyTorch's function rejects too, the error has the same type as PyTorch's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_gradtrackingtensor
 from torch.autograd.forward_ad import unpack_dual
+from torch.nn import functional
 
-from nkilib.core.host.reductions import check_reduction
-from nkilib.torch.dispatch.caller import Caller
+from nkilib.core.host.options import check_reduction
 from nkilib.torch.dispatch.devices import check_device
+from nkilib.torch.dispatch.launch import overlapping
 from nkilib.torch.dispatch.operator import TILE_DTYPES
-from nkilib.torch.dispatch.overlap import overlapping
+
+
+class Caller(NamedTuple):
+    """The function that checks its arguments, as its messages name it.
+
+    Attributes:
+        function: the name of the function.
+        input: the name of its first argument.
+        noun: a word for the content of the first argument, such as ``"logits"``.
+        instead: the recommendation of messages where this one cannot be used, as the object of "use":
+            :func:`counterpart` of the name, or another function of PyTorch.
+    """
+
+    function: str
+    input: str
+    noun: str
+    instead: str
+
+    def __str__(self) -> str:
+        return self.function
+
+
+def counterpart(name: str) -> str:
+    """Return PyTorch's function of that name, or, if there is none, a phrase for the formula in operations of PyTorch.
+
+    Both can follow "use" in a message.
+    """
+    if hasattr(functional, name):
+        return f"torch.nn.functional.{name}"
+    return f"the formula of {name} in operations of PyTorch, which has no function of that name"
+
 
 _SHARDED: Final = {
     "DTensor": "pass .full_tensor() for the whole tensor, or .to_local() where every rank shall see its own part",
@@ -30,6 +62,9 @@ _SHARDED: Final = {
 
 # The most nested views of a leaf that are searched; behind them there may be a whole model.
 _MOST_VIEWS: Final = 16
+
+# Types of tensors that are remembered; a process has few.
+_MOST_TYPES: Final = 32
 
 
 def check_tensors(caller: Caller, tensors: Mapping[str, Any], optional: Collection[str] = ()) -> None:
@@ -86,10 +121,16 @@ def check_plain(caller: Caller, tensors: Mapping[str, Tensor | None]) -> None:
             )
 
 
+@lru_cache(maxsize=_MOST_TYPES)
+def _distributed_kinds(tensor: type) -> tuple[str, ...]:
+    """Return the names of the classes of ``torch.distributed`` that a type of tensor inherits from."""
+    return tuple(kind.__name__ for kind in tensor.__mro__ if kind.__module__.startswith("torch.distributed"))
+
+
 def _check_not_sharded(caller: Caller, name: str, tensor: Tensor | None) -> None:
-    kinds = [kind.__name__ for kind in type(tensor).__mro__ if kind.__module__.startswith("torch.distributed")]
+    kinds = _distributed_kinds(type(tensor))  # type: ignore[arg-type]  # a class is hashable
     if getattr(tensor, "_is_flat_param", False):  # FSDP marks a plain parameter
-        kinds.append("FlatParameter")
+        kinds = (*kinds, "FlatParameter")
     for kind in kinds:
         if kind in _SHARDED:
             raise NotImplementedError(
@@ -142,7 +183,7 @@ def check_inplace(
         caller: the function that error messages name.
         input: the tensor that will be overwritten.
         others: the other tensors of the call, by name.
-        aligned: see :func:`~nkilib.torch.dispatch.overlap.overlapping`.
+        aligned: see :func:`~nkilib.torch.dispatch.launch.overlapping`.
 
     Raises:
         RuntimeError: the input is a leaf that requires grad, or a view of one; another tensor shares memory with it;
@@ -208,3 +249,27 @@ def check_loss(caller: Caller, tensors: Mapping[str, Any], reduction: Any, optio
     input, *_ = tensors.values()
     check_devices(caller, input, tensors)
     check_tile_dtype(caller, input)
+
+
+def broadcast_shape(caller: Caller, shapes: Mapping[str, torch.Size]) -> torch.Size:
+    """Return the shape to which tensors of these shapes broadcast, as ``torch.broadcast_shapes`` does.
+
+    Args:
+        caller: the function that error messages name.
+        shapes: the shapes by the name of the argument.
+
+    Raises:
+        RuntimeError: the shapes do not broadcast, as in PyTorch.
+    """
+    first, *others = shapes.values()
+    if all(shape == first for shape in others):
+        return first
+    for back in range(1, max(map(len, shapes.values())) + 1):
+        longer = [shape[-back] for shape in shapes.values() if len(shape) >= back and shape[-back] != 1]
+        if any(size != longer[0] for size in longer):
+            got = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+            raise RuntimeError(
+                f"{caller}: shapes must broadcast, and sizes of dimension -{back} do not, got {got}; reshape them"
+            )
+    result = torch.broadcast_shapes(*shapes.values())  # type: ignore[no-untyped-call]
+    return cast(torch.Size, result)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.checks import check_inplace
+from nkilib.torch.dispatch.checks import Caller, check_inplace
 from nkilib.torch.dispatch.layout import axis_of
 
 if TYPE_CHECKING:

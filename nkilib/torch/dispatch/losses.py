@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Helpers of losses that keep the dtype of their inputs: dtypes, and the shapes of their reductions."""
+"""Helpers of losses: dtypes, also under autocast, the output of an operator for a loss, and reductions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,26 @@ import torch
 from torch import Tensor
 
 from nkilib.torch.dispatch import checks
-from nkilib.torch.dispatch.autocast import autocast_dtype
-from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Output, Shape
 
 FLOAT_DTYPES: Final = tuple(TILE_DTYPES)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the dtype in which autocast computes products on a device; None where it is off."""
+    kind = device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def as_autocast(tensor: Tensor) -> Tensor:
+    """Return the tensor as autocast passes it to a product: floating tensors are cast, except for float64."""
+    dtype = autocast_dtype(tensor.device)
+    if dtype is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(dtype)
 
 
 def check_float_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
@@ -114,3 +129,39 @@ def kernel_gradient(call: Call) -> dict[str, Any]:
     """
     grad = call.tensor("grad_loss").detach()
     return {"grad_loss_hbm": grad.contiguous() if is_each(call) else grad.to(torch.float32).reshape(1)}
+
+
+def reduced(
+    values: Tensor,
+    reduction: str,
+    shape: tuple[int, ...],
+    divisor: Tensor | int | None = None,
+    is_empty: Tensor | None = None,
+) -> Tensor:
+    """Return the values of rows, reduced by a reduction of :mod:`nkilib.core.host.options`.
+
+    Args:
+        values: one value for each row.
+        reduction: the caller's argument.
+        shape: the shape of the rows, for ``"none"``.
+        divisor: the divisor of a mean; None for the number of rows.
+        is_empty: a bool tensor without dimensions, whether no row is valid. The mean is then NaN and its gradient 0, as
+            in PyTorch; a division by 0 would have an infinite gradient, or NaN, which is an error under
+            ``torch.autograd.detect_anomaly()``. None: there is a valid row.
+    """
+    if reduction == "none":
+        return per_row(values, shape)
+    total = values.sum()
+    if reduction == "sum":
+        return total
+    divisor = values.numel() if divisor is None else divisor
+    if is_empty is None:
+        return total / divisor
+    return torch.where(is_empty, torch.nan, total / torch.where(is_empty, 1, divisor))
+
+
+def per_row(values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return one value for each row in the shape of the rows: a copy, because a backward may keep the values, which a
+    caller may change in place.
+    """
+    return values.reshape(shape).clone()

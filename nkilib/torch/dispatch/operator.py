@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nkilib.core.host.options import Dataclass, Group, Option, options_from, options_of, values_of
 from nkilib.nki import nl
-from nkilib.torch.dispatch.native import NATIVE_NAMESPACE, registrar
+from nkilib.torch.dispatch.devices import NATIVE_NAMESPACE, registrar
 
 NAMESPACE: Final = "nkilib"
 # The dtypes of the first input of kernels, and of their tiles.
@@ -32,10 +32,15 @@ class Call:
     Attributes:
         tensors: the inputs by name, in order; None for an optional input that is not given.
         options: every option by name.
+        first: the first input, which determines the device and the dtype of the tiles; it is never optional.
     """
 
     tensors: Mapping[str, Tensor | None]
     options: Mapping[str, Any]
+    first: Tensor = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "first", next(iter(self.tensors.values())))
 
     def tensor(self, name: str) -> Tensor:
         """Return an input that is not None.
@@ -47,11 +52,6 @@ class Call:
         if tensor is None:
             raise KeyError(f"{name} is optional: look it up in tensors")
         return tensor
-
-    @property
-    def first(self) -> Tensor:
-        """The first input, which determines the device and the dtype of the tiles."""
-        return self.tensor(next(iter(self.tensors)))
 
     def group(self, kind: type[Group]) -> Group:
         """Return the options that are fields of a dataclass, as an instance of it."""
@@ -200,13 +200,51 @@ class Operator:
             option for group in self.options for option in options_of(group) if option.name not in self.without
         )
 
+    @cached_property
+    def defaults(self) -> Mapping[str, Any]:
+        """The defaults of all arguments by name, in the order of the schema: None for inputs; an option without a
+        default has ``dataclasses.MISSING``.
+        """
+        inputs = dict.fromkeys((operand.name for operand in self.inputs), None)
+        return {**inputs, **{option.name: option.default for option in self.keywords}}
+
+    @cached_property
+    def option_names(self) -> tuple[str, ...]:
+        """The names of the options, in the order of the schema."""
+        return tuple(option.name for option in self.keywords)
+
+    @cached_property
+    def required(self) -> tuple[str, ...]:
+        """The names of the inputs that are not optional."""
+        return tuple(operand.name for operand in self.inputs if not operand.is_optional)
+
+    @cached_property
+    def kernel_inputs(self) -> Mapping[str, str]:
+        """The names of the kernel's arguments by the names of the inputs that the kernel gets."""
+        return {operand.name: operand.of_kernel for operand in self.inputs if not operand.is_for_backward}
+
+    @cached_property
+    def kernel_results(self) -> Sequence[str]:
+        """The names of the kernel's results, in order."""
+        return self.results or [output.name for output in self.outputs]
+
+    @cached_property
+    def kernel_options(self) -> frozenset[str]:
+        """The names of the options that the kernel has: all but requests of outputs that it does not return."""
+        computed = {output.request for output in self.outputs if output.name not in self.kernel_results}
+        return frozenset(self.option_names) - computed
+
     def unqualified(self, overwrites: bool = False) -> str:
         """Return the name of the operator, or of its in-place variant, without the namespace."""
         return f"{self.name}_" if overwrites else self.name
 
     def qualified(self, overwrites: bool = False) -> str:
         """Return the name with the namespace of ``torch.library``."""
-        return f"{NAMESPACE}::{self.unqualified(overwrites)}"
+        return self._qualified[overwrites]
+
+    @cached_property
+    def _qualified(self) -> tuple[str, str]:
+        return f"{NAMESPACE}::{self.unqualified()}", f"{NAMESPACE}::{self.unqualified(True)}"
 
     def qualified_natively(self, overwrites: bool = False) -> str:
         """Return the name with the namespace of ``nki_op``."""
@@ -243,13 +281,11 @@ class Operator:
 
     def call(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Call:
         """Return the arguments by name, with defaults for those not given; options may be positional too."""
-        names = [operand.name for operand in self.inputs]
-        arguments = {**dict(zip([*names, *(option.name for option in self.keywords)], args, strict=False)), **keywords}
-        options = {option.name: arguments.get(option.name, option.default) for option in self.keywords}
-        return Call({name: arguments.get(name) for name in names}, options)
+        arguments = {**self.defaults, **dict(zip(self.defaults, args, strict=False)), **keywords}
+        tensors = {operand.name: arguments[operand.name] for operand in self.inputs}
+        return Call(tensors, {name: arguments[name] for name in self.option_names})
 
     def keywords_from(self, *groups: Dataclass) -> dict[str, Any]:
         """Return the operator's keyword arguments from instances of dataclasses, which may have further fields."""
-        names = {option.name for option in self.keywords}
         values = {name: value for group in groups for name, value in values_of(group).items()}
-        return {name: value for name, value in values.items() if name in names}
+        return {name: value for name, value in values.items() if name in self.option_names}

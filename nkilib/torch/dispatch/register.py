@@ -11,26 +11,96 @@ device:
 - Every other device: NotImplementedError.
 
 ``torch.ops.nkilib_neuron.<name>``, registered with torch-neuronx's ``nki_op``, is only for the native device, where
-public functions call it (:mod:`.native`). It is a typed function whose body launches the kernel. The framework runs the
-body on fake tensors to get the shapes, and traces it into a graph, where the kernel is a node: the body must not read a
-value or an address.
+public functions call it (:mod:`.devices`). It is a function with type annotations, as ``nki_op`` requires, whose body
+launches the kernel. The framework runs the body on fake tensors to get the shapes, and traces it into a graph, where
+the kernel is a node: the body must not read a value or an address.
 
 :mod:`nkilib.base.lnc` defines the number of cores of a launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING
+from inspect import Parameter, Signature
+from types import GenericAlias
 from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor
 
-from nkilib.torch.dispatch.devices import CPU, NATIVE, NEURON, Place, check_native, unsupported_device
-from nkilib.torch.dispatch.launch import as_returned, as_tuple, run, shapes
-from nkilib.torch.dispatch.native import registrar
+from nkilib.torch.dispatch.devices import (
+    CPU,
+    NATIVE,
+    NEURON,
+    check_native,
+    registrar,
+    unsupported_device,
+)
+from nkilib.torch.dispatch.launch import as_returned, as_tuple, implementation, run, shapes
 from nkilib.torch.dispatch.operator import NAMESPACE, Operator
-from nkilib.torch.dispatch.typed import typed_function
+
+
+def typed_function(operator: Operator, overwrites: bool, body: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``body`` with the signature of an operator: positional arguments with types, as in published code for
+    ``nki_op``.
+
+    Args:
+        operator: the description of the operator.
+        overwrites: whether it is the in-place variant, which does not return the tensor that it writes over.
+        body: the function, called with the inputs in order and the options by name.
+    """
+    signature = operator_signature(operator, overwrites)
+    inputs = len(operator.inputs)
+
+    def function(*args: Any, **keywords: Any) -> Any:
+        bound = signature.bind(*args, **keywords)
+        bound.apply_defaults()
+        arguments = list(bound.arguments.items())
+        return body(*(value for _, value in arguments[:inputs]), **dict(arguments[inputs:]))
+
+    function.__name__ = function.__qualname__ = operator.qualified(overwrites).rpartition(":")[2]
+    function.__dict__["__signature__"] = signature  # what inspect.signature shows
+    function.__annotations__ = {
+        **{name: parameter.annotation for name, parameter in signature.parameters.items()},
+        "return": signature.return_annotation,
+    }
+    return function
+
+
+def operator_signature(operator: Operator, overwrites: bool) -> Signature:
+    """Return the signature: inputs, then options. A parameter has a default only if all later ones do, as Python
+    requires.
+    """
+    parameters: list[Parameter] = []
+    has_default = True
+    for parameter in reversed([*_inputs(operator), *_options(operator)]):
+        has_default = has_default and parameter.default is not Parameter.empty
+        parameters.append(parameter if has_default else parameter.replace(default=Parameter.empty))
+    return Signature(parameters[::-1], return_annotation=_returned(len(operator.returned(overwrites))))
+
+
+def _returned(results: int) -> Any:
+    if results < 2:
+        return Tensor if results else None
+    return GenericAlias(tuple, (Tensor,) * results)
+
+
+def _inputs(operator: Operator) -> Iterator[Parameter]:
+    for operand in operator.inputs:
+        annotation: Any = Tensor | None if operand.is_optional else Tensor
+        yield _parameter(operand.name, annotation, None if operand.is_optional else Parameter.empty)
+
+
+def _options(operator: Operator) -> Iterator[Parameter]:
+    for option in operator.keywords:
+        annotation: Any = option.type | None if option.is_optional else option.type
+        yield _parameter(option.name, annotation, Parameter.empty if option.default is MISSING else option.default)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
+    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
 
 # By name, without the "_" of in-place variants. Implementations read it at every call.
 OPERATORS: Final[dict[str, Operator]] = {}
@@ -73,15 +143,12 @@ def _define(name: str, overwrites: bool) -> None:
     def refuse(first: Tensor, /, *args: Tensor | None, **options: Any) -> NoReturn:
         raise unsupported_device(qualified, first.device, operator.instead)
 
-    def implementation(place: Place) -> Callable[..., Any]:
-        return lambda *args, **options: run(OPERATORS[name], place, overwrites, *args, **options)
-
     schema, mutated = operator.schema(overwrites), tuple(operator.written(overwrites))
     definition = torch.library.custom_op(qualified, refuse, mutates_args=mutated, schema=schema)
     definition.register_fake(lambda *args, **options: shapes(OPERATORS[name], overwrites, *args, **options))
-    definition.register_kernel("cpu")(implementation(CPU))
+    definition.register_kernel("cpu")(implementation(name, OPERATORS, CPU, overwrites))
     for dispatch_key in ("XLA", "PrivateUse1"):
-        torch.library.impl(qualified, dispatch_key, implementation(NEURON))
+        torch.library.impl(qualified, dispatch_key, implementation(name, OPERATORS, NEURON, overwrites))
     DEFINITIONS[qualified] = definition
 
 

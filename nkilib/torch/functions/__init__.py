@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The functions and modules that :mod:`nkilib.torch` exports: a file or a folder for each of them, or for a family.
+"""The functions and modules that :mod:`nkilib.torch` exports. Nothing is exported here.
 
 They stand one level below ``nkilib.torch``, because a module ``nkilib.torch.cross_entropy`` would shadow the function
-of that name: importing a module sets it as an attribute of its package. Nothing is exported here.
+of that name: importing a module sets it as an attribute of its package.
+
+- Of logits or class scores: ``cross_entropy``, ``vocab_parallel``, ``distillation_loss``, ``token_scores``,
+  ``class_margins`` (multi-margin and multi-label losses), ``ctc_loss``, ``softmax``.
+- Of hidden states and an output layer: ``linear_cross_entropy``, ``linear_token_scores``, ``linear_distillation``;
+  ``output_layer``: chunks of tokens, and the layer's forward under FSDP2.
+- Of numbers and probabilities: ``regression`` (L1, squared, smooth L1, Huber), ``binary_cross_entropy`` (also with
+  logits), ``likelihood`` (NLL, Gaussian, Poisson, Kullback-Leibler), ``embedding`` (cosine, hinge, ranking, triplet).
 """

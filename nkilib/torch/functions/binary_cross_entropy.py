@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``binary_cross_entropy`` and ``BCELoss``: binary cross-entropy of probabilities."""
+"""Binary cross-entropy: ``binary_cross_entropy`` of probabilities, and ``binary_cross_entropy_with_logits``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
-from nkilib.experimental.loss import binary_cross_entropy_backward, binary_cross_entropy_forward
+from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.experimental.loss import (
+    binary_cross_entropy_backward,
+    binary_cross_entropy_forward,
+    binary_cross_entropy_with_logits_backward,
+    binary_cross_entropy_with_logits_forward,
+)
 from nkilib.torch.dispatch.checks import check_tensors
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES
 from nkilib.torch.dispatch.operator import Call
+from nkilib.torch.losses.checks import check_expands, check_same_size
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import WeightedLossModule
-from nkilib.torch.losses.shapes import check_expands, check_same_size
-
-_NAME: Final = "binary_cross_entropy"
 
 
 def _check_probabilities(call: Call) -> None:
@@ -29,13 +32,13 @@ def _check_probabilities(call: Call) -> None:
         tensor = call.tensor(name)
         if tensor.numel() > 0 and not bool(((tensor >= 0.0) & (tensor <= 1.0)).all()):
             raise RuntimeError(
-                f"{_NAME}: all elements of {name} should be between 0 and 1, got {tensor.min()} to {tensor.max()}; "
-                f"pass probabilities, or take binary_cross_entropy_with_logits"
+                f"binary_cross_entropy: all elements of {name} should be between 0 and 1, got {tensor.min()} to "
+                f"{tensor.max()}; pass probabilities, or take binary_cross_entropy_with_logits"
             )
 
 
 BINARY_CROSS_ENTROPY: Final = elementwise_loss(
-    _NAME,
+    "binary_cross_entropy",
     "probabilities",
     (binary_cross_entropy_forward, binary_cross_entropy_backward),
     optional=("weight",),
@@ -118,3 +121,93 @@ class BCELoss(WeightedLossModule):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss."""
         return binary_cross_entropy(input, target, self.weight, self.reduction, inplace=self.inplace)
+
+
+BINARY_CROSS_ENTROPY_WITH_LOGITS: Final = elementwise_loss(
+    "binary_cross_entropy_with_logits",
+    "logits",
+    (binary_cross_entropy_with_logits_forward, binary_cross_entropy_with_logits_backward),
+    optional=("weight", "pos_weight"),
+    constant=("weight", "pos_weight"),
+    integers=("weight", "pos_weight"),
+    bools=("weight",),
+    typed=("target",),
+)
+
+
+@hides_unknown
+def binary_cross_entropy_with_logits(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    pos_weight: Tensor | None = None,
+    *,
+    inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
+) -> Tensor:
+    """Compute the binary cross-entropy ``(1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))`` of logits x and targets t,
+    where p is ``pos_weight``, with the kernels of :mod:`nkilib.experimental.loss`.
+
+    The result equals ``torch.nn.functional.binary_cross_entropy_with_logits(input, target, weight,
+    pos_weight=pos_weight, reduction=reduction)``, computed in float32 with float32 sums. A confident logit keeps its
+    small loss, which PyTorch's float32 computation rounds to 0. Tensor values are never read, so the call does not wait
+    for the device.
+
+    Args:
+        input: logits, bfloat16, float16 or float32, of any shape.
+        target: a tensor of the shape of the input, in any of these types. It may require grad.
+        weight: a tensor whose shape broadcasts to the target's. The losses are multiplied by it; a mean still divides
+            by the number of elements. It has no gradient.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        pos_weight: the weight of positive examples, whose shape broadcasts to the target's. It has no gradient.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
+
+    Returns:
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the shape of the input and the dtype of the
+        target.
+
+    Raises:
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; a target of another shape; ``inplace`` with a tensor that has gaps in memory.
+        RuntimeError: devices differ; a weight that does not broadcast, or requires grad; integers or complex numbers;
+            ``inplace`` with a leaf that requires grad, with another tensor that overlaps it in memory, or under
+            torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
+    """
+    if unknown:
+        refuse_unknown(binary_cross_entropy_with_logits, unknown)
+    caller = BINARY_CROSS_ENTROPY_WITH_LOGITS.caller
+    tensors = {"input": input, "target": target, "weight": weight, "pos_weight": pos_weight}
+    check_tensors(caller, tensors, optional=("weight", "pos_weight"))
+    check_same_size(caller, input, target)
+    for name, factors in (("weight", weight), ("pos_weight", pos_weight)):
+        check_expands(caller, name, factors, tuple(target.shape))
+    return BINARY_CROSS_ENTROPY_WITH_LOGITS(tensors, reduction, inplace)
+
+
+class BCEWithLogitsLoss(WeightedLossModule):
+    """``torch.nn.BCEWithLogitsLoss``, computed by the kernels.
+
+    Args:
+        weight, reduction, pos_weight, inplace: see :func:`binary_cross_entropy_with_logits`; the weights are buffers.
+    """
+
+    pos_weight: Tensor | None
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        reduction: str = "mean",
+        pos_weight: Tensor | None = None,
+        *,
+        inplace: bool = False,
+    ) -> None:
+        super().__init__(weight, reduction, inplace)
+        self.register_buffer("pos_weight", pos_weight)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Return the loss."""
+        return binary_cross_entropy_with_logits(
+            input, target, self.weight, self.reduction, self.pos_weight, inplace=self.inplace
+        )

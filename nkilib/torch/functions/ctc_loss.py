@@ -13,12 +13,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
-from nkilib.core.host.options import as_int, check_flags
-from nkilib.core.host.reductions import check_reduction
+from nkilib.core.host.options import NoKeywords, as_int, check_flags, check_reduction, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
 from nkilib.torch.dispatch import checks
-from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import unviewed
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed, check_float_dtype
 from nkilib.torch.dispatch.operator import Call, Input, Output, Shape

@@ -13,19 +13,18 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
-from nkilib.core.host.options import check_flags
+from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import distillation_backward, distillation_forward
-from nkilib.experimental.loss.distillation.options import DistillationOptions
+from nkilib.experimental.loss.distillation.launch import DistillationOptions
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import differentiate
-from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES, check_float_dtype
 from nkilib.torch.dispatch.operator import Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
+from nkilib.torch.losses.checks import check_reduction_or_batchmean
 from nkilib.torch.losses.distillation import check_labels, checked_beta, checked_numbers, reduced
 from nkilib.torch.losses.modules import LossModule
-from nkilib.torch.losses.reductions import check_reduction_or_batchmean
 
 DISTILLATION: Final = Caller("distillation_loss", "student_logits", "logits", "torch.nn.functional.kl_div")
 

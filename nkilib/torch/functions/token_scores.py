@@ -12,17 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Unpack
 
-from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
-from nkilib.core.host.options import check_flags
-from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.checks import check_tensors
+from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
+from nkilib.torch.dispatch.checks import Caller, check_tensors
 from nkilib.torch.dispatch.dtensors import dtensor, local_part
 from nkilib.torch.dispatch.layout import as_rows, rows_shape
-from nkilib.torch.dispatch.reductions import per_row
-from nkilib.torch.functions.cross_entropy.autograd import DERIVATIVE
+from nkilib.torch.dispatch.losses import per_row
 from nkilib.torch.functions.cross_entropy.checks import check_arguments, check_inplace, checked_options
-from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, FORWARD, Wanted
-from nkilib.torch.functions.cross_entropy.results import ForwardResults
+from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, DERIVATIVE, FORWARD, ForwardResults, Wanted
 from nkilib.torch.functions.vocab_parallel.autograd import vocab_parallel_results
 from nkilib.torch.functions.vocab_parallel.shards import check_whole, group_place, shards_of_ranks, without_padding
 

@@ -3,5 +3,10 @@
 
 """The shared semantics of losses: shapes, dtypes, checks, and operators made from one description.
 
-The functions themselves are in :mod:`nkilib.torch.functions`, one file each.
+The functions themselves are in :mod:`nkilib.torch.functions`.
+
+- ``elementwise``, ``rowwise``, ``indexed``: losses of these kinds, each with its operators from one description;
+- ``distillation``: options, labels and reductions of a divergence from a teacher;
+- ``checks``: the checks that losses share;
+- ``modules``: base classes of loss modules, and the options of operators.
 """

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from nkilib.core.host.options import as_float, as_int
-from nkilib.experimental.loss.distillation.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
-from nkilib.torch.dispatch import reductions
-from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.losses.reductions import BATCHMEAN
+from nkilib.experimental.loss.distillation.launch import LEAST_TEMPERATURE, MOST_TEMPERATURE
+from nkilib.torch.dispatch import losses as reductions
+from nkilib.torch.dispatch.checks import Caller
+from nkilib.torch.losses.checks import BATCHMEAN
 
 _BETA_OF_DIRECTION: Final = {"forward": 0.0, "reverse": 1.0}
 _INT32 = 2**31

@@ -7,29 +7,113 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from math import prod
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
-from nkilib.torch.dispatch.broadcasting import broadcast_shape
-from nkilib.torch.dispatch.caller import Caller, counterpart
+from nkilib.torch.dispatch.checks import Caller, broadcast_shape, check_tensors, counterpart
 from nkilib.torch.dispatch.layout import stored_order, unviewed
-from nkilib.torch.dispatch.losses import (
-    FLOAT_DTYPES,
-    as_computed,
-    check_inplace,
-    is_each,
-    kernel_gradient,
-    loss_output,
-)
-from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
+from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed, check_inplace, is_each, kernel_gradient, loss_output
+from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
-from nkilib.torch.losses.checks import check_call, promoted
-from nkilib.torch.losses.options import Defaults, options_of_loss, requests_of
-from nkilib.torch.losses.shared_weights import Matrix, compact
+from nkilib.torch.losses.checks import check_call, check_weight, promoted, warn_of_broadcast
+from nkilib.torch.losses.modules import Defaults, options_of_loss, requests_of
+
+# A partition of the hardware has whole rows or a part of one: with fewer rows than this, many would be idle.
+_FEWEST_ROWS: Final = 512
+
+
+def compact(weight: Tensor, dimensions: int) -> Tensor:
+    """Return a view of a weight with the given number of dimensions, in which a dimension of stride 0 (made by
+    ``expand``) has one element again.
+    """
+    whole = weight[(None,) * (dimensions - weight.dim())]
+    return whole[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in whole.stride())]
+
+
+def sum_of(weight: Tensor) -> Tensor:
+    """Return the sum of a weight, float32. PyTorch's sum of an expanded weight is off by up to 4e-3 on the CPU."""
+    if weight.requires_grad:
+        return weight.contiguous().sum(dtype=torch.float32)
+    numbers = compact(weight, weight.dim())
+    return numbers.sum(dtype=torch.float32) * (weight.numel() // max(numbers.numel(), 1))
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The tensors of a loss as [rows, columns]: rows are the first dimensions, columns the others.
+
+    Kernels take a weight that elements share, such as ``pos_weight`` of classes, unexpanded, [rows, 1] or [1, columns].
+    The split is chosen so that as little as possible of the weights is repeated.
+
+    Attributes:
+        shape: the shape of the tensors.
+        split: the number of dimensions that make up the rows; the others make up the columns.
+    """
+
+    shape: Shape
+    split: int
+
+    @classmethod
+    def of(cls, shape: Shape, weights: Sequence[Tensor]) -> Matrix | None:
+        """Return the split that repeats the least of the weights; each dimension of a weight has the extent of
+        ``shape`` or 1.
+
+        Return None if no weight is shared, or no weight could be used unexpanded.
+        """
+        if 0 in shape or all(tuple(weight.shape) == shape for weight in weights):
+            return None
+        splits = [split for split in range(1, len(shape)) if prod(shape[:split]) >= _FEWEST_ROWS]
+        ranked = sorted((*cls(shape, split)._repeats(weights), split) for split in splits)
+        if not ranked or ranked[0][0] == len(weights):
+            return None
+        return cls(shape, ranked[0][-1])
+
+    def elements(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the shape as [rows, columns]: a view if it is contiguous."""
+        return tensor.reshape(self._rows, self._columns)
+
+    def weight(self, weight: Tensor) -> Tensor:
+        """Return a weight as [rows, 1] or [1, columns]; [rows, columns] if it is neither."""
+        if self._is_of_rows(weight):
+            return weight.expand(*self.shape[: self.split], *weight.shape[self.split :]).reshape(self._rows, 1)
+        if self._is_of_columns(weight):
+            return weight.expand(*weight.shape[: self.split], *self.shape[self.split :]).reshape(1, self._columns)
+        return self.elements(weight.expand(self.shape))
+
+    @property
+    def _rows(self) -> int:
+        return prod(self.shape[: self.split])
+
+    @property
+    def _columns(self) -> int:
+        return prod(self.shape[self.split :])
+
+    def _is_of_rows(self, weight: Tensor) -> bool:
+        return all(size == 1 for size in weight.shape[self.split :])
+
+    def _is_of_columns(self, weight: Tensor) -> bool:
+        return all(size == 1 for size in weight.shape[: self.split])
+
+    def _repeats(self, weights: Sequence[Tensor]) -> tuple[int, int]:
+        """Return the number of weights that would have to be expanded to all elements, and the number of dimensions
+        along which the others would be repeated.
+        """
+        whole, dimensions = 0, 0
+        for weight in weights:
+            if self._is_of_rows(weight):
+                own = range(self.split)
+            elif self._is_of_columns(weight):
+                own = range(self.split, len(self.shape))
+            else:
+                whole += 1
+                continue
+            dimensions += sum(1 for dim in own if weight.shape[dim] == 1 and self.shape[dim] != 1)
+        return whole, dimensions
 
 
 @dataclass(frozen=True)
@@ -88,7 +172,7 @@ class ElementwiseLoss:
             floats = {name: as_computed(tensor, reduction) for name, tensor in floats.items()}
         constant = [name for name in self.optional if name in floats and not floats[name].requires_grad]
         weights = {name: compact(floats.pop(name), len(shape)) for name in constant}
-        computed = {name: tensor.expand(shape) for name, tensor in floats.items()}
+        computed = {name: tensor if tensor.shape == shape else tensor.expand(shape) for name, tensor in floats.items()}
         if inplace:
             others = dict(present)
             first = others.pop(self.tensors[0])
@@ -127,6 +211,8 @@ class ElementwiseLoss:
             )
             return unviewed(self._of_dimensions(rows, of_rows, inplace, **options).reshape(()))
         order = stored_order(first)
+        if order == tuple(range(first.dim())):
+            return self._of_stored(tensors, weights, inplace, **options)
         stored, of_stored = (
             {name: tensor.permute(order) for name, tensor in named_tensors.items()}
             for named_tensors in (tensors, weights)
@@ -246,3 +332,36 @@ def _gradient(name: str) -> Output:
         return call.first.dtype if tensor is None else tensor.dtype
 
     return Output(f"grad_{name}", dtype, as_first, requested_by=f"grad_{name}_wanted")
+
+
+def loss_of_pair(
+    loss: ElementwiseLoss,
+    input: Tensor,
+    target: Tensor,
+    reduction: str,
+    inplace: bool,
+    weight: Tensor | None = None,
+    divides_by_weight: bool = False,
+    **options: float,
+) -> Tensor:
+    """Return the loss of an input and a target, with PyTorch's broadcasting and its warning.
+
+    Args:
+        loss: the elementwise loss.
+        input, target: tensors whose shapes broadcast. If the shapes differ, a warning names the line that called the
+            public function, which calls this one.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        inplace: whether the gradient is written over the memory of the input.
+        weight: a weight of the shape of the input; None: 1.
+        divides_by_weight: whether a mean divides by the sum of the weights, not by their number.
+        options: the options of the loss.
+    """
+    tensors: dict[str, Tensor | None] = {"input": input, "target": target}
+    check_tensors(loss.caller, {**tensors, "weight": weight}, optional=("weight",))
+    warn_of_broadcast(loss.caller, input, target)
+    check_weight(loss.caller, input, weight)
+    if loss.optional:
+        tensors["weight"] = weight
+    if weight is None or reduction != "mean" or not divides_by_weight:
+        return loss(tensors, reduction, inplace, **options)
+    return loss(tensors, "sum", inplace, **options) / sum_of(weight)

@@ -1,24 +1,194 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses with class indices: their operators, made from one description, and the checks of rows of classes."""
+"""Losses with class indices: the conversion of the indices to int32, and the operators, made from one description.
+
+Kernels take int32, and Neuron devices compute with 32 bits: a 64-bit integer may lose its upper half in any operation,
+and 2^32 + 3 would become class 3. So where the memory of a tensor can be viewed as int32, the halves of each integer
+are two int32. In a traced graph, and on XLA, there may be no such memory. The operations used there are correct with 64
+bits, and with 32 bits for all values that fit an int32.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from nkilib.core.host.options import check_flags
+from nkilib.core.host.options import NoKeywords, as_int, check_flags, hides_unknown, refuse_unknown
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
-from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.checks import Caller
+from nkilib.torch.dispatch.launch import is_traced
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES, check_float_dtype, kernel_gradient, loss_output
-from nkilib.torch.dispatch.operator import Call, Input, Operator, Output, Shape, as_first
+from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
-from nkilib.torch.losses.options import Defaults, options_of_loss
-from nkilib.torch.losses.target_indices import INDEX_DTYPES, class_indices
+from nkilib.torch.losses.modules import Defaults, options_of_loss
+
+INDEX_DTYPES: Final = frozenset(
+    (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
+)
+# The kernels' ignore_index where the caller's cannot be passed on.
+_IGNORED: Final = -100
+_INT32: Final = torch.iinfo(torch.int32)
+_BITS: Final = 32
+
+
+class _Halves(NamedTuple):
+    """Integers as two int32 each: ``high * 2^32 + low``, with ``low`` unsigned."""
+
+    low: Tensor
+    high: Tensor
+
+    @property
+    def fit(self) -> Tensor:
+        """A bool tensor: whether each integer equals ``low``, taken as an int32."""
+        return self.high == self.low >> (_BITS - 1)
+
+    def are(self, value: int) -> Tensor:
+        """Return a bool tensor: whether each integer equals ``value``, of 64 bits."""
+        high, low = value >> _BITS, value & (1 << _BITS) - 1
+        return (self.low == (low if low <= _INT32.max else low - (1 << _BITS))) & (self.high == high)
+
+
+def _halves(target: Tensor) -> _Halves | None:
+    """Return the halves of 64-bit integers, or of unsigned 32-bit ones, read from their memory as int32; None if there
+    is no memory to read.
+    """
+    if is_traced(target) or target.device.type == "xla":
+        return None
+    if target.itemsize < torch.int64.itemsize:  # uint32
+        return _Halves(target.contiguous().view(torch.int32), torch.zeros_like(target, dtype=torch.int32))
+    whole = target.contiguous()
+    if whole.stride()[-1:] != (1,):  # a dimension of one element, or none, is contiguous with any stride
+        whole = whole.clone(memory_format=torch.contiguous_format)
+    halves = whole.view(torch.int32).reshape(*target.shape, 2)
+    return _Halves(halves[..., 0], halves[..., 1])
+
+
+def _is_narrow(target: Tensor) -> bool:
+    """Return whether an int32 can hold every value of the dtype."""
+    limits = torch.iinfo(target.dtype)
+    return _INT32.min <= limits.min and limits.max <= _INT32.max
+
+
+def is_ignored(target: Tensor, ignore_index: int) -> Tensor:
+    """Return a bool tensor of the shape of the target: which class indices are ``ignore_index``, any 64-bit integer."""
+    limits = torch.iinfo(target.dtype)
+    if not limits.min <= ignore_index <= limits.max:  # PyTorch would wrap the number into the type
+        return torch.zeros_like(target, dtype=torch.bool)
+    if _is_narrow(target):
+        return target == ignore_index
+    halves = _halves(target)
+    return target.to(torch.int64) == ignore_index if halves is None else halves.are(ignore_index)
+
+
+def kernel_target(target: Tensor, ignore_index: int, num_classes: int) -> tuple[Tensor, int]:
+    """Return the target and the ignore_index for a kernel.
+
+    An int32 target is passed through if ``ignore_index`` is an int32 too. Other class indices are replaced by int32
+    numbers of the same meaning: a class, ignored, or out of range. A plain cast would bring 2^32 + 3 into range.
+
+    Args:
+        target: class indices of any integer type and shape, or class probabilities [N, V], floating.
+        ignore_index: the caller's ignore_index, any integer.
+        num_classes: V.
+
+    Returns:
+        The target, int32 in the same shape, and the ignore_index for it; class probabilities in a dtype of the kernels,
+        contiguous.
+    """
+    if target.is_floating_point():
+        return (target if target.dtype in TILE_DTYPES else target.float()).contiguous(), _IGNORED
+    if target.dtype == torch.int32 and _INT32.min <= ignore_index <= _INT32.max:
+        return target.contiguous(), ignore_index
+    return torch.where(is_ignored(target, ignore_index), _IGNORED, _in_reach(target, num_classes)), _IGNORED
+
+
+def class_indices(target: Tensor, num_classes: int) -> Tensor:
+    """Return class indices of any integer type as int32, for a kernel without ``ignore_index``: an index out of range
+    stays out of range.
+    """
+    return target.contiguous() if target.dtype == torch.int32 else _in_reach(target, num_classes).contiguous()
+
+
+def _in_reach(target: Tensor, num_classes: int) -> Tensor:
+    """Return int32 indices: the classes, and -1 or ``num_classes`` for an index that is not a class."""
+    if _is_narrow(target):
+        return target.to(torch.int32).clamp(-1, num_classes)
+    halves = _halves(target)
+    if halves is None:
+        return target.to(torch.int64).clamp(-1, num_classes).to(torch.int32)
+    return torch.where(halves.fit, halves.low, num_classes).clamp(-1, num_classes)
+
+
+@hides_unknown
+def int32_targets(target: Tensor, num_classes: int, ignore_index: int = -100, **unknown: Unpack[NoKeywords]) -> Tensor:
+    """Check class indices on the host and convert them to int32, which kernels take as they are; then move the result
+    to the device.
+
+    On a Neuron device no value is read, and 64-bit integers may be computed with 32 bits. So call this where labels
+    come from the loader, to check them.
+
+    Example::
+
+        target = int32_targets(batch["labels"], vocabulary).to("neuron")
+
+    Args:
+        target: class indices on the CPU, of any integer type and shape.
+        num_classes: V; every index must be less.
+        ignore_index: the one value outside of [0, V) that is allowed; it must be an int32.
+
+    Returns:
+        An int32 tensor of the same shape; the target itself if it is int32 already.
+
+    Raises:
+        TypeError: not a tensor, or not of an integer type.
+        ValueError: not on the CPU; ``ignore_index`` is not an int32.
+        IndexError: a class out of range.
+    """
+    if unknown:
+        refuse_unknown(int32_targets, unknown)
+    caller = "int32_targets"
+    if not isinstance(target, Tensor) or target.dtype not in INDEX_DTYPES:
+        got = target.dtype if isinstance(target, Tensor) else type(target).__name__
+        raise TypeError(f"{caller}: target must be a tensor of an integer type, got {got}; pass class indices")
+    if target.device.type != "cpu":
+        raise ValueError(
+            f"{caller}: target must be on the CPU, where its values can be looked at, got {target.device}; call it "
+            f"before the transfer"
+        )
+    if target.layout != torch.strided:
+        raise NotImplementedError(f"{caller}: target must be a dense tensor, got {target.layout}; pass .to_dense()")
+    num_classes = as_int(caller, "num_classes", num_classes)
+    ignore_index = as_int(caller, "ignore_index", ignore_index)
+    if not _INT32.min <= ignore_index <= _INT32.max:
+        raise ValueError(f"{caller}: ignore_index must be an int32, got {ignore_index}; mark positions with another")
+    check_range(caller, target.reshape(-1), ignore_index, num_classes)
+    return target.to(torch.int32)
+
+
+def check_range(caller: str, target: Tensor, ignore_index: int, num_classes: int) -> None:
+    """Reject a class that does not exist. It reads the values, so it is for the CPU only.
+
+    Raises:
+        IndexError: a target is outside [0, num_classes) and is not ``ignore_index``; the message names the first one,
+            as in PyTorch.
+    """
+    if target.is_floating_point():
+        return
+    wide = target.to(torch.int64)
+    outside = ((wide < 0) | (wide >= num_classes)) & ~is_ignored(target, ignore_index)
+    if bool(outside.any()):
+        position = int(outside.nonzero()[0])
+        raise IndexError(
+            f"{caller}: Target {int(wide[position])} is out of bounds: position {position} must have a class from 0 to "
+            f"{num_classes - 1} or ignore_index, {ignore_index}"
+        )
+
 
 # Rows of classes, and a factor for each class.
 SCORES: Final = Input("input", dtypes=FLOAT_DTYPES, dimensions=2)

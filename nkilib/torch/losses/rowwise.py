@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Final
 
 import torch
@@ -15,16 +16,55 @@ from torch._C._functorch import is_batchedtensor
 
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
-from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.checks import Caller
+from nkilib.torch.dispatch.layout import stored_order, unviewed
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES, is_each, kernel_gradient, loss_output
-from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, per_row
+from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, per_row
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.losses.checks import check_call, promoted
-from nkilib.torch.losses.options import Defaults, group_of, options_of_loss, requests_of
-from nkilib.torch.losses.rows import Rows
+from nkilib.torch.losses.modules import Defaults, group_of, options_of_loss, requests_of
 
 # The option of a forward that says whether it returns what the backward takes.
 _WANTED: Final = "coefficients_wanted"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The order in which the rows of tensors of one shape, which run along the last dimension, lie in memory.
+
+    Attributes:
+        order: the dimensions before the last one, outermost in memory first.
+        shape: the extents of these dimensions, in that order.
+    """
+
+    order: tuple[int, ...]
+    shape: Shape
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Rows:
+        """Return the rows of a tensor of one or more dimensions; if its rows are not contiguous, it will be copied."""
+        last, order = tensor.dim() - 1, stored_order(tensor)
+        lead = order[:-1] if order[-1] == last else tuple(range(last))
+        return cls(lead, tuple(tensor.shape[dim] for dim in lead))
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of that shape as [rows, columns], a view if possible."""
+        last = tensor.dim() - 1
+        return tensor.permute(*self.order, last).reshape(prod(self.shape), tensor.shape[last])
+
+    def vector(self, values: Tensor) -> Tensor:
+        """Return a tensor with one number for each row as [rows]."""
+        return values.permute(self.order).reshape(prod(self.shape))
+
+    def restored(self, losses: Tensor) -> Tensor:
+        """Return losses [rows], one for each row in memory order, in the shape of the tensor without its last
+        dimension.
+        """
+        return unviewed(losses.reshape(self.shape).permute([self.order.index(dim) for dim in range(len(self.order))]))
+
+    def is_view(self, tensor: Tensor) -> bool:
+        """Return whether :meth:`matrix` needs no copy, decided from shape and strides."""
+        return tensor.permute(*self.order, tensor.dim() - 1).is_contiguous()
 
 
 @dataclass(frozen=True)
@@ -180,7 +220,7 @@ def rowwise_loss(
 
     Args:
         caller: the names of the loss and of its first tensor, for messages, and the function that messages
-            recommend instead, by :func:`~nkilib.torch.dispatch.caller.counterpart`.
+            recommend instead, by :func:`~nkilib.torch.dispatch.checks.counterpart`.
         kernels: the forward and the backward kernel, whose arguments have the names of tensors and options.
         inputs: the tensors that it takes.
         options: the defaults of the kernels' options other than the reduction, by name.

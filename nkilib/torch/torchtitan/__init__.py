@@ -5,10 +5,12 @@
 TorchTitan.
 
 How each replaces TorchTitan's loss: docs/reference/torch.md#which-function-for-which-trainer.
+
+``losses``: from logits; ``linear``: from hidden states; ``installation``: ``install``, which replaces TorchTitan's own.
 """
 
 from nkilib.torch.replacement import Undo
-from nkilib.torch.torchtitan.installing import install
+from nkilib.torch.torchtitan.installation import install
 from nkilib.torch.torchtitan.linear import LinearCrossEntropyLoss, compute_linear_logprobs
 from nkilib.torch.torchtitan.losses import (
     IGNORE_INDEX,

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from nkilib.core.host.options import check_flags
 from nkilib.torch.dispatch.dtensors import dtensor
-from nkilib.torch.functions.head_forward import is_fully_sharded, results_in_forward
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
+from nkilib.torch.functions.output_layer import is_fully_sharded, results_in_forward
 from nkilib.torch.torchtitan.losses import (
     IGNORE_INDEX,
     MTP_SCALE,

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from nkilib.core.host.options import check_flags
 from nkilib.torch.dispatch.dtensors import chunk_sizes, dtensor
 from nkilib.torch.dispatch.operator import TILE_DTYPES
-from nkilib.torch.functions.chunks import chunked_loss
 from nkilib.torch.functions.cross_entropy.functional import cross_entropy
+from nkilib.torch.functions.output_layer import chunked_loss
 from nkilib.torch.functions.token_scores import token_scores
 from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cross_entropy
 
@@ -216,7 +216,7 @@ class ChunkedCrossEntropyLoss:
 
     Nothing else uses the logits of a chunk, so by default their gradient is written over their memory. The gradient of
     the weights is summed in float32 over the chunks, and all gradients are kept until the backward of the loss, which
-    may scale them: :func:`nkilib.torch.functions.chunks.chunked_loss`. With multi-token prediction, ``pred`` and
+    may scale them: :func:`nkilib.torch.functions.output_layer.chunked_loss`. With multi-token prediction, ``pred`` and
     ``labels`` are tuples, whose losses are weighted as by :class:`CrossEntropyLoss`, one prediction after the other.
 
     Attributes:

@@ -1,35 +1,177 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``fuse_linear_loss``: causal language models of ``transformers`` whose training step computes no logits."""
+"""``fuse_linear_loss``: causal language models of ``transformers`` whose training step computes no logits.
+
+The models that it supports, the placeholder for the logits, and the ``forward`` of a fused model.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from nkilib.core.host.options import check_flags
-from nkilib.torch.functions.head_forward import results_in_forward
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
-from nkilib.torch.transformers.architectures import (
-    FUSE,
-    check_loss_function,
-    find_causal_lm,
-    logit_softcap,
-    output_layer,
-)
-from nkilib.torch.transformers.labels import CausalLabels
-from nkilib.torch.transformers.logits import NO_LOGITS
+from nkilib.torch.functions.output_layer import check_linear_head, is_fully_sharded, results_in_forward
+from nkilib.torch.transformers.loss import CausalLabels, causal_lm_loss
 
+FUSE: Final = "fuse_linear_loss"
 # The attribute of a model that has been fused. It is copied with the model, and gone when that is undone.
 _ATTRIBUTE: Final = "_nkilib_fused_loss"
+
+_MESSAGE: Final = (
+    "the loss was computed without logits, by nkilib.torch.transformers.fuse_linear_loss; for logits beside the loss "
+    "pass skip_logits=False to the model, call model.eval(), or undo the fusion by what fuse_linear_loss returned"
+)
+
+
+class NoLogits:
+    """A placeholder that raises on every use as a tensor, and explains how to get logits.
+
+    It keeps the place of the logits in outputs, so that the other items of a tuple keep their position. It is not None,
+    because errors about None would not say what is missing. Programs that walk through outputs, such as ``accelerate``
+    and DistributedDataParallel, treat it as a value that is not a tensor.
+    """
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(name if name.startswith("__") else f"{name}: {_MESSAGE}")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        raise RuntimeError(_MESSAGE)
+
+    def _refuse(self, *operands: Any) -> NoReturn:
+        raise RuntimeError(_MESSAGE)
+
+    __getitem__ = __iter__ = __len__ = __neg__ = _refuse
+    __add__ = __sub__ = __mul__ = __truediv__ = __matmul__ = _refuse
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = _refuse
+
+    def __repr__(self) -> str:
+        return f"<no logits: {_MESSAGE}>"
+
+    def __reduce__(self) -> str:
+        return "NO_LOGITS"  # copies and pickles are this one
+
+
+NO_LOGITS: Final = NoLogits()
+
+# Models whose forward is: ``model``, ``lm_head``, a cap of the logits, the loss. The values are the names under which
+# their configurations have the cap.
+_SOFTCAPS: Final[Mapping[str, str | None]] = {
+    "Gemma2ForCausalLM": "final_logit_softcapping",
+    "LlamaForCausalLM": None,
+    "MistralForCausalLM": None,
+    "Qwen2ForCausalLM": None,
+    "Qwen3ForCausalLM": None,
+}
+SUPPORTED: Final = ", ".join(_SOFTCAPS)
+_INSTEAD: Final = (
+    "for other models assign nkilib.torch.transformers.causal_lm_loss to model.loss_function, which takes logits, or "
+    "call nkilib.torch.linear_cross_entropy with the hidden states and the weight of the output layer"
+)
+_LEAVE_THE_HEAD: Final = (
+    "leave lm_head out of what is adapted (target_modules and modules_to_save of PEFT) or quantized, remove hooks and "
+    "forwards that were set (device_map of accelerate sets some), or undo this and use causal_lm_loss"
+)
+
+
+def known_class(module: nn.Module) -> type[nn.Module] | None:
+    """Return the supported class of ``transformers`` that ``module`` is an instance of, directly or by inheritance;
+    None if there is none.
+    """
+    for kind in type(module).__mro__:
+        if kind.__name__ in _SOFTCAPS and kind.__module__.startswith("transformers.models."):
+            return kind
+    return None
+
+
+def find_causal_lm(module: nn.Module) -> nn.Module:
+    """Return the supported model that ``module`` is or contains.
+
+    Raises:
+        TypeError: there is none, or its class has another ``forward`` than that of ``transformers``.
+        ValueError: there are several.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{FUSE}: argument 'model' must be torch.nn.Module, not {type(module).__name__}; pass a model")
+    models = {candidate: kind for candidate in module.modules() if (kind := known_class(candidate)) is not None}
+    if not models:
+        raise TypeError(
+            f"{FUSE}: model must be, or hold, one of {SUPPORTED} of transformers, got {type(module).__name__}; "
+            f"{_INSTEAD}"
+        )
+    if len(models) > 1:
+        raise ValueError(
+            f"{FUSE}: model must hold one causal language model, got {len(models)} in {type(module).__name__}; call it "
+            f"with each of them"
+        )
+    ((model, kind),) = models.items()
+    if type(model).forward is not kind.forward:
+        raise TypeError(
+            f"{FUSE}: model must have the forward of {kind.__name__}, got {type(model).__name__} with one of its own, "
+            f"which would not run; {_INSTEAD}"
+        )
+    return model
+
+
+def output_layer(model: Any) -> nn.Linear:
+    """Return the output layer of a supported model, which must only multiply by its weight.
+
+    Raises:
+        TypeError: it is not a ``torch.nn.Linear``, for instance because LoRA or quantization replaced it.
+        ValueError: it has hooks other than those of ``fully_shard``, which would not run or would get a loss instead of
+            logits; or its weight is tied to the embedding, and ``fully_shard`` was applied to it alone.
+    """
+    layer: nn.Linear = model.lm_head
+    check_linear_head(FUSE, layer, _LEAVE_THE_HEAD)
+    if is_fully_sharded(layer) and model.config.tie_word_embeddings:
+        _check_tied(model, layer)
+    return layer
+
+
+def _check_tied(model: Any, layer: nn.Linear) -> None:
+    """Reject a weight that ``fully_shard`` has sharded in the output layer but not in the embedding that it is
+    tied to.
+    """
+    if layer.weight is model.get_input_embeddings().weight:
+        return
+    raise ValueError(
+        f"{FUSE}: the weight of lm_head is tied to the embedding (config.tie_word_embeddings), so fully_shard must get "
+        f"both in one group, and got lm_head without the embedding; pass them in one list, "
+        f"fully_shard([model.model.embed_tokens, model.model.norm, model.lm_head]), or leave both to the group of the "
+        f"root, fully_shard(model)"
+    )
+
+
+def logit_softcap(model: Any) -> float | None:
+    """Return the cap of the logits of a supported model, from its configuration."""
+    kind = known_class(model)
+    name = None if kind is None else _SOFTCAPS[kind.__name__]
+    return None if name is None else getattr(model.config, name)
+
+
+def check_loss_function(model: Any) -> None:
+    """Reject a custom loss function of the model, because it would not be called.
+
+    Raises:
+        ValueError: the model has a custom loss function.
+    """
+    function = model.loss_function
+    if function is causal_lm_loss or getattr(function, "__name__", None) == "ForCausalLMLoss":
+        return
+    raise ValueError(
+        f"{FUSE}: model.loss_function must be that of transformers, or causal_lm_loss, got {function!r}, which would "
+        f"not be called; del model._loss_function, and pass label_smoothing and lse_square_scale to {FUSE} instead"
+    )
 
 
 @dataclass(frozen=True)

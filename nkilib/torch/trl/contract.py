@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The functions of TRL that are replaced: their location, their signature, and the check of both."""
+"""The functions of TRL that are replaced: their location and signature, which are checked, and their operands."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 # The function that error messages name.
@@ -76,7 +77,7 @@ _DIVERGENCES: Final = Function(
 
 
 @dataclass(frozen=True)
-class Place:
+class PatchedFunction:
     """The location of a function of TRL.
 
     Attributes:
@@ -117,8 +118,8 @@ class Places(NamedTuple):
         divergences: the location of the divergence of a student from a teacher.
     """
 
-    scores: Place
-    divergences: Place
+    scores: PatchedFunction
+    divergences: PatchedFunction
 
 
 def find_places() -> Places:
@@ -149,7 +150,7 @@ def find_places() -> Places:
     return Places(scores, divergences)
 
 
-def _located(function: Function, faults: list[str]) -> Place | None:
+def _located(function: Function, faults: list[str]) -> PatchedFunction | None:
     """Return the location of a function, or None if it is not as expected; differences are added to ``faults``."""
     try:
         utils, module = import_module(_UTILS), import_module(function.module)
@@ -160,7 +161,7 @@ def _located(function: Function, faults: list[str]) -> Place | None:
     needed = ((module, function.module, function.attribute), (utils, _UTILS, _GATHER))
     missing = [f"{path} has no {name}" for owner, path, name in needed if not hasattr(owner, name)]
     faults += [difference for difference in (*missing, *_differences(function, own)) if difference not in faults]
-    return Place(module, function.attribute, own, utils)
+    return PatchedFunction(module, function.attribute, own, utils)
 
 
 def _differences(function: Function, own: Any) -> list[str]:
@@ -177,3 +178,75 @@ def _differences(function: Function, own: Any) -> list[str]:
         for parameter in parameters
         if parameter.default != function.parameters[parameter.name]
     ]
+
+
+# Tensors in the order of TRL's arguments; a bias may be missing.
+Operands: TypeAlias = Sequence[Tensor | None]
+
+
+class Head(NamedTuple):
+    """The output layer of a model, and the hidden states that it is applied to.
+
+    Attributes:
+        hidden: the hidden states [N, D].
+        weight: the weight [V, D].
+        bias: the bias [V], or None.
+    """
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, operands: Operands) -> Head:
+        """Return the head for hidden states, weight and bias.
+
+        Raises:
+            TypeError: hidden states or weight are missing.
+        """
+        hidden, weight, bias = operands
+        if hidden is None or weight is None:
+            raise TypeError("nkilib.torch.trl: hidden states and weight must be tensors, got None; pass both")
+        return cls(hidden, weight, bias)
+
+    @property
+    def parameters(self) -> tuple[Tensor | None, ...]:
+        """The weight and the bias."""
+        return self.weight, self.bias
+
+    @property
+    def num_classes(self) -> int:
+        """V, the number of classes. For a weight that ZeRO-3 keeps without elements, it is read from the shape that
+        DeepSpeed stores beside it.
+        """
+        shape = getattr(self.weight, "ds_shape", self.weight.shape)
+        return int(shape[0])
+
+
+class _Rounded(torch.autograd.Function):
+    """A bias rounded to another type, in float32; its gradient is not rounded to that type."""
+
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = bias.dtype
+        return bias.to(dtype).to(torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0].to(ctx.dtype), None
+
+
+def rounded(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a bias with the values that it has in another type, as TRL's token scores read it.
+
+    The gradient, in the type of ``bias``, is that of the rounded values, without rounding.
+    """
+    if bias.dtype == dtype:
+        return bias
+    function: Callable[..., Tensor] = _Rounded.apply
+    return function(bias, dtype)
+
+
+def read_cap(softcap: float | None) -> float | None:
+    """Return the cap as TRL reads it: 0 means 1, and the sign does not matter."""
+    return None if softcap is None else abs(float(softcap)) or 1.0

@@ -3,5 +3,12 @@
 
 """Every kernel of the library on fixed inputs, compared with float64 and the simulator.
 
-:mod:`.registry` lists the kernels: a kernel that is missing there fails a test.
+``case`` is a launch and the comparison of its results, ``inputs`` makes the inputs. Each other module has the cases of
+some kernels:
+
+- ``plain``, ``extended``, ``inlined``: cross-entropy from logits, and kernels that call it;
+- ``linear``, ``linear_ids``, ``linear_distillation``: losses from hidden states and output weights;
+- ``distillation``, ``log_probabilities``, ``margins``, ``ctc``: losses with loops of their own;
+- ``elementwise``, ``rowwise``: the losses of the skeletons, from their registry entries;
+- ``softmax``: softmax and log-softmax.
 """

@@ -13,11 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.verify.launching import argument_name, observed
-from nkilib.verify.observation import Array, Observation, typed
-from nkilib.verify.step import Step
+from nkilib.verify.step import Array, Observation, Status, Step, Verdict, argument_name, observed, typed
 from nkilib.verify.values import Distance, class_difference, distance
-from nkilib.verify.verdict import Status, Verdict
 
 
 class Reference(NamedTuple):

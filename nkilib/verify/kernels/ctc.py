@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
-from nkilib.experimental.loss.ctc.host.reference import (
+from nkilib.experimental.loss.ctc.registry_entry import (
     CtcLosses,
     ctc_loss_bound,
     ctc_loss_gradient_bound,
@@ -24,7 +24,7 @@ from nkilib.experimental.loss.ctc.host.reference import (
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference, References
-from nkilib.verify.observation import Array
+from nkilib.verify.step import Array
 
 # Several chunks of time, a short one among them; sequences for both cores; labels that repeat.
 _STEPS, _SEQUENCES, _CLASSES, _LABELS = 75, 5, 9, 12

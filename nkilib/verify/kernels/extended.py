@@ -14,12 +14,8 @@ import numpy as np
 
 from nkilib.experimental.loss import extended_cross_entropy_backward, extended_cross_entropy_forward
 from nkilib.experimental.loss.bounds import FORWARD_UNITS, SMALLEST_NORMAL, UNIT, bfloat16_allowance, float16_allowance
-from nkilib.experimental.loss.cross_entropy.host.extended_bounds import (
-    CAP_UNITS,
-    extended_forward_bounds,
-    extended_gradient_bound,
-)
-from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.experimental.loss.cross_entropy.bounds import CAP_UNITS, extended_forward_bounds, extended_gradient_bound
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.experimental.loss.reference import (
     BackwardInputs,
     ExtendedLoss,

@@ -18,18 +18,18 @@ from nkilib.experimental.loss import (
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
-from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, ExtendedLoss
-from nkilib.experimental.loss.linear.host.bounds import ROUNDOFF
-from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
+from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs, ExtendedLoss
+from nkilib.experimental.loss.linear.reference import EVERY_CLASS, ROUNDOFF
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
+    linear_forward_bounds,
     linear_forward_reference,
+    linear_gradients_and_bounds,
 )
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference, References
-from nkilib.verify.observation import Array
+from nkilib.verify.step import Array
 
 # Two tiles of each, the second one ragged; three tiles of classes, for two cores.
 POSITIONS: Final = 130

@@ -17,8 +17,7 @@ from nkilib.experimental.loss import (
     linear_distillation_forward,
     linear_distillation_mixture,
 )
-from nkilib.experimental.loss.linear.host.bounds import ROUNDOFF
-from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS
+from nkilib.experimental.loss.linear.reference import EVERY_CLASS, ROUNDOFF
 from nkilib.experimental.loss.linear_distillation.host.bounds import (
     mixture_bounds,
     pair_forward_bounds,

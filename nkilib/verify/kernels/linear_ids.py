@@ -13,8 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.experimental.loss import linear_token_scores_backward, linear_token_scores_forward
-from nkilib.experimental.loss.linear.host.bounds import ROUNDOFF
-from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS
+from nkilib.experimental.loss.linear.reference import EVERY_CLASS, ROUNDOFF
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
     ScoreInputs,
     scores_forward_bounds,

@@ -12,13 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from nkilib.core.host.exact import reduction_factor
-from nkilib.core.host.rounding import UNIT, rounding
-from nkilib.core.host.sized_loss import SizedLoss
-from nkilib.experimental.loss.multi_margin.host import reference as multi_margin
-from nkilib.experimental.loss.multi_margin.row import MULTI_MARGIN
-from nkilib.experimental.loss.multilabel_margin.host import reference as multilabel_margin
-from nkilib.experimental.loss.multilabel_margin.row import MULTILABEL_MARGIN
+from nkilib.core.host.error_bounds import UNIT, reduction_factor, rounding
+from nkilib.core.host.loss import SizedLoss
+from nkilib.experimental.loss.multi_margin import registry_entry as multi_margin
+from nkilib.experimental.loss.multi_margin.registry_entry import MULTI_MARGIN
+from nkilib.experimental.loss.multilabel_margin import registry_entry as multilabel_margin
+from nkilib.experimental.loss.multilabel_margin.registry_entry import MULTILABEL_MARGIN
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference, References
 

@@ -17,7 +17,7 @@ from nkilib.experimental.loss.reference import gradient_of_rows, gradient_scale,
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference, References
-from nkilib.verify.observation import Array
+from nkilib.verify.step import Array
 
 # Three batches on one core, two on two; two full chunks and a short one.
 SMALL: Final[dict[str, Any]] = {"positions_per_batch": 2, "chunk_size": 16}

@@ -12,17 +12,18 @@ from typing import Any, Final
 
 import numpy as np
 
+from nkilib.experimental.softmax import guarantees as bounds
+from nkilib.experimental.softmax import guarantees as reference
 from nkilib.experimental.softmax import (
     log_softmax_backward,
     log_softmax_forward,
     softmax_backward,
     softmax_forward,
 )
-from nkilib.experimental.softmax.host import bounds, reference
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference, References
-from nkilib.verify.observation import Array
+from nkilib.verify.step import Array
 
 # Rows of several pieces, and a second batch; short rows, several of a partition; a row on several partitions.
 _LAST_AXIS: Final = ((130, 4100), (700, 100), (2, 40003))

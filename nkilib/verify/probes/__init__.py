@@ -6,4 +6,11 @@
 Each possible answer is a reading (:class:`.probe.Reading`), with the results that numpy computes for it. The result of
 a device is looked up among these; the simulator is only one of the devices that are asked. A result that no reading
 explains is an answer, too, and is shown.
+
+- ``probe``: the interface of a probe, and functions that their kernels share;
+- ``arithmetic``, ``infinities``, ``integers``: the values that instructions compute;
+- ``dma``: casts, indices, the order of writes, and written arguments;
+- ``registers``, ``loops``: registers, and loops whose iterations are counted at run time;
+- ``cores``: launches on two cores;
+- ``frameworks``: what PyTorch and JAX may pass.
 """

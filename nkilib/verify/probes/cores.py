@@ -12,11 +12,10 @@ import numpy as np
 
 from nkilib.core.cores import positions_of_core, strided_rows
 from nkilib.nki import nisa, nki, nl
-from nkilib.verify.observation import Array
 from nkilib.verify.probes.arithmetic import PROMISES, READINGS
 from nkilib.verify.probes.dma import column
-from nkilib.verify.probes.probe import Probe, Reading, no_arguments, same_arguments
-from nkilib.verify.probes.tiles import tile
+from nkilib.verify.probes.probe import Probe, Reading, no_arguments, same_arguments, tile
+from nkilib.verify.step import Array
 
 
 @nki.jit

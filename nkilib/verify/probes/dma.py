@@ -11,10 +11,9 @@ import ml_dtypes
 import numpy as np
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.verify.observation import Array
 from nkilib.verify.probes.arithmetic import PROMISES, row
-from nkilib.verify.probes.probe import OUT_OF_RANGE, Probe, Reading, left, same_arguments
-from nkilib.verify.probes.tiles import loaded, stored, tile
+from nkilib.verify.probes.probe import OUT_OF_RANGE, Probe, Reading, left, loaded, same_arguments, stored, tile
+from nkilib.verify.step import Array
 
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 _MARK: Final = -5.0

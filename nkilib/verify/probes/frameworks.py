@@ -17,10 +17,9 @@ from typing import Final
 import numpy as np
 
 from nkilib.verify.kernels import inputs
-from nkilib.verify.observation import Array, Observation
 from nkilib.verify.probes.arithmetic import PROMISES
 from nkilib.verify.probes.probe import Probe, Reading, same_arguments
-from nkilib.verify.verdict import Status, Verdict
+from nkilib.verify.step import Array, Observation, Status, Verdict
 
 _TORCH: Final = "nkilib.torch.verification"
 _JAX: Final = "nkilib.jax.verification"

@@ -13,10 +13,9 @@ import numpy as np
 
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST, FLOAT32_LOWEST
 from nkilib.nki import nisa, nki, nl
-from nkilib.verify.observation import Array
 from nkilib.verify.probes.arithmetic import KERNELS, READINGS, row
-from nkilib.verify.probes.probe import Probe, Reading, same_arguments
-from nkilib.verify.probes.tiles import loaded, stored, tile
+from nkilib.verify.probes.probe import Probe, Reading, loaded, same_arguments, stored, tile
+from nkilib.verify.step import Array
 
 _INF: Final = np.inf
 _NAN: Final = np.nan

@@ -10,10 +10,9 @@ from typing import Final
 import numpy as np
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.verify.observation import Array
 from nkilib.verify.probes.arithmetic import PROMISES, READINGS, row
-from nkilib.verify.probes.probe import Probe, Reading, same_arguments
-from nkilib.verify.probes.tiles import loaded, stored, tile
+from nkilib.verify.probes.probe import Probe, Reading, loaded, same_arguments, stored, tile
+from nkilib.verify.step import Array
 
 _ALL_ONES: Final = 2**32 - 1
 

@@ -13,8 +13,7 @@ from nkilib.nki import nisa, nki, nl
 from nkilib.verify.probes.arithmetic import PROMISES, READINGS
 from nkilib.verify.probes.dma import column, indices
 from nkilib.verify.probes.integers import integer_row
-from nkilib.verify.probes.probe import OUT_OF_RANGE, Probe, Reading, same_arguments
-from nkilib.verify.probes.tiles import loaded, stored, tile
+from nkilib.verify.probes.probe import OUT_OF_RANGE, Probe, Reading, loaded, same_arguments, stored, tile
 
 _MARK: Final = -5.0
 

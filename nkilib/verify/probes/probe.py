@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A probe: one launch, and the readings (possible answers to a question) that its results may confirm."""
+"""A probe: one launch, and the readings (possible answers to a question) that its results may confirm.
+
+Kernels of probes load, make and store whole tiles by :func:`loaded`, :func:`tile` and :func:`stored`.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from nkilib.verify.launching import argument_name, observed
-from nkilib.verify.observation import Array, Observation, typed
-from nkilib.verify.step import Step
-from nkilib.verify.verdict import Status, Verdict
+from nkilib.nki import nisa, nl
+from nkilib.verify.step import Array, Observation, Status, Step, Verdict, argument_name, observed, typed
 
 # The words with which an access is refused by the Neuron runtime (NRT_EXEC_OOB) and by the simulator (OutOfRangeError).
 OUT_OF_RANGE: Final = r"OOB|out.?of.?(range|bound)"
@@ -166,3 +167,22 @@ def _agree(came: Array | None, expected: Array, tolerance: float) -> bool:
         near = np.abs(actual - wanted) <= tolerance * np.abs(wanted)
     same = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
     return bool((near & np.isfinite(actual) & np.isfinite(wanted) | same).all())
+
+
+def loaded(array_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Load a whole matrix [rows, columns] into a tile of its type."""
+    tile_sbuf = nl.ndarray(array_hbm.shape, dtype=array_hbm.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile_sbuf, src=array_hbm)
+    return tile_sbuf
+
+
+def tile(shape: tuple[int, ...], dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+    """Return a tile that is not written yet."""
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+
+
+def stored(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Store a tile as a result, in its type."""
+    result_hbm = nl.ndarray(tile_sbuf.shape, dtype=tile_sbuf.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=result_hbm, src=tile_sbuf)
+    return result_hbm

@@ -9,8 +9,7 @@ from typing import Final
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.verify.probes.arithmetic import READINGS, row
-from nkilib.verify.probes.probe import Probe, Reading, same_arguments
-from nkilib.verify.probes.tiles import loaded, stored, tile
+from nkilib.verify.probes.probe import Probe, Reading, loaded, same_arguments, stored, tile
 
 _PIECE: Final = 4
 _PIECES: Final = 3

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The clocks of the Neuron SDK, which time a compiled program (NEFF) on the device, without the host.
+"""The launches that are timed, and the clocks that time them.
+
+The clocks of the Neuron SDK time a compiled program (NEFF) on the device, without the host. If none of them answers,
+the wall clock does.
 
 - nrtpy, the Python package of the runtime: ``NrtpyModel.load_from_neff`` and ``benchmark(mode="device")``
   (``neuron-runtime/nrtpy/model`` of SDK 2.33).
@@ -9,7 +12,7 @@
   --output-format summary-json`` prints its ``total_time`` in seconds. The page of SDK 2.33 on profiling a kernel,
   ``nki/guides/use-neuron-profile``, names ``capture``; the form of the summary is from public code that reads it.
 
-None of them has run here.
+None of these has run here.
 """
 
 from __future__ import annotations
@@ -17,15 +20,17 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import ml_dtypes
 import numpy as np
 
-from nkilib.verify.observation import Array
+from nkilib.verify.step import Array, on_cores
 
 _WARM_UP: Final = 5
 _TIMES: Final = 50
@@ -34,6 +39,66 @@ _TRACED: Final = 2
 # Seconds that a tool may take before the next clock is tried.
 _LIMIT: Final = 180
 _TOTAL: Final = "total_time"
+
+# The wall clock: if a launch compiles or loads its program again, few launches are enough.
+_WALL_WARM_UP: Final = 2
+_WALL_LEAST: Final = 3
+_WALL_MOST: Final = 15
+_WALL_SECONDS: Final = 30.0
+
+_NUMPY: Final = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
+_US: Final = 1e-6
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An array of a launch: its values do not affect the time, as long as they are valid.
+
+    Attributes:
+        sizes: the sizes of its dimensions.
+        dtype: ``"bfloat16"``, ``"float32"`` or ``"int32"``.
+    """
+
+    sizes: tuple[int, ...]
+    dtype: str
+
+    def array(self) -> Array:
+        """Return an array of ones; integers are classes, and 1 is a valid one."""
+        return np.ones(self.sizes, _NUMPY.get(self.dtype, self.dtype))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A launch that is timed, described by the shapes of its arrays, which is all that the model needs.
+
+    Attributes:
+        name: a word that is unique among the launches of a figure.
+        kernel: a kernel from ``nki.jit``.
+        shapes: the shapes of its arrays, by name.
+        constants: its other arguments.
+        cores: the number of cores of the launch.
+    """
+
+    name: str
+    kernel: Any
+    shapes: Mapping[str, Shape]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    cores: int = 1
+
+    def arrays(self) -> dict[str, Array]:
+        """Return its arrays, by name."""
+        return {name: shape.array() for name, shape in self.shapes.items()}
+
+    def launch(self, arrays: Mapping[str, Array]) -> None:
+        """Run the launch to its end: its results are numpy arrays."""
+        on_cores(self.kernel, self.cores)(**arrays, **self.constants)
+
+    def modelled_seconds(self) -> float:
+        """Return the time in seconds by the performance model; in the simulator only."""
+        from nkilib.simulator import profile, spec
+
+        arguments: dict[str, Any] = {name: spec(shape.sizes, shape.dtype) for name, shape in self.shapes.items()}
+        return profile(self.kernel[self.cores], **arguments, **self.constants).time_us * _US
 
 
 class ClockError(Exception):
@@ -210,3 +275,16 @@ def _totals(value: Any) -> Iterator[float]:
                 yield float(item)
             else:
                 yield from _totals(item)
+
+
+def wall_times(launch: Timed) -> Array:
+    """Return the seconds of each of some launches after the first ones; they include transfers and program loading."""
+    arrays = launch.arrays()
+    for _ in range(_WALL_WARM_UP):
+        launch.launch(arrays)
+    seconds: list[float] = []
+    while len(seconds) < _WALL_LEAST or (len(seconds) < _WALL_MOST and sum(seconds) < _WALL_SECONDS):
+        start = time.perf_counter()
+        launch.launch(arrays)
+        seconds.append(time.perf_counter() - start)
+    return np.array(seconds)

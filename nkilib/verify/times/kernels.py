@@ -1,17 +1,114 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Chains of one instruction, and an empty kernel: the time of the launch itself cancels between two lengths.
+"""The kernels of the timed figures: those whose times AWS publishes, chains of one instruction, and an empty one.
 
-Every link waits for the previous one. Each kernel returns something of its last link, because a compiler may drop a
-result that nothing reads.
+In a chain every link waits for the previous one, and the time of the launch itself cancels between two lengths. Each
+kernel returns something of its last link, because a compiler may drop a result that nothing reads.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from nkilib.nki import nisa, nki, nl
-from nkilib.verify.probes.tiles import loaded, stored, tile
-from nkilib.verify.times.published import PARTITIONS
+from nkilib.verify.probes.probe import loaded, stored, tile
+
+PARTITIONS: Final = 128
+
+
+def rmsnorm_quant(x: nl.NkiTensor, gamma: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """Compute ``gamma * x / rms(x)`` in float8, scaled by row to float8's range, and the scales: [S, H], [S, 1].
+
+    It follows the published design: squares are summed on Scalar, gamma is broadcast by the Tensor engine 512 columns
+    at a time, both factors are applied on Vector from PSUM, and then Vector takes the largest magnitude and scales. The
+    tiles are made once: the design says that its steps run one after the other. (The magnitude costs the same as the
+    maximum.)
+    """
+    rows, hidden = x.shape
+    bank = 512
+    quantized = nl.ndarray(x.shape, nl.float8_e4m3, nl.shared_hbm)
+    scales = nl.ndarray((rows, 1), nl.float32, nl.shared_hbm)
+    gamma_row = nl.ndarray((1, hidden), x.dtype)
+    nisa.dma_copy(gamma_row, gamma)
+    ones = nl.ndarray((1, PARTITIONS), x.dtype)
+    nisa.memset(ones, 1.0)
+    tile, normed = (nl.ndarray((PARTITIONS, hidden), x.dtype) for _ in range(2))
+    result = nl.ndarray((PARTITIONS, hidden), nl.float8_e4m3)
+    inverse_rms, largest, scale, inverse = (nl.ndarray((PARTITIONS, 1), nl.float32) for _ in range(4))
+    cores, core = nl.num_programs(), nl.program_id()
+    of_core = rows // cores
+    for start in range(core * of_core, (core + 1) * of_core, PARTITIONS):
+        block = slice(start, start + PARTITIONS)
+        nisa.dma_copy(tile, x[block, :])
+        nisa.activation_reduce(normed, nl.square, tile, nl.add, inverse_rms)
+        nisa.activation(inverse_rms, nl.rsqrt, inverse_rms, scale=1.0 / hidden)
+        for left in range(0, hidden, bank):
+            columns = slice(left, left + bank)
+            broadcast = nl.ndarray((PARTITIONS, bank), nl.float32, nl.psum)
+            nisa.nc_matmul(broadcast, ones, gamma_row[:, columns])
+            nisa.scalar_tensor_tensor(
+                normed[:, columns], tile[:, columns], nl.multiply, inverse_rms, nl.multiply, broadcast
+            )
+        nisa.tensor_scalar_reduce(tile, normed, nl.multiply, 1.0, nl.maximum, largest)
+        nisa.activation(scale, nl.copy, largest, scale=1.0 / 240.0)
+        nisa.tensor_scalar(scale, scale, nl.maximum, 1e-6)
+        nisa.reciprocal(inverse, scale)
+        nisa.tensor_scalar(result, normed, nl.multiply, inverse)
+        nisa.dma_copy(quantized[block, :], result)
+        nisa.dma_copy(scales[block, :], scale)
+    return quantized, scales
+
+
+def matmul(lhs_t: nl.NkiTensor, rhs: nl.NkiTensor) -> nl.NkiTensor:
+    """Compute ``lhs_t.T @ rhs``: [K, M] and [K, N], in blocks of 1024 x 1024 x 1024 that stay in SBUF."""
+    (depth, rows), columns = lhs_t.shape, rhs.shape[1]
+    tile_m, tile_n, block = 128, 512, 1024
+    result = nl.ndarray((rows, columns), lhs_t.dtype, nl.shared_hbm)
+    for n in range(0, columns, block):
+        for m in range(0, rows, block):
+            sums = nl.ndarray((tile_m, block // tile_m, block), nl.float32)
+            for k in range(0, depth, block):
+                left, right = (nl.ndarray((PARTITIONS, block // PARTITIONS, block), rhs.dtype) for _ in range(2))
+                for part in range(block // PARTITIONS):
+                    part_rows = slice(k + part * PARTITIONS, k + (part + 1) * PARTITIONS)
+                    nisa.dma_copy(left[:, part, :], lhs_t[part_rows, m : m + block])
+                    nisa.dma_copy(right[:, part, :], rhs[part_rows, n : n + block])
+                for m_tile in range(block // tile_m):
+                    for n_tile in range(block // tile_n):
+                        out = slice(n_tile * tile_n, (n_tile + 1) * tile_n)
+                        product = nl.ndarray((tile_m, tile_n), nl.float32, nl.psum)
+                        for part in range(block // PARTITIONS):
+                            stationary = left[:, part, m_tile * tile_m : (m_tile + 1) * tile_m]
+                            nisa.nc_matmul(product, stationary, right[:, part, out])
+                        if k:
+                            nisa.tensor_tensor(sums[:, m_tile, out], sums[:, m_tile, out], product, nl.add)
+                        else:
+                            nisa.tensor_copy(sums[:, m_tile, out], product)
+            for m_tile in range(block // tile_m):
+                part_rows = slice(m + m_tile * tile_m, m + (m_tile + 1) * tile_m)
+                nisa.dma_copy(result[part_rows, n : n + block], sums[:, m_tile, :])
+    return result
+
+
+def tiled_matmul(lhs_t: nl.NkiTensor, rhs: nl.NkiTensor) -> nl.NkiTensor:
+    """Compute ``lhs_t.T @ rhs`` without blocks: every product of two tiles loads both of them."""
+    (depth, rows), columns = lhs_t.shape, rhs.shape[1]
+    tile_m, tile_n = 128, 512
+    result = nl.ndarray((rows, columns), lhs_t.dtype, nl.shared_hbm)
+    for m in range(0, rows, tile_m):
+        for n in range(0, columns, tile_n):
+            product = nl.ndarray((tile_m, tile_n), nl.float32, nl.psum)
+            for k in range(0, depth, PARTITIONS):
+                stationary = nl.ndarray((PARTITIONS, tile_m), lhs_t.dtype)
+                moving = nl.ndarray((PARTITIONS, tile_n), rhs.dtype)
+                nisa.dma_copy(stationary, lhs_t[k : k + PARTITIONS, m : m + tile_m])
+                nisa.dma_copy(moving, rhs[k : k + PARTITIONS, n : n + tile_n])
+                nisa.nc_matmul(product, stationary, moving)
+            rounded = nl.ndarray((tile_m, tile_n), lhs_t.dtype)
+            nisa.tensor_copy(rounded, product)
+            nisa.dma_copy(result[m : m + tile_m, n : n + tile_n], rounded)
+    return result
 
 
 @nki.jit

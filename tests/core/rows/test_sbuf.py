@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nkilib.simulator
-from nkilib.core.rows.sbuf import MAX_CHUNK_BUFFERS, SCRATCH_BYTES, DividedSbuf, SbufPlan, TileRing, dtype_bytes
+from nkilib.core.hardware import FLOAT32_BYTES
+from nkilib.core.rows.sbuf import MAX_CHUNK_BUFFERS, DividedSbuf, SbufPlan, TileRing, dtype_bytes
 from nkilib.nki import nisa, nki, nl
 
 TYPES = [nl.bfloat16, nl.float32]
@@ -22,7 +23,7 @@ by_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
 
 def bytes_of(plan: SbufPlan, sbuf: DividedSbuf) -> int:
     """Return the bytes that chunk buffers and scratch of a division take."""
-    scratch = plan.num_scratch * sbuf.turns * sbuf.chunk_size * SCRATCH_BYTES
+    scratch = plan.num_scratch * sbuf.turns * sbuf.chunk_size * FLOAT32_BYTES
     return scratch + sbuf.chunk_buffers * sbuf.chunk_size * dtype_bytes(sbuf.dtype)
 
 
@@ -38,7 +39,7 @@ def test_a_division_fits_and_leaves_no_room_for_more(data: st.DataObject, dtype:
         fitting = nl.tile_size.sbuf_fmax_bytes - plan.small_bytes
         assert plan.bytes_that_fit == fitting
     chunk_bytes = chunk_size * dtype_bytes(dtype)
-    of_one = plan.num_scratch * chunk_size * SCRATCH_BYTES + chunk_bytes
+    of_one = plan.num_scratch * chunk_size * FLOAT32_BYTES + chunk_bytes
     room = fitting - bytes_of(plan, sbuf)
     assert room >= 0
     assert 1 <= sbuf.chunk_buffers <= min(MAX_CHUNK_BUFFERS, loads)
@@ -51,7 +52,7 @@ def test_a_division_fits_and_leaves_no_room_for_more(data: st.DataObject, dtype:
 @pytest.mark.parametrize("target", ["trn2", "trn3"])
 def test_the_largest_chunk_is_the_largest(target: str, num_scratch: int, dtype: Any) -> None:
     plan = SbufPlan(4096, num_scratch)
-    of_element = dtype_bytes(dtype) + num_scratch * SCRATCH_BYTES
+    of_element = dtype_bytes(dtype) + num_scratch * FLOAT32_BYTES
     with nkilib.simulator.using(target=target):
         largest = plan.largest_chunk(dtype)
         assert largest * of_element <= plan.bytes_that_fit < (largest + 1) * of_element
@@ -101,7 +102,7 @@ def test_the_largest_chunk_fits_sbuf_beside_the_small_tiles(target: str, num_scr
     with nkilib.simulator.using(target=target):
         largest = plan.largest_chunk(dtype)
         record = laid_out(plan, largest, dtype, 9, small)
-        of_element = dtype_bytes(dtype) + num_scratch * SCRATCH_BYTES
+        of_element = dtype_bytes(dtype) + num_scratch * FLOAT32_BYTES
         assert record.sbuf_peak_bytes == small + largest * of_element
         for chunk_size, small_bytes in ((largest + 1, small), (largest, small + of_element)):
             with pytest.raises(nkilib.simulator.CapacityError):

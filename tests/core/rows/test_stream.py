@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nkilib.core.rows.stream``: chunks of matrices, loaded ahead of the computation."""
+"""``nkilib.core.rows.stream``: chunks of matrices, loaded ahead of the computation; and the order in which overlapping
+pieces are begun and finished.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 import nkilib.core.rows.stream
 import nkilib.simulator
 from nkilib.core.rows.batches import batches_of_core
-from nkilib.core.rows.stream import Stream
+from nkilib.core.rows.stream import Stream, run_overlapped
 from nkilib.nki import nisa, nki, nl
 
 from .walk import BF16, CUTS, FP32, UNIT, Cut, assert_within, cuts, launch, stream_of, vector
@@ -169,3 +171,48 @@ def test_two_streams_run_beside_each_other(cut: Cut) -> None:
     units = 2.0 + np.log2(cut.columns) + cut.columns / cut.chunk_size
     result = launch(dot_products, cut, first, second)
     assert_within(result, products.sum(axis=1), units * UNIT * np.abs(products).sum(axis=1))
+
+
+@dataclass
+class Recorded:
+    """A stream of pieces, by number, and the work on them: what was done, in order."""
+
+    sizes: list[int]
+    done: list[str] = field(default_factory=list)
+
+    @property
+    def visits(self) -> int:
+        return len(self.sizes)
+
+    def pieces(self, visit: int) -> list[int]:
+        self.done.append(f"visit {visit}")
+        first = sum(self.sizes[:visit])
+        return list(range(first, first + self.sizes[visit]))
+
+    def begin(self, placed: int) -> str:
+        self.done.append(f"begin {placed}")
+        return f"begun {placed}"
+
+    def finish(self, placed: int, begun: str) -> None:
+        assert begun == f"begun {placed}"
+        self.done.append(f"finish {placed}")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "done"),
+    [
+        ([], []),
+        ([0], ["visit 0"]),
+        ([1], ["visit 0", "begin 0", "finish 0"]),
+        (
+            [2, 1],
+            ["visit 0", "begin 0", "begin 1", "finish 0", "visit 1", "begin 2", "finish 1", "finish 2"],
+        ),
+    ],
+    ids=str,
+)
+def test_a_piece_is_finished_after_the_next_one_has_begun(sizes: list[int], done: list[str]) -> None:
+    """Across visits too: a visit loads ahead before the last piece of the one before is finished."""
+    recorded = Recorded(sizes)
+    run_overlapped(recorded, recorded)
+    assert recorded.done == done

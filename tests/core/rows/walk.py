@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
+from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups, batches_of_core
 from nkilib.core.rows.sbuf import SbufPlan
 from nkilib.core.rows.statistics import Columns, Place, most_batches_of_group
 from nkilib.core.rows.stream import Chunk, Stream
-from nkilib.core.tiling import div_ceil
 from nkilib.nki import nki, nl
 
 Array = npt.NDArray[Any]

@@ -13,10 +13,10 @@ import pytest
 from nkilib.cli.losses import edges, formulas, guarantees, over_bound, term_errors
 from nkilib.core.host.loss import Loss, ModelledLaunch
 from nkilib.experimental import loss
-from nkilib.experimental.host.public_kernels import guarantee_of, public_kernels
 from nkilib.experimental.loss import extended_inline, inline
 from nkilib.experimental.loss.registry import LOSSES
-from nkilib.verify.kernels.registry import cases
+from nkilib.experimental.public_kernels import guarantee_of, public_kernels
+from nkilib.verify.registry import cases
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 PAGE = (CHECKOUT / "docs" / "reference" / "losses.md").read_text(encoding="utf-8")
@@ -112,7 +112,7 @@ def test_a_loss_has_its_docs_and_its_tests(entry: Loss) -> None:
     assert is_on_page, "run `python -m tools.write_tables`"
     for place in entry.tests:
         sources = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / place).rglob("*.py"))
-        goes_through_a_table = "elementwise_entries import ENTRIES" in sources
+        goes_through_a_table = "verify.kernels.elementwise import ENTRIES" in sources
         has_tests = "def test_" in sources and (entry.name in sources or goes_through_a_table)
         assert has_tests, f"give {entry.name} a test in {place}"
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import batch_groups
 from nkilib.core.rows.statistics import most_batches_of_group
 from nkilib.core.rows.stream import num_chunks
-from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss import (
     choose_tiling,
     cross_entropy_backward,
@@ -23,14 +23,12 @@ from nkilib.experimental.loss import (
     extended_cross_entropy_backward,
     extended_cross_entropy_forward,
 )
-from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss, extended_forward_reference
-from nkilib.experimental.loss.cross_entropy.maximum import with_form
-from nkilib.experimental.loss.cross_entropy.options import Classes, Launch, LossOptions, Options, Wanted
+from nkilib.experimental.loss.cross_entropy.launch import Classes, Launch, LossOptions, Options, Wanted, with_form
+from nkilib.experimental.loss.cross_entropy.reference import ExtendedLoss, extended_forward_reference
 from nkilib.nki import nl
 from nkilib.simulator import spec, using
 from tests.experimental.loss.cross_entropy import extended_checks, loss_checks
-from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
-from tests.experimental.plans.on_core import TYPES, count_class, cut_class, on_core
+from tests.experimental.plans.coverage import TYPES, Branches, Limits, PlanFamily, Size, count_class, cut_class, on_core
 
 _POSITIONS = (1, 2, 3, 64, 128, 129, 256, 257, 300, 512, 1000, 1024, 2048, 4096, 4097, 8192, 32768, 65536, 131072)
 _VOCABULARIES = (

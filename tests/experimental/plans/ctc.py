@@ -12,26 +12,32 @@ from unittest.mock import patch
 
 import numpy as np
 
-from nkilib.core.tiling import div_ceil
+from nkilib.core.hardware import div_ceil
 from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
-from nkilib.experimental.loss.ctc.backward import _TILES as BACKWARD_TILES
-from nkilib.experimental.loss.ctc.gradient import PIECE_COLUMNS
-from nkilib.experimental.loss.ctc.host.reference import (
+from nkilib.experimental.loss.ctc.gradient import BANK_COLUMNS, PIECE_COLUMNS, kept_bytes, kept_wavefronts, runs
+from nkilib.experimental.loss.ctc.kernels import fitting_plan
+from nkilib.experimental.loss.ctc.layout import BatchLayout, BatchShape
+from nkilib.experimental.loss.ctc.recursion import ALTERNATING_TILES, run_wavefronts
+from nkilib.experimental.loss.ctc.registry_entry import (
     ctc_loss_bound,
     ctc_loss_gradient_bound,
     ctc_loss_gradient_reference,
     reduced,
     reduction_factors,
 )
-from nkilib.experimental.loss.ctc.occupancies import BANK_COLUMNS, kept_bytes, kept_wavefronts, runs
-from nkilib.experimental.loss.ctc.plan import BatchShape, Plan
-from nkilib.experimental.loss.ctc.sweeps import _TILES as FORWARD_TILES
-from nkilib.experimental.loss.ctc.validation import fitting_plan
-from nkilib.experimental.loss.ctc.wavefronts import run_wavefronts
 from nkilib.nki import nl
 from tests.experimental.loss.ctc.test_ctc_loss import Batch, batch_of
-from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
-from tests.experimental.plans.on_core import TYPES, assert_within, count_class, cut_class, on_core
+from tests.experimental.plans.coverage import (
+    TYPES,
+    Branches,
+    Limits,
+    PlanFamily,
+    Size,
+    assert_within,
+    count_class,
+    cut_class,
+    on_core,
+)
 
 _STEPS = (1, 2, 32, 33, 64, 100, 150, 300, 512, 1000, 1500, 4000)
 _SEQUENCES = (1, 2, 3, 16, 32, 64, 100, 128, 256, 257, 300)
@@ -47,7 +53,7 @@ _SHRUNK = (
 )
 
 
-def plan_of(size: Size) -> Plan:
+def plan_of(size: Size) -> BatchLayout:
     """The plan that the kernel makes; of a backward, whose forward fits as well."""
     shape, dtype = BatchShape(size["steps"], size["sequences"], size["classes"]), getattr(nl, size["dtype"])
     plans = {
@@ -56,10 +62,10 @@ def plan_of(size: Size) -> Plan:
     return plans[size["direction"]]
 
 
-def _has_loop(plan: Plan, is_forward: bool) -> bool:
+def _has_loop(plan: BatchLayout, is_forward: bool) -> bool:
     """Whether wavefronts are iterations of a loop of the device: goes through them."""
     loops: list[int] = []
-    per_iteration = FORWARD_TILES if is_forward else max(BACKWARD_TILES, kept_wavefronts(plan.blocks))
+    per_iteration = ALTERNATING_TILES if is_forward else max(ALTERNATING_TILES, kept_wavefronts(plan.blocks))
     with patch.object(nl, "fori_loop", lambda start, end, body, step: loops.append(end)):
         run_wavefronts(plan, is_forward, per_iteration, lambda wavefront: None)
     return bool(loops)
@@ -87,7 +93,7 @@ def branches(size: Size) -> Branches:
     return taken
 
 
-def _way_through_time(plan: Plan, is_forward: bool) -> str:
+def _way_through_time(plan: BatchLayout, is_forward: bool) -> str:
     if plan.chunks == 1:
         return "a chunk"
     return "chunks in a loop" if _has_loop(plan, is_forward) else "chunks, unrolled"

@@ -9,22 +9,31 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import GROUP_BATCHES_MAX
-from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward, kernels
-from nkilib.experimental.loss.distillation.host.reference import (
+from nkilib.experimental.loss.distillation.launch import Launch
+from nkilib.experimental.loss.distillation.registry_entry import (
     distillation_bound,
     distillation_gradient_bound,
     distillation_gradient_reference,
     distillation_reference,
 )
-from nkilib.experimental.loss.distillation.host.tiling import gradient_group, mixture_plan
-from nkilib.experimental.loss.distillation.options import Launch
+from nkilib.experimental.loss.distillation.tiling import gradient_group, mixture_plan
 from nkilib.nki import nl
 from nkilib.simulator import spec
 from tests.experimental.loss.distillation.inputs import pair, upstream
-from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
-from tests.experimental.plans.on_core import assert_within, count_class, cut_class, on_core, result_of
+from tests.experimental.plans.coverage import (
+    Branches,
+    Limits,
+    PlanFamily,
+    Size,
+    assert_within,
+    count_class,
+    cut_class,
+    on_core,
+    result_of,
+)
 
 _POSITIONS = (1, 2, 129, 256, 257, 300, 1024, 4096, 5000, 32768, 65536, 65537, 131072)
 _VOCABULARIES = (2, 100, 512, 513, 1000, 1409, 4096, 5000, 8192, 19712, 19713, 32000, 32128, 40832, 40833, 50257)

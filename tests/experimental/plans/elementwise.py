@@ -15,19 +15,27 @@ from typing import Any
 
 import numpy as np
 
-from nkilib.core.partial_sums import levels
-from nkilib.core.rows.sizes import PARTITIONS
-from nkilib.core.tiling import div_ceil
+from nkilib.core.cores import levels
+from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.experimental.loss.skeletons.elementwise import registry_entry as reference
 from nkilib.experimental.loss.skeletons.elementwise import run
-from nkilib.experimental.loss.skeletons.elementwise.host import reference
-from nkilib.experimental.loss.skeletons.elementwise.stream import Launch
-from nkilib.experimental.loss.skeletons.elementwise.tiles import flat_tiles, matrix_tiles
+from nkilib.experimental.loss.skeletons.elementwise.stream import Launch, flat_tiles, matrix_tiles
 from nkilib.experimental.loss.skeletons.elementwise.tiling import piece_columns
 from nkilib.nki import nl
 from nkilib.simulator import spec
-from nkilib.verify.kernels.elementwise_entries import ENTRIES
-from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
-from tests.experimental.plans.on_core import TYPES, arguments_of, assert_within, count_class, cut_class, on_core
+from nkilib.verify.kernels.elementwise import ENTRIES
+from tests.experimental.plans.coverage import (
+    TYPES,
+    Branches,
+    Limits,
+    PlanFamily,
+    Size,
+    arguments_of,
+    assert_within,
+    count_class,
+    cut_class,
+    on_core,
+)
 
 _OF_NAME = {entry.name: entry for entry in ENTRIES}
 # Rows and columns; a row alone is a stream.

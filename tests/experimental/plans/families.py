@@ -13,24 +13,20 @@ from tests.experimental.plans import (
     linear_backward,
     linear_distillation,
     linear_forward,
-    linear_forward_backward,
-    linear_ids,
-    linear_operand_types,
+    linear_operands,
     margins,
     nll_loss,
     rowwise,
-    softmax_columns,
-    softmax_rows,
-    softmax_short,
+    softmax,
 )
 from tests.experimental.plans.coverage import PlanFamily
 
 FAMILIES: dict[str, PlanFamily] = {
     family.name: family
     for family in (
-        *softmax_columns.FAMILIES,
-        *softmax_short.FAMILIES,
-        *softmax_rows.FAMILIES,
+        *softmax.COLUMN_FAMILIES,
+        *softmax.SHORT_FAMILIES,
+        *softmax.ROW_FAMILIES,
         cross_entropy.FAMILY,
         elementwise.FAMILY,
         rowwise.FAMILY,
@@ -42,12 +38,12 @@ FAMILIES: dict[str, PlanFamily] = {
         linear_forward.FORWARD_PLANS,
         linear_backward.OPERANDS,
         linear_backward.CLASSES,
-        linear_forward_backward.FORWARDS,
-        linear_forward_backward.CLASSES,
-        linear_forward_backward.OPERANDS,
-        linear_operand_types.FAMILY,
-        linear_ids.FORWARDS,
-        linear_ids.BACKWARDS,
+        linear_backward.FORWARDS_IN_ONE,
+        linear_backward.CLASSES_IN_ONE,
+        linear_backward.OPERANDS_IN_ONE,
+        linear_operands.FAMILY,
+        linear_operands.FORWARDS,
+        linear_operands.BACKWARDS,
         *linear_distillation.FAMILIES,
     )
 }

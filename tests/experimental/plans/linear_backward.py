@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Plans of the fused backward: what of the operands stays on chip, and how a core goes through its classes.
+"""Plans of the fused backward and of loss and gradients in one launch.
 
-Both are tables of their own. How operands stand and how classes are gone through are decided by different limits, bytes
-of SBUF and instructions of a program, and the product of both would be ten times as long.
+What of the operands stays on chip, and how a core goes through its classes, are tables of their own, because they are
+decided by different limits, bytes of SBUF and instructions of a program, and the product of both would be ten times as
+long. One launch has parts of the positions, and of each a forward and a backward.
 """
 
 from __future__ import annotations
@@ -17,26 +18,39 @@ from unittest import mock
 
 import numpy as np
 
+from nkilib.core.hardware import div_ceil
 from nkilib.core.plan_limits import PlanLimits, limits_in_force, shrunk
-from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
-from nkilib.experimental.loss.linear.backward.class_blocks import ClassBlocks, plan_of_program, planned_blocks
-from nkilib.experimental.loss.linear.backward.class_cover import ClassCover, planned_cover
+from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, weight_tiles
-from nkilib.experimental.loss.linear.backward.parts import BackwardParts
-from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
-from nkilib.experimental.loss.linear.shared.blocks import Span, balanced_spans, cut, shares_of_cores
-from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
-from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward, validation
-from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import tile_needs
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradients_and_bounds
+from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
+from nkilib.experimental.loss.linear.backward.one_core import ClassBlocks, plan_of_program, planned_blocks
+from nkilib.experimental.loss.linear.backward.rounds import ClassCover, SharedBuffers, planned_cover
+from nkilib.experimental.loss.linear.launch import LinearTiling, Span, balanced_spans, cut, shares_of_cores
+from nkilib.experimental.loss.linear_cross_entropy import (
+    linear_cross_entropy_backward,
+    linear_cross_entropy_forward_backward,
+    validation,
+)
+from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
+    linear_forward_bounds,
     linear_forward_reference,
+    linear_gradients_and_bounds,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
+    BACKWARD,
+    FORWARD_BACKWARD,
+    SCRATCH_BYTES,
+    choose_linear_tiling,
+    logits_blocks,
+)
+from nkilib.experimental.loss.linear_cross_entropy.one_launch import COPIES_WITH_LOOP, FEWEST_IN_LOOP, FORWARD_SHARE
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import OPTIONS, arguments_of, upstream_of
 from tests.experimental.plans.coverage import Branches, PlanFamily, Row, Size
+from tests.experimental.plans.linear_forward import blocks_of_positions as blocks_of_forward
+from tests.experimental.plans.linear_forward import forward_tiling, needs_of, of_kept
+from tests.experimental.plans.linear_forward import way_through_classes as way_of_forward
 from tests.experimental.plans.linear_sizes import (
     DECISIVE,
     DTYPES,
@@ -50,6 +64,8 @@ from tests.experimental.plans.linear_sizes import (
 )
 
 _ROUNDOFF = 2.0**-23
+
+_FLOAT32_BYTES = 4
 
 
 class Planned(NamedTuple):
@@ -285,7 +301,7 @@ def _checked(size: Size, variant: Variant, tiling: dict[str, int]) -> set[Backwa
     wanted = [name for name in ("input", "weight", "bias") if name in variant.wanted]
     if problem.bias is None:
         wanted = [name for name in wanted if name != "bias"]
-    with mock.patch.object(BackwardParts, "make", wraps=BackwardParts.make) as made:
+    with mock.patch.object(SharedBuffers, "make", wraps=SharedBuffers.make) as made:
         results = linear_cross_entropy_backward[size["cores"]](
             problem.input,
             problem.weight,
@@ -320,3 +336,137 @@ def _family(name: str, branches: Callable[[Size], Branches]) -> PlanFamily:
 
 OPERANDS = _family("operands", branches_of_operands)
 CLASSES = _family("classes", branches_of_classes)
+
+
+def _parts(size: Size) -> tuple[int, int, int]:
+    """Positions of a part, how many parts there are, and how many copies of one in the program."""
+    positions, scratch = size["positions"], size.get("scratch_bytes", SCRATCH_BYTES)
+    require_room(scratch >= _FLOAT32_BYTES * TILE * size["classes"])
+    blocks = logits_blocks(positions, size["features"], size["classes"], scratch)
+    copies = blocks.number if blocks.number < FEWEST_IN_LOOP else COPIES_WITH_LOOP
+    return min(div_ceil(blocks.positions, TILE) * TILE, positions), blocks.number, copies
+
+
+def of_gradients(size: Size) -> Planned:
+    """Plan the gradients of a whole part, whose loss has to fit as well."""
+    return _of_gradients(tuple(size.items()), limits_in_force())
+
+
+@lru_cache(maxsize=1 << 16)
+def _of_gradients(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> Planned:
+    size = dict(items)
+    variant = VARIANTS[size["variant"]]
+    options = OPTIONS[variant.options]
+    positions, count, copies = _parts(size)
+    forward_tiling(size, positions, needs_of(size, kept=True))
+    tiling = choose_linear_tiling(
+        size["positions"],
+        size["features"],
+        size["classes"],
+        size["dtype"],
+        FORWARD_BACKWARD,
+        cores=size["cores"],
+        weight_layout=size["layout"],
+        extended=bool(options),
+        scratch_bytes=size.get("scratch_bytes", SCRATCH_BYTES),
+    )
+    has_spread = "label_smoothing" in options
+    backward = BackwardSizes(
+        positions,
+        size["features"],
+        size["classes"],
+        DTYPES[size["dtype"]].itemsize,
+        size["layout"] == "vd",
+        tile_needs(
+            has_class_weights="class_weight" in options and has_spread,
+            has_rest=has_spread or "lse_square_scale" in options,
+            keeps_logits=True,
+            sums_bias="bias" in options and "bias" in variant.wanted and DTYPES[size["dtype"]].itemsize == 2,
+        ),
+        adds_to_weight=count > 1,
+        keeps_logits=True,
+        program_share=(1.0 - FORWARD_SHARE) / copies,
+    )
+    plan = BackwardPlan.of(backward, *tiling)
+    require_room(plan.fits)
+    return planned(plan, size["classes"], size["cores"], positions)
+
+
+def _number_of_parts(count: int) -> str:
+    return "loop" if count >= FEWEST_IN_LOOP else several(count)
+
+
+def branches_of_forward_in_one(size: Size) -> Branches:
+    """How the forward of a part goes through its classes; its gradients have to fit as well."""
+    of_gradients(size)
+    positions, count, copies = _parts(size)
+    kept = of_kept(size, positions, FORWARD_SHARE / copies)
+    return {
+        "parts": _number_of_parts(count),
+        "blocks of positions": blocks_of_forward(kept.plan),
+        "classes": way_of_forward(kept.schedule),
+    }
+
+
+def branches_of_classes_in_one(size: Size) -> Branches:
+    """How the backward of a part goes through its classes."""
+    result = of_gradients(size)
+    return {
+        "parts": _number_of_parts(_parts(size)[1]),
+        "classes": ", ".join(way_through_classes(result)),
+    }
+
+
+def branches_of_operands_in_one(size: Size) -> Branches:
+    """Name the number of parts in which the operands of the gradients are worked on."""
+    result = of_gradients(size)
+    parts = parts_of_operands(result, _parts(size)[0], "weight" in VARIANTS[size["variant"]].wanted)
+    return {
+        "layout": size["layout"],
+        "blocks of positions": blocks_of_positions(result.plan),
+        **parts,
+    }
+
+
+def check_one_launch(size: Size, **tiling: int) -> None:
+    """Launch a size, by default with the tiling that is chosen, and compare all results with float64.
+
+    The launch has to take the plan of the gradients that its branches were read off.
+    """
+    variant, problem = VARIANTS[size["variant"]], problem_of_size(size)
+    wanted = [name for name in ("input", "weight", "bias") if name in variant.wanted]
+    if problem.bias is None:
+        wanted = [name for name in wanted if name != "bias"]
+    scale = np.float32(1.0 / len(problem.targets))
+    scratch = {"scratch_bytes": size["scratch_bytes"]} if "scratch_bytes" in size else {}
+    with mock.patch.object(SharedBuffers, "make", wraps=SharedBuffers.make) as made:
+        results = linear_cross_entropy_forward_backward[size["cores"]](
+            problem.input,
+            problem.weight,
+            problem.targets,
+            grad_scale=float(scale),
+            **{f"grad_{name}_wanted": name in wanted for name in ("input", "weight", "bias")},
+            **scratch,
+            **arguments_of(problem),
+            **tiling,
+        )
+    if not tiling:
+        assert of_gradients(size).plan in [call.args[1] for call in made.call_args_list]
+    forward = linear_forward_reference(problem)
+    upstream = BackwardInputs(forward.lse.astype(np.float32), np.full(len(problem.targets), scale, np.float32))
+    exact, bounds_of_exact = linear_gradients_and_bounds(problem, upstream)
+    references = {"loss": forward.loss, "lse": forward.lse, **exact._asdict()}
+    bounds = linear_forward_bounds(problem) | bounds_of_exact._asdict()
+    for name, result in zip(("loss", "lse", *wanted), results, strict=True):
+        off = np.abs(np.asarray(result, dtype=np.float64) - references[name])
+        assert (off <= bounds[name]).all(), f"{name}: {np.nanmax(off / bounds[name])} of its bound"
+
+
+def _family_in_one(name: str, branches: Callable[[Size], Branches]) -> PlanFamily:
+    kernel = linear_cross_entropy_forward_backward
+    return linear_family(f"linear_forward_backward_{name}", kernel, branches, check_one_launch)
+
+
+FORWARDS_IN_ONE = _family_in_one("forwards", branches_of_forward_in_one)
+CLASSES_IN_ONE = _family_in_one("classes", branches_of_classes_in_one)
+OPERANDS_IN_ONE = _family_in_one("operands", branches_of_operands_in_one)

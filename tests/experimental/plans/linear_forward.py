@@ -9,18 +9,14 @@ from dataclasses import replace
 from typing import NamedTuple
 from unittest import mock
 
+from nkilib.core.hardware import div_ceil
 from nkilib.core.plan_limits import usable_sbuf_bytes
-from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.forward.class_schedule import ClassDivision, ClassSchedule, divide_classes
-from nkilib.experimental.loss.linear.forward.streams import BUFFERS
-from nkilib.experimental.loss.linear.shared.blocks import shares_of_cores
-from nkilib.experimental.loss.linear.shared.sizes import WINDOW, LinearTiling, PositionPlan
+from nkilib.experimental.loss.linear.class_schedule import BUFFERS, ClassDivision, ClassSchedule, divide_classes
+from nkilib.experimental.loss.linear.launch import WINDOW, LinearTiling, PositionSplit, shares_of_cores
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_forward
-from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, choose_linear_tiling
-from nkilib.experimental.loss.linear_cross_entropy.shared.forward_needs import ForwardNeeds
-from nkilib.experimental.loss.linear_cross_entropy.shared.options import rounds_products
-from tests.experimental.loss.linear_cross_entropy.forward.forward_checks import Launch, check
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, ForwardSizes, choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.launch import ForwardNeeds, rounds_products
+from tests.experimental.loss.linear_cross_entropy.launch_checks import Launch, check
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import OPTIONS
 from tests.experimental.plans.coverage import Branches, Size
 from tests.experimental.plans.linear_sizes import (
@@ -90,7 +86,7 @@ class PlannedForward(NamedTuple):
         group_tiles: tiles of positions of a group, at most.
     """
 
-    plan: PositionPlan
+    plan: PositionSplit
     division: ClassDivision
     class_block: int
     bodies: int
@@ -142,7 +138,7 @@ def branches_of_forward(size: Size) -> Branches:
     return results
 
 
-def blocks_of_positions(plan: PositionPlan) -> str:
+def blocks_of_positions(plan: PositionSplit) -> str:
     """How they are gone through."""
     if plan.is_loop:
         return "loop and a rest" if plan.rest > 0 else "loop"

@@ -11,28 +11,35 @@ from typing import Any
 
 import numpy as np
 
-from nkilib.core.host.exact import reduction_factor
-from nkilib.core.host.rounding import UNIT, rounding
+from nkilib.core.hardware import div_ceil
+from nkilib.core.host.error_bounds import UNIT, reduction_factor, rounding
 from nkilib.core.rows.stream import num_chunks
-from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss import (
     multi_margin_loss_backward,
     multi_margin_loss_forward,
     multilabel_margin_loss_backward,
     multilabel_margin_loss_forward,
 )
-from nkilib.experimental.loss.multi_margin.host import reference as multi_margin_bounds
-from nkilib.experimental.loss.multi_margin.host.reference import MultiMarginReference
-from nkilib.experimental.loss.multi_margin.host.tiling import BUFFERS, choose_multi_margin_tiling
-from nkilib.experimental.loss.multilabel_margin import backward as multilabel_backward
-from nkilib.experimental.loss.multilabel_margin import forward as multilabel_forward
-from nkilib.experimental.loss.multilabel_margin.host import reference as multilabel_bounds
-from nkilib.experimental.loss.multilabel_margin.host.reference import MultilabelMarginReference
+from nkilib.experimental.loss.multi_margin import registry_entry as multi_margin_bounds
+from nkilib.experimental.loss.multi_margin.launch import BUFFERS, choose_multi_margin_tiling
+from nkilib.experimental.loss.multi_margin.registry_entry import MultiMarginReference
+from nkilib.experimental.loss.multilabel_margin import registry_entry as multilabel_bounds
+from nkilib.experimental.loss.multilabel_margin.kernels import BYTES_OF_CLASS
 from nkilib.experimental.loss.multilabel_margin.launch import Launch
-from nkilib.experimental.loss.skeletons.indexed.positions import Shape, blocks_of
+from nkilib.experimental.loss.multilabel_margin.registry_entry import MultilabelMarginReference
+from nkilib.experimental.loss.skeletons.indexed import Shape, blocks_of
 from nkilib.simulator import spec
-from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
-from tests.experimental.plans.on_core import TYPES, assert_within, count_class, cut_class, on_core
+from tests.experimental.plans.coverage import (
+    TYPES,
+    Branches,
+    Limits,
+    PlanFamily,
+    Size,
+    assert_within,
+    count_class,
+    cut_class,
+    on_core,
+)
 
 _ROWS = (1, 2, 3, 128, 255, 256, 257, 512, 513, 700, 1000, 4096, 5000, 20000, 131072)
 _CLASSES = (1, 2, 10, 100, 1000, 2048, 4096, 4097, 5000, 8192, 10000, 32000, 128256, 262144)
@@ -63,9 +70,10 @@ def multi_margin_branches(size: Size) -> Branches:
 def multilabel_branches(size: Size) -> Branches:
     """Name the branches of the first core; each core takes the same row where there is only one."""
     shape = size["rows"], size["classes"]
-    bytes_of_class = {"forward": multilabel_forward, "backward": multilabel_backward}[size["direction"]]._BYTES_OF_CLASS
     with on_core(0, size["cores"]):
-        groups = Launch("plan", spec(shape, size["dtype"]), spec(shape, "int32"), "mean").groups(bytes_of_class)
+        groups = Launch("plan", spec(shape, size["dtype"]), spec(shape, "int32"), "mean").groups(
+            BYTES_OF_CLASS[size["direction"]]
+        )
     return {
         "direction": size["direction"],
         "cores": "one" if size["cores"] == 1 else "two",

@@ -12,19 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from nkilib.core.tiling import div_ceil
+from nkilib.core.hardware import div_ceil
 from nkilib.experimental.loss import nll_loss_backward, nll_loss_forward
-from nkilib.experimental.loss.nll.class_tiles import ClassTiling, is_streamed
-from nkilib.experimental.loss.nll.host.reference import (
+from nkilib.experimental.loss.nll.few_classes import ClassTiling, is_streamed
+from nkilib.experimental.loss.nll.registry_entry import (
     nll_loss_bound,
     nll_loss_gradient_bound,
     nll_loss_gradient_reference,
     nll_loss_reference,
 )
-from nkilib.experimental.loss.skeletons.indexed.positions import Shape, batches_of_block, blocks_of
+from nkilib.experimental.loss.skeletons.indexed import Shape, batches_of_block, blocks_of
 from nkilib.nki import nl
-from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
-from tests.experimental.plans.on_core import TYPES, assert_within, count_class, cut_class
+from tests.experimental.plans.coverage import (
+    TYPES,
+    Branches,
+    Limits,
+    PlanFamily,
+    Size,
+    assert_within,
+    count_class,
+    cut_class,
+)
 
 _ROWS = (1, 2, 3, 128, 129, 255, 256, 257, 1000, 4096, 5000, 131072)
 _CLASSES = (2, 3, 10, 21, 100, 256, 257, 1000, 32000, 128256)
@@ -32,7 +40,7 @@ _PLACES = (1, 7, 100, 128, 300, 4096, 8192, 65536, 262144)
 _SAMPLED = ((1, 2, 129, 1000, 5000), (2, 21, 256, 1000), (1, 100, 4096))
 _MOST_ELEMENTS = 2**31
 _IGNORED = -100
-# Batches that are gathered together: nkilib.experimental.loss.nll.forward.
+# Batches that are gathered together: nkilib.experimental.loss.nll.gathered.
 _TOGETHER = 16
 
 

@@ -11,17 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss import cosine_embedding as cosine_kernels
-from nkilib.experimental.loss.multilabel_soft_margin import kernels as multilabel_soft_margin_kernels
-from nkilib.experimental.loss.skeletons.rowwise.geometry import PARTITIONS, RowLaunch
-from nkilib.experimental.loss.skeletons.rowwise.host import reference
-from nkilib.experimental.loss.triplet_margin import kernels as triplet_kernels
+from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.experimental.loss.rowwise import cosine_embedding as cosine_kernels
+from nkilib.experimental.loss.rowwise import multilabel_soft_margin as multilabel_soft_margin_kernels
+from nkilib.experimental.loss.rowwise import triplet_margin as triplet_kernels
+from nkilib.experimental.loss.skeletons.rowwise import registry_entry as reference
+from nkilib.experimental.loss.skeletons.rowwise.stream import RowLaunch
 from nkilib.nki import nl
 from nkilib.simulator import spec
-from nkilib.verify.kernels.rowwise_entries import ENTRIES, RowwiseEntry
-from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
-from tests.experimental.plans.on_core import TYPES, assert_within, count_class, cut_class, on_core, result_of
+from nkilib.verify.kernels.rowwise import ENTRIES, RowwiseEntry
+from tests.experimental.plans.coverage import (
+    TYPES,
+    Branches,
+    Limits,
+    PlanFamily,
+    Size,
+    assert_within,
+    count_class,
+    cut_class,
+    on_core,
+    result_of,
+)
 
 _OF_NAME: dict[str, RowwiseEntry] = {entry.name: entry for entry in ENTRIES}
 _MODULES = {

@@ -15,12 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from nkilib.experimental.softmax.column_geometry import Item
-from nkilib.experimental.softmax.column_loads import Load, LoadKey, LoadRing, loads_of
-from nkilib.experimental.softmax.column_loop import ColumnLoop
-from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
-from nkilib.experimental.softmax.column_plan import OWN_TILES, Layout
-from nkilib.experimental.softmax.column_steps import Group, Phase, Schedule, Step
+from nkilib.experimental.softmax.columns.layouts import Load, LoadKey, LoadRing, loads_of
+from nkilib.experimental.softmax.columns.pipeline import ColumnLoop, Group, Phase, Pipeline, Reader, Schedule, Step
+from nkilib.experimental.softmax.columns.plan import OWN_TILES, Item, Layout
 
 # Tiles between the halves of a pass, as the arithmetic has them where it keeps nothing.
 _COPIES = 3
@@ -77,7 +74,7 @@ def read(view: View, wanted: Any) -> None:
 
 @dataclass
 class DrySource:
-    """See :class:`.column_sources.Source`.
+    """See :class:`.layouts.Source`.
 
     Attributes:
         ring: the ring buffer of loads.
@@ -97,7 +94,7 @@ class DrySource:
 
 @dataclass
 class DryResults:
-    """See :class:`.column_results.Results`: every part is stored once, after all of its items.
+    """See :class:`.layouts.Results`: every part is stored once, after all of its items.
 
     Attributes:
         overwritten: the source whose tiles results overwrite; None if results have tiles of their own.
@@ -146,7 +143,7 @@ class DryResults:
 
 @dataclass
 class DryArithmetic:
-    """See :class:`.column_pipeline.Arithmetic`. This class checks the order of the phases and the data that they read.
+    """See :class:`.pipeline.Arithmetic`. This class checks the order of the phases and the data that they read.
 
     Attributes:
         loop: the loop of the core.

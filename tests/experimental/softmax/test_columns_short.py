@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nkilib.experimental.softmax.column_plan import is_short
-from nkilib.experimental.softmax.host.profiling import profile_softmax_launch
-from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.columns.plan import is_short
+from nkilib.experimental.softmax.profiling import profile_softmax_launch
+from nkilib.experimental.softmax.tensors import Kind
 from nkilib.nki import nl
-from tests.experimental.softmax.columns import (
+from tests.experimental.softmax.softmax_checks import (
     BACKWARD,
     BFLOAT16,
     DTYPES,
@@ -27,15 +27,15 @@ from tests.experimental.softmax.columns import (
 # Blocks of inner places, on several outer ones, with a rest; several outer places a partition, with a rest.
 SHAPES = [(3, 21, 150), (2, 3, 1031), (1, 2, 4000), (2500, 3, 2), (131, 5, 6), (1, 33, 2)]
 IS_LOG = pytest.mark.parametrize("is_log", [False, True], ids=["softmax", "log_softmax"])
-NAMED = {np.float32: nl.float32, np.float16: nl.float16, BFLOAT16: nl.bfloat16}
+NAMED = {np.dtype(np.float32): nl.float32, np.dtype(np.float16): nl.float16, np.dtype(BFLOAT16): nl.bfloat16}
 
 
 def _worst(shape, dtypes, is_log, cores=2, seed=0, **options):
     """Return the worst error of forward and backward over its bound; types are of x or dy, of y, and of results."""
     given_type, saved_type, result_type = dtypes
     x, y = logits(shape, given_type, seed), saved_output(shape, saved_type, is_log, seed + 1)
-    result = FORWARD[is_log][cores](x, 1, dtype=NAMED[result_type], **options)
-    gradient = BACKWARD[is_log][cores](x, y, 1, dtype=NAMED[result_type], **options)
+    result = FORWARD[is_log][cores](x, 1, dtype=NAMED[np.dtype(result_type)], **options)
+    gradient = BACKWARD[is_log][cores](x, y, 1, dtype=NAMED[np.dtype(result_type)], **options)
     assert result.dtype == gradient.dtype == np.dtype(result_type)
     return max(worst_of_forward(x, is_log, result), worst_of_backward(x, y, is_log, gradient))
 

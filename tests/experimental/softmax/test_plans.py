@@ -8,17 +8,16 @@ from __future__ import annotations
 import pytest
 
 from nkilib.core.plan_limits import PlanLimits, shrunk, usable_sbuf_bytes
-from nkilib.experimental.softmax.column_plan import Layout, Sizes
-from nkilib.experimental.softmax.columns import forward_loop
-from nkilib.experimental.softmax.host.profiling import profile_softmax_launch
-from nkilib.experimental.softmax.host.work import (
+from nkilib.experimental.softmax.columns.forward import forward_loop
+from nkilib.experimental.softmax.columns.plan import Layout, Sizes
+from nkilib.experimental.softmax.columns.short import backward_short_plan, forward_short_plan
+from nkilib.experimental.softmax.guarantees import (
     log_softmax_backward_work,
     softmax_backward_work,
     softmax_forward_work,
 )
-from nkilib.experimental.softmax.kind import BackwardTypes, Kind
-from nkilib.experimental.softmax.short_columns import forward_short_plan
-from nkilib.experimental.softmax.short_columns_backward import backward_short_plan
+from nkilib.experimental.softmax.profiling import profile_softmax_launch
+from nkilib.experimental.softmax.tensors import BackwardTypes, Kind
 from nkilib.nki import nl
 from nkilib.simulator import spec
 from tests.experimental.softmax.dry_columns import dry_run

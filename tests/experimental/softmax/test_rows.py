@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The last axis: values, bits, hard rows, types, and the modelled time."""
+"""The last axis: values, bits, hard rows, types, and the modelled time beside what the hardware needs. Modelled, not
+measured.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nkilib.experimental.softmax import log_softmax_forward, softmax_forward
+from nkilib.experimental.softmax.profiling import profile_softmax_launch
+from nkilib.experimental.softmax.tensors import Kind
 from nkilib.nki import nl
-from tests.experimental.softmax.row_checks import DTYPES, KERNELS, Kernel
+from nkilib.simulator import ModelParameters
+from tests.experimental.softmax.softmax_checks import DTYPES, KERNELS, Kernel
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # Tiny, short, whole in a piece, in several pieces, and on several partitions, where the last part is longer.
 SHAPES = ((3, 5), (300, 7), (140, 128), (131, 513), (3, 5000), (2, 40003))
 
 each_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+
+HARD = (
+    [-np.inf] * 4,
+    [np.inf, 1, 2, 3],
+    [np.nan, 1, 2, 3],
+    [-np.inf, 1, 2, 3],
+    [1e4, -1e4, 0, 1],
+    [-3e38] * 4,
+    [3e38, -3e38, 0, 0],
+    [5, 5, 5, 5],
+    [0, -80, -95, -103],
+)
+_ONE_QUEUE = ModelParameters(queues_by_direction=False)
 
 
 @each_kernel
@@ -59,19 +77,6 @@ def test_bits_of_a_row_on_several_partitions_depend_on_it_alone() -> None:
         inputs = kernel.inputs((5, 40003), BFLOAT16)
         on_two = kernel.function[2](*inputs)
         assert kernel.function[1](*(item[3:4] for item in inputs)).tobytes() == on_two[3:4].tobytes()
-
-
-HARD = (
-    [-np.inf] * 4,
-    [np.inf, 1, 2, 3],
-    [np.nan, 1, 2, 3],
-    [-np.inf, 1, 2, 3],
-    [1e4, -1e4, 0, 1],
-    [-3e38] * 4,
-    [3e38, -3e38, 0, 0],
-    [5, 5, 5, 5],
-    [0, -80, -95, -103],
-)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -134,3 +139,53 @@ def test_a_chunk_size_changes_the_program_and_not_the_result() -> None:
         inputs = kernel.inputs((5, 1000), np.float32)
         for chunk_size in (64, 333):
             assert kernel.worst_error(kernel.function[2](*inputs, chunk_size=chunk_size), inputs) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "kind", "direction", "most"),
+    [
+        ((8, 6, 1024, 1024), "bfloat16", Kind.LOG_SOFTMAX, "forward", 1.10),
+        ((8, 6, 1024, 1024), "bfloat16", Kind.LOG_SOFTMAX, "backward", 1.05),
+        ((8, 6, 1024, 1024), "bfloat16", Kind.SOFTMAX, "forward", 1.10),
+        ((8, 6, 1024, 1024), "bfloat16", Kind.SOFTMAX, "backward", 1.05),
+        ((1024, 32128), "bfloat16", Kind.LOG_SOFTMAX, "forward", 1.05),
+        ((256, 262144), "bfloat16", Kind.LOG_SOFTMAX, "backward", 1.05),
+        ((131072, 128), "bfloat16", Kind.LOG_SOFTMAX, "backward", 1.20),
+        ((131072, 128), "bfloat16", Kind.SOFTMAX, "backward", 1.10),
+        ((131072, 128), "bfloat16", Kind.SOFTMAX, "forward", 1.53),  # of which Scalar, row by row, is the reason
+        ((65536, 256), "bfloat16", Kind.SOFTMAX, "forward", 1.28),
+    ],
+)
+def test_large_launches_are_near_the_bound(
+    shape: tuple[int, ...], dtype: str, kind: Kind, direction: str, most: float
+) -> None:
+    assert profile_softmax_launch(shape, -1, dtype, kind, direction).fraction_of_bound <= most
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "direction", "most"),
+    [
+        ((1024, 32128), Kind.LOG_SOFTMAX, "forward", 1.10),
+        ((1024, 32128), Kind.LOG_SOFTMAX, "backward", 1.05),
+        ((8, 6, 1024, 1024), Kind.SOFTMAX, "backward", 1.05),
+        ((8192, 4096), Kind.SOFTMAX, "backward", 1.05),
+    ],
+)
+def test_one_queue_for_loads_and_stores_is_enough(
+    shape: tuple[int, ...], kind: Kind, direction: str, most: float
+) -> None:
+    profiled = profile_softmax_launch(shape, -1, "bfloat16", kind, direction, parameters=_ONE_QUEUE)
+    assert profiled.fraction_of_bound <= most
+
+
+@pytest.mark.parametrize("columns", [1024, 2048])
+def test_float32_of_wide_rows_does_with_one_queue_too(columns: int) -> None:
+    shape = (2**24 // columns, columns)
+    profiled = profile_softmax_launch(shape, -1, "float32", Kind.SOFTMAX, "backward", parameters=_ONE_QUEUE)
+    assert profiled.fraction_of_bound <= 1.02
+
+
+def test_softmax_of_long_rows_is_near_two_passes_of_scalar() -> None:
+    profiled = profile_softmax_launch((2048, 32128), -1, "bfloat16", Kind.SOFTMAX, "forward")
+    elements_per_us = 2 * 128 * 1200  # of Scalar, on two cores of trn2
+    assert profiled.time_us <= 1.15 * 2 * 2048 * 32128 / elements_per_us

@@ -12,7 +12,7 @@ import pydoc
 import pytest
 
 import nkilib.jax
-from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 
 
 def test_no_module_has_a_public_name() -> None:
@@ -40,7 +40,7 @@ def test_linear_functions_have_the_names_of_those_of_torch() -> None:
         assert list(ours) == [*shared, "weight_layout"]
         for element in set(shared) - {"ignore_index"}:
             assert ours[element].default == others[element].default
-    assert nkilib.jax.LinearTokenScores._fields == torch.functions.linear_token_scores.results.LinearTokenScores._fields
+    assert nkilib.jax.LinearTokenScores._fields == torch.LinearTokenScores._fields
 
 
 def test_a_misspelt_argument_is_answered_with_the_nearest_one() -> None:

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nkilib.simulator.language.creation``: ``nl.ndarray`` and its relatives, and the limits of tensors."""
+"""``nkilib.simulator.language.creation``: ``nl.ndarray`` and its relatives, and the limits of tensors.
+
+Also the places that errors of functions of ``nki.language`` name, calls that fit no signature, and the caches by shape:
+bounded, with all that the value depends on in the key, and without the errors.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +18,17 @@ import numpy as np
 import pytest
 
 import nkilib.simulator
-from nkilib.nki import nisa, nl
-from nkilib.simulator import NkiValidationError, UninitializedReadError
-from tests.simulator.frame import refused, run, without_line, without_place
+from nkilib.core.plan_limits import PlanLimits, shrunk
+from nkilib.experimental.loss.skeletons.elementwise import tiling
+from nkilib.experimental.loss.skeletons.elementwise.tiling import choose_elementwise_tiling
+from nkilib.nki import nisa, nki, nl
+from nkilib.simulator import ArgumentTypeError, NkiValidationError, UninitializedReadError
+from nkilib.simulator.language import creation
+from nkilib.simulator.terms import layout
+from nkilib.simulator.terms.layout import Layout, form_of
+
+from ..frame import in_hbm, refused, run, without_line, without_place
+from ..kernels import tile
 
 
 def returned(make: Callable[[], Any], **options: Any) -> Any:
@@ -315,3 +328,185 @@ def test_where_unwritten_reads_are_errors_new_memory_does_not_show_what_was_ther
 
     run(kernel)
     assert (results[0].view(np.uint8) == 0xA5).all()
+
+
+NEVER_WRITTEN = "operand 'data': 4 of the 4 elements of tensor [2, 2] float32 in sbuf were never written"
+
+
+def message(body: Any, cores: int = 1, error: type[Exception] = NkiValidationError) -> str:
+    """Return the message that refuses `body`, after the place, which is the line on which `body` begins."""
+    with nkilib.simulator.using(uninitialized="nan"):
+        text = refused(error, lambda: run(body, cores=cores))
+    place = f"{__file__}:{body.__code__.co_firstlineno}: "
+    assert text.startswith(place)
+    return text.removeprefix(place)
+
+
+def test_the_functions_own_refusal() -> None:
+    assert message(lambda: nl.matmul(tile(2, 2), tile(3, 2))).startswith("nl.matmul: dimension 1 of x must be")
+
+
+def test_the_instruction_inside_is_named_after_the_function() -> None:
+    assert message(lambda: nl.dropout(tile(2, 2), 2)) == (
+        "nl.dropout: nisa.dropout: prob must be a probability, in [0, 1], got 2"
+    )
+    assert message(lambda: nl.load(nl.zeros((129, 2), nl.int8, nl.hbm))) == (
+        "nl.load: nl.ndarray: tensor [129, 2] int8 in sbuf: the partition dimension must be at most 128 "
+        "(nl.tile_size.pmax), got 129"
+    )
+
+
+def test_of_functions_that_call_each_other_the_one_in_the_kernel_is_named() -> None:
+    packed = "value must be 0 for the packed type float8_e5m2_x4, got 1; load other values with nisa.dma_copy"
+    assert message(lambda: nl.ones((2, 2), nl.float8_e5m2_x4)) == f"nl.ones: {packed}"
+    assert message(lambda: nl.full((2, 2), 1, nl.float8_e5m2_x4)) == f"nl.full: {packed}"
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_on_two_cores_the_core_is_named_once(failing: int) -> None:
+    def own() -> None:
+        nl.ones((2, 2), nl.float8_e5m2_x4) if nl.program_id() == failing else None
+
+    def inside() -> None:
+        nl.dropout(tile(2, 2), 2) if nl.program_id() == failing else None
+
+    for kernel, expected in (
+        (own, f"nl.ones on core {failing}: value must be 0 for the packed type"),
+        (inside, f"nl.dropout: nisa.dropout on core {failing}: prob must be a probability"),
+    ):
+        text = refused(NkiValidationError, lambda kernel=kernel: run(kernel, cores=2))  # type: ignore[misc]
+        assert text.startswith(f"{__file__}:{inspect.getsourcelines(kernel)[1] + 1}: {expected}")
+
+
+def test_the_line_is_the_one_of_the_helper_that_calls_the_function() -> None:
+    def helper() -> None:
+        nl.exp(nl.zeros((2, 2), nl.float32, nl.hbm))
+
+    line = inspect.getsourcelines(helper)[1] + 1
+    text = refused(NkiValidationError, lambda: run(lambda: helper()))
+    assert text.startswith(f"{__file__}:{line}: nl.exp: x must be a tile in sbuf or psum")
+
+
+def test_the_class_of_the_error_stays() -> None:
+    with nkilib.simulator.using(uninitialized="error"):
+        text = refused(
+            nkilib.simulator.UninitializedReadError, lambda: run(lambda: nl.exp(nl.ndarray((2, 2), nl.float32)))
+        )
+    assert text.endswith(f": nl.exp: nisa.activation: {NEVER_WRITTEN}")
+
+
+def test_outside_a_kernel_there_is_no_line_to_name() -> None:
+    works_inside = "nl.ndarray works inside a kernel only: decorate the function with @nki.jit and call it"
+    assert refused(NkiValidationError, lambda: nl.zeros((2, 2), nl.int8)) == works_inside
+    assert refused(NkiValidationError, lambda: nl.exp(in_hbm(np.zeros((2, 2), np.float32)))).startswith(
+        "x must be a tile in sbuf"
+    )
+
+
+MASK = (
+    "got an unexpected keyword argument 'mask'; 'mask' was removed from NKI: slice the tensors to what is inside, "
+    "t[:rows, :columns]"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (lambda: nl.add(tile(2, 2)), "nl.add: missing a required argument: 'y'"),
+        (lambda: nl.sum(tile(2, 2)), "nl.sum: missing a required argument: 'axis'"),
+        (
+            lambda: nl.softmax(tile(2, 2), dim=1),
+            "nl.softmax: got an unexpected keyword argument 'dim'; did you mean 'axis'?",
+        ),
+        (lambda: nl.zeros((2, 2)), "nl.zeros: missing a required argument: 'dtype'"),
+        (lambda: nl.load(tile(2, 2), mask=None), "nl.load: " + MASK),
+        (lambda: nisa.tensor_copy(tile(2, 2), tile(2, 2), mask=None), "nisa.tensor_copy: " + MASK),
+        (
+            lambda: nisa.dma_copy(tile(2, 2), tile(2, 2), dst_rmw_op=nl.add),
+            "nisa.dma_copy: got an unexpected keyword argument 'dst_rmw_op'; 'dst_rmw_op' was removed from NKI: use "
+            "nisa.dma_compute",
+        ),
+        (
+            lambda: nisa.register_move(nisa.register_alloc(), imm=42),
+            "nisa.register_move: missing a required argument: 'src'; 'imm' was removed from NKI: pass src",
+        ),
+        (
+            lambda: nisa.sendrecv(tile(2, 2), tile(2, 2), 0, 0, 0, use_gpsimd_dma=True),
+            "nisa.sendrecv: got an unexpected keyword argument 'use_gpsimd_dma'; 'use_gpsimd_dma' was removed from "
+            "NKI: pass dma_engine=nisa.dma_engine.gpsimd_dma",
+        ),
+    ],
+)
+def test_a_call_that_does_not_fit_the_signature(body: Any, expected: str) -> None:
+    assert message(body, error=ArgumentTypeError) == expected
+
+
+def test_a_parameter_that_another_function_has_is_not_called_removed() -> None:
+    """`unique_indices` left dma_copy for dma_compute."""
+    parameters = inspect.signature(nisa.dma_compute).parameters
+    assert "unique_indices" in parameters
+    expected = "nisa.dma_compute: missing a required argument: 'srcs'"
+    assert message(lambda: nisa.dma_compute(tile(2, 2), unique_indices=True), error=ArgumentTypeError) == expected
+
+
+def test_a_wrong_data_type_names_the_function() -> None:
+    expected = "dtype must be an NKI data type such as nl.float32 or nl.bfloat16, got <class 'float'>"
+    assert message(lambda: nl.exp(tile(2, 2), dtype=float), error=ArgumentTypeError) == f"nl.exp: {expected}"
+    zeros = message(lambda: nl.zeros((2, 2), float), error=ArgumentTypeError)
+    assert zeros == f"nl.zeros: nl.ndarray: {expected}"
+
+
+# More than a partition of trn2 has for kernels, and less than one of trn3.
+COLUMNS = 220_000 // 4
+
+
+def _made(shape: Any, name: str = "t") -> None:
+    def kernel(x_hbm: Any) -> None:
+        nl.ndarray(shape, nl.float32, name=name)
+
+    nki.jit(kernel)(np.ones((1, 1), np.float32))
+
+
+@pytest.mark.parametrize("cached", [form_of, creation._may_exist, tiling._chosen, layout.form_of])
+def test_caches_are_bounded(cached: Any) -> None:
+    assert 0 < cached.cache_parameters()["maxsize"] <= 4096
+
+
+def test_what_may_exist_depends_on_the_target() -> None:
+    for _ in range(2):
+        with nkilib.simulator.using(target="trn3"):
+            _made((128, COLUMNS))
+        with (
+            nkilib.simulator.using(target="trn2"),
+            pytest.raises(NkiValidationError, match=f"{4 * COLUMNS} bytes a partition, a partition of trn2 has"),
+        ):
+            _made((128, COLUMNS))
+
+
+def test_a_refusal_names_its_own_tensor() -> None:
+    for name in ("one", "other"):
+        with pytest.raises(NkiValidationError, match=f"{name}.*the partition dimension must be at most 128"):
+            _made((129, 4), name)
+        with pytest.raises(NkiValidationError, match="shape must be a tuple of positive integers, got"):
+            _made((4, 0), name)
+
+
+def test_a_shape_of_other_numbers_that_are_equal_is_refused_as_ever() -> None:
+    _made((4, 8))
+    with pytest.raises(NkiValidationError, match=r"shape must be a tuple of positive integers, got \(4, 8\.0\)"):
+        _made((4, 8.0))
+
+
+def test_the_form_of_a_shape() -> None:
+    assert form_of((2, 3, 4)) == (Layout((2, 3, 4), (12, 4, 1), 0), 24, 12)
+    assert form_of(()) == (Layout((), (), 0), 1, 1)
+
+
+def test_a_tiling_obeys_the_limits_in_force() -> None:
+    usual = choose_elementwise_tiling(1 << 24, 12)
+    with shrunk(PlanLimits(sbuf_bytes=96 * 1024)):
+        assert choose_elementwise_tiling(1 << 24, 12) != usual
+    with shrunk(PlanLimits(piece_columns=128)):
+        choose_elementwise_tiling(1 << 24, 12)
+        assert tiling._chosen.cache_info().currsize >= 3
+    assert choose_elementwise_tiling(1 << 24, 12) == usual

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator.language.promotion import promoted
+from nkilib.simulator.language.operands import promoted
 
 from ..kernels import Result, Tile, normal, refusal, run, tile
 from ..made import Hbm, Psum, Sbuf, lazily

@@ -13,8 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import nkilib.simulator
-from nkilib.nki import nisa, nki, nl, replayable
+from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import ArgumentTypeError, NkiValidationError, UninitializedReadError
 from tests.simulator.frame import refused, run, without_place
 from tests.simulator.kernels import load
@@ -98,9 +97,6 @@ def torch_input(dtype: str) -> torch.Tensor:
     return (torch.arange(12) % 2).reshape(3, 4).to(named_type(dtype))
 
 
-# -- in kind ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", NUMPY_TYPES, ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("cores", [1, 2])
 def test_numpy_in_numpy_out(dtype: Any, cores: int) -> None:
@@ -168,9 +164,6 @@ def test_gradients_are_not_followed() -> None:
     x = torch.ones(3, requires_grad=True)
     result = run(copy_of, x)
     assert not result.requires_grad and result.tolist() == [1, 1, 1]
-
-
-# -- memory ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", NUMPY_TYPES, ids=lambda dtype: np.dtype(dtype).name)
@@ -302,9 +295,6 @@ def test_a_copied_input_that_the_kernel_left_alone_is_not_written_back() -> None
     assert run(kernel, whole, whole[:, ::2]) is whole and (whole == 1).all()
 
 
-# -- read-only arrays ------------------------------------------------------------------------------------------
-
-
 def read_only(array: Any) -> Any:
     array.flags.writeable = False
     return array
@@ -340,122 +330,6 @@ def test_a_read_only_array_that_is_stored_as_float32_cannot_be_written_either() 
     )
 
 
-GRADIENT_TYPES = ["torch.float32", "torch.float16", "torch.bfloat16"]
-
-
-@pytest.mark.parametrize("dtype", GRADIENT_TYPES, ids=str)
-@pytest.mark.parametrize("make", [lambda x: x, lambda x: x[:, ::2], lambda x: x * 1], ids=["leaf", "view", "computed"])
-@pytest.mark.parametrize("precise_fp", [True, False])
-def test_a_tensor_that_requires_grad_can_be_read_and_not_written(dtype: Any, make: Any, precise_fp: bool) -> None:
-    import torch
-
-    leaf = torch.zeros(3, 4, dtype=named_type(dtype), requires_grad=True)
-    x = make(leaf)
-    assert run(copy_of, x, precise_fp=precise_fp).tolist() == x.tolist()
-    message = refused(NkiValidationError, lambda: run(fill_one, x, precise_fp=precise_fp))
-    assert without_place(message, "nisa.dma_copy") == (
-        f"operand 'dst': tensor 'x' {list(x.shape)} {str(dtype).removeprefix('torch.')} in private_hbm is a read-only "
-        "input and cannot be written: pass a writable array, or a torch tensor that does not require grad (.detach())"
-    )
-    assert not x.any() and x._version == 0
-    # As the message says; the values are the same memory.
-    assert run(fill_one, x.detach(), precise_fp=precise_fp).tolist() == torch.ones(x.shape).tolist() == x.tolist()
-
-
-def test_a_tensor_that_requires_grad_and_is_returned_is_the_callers() -> None:
-    import torch
-
-    x = torch.zeros(3, 4, requires_grad=True)
-    assert run(lambda x: x, x) is x
-
-
-# -- without precise floating point ----------------------------------------------------------------------------
-
-
-# -- autograd --------------------------------------------------------------------------------------------------
-
-
-@nki.jit
-@replayable
-def set_to_one(x: Any) -> None:
-    fill_one(x)
-
-
-@nki.jit
-def only_read(x: Any) -> Any:
-    return copy_of(x)
-
-
-@pytest.mark.parametrize("part", [lambda x: x, lambda x: x[1], lambda x: x[:, ::2], lambda x: x.detach()])
-def test_a_write_to_a_saved_tensor_is_found_by_the_backward_pass(part: Any) -> None:
-    """Also where the launch is replayed, and through a view."""
-    import torch
-
-    x, weight = torch.full((2, 8), 3.0), torch.ones(2, 8, requires_grad=True)
-    for _ in range(6):
-        loss = (weight * x).sum()
-        only_read(part(x))
-        loss.backward(retain_graph=True)
-        set_to_one(part(x))
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            loss.backward()
-    assert x._version == 6 and weight.grad is not None and weight.grad[0, 1].item() > 6
-
-
-def test_launches_that_write_are_replayed_and_counted_by_autograd() -> None:
-    import torch
-
-    x = torch.zeros(2, 8)
-    before = replays(set_to_one)
-    for launches in range(1, 9):
-        set_to_one(x)
-        assert x._version == launches
-    assert replays(set_to_one) - before >= 2 and x.tolist() == [[1] * 8] * 2
-
-
-def replays(kernel: Any) -> int:
-    counts = nkilib.simulator.replay_counts().kernels.get(kernel.__name__)
-    return 0 if counts is None else counts.replayed
-
-
-def test_a_write_before_an_error_is_counted_too() -> None:
-    import torch
-
-    def kernel(x: Any) -> None:
-        fill_one(x)
-        raise KeyError
-
-    x = torch.zeros(2, 8)
-    with pytest.raises(KeyError):
-        run(kernel, x)
-    assert x._version == 1
-
-
-def test_a_write_through_detach_counts_for_the_tensor_that_requires_grad() -> None:
-    import torch
-
-    x = torch.full((2, 8), 3.0, requires_grad=True)
-    loss = (x**2).sum()
-    set_to_one(x.detach())
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-    assert x.tolist() == [[1] * 8] * 2
-
-
-def test_tensors_of_inference_mode_are_written_and_have_no_count() -> None:
-    import torch
-
-    ordinary = torch.zeros(2, 8)
-    with torch.inference_mode():
-        x = torch.zeros(2, 8)
-        set_to_one(x)
-        set_to_one(ordinary)
-    set_to_one(x)
-    assert x.tolist() == [[1] * 8] * 2 and ordinary._version == 1
-    with pytest.raises(RuntimeError, match="Inference tensors do not track version counter"):
-        _ = x._version
-
-
 def test_low_precision_inputs_are_widened_and_rounded_on_the_way_back() -> None:
     import torch
 
@@ -471,9 +345,6 @@ def test_low_precision_inputs_are_widened_and_rounded_on_the_way_back() -> None:
         assert str(copied.dtype).endswith("float32") and (copied == 1 + 2.0**-12).all()
         same, copied = run(kernel, x, precise_fp=True)
         assert copied.dtype == x.dtype and (copied == 1).all()
-
-
-# -- containers ------------------------------------------------------------------------------------------------
 
 
 class Pair(NamedTuple):
@@ -560,9 +431,6 @@ def test_both_cores_write_one_input() -> None:
     for x in (np.zeros((2, 3), np.float32), np.zeros((2, 6), np.float32)[:, ::2], torch.zeros(2, 3)):
         assert run(kernel, x, cores=2) is x
         assert x.tolist() == [[1] * 3, [2] * 3]
-
-
-# -- results ---------------------------------------------------------------------------------------------------
 
 
 def test_a_returned_view_of_an_input_shares_its_memory() -> None:
@@ -677,9 +545,6 @@ def test_only_the_returned_part_must_be_written() -> None:
         return t[0]
 
     np.testing.assert_array_equal(run(kernel), np.ones(3))
-
-
-# -- what is refused -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

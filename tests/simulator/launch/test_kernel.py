@@ -20,7 +20,7 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import ArgumentTypeError, NkiValidationError
-from nkilib.simulator.machine import waits
+from nkilib.simulator.machine import synchronisation as waits
 from nkilib.simulator.machine.core import current_core_or_none
 from tests.hangs import HANG_SECONDS
 from tests.simulator.frame import in_time, refused, run, without_line

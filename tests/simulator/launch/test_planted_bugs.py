@@ -26,7 +26,7 @@ MAY_DIFFER = {
         "collectives raise NotImplementedError"
     ),
     r"test_arguments.py::test_a_dense": "the kernel asks where its argument lies, which is a private copy",
-    r"test_skipping.py::test_a_result_is_an_argument": "what one option takes and the other refuses",
+    r"test_running_skipping.py::test_a_result_is_an_argument": "what one option takes and the other refuses",
     r"test_levels.py::test_a_warning_that_python_makes_an_error": "the first launch must not warn",
 }
 _MAY_DIFFER = re.compile("|".join(MAY_DIFFER))
@@ -38,17 +38,17 @@ _LEFT_OUT = (
 )
 
 SAMPLE = [
-    "tests/simulator/engines/dma/test_copy.py",
+    "tests/simulator/engines/dma/test_instructions_copy.py",
     "tests/simulator/engines/gpsimd/test_gather.py",
-    "tests/simulator/engines/gpsimd/test_nonzero.py",
-    "tests/simulator/engines/gpsimd/test_topk.py",
+    "tests/simulator/engines/gpsimd/test_across_partitions.py",
+    "tests/simulator/engines/gpsimd/test_across_partitions_topk.py",
     "tests/simulator/engines/sync/test_registers.py",
     "tests/simulator/engines/tensor/test_matmul.py",
     "tests/simulator/engines/tensor/test_mx_quantize.py",
     "tests/simulator/engines/vector/test_accumulating.py",
-    "tests/simulator/engines/vector/test_predicated.py",
+    "tests/simulator/engines/vector/test_selection_predicated.py",
     "tests/simulator/isa/test_indirection.py",
-    "tests/simulator/machine/test_operands.py",
+    "tests/simulator/machine/test_issue_operands.py",
     "tests/simulator/machine/test_psum_groups.py",
     "tests/simulator/machine/test_races.py",
 ]

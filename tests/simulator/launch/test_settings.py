@@ -1,19 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arguments of ``nki.jit`` besides a function: configurations, and kernels that call kernels; a target; a grid."""
+"""Inputs of a launch besides its arguments: keywords of ``nki.jit``, ``kernel.with_schedule``, and the environment.
+
+A launch reads its environment, grid and options once, makes no new kernel, and leaves no garbage in a circle.
+"""
 
 from __future__ import annotations
 
+import gc
+import itertools
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import nkilib.simulator
+from nkilib.base import lnc
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import NkiValidationError
+from nkilib.simulator.hardware import options
+from nkilib.simulator.launch import settings as place
+from nkilib.simulator.launch.kernel import Kernel
+from nkilib.simulator.launch.settings import LaunchEnvironment
 from tests.simulator.frame import counted, refused, without_line
 
 CompileConfig = nki.compiler.CompileConfig
@@ -134,3 +145,238 @@ def test_a_grid_that_cannot_be() -> None:
         assert refused(NkiValidationError, lambda: nki.jit(grid=grid)) == (  # noqa: B023  # called at once
             f"nki.jit: grid must be the number of cores of a logical NeuronCore, 1 or 2, or [1] or [2], got {grid!r}"
         )
+
+
+@nki.jit
+def kernel(x: Any) -> Any:
+    tile = nl.ndarray(x.shape, x.dtype, nl.sbuf)
+    nisa.dma_copy(tile, x, name="load")
+    inverse, sum_ = nl.ndarray(x.shape, x.dtype), nl.ndarray(x.shape, x.dtype)
+    nisa.reciprocal(inverse, tile, name="recip")
+    nisa.tensor_scalar(sum_, tile, nl.add, 1, name="plus1")
+    nisa.tensor_tensor(sum_, sum_, inverse, nl.add)
+    result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    nisa.dma_copy(result, sum_)
+    return result
+
+
+ROW = np.array([[1, 2, 4]], np.float32)
+EXPECTED = [[3.0, 3.5, 5.25]]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        [],
+        [("plus1", "recip")],
+        [("plus1", ["recip", "load"])],
+        [["plus1", ("recip",)]],
+        (("recip", "plus1"),),  # against program order: the two are independent, and a device may choose
+        [("plus1", "recip"), ("recip", "load"), ("plus1", "load")],
+    ],
+)
+def test_a_schedule_changes_no_result(schedule: Any) -> None:
+    assert kernel.with_schedule(schedule)(ROW).tolist() == EXPECTED
+    assert kernel[1].with_schedule(schedule)(ROW).tolist() == EXPECTED
+    assert kernel.with_schedule(schedule)[1](ROW).tolist() == EXPECTED
+
+
+@pytest.mark.parametrize("kind", [nisa.dependency.runtime, nisa.dependency.schedule])
+def test_the_kind_of_an_order_changes_no_result(kind: nisa.dependency) -> None:
+    assert kernel.with_schedule([("plus1", "recip")], kind=kind)(ROW).tolist() == EXPECTED
+
+
+def test_a_kind_is_a_member_of_dependency() -> None:
+    with pytest.raises(nisa.NkiValidationError) as caught:
+        kernel.with_schedule([], kind="runtime")
+    assert str(caught.value) == "with_schedule: kind must be a member of nki.isa.dependency, got 'runtime'"
+
+
+@nki.jit
+def loops(x: Any) -> Any:
+    tile = nl.ndarray(x.shape, x.dtype, nl.sbuf)
+    nisa.dma_copy(tile, x, name="load")
+
+    def body(_: Any) -> None:
+        nisa.tensor_scalar(tile, tile, nl.add, 1, name="plus1")
+        nisa.tensor_scalar(tile, tile, nl.multiply, 2, name="twice")
+
+    nl.fori_loop(0, 2, body)
+    result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    nisa.dma_copy(result, tile, name="store")
+    return result
+
+
+@pytest.mark.parametrize(("consumer", "producer"), [("plus1", "load"), ("twice", "plus1"), ("store", "load")])
+def test_the_hardware_waits_within_a_loop_or_for_what_is_around_it(consumer: str, producer: str) -> None:
+    launch = loops.with_schedule([(consumer, producer)], kind=nisa.dependency.runtime)
+    assert launch(ROW).tolist() == ((ROW + 1) * 4 + 2).tolist()
+
+
+def test_the_hardware_does_not_wait_for_what_a_loop_keeps_to_itself() -> None:
+    """The order in which a compiler issues them may be asked for."""
+    with pytest.raises(nisa.NkiValidationError) as caught:
+        loops.with_schedule([("store", ["load", "twice"])], kind=nisa.dependency.runtime)(ROW)
+    assert str(caught.value) == (
+        "loops: with_schedule: 'store' cannot wait for 'twice', which is in a dynamic loop that 'store' is not in; "
+        "both must be in the same loop, or the producer around it"
+    )
+    loops.with_schedule([("store", "twice")], kind=nisa.dependency.schedule)(ROW)
+    loops.with_schedule([("store", "twice")])(ROW)
+
+
+def test_a_schedule_stays_with_the_grid_that_is_given_after_it() -> None:
+    scheduled = kernel.with_schedule([("plus1", "no such name")])
+    for launch in (scheduled, scheduled[1], kernel[1].with_schedule([("plus1", "no such name")])):
+        with pytest.raises(nisa.NkiValidationError, match="with_schedule names 'no such name'"):
+            launch(ROW)
+
+
+def test_the_kernel_itself_has_no_schedule() -> None:
+    kernel.with_schedule([("no such name", "recip")])
+    assert kernel(ROW).tolist() == EXPECTED
+
+
+def refused_schedule(schedule: Any) -> str:
+    with pytest.raises(nisa.NkiValidationError) as caught:
+        kernel.with_schedule(schedule)(ROW)
+    return str(caught.value)
+
+
+def test_names_that_no_instruction_has() -> None:
+    known = "names in this launch: 'load', 'plus1', 'recip'"
+    for schedule in ([("plus2", "recip")], [("recip", ["load", "plus2"])]):
+        assert refused_schedule(schedule) == (
+            f"kernel: with_schedule names 'plus2', but no instruction has that name=; {known}"
+        )
+
+
+def test_a_name_may_belong_to_one_core_only() -> None:
+    def uneven(x: Any) -> Any:
+        if nl.program_id(0) == 1:
+            nisa.memset(nl.ndarray((1, 1), nl.float32), 0, name="second core only")
+        return x
+
+    assert nki.jit(uneven)[2].with_schedule([("second core only", [])])(ROW) is ROW
+
+
+@pytest.mark.parametrize("schedule", ["ab", 3, None])
+def test_a_schedule_is_a_list(schedule: Any) -> None:
+    assert (
+        refused_schedule(schedule) == f"with_schedule: the schedule must be a list of pairs of names, got {schedule!r}"
+    )
+
+
+@pytest.mark.parametrize("edge", ["ab", ("a",), ("a", "b", "c"), ("a", 3), (3, "a"), ("a", ["b", 3]), None])
+def test_an_edge_is_a_pair_of_names(edge: Any) -> None:
+    assert refused_schedule([edge]) == (
+        f"with_schedule: an edge must be (name, name) or (name, [names]), the names= of instructions; got {edge!r}"
+    )
+
+
+def test_edges_do_not_run_in_a_circle() -> None:
+    assert refused_schedule([("recip", "recip")]) == "with_schedule: the edges run in a circle: 'recip' after 'recip'"
+    message = refused_schedule([("plus1", "recip"), ("recip", "load"), ("load", "plus1")])
+    assert message.startswith("with_schedule: the edges run in a circle: ")
+    circle = message.partition("circle: ")[2].split(" after ")
+    assert circle[0] == circle[-1] and set(circle) == {"'load'", "'plus1'", "'recip'"}
+    after = {"'plus1'": "'recip'", "'recip'": "'load'", "'load'": "'plus1'"}
+    assert all(after[name] == next_ for name, next_ in itertools.pairwise(circle))
+
+
+@nki.jit
+def doubled(x_hbm: Any) -> Any:
+    """Twice an array of 4 x 8, which both cores make."""
+    tile = nl.ndarray((4, 8), nl.float32)
+    nisa.dma_copy(tile, x_hbm)
+    nisa.tensor_tensor(tile, tile, tile, nl.add)
+    result_hbm = nl.ndarray((4, 8), nl.float32, buffer=nl.shared_hbm)
+    nisa.dma_copy(result_hbm, tile)
+    return result_hbm
+
+
+ONES = np.ones((4, 8), np.float32)
+
+
+@pytest.fixture
+def without_replay() -> Iterator[None]:
+    with nkilib.simulator.using(replay=False):
+        yield
+
+
+@pytest.mark.usefixtures("without_replay")
+def test_the_environment_and_the_options_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def counted(name: str, function: Any) -> Any:
+        def reading(*args: Any) -> Any:
+            read.append(name)
+            return function(*args)
+
+        return reading
+
+    monkeypatch.setattr(lnc, "of_variable", counted("variable", lnc.of_variable))
+    monkeypatch.setattr(lnc, "of_flags", counted("flags", lnc.of_flags))
+    monkeypatch.setattr(place, "current_options", counted("options", options.current_options))
+    np.testing.assert_array_equal(doubled[2](ONES), 2 * ONES)
+    assert sorted(read) == ["flags", "options", "variable"]
+
+
+@pytest.mark.usefixtures("without_replay")
+def test_flags_are_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(lnc.FLAGS, "--verbose=35 --lnc=2 --a-flag-of-this-test")
+    before = lnc._of_flags.cache_info()
+    for _ in range(3):
+        assert lnc.of_flags() == lnc.Choice(2, "--lnc=2 in NEURON_CC_FLAGS")
+    after = lnc._of_flags.cache_info()
+    assert (after.misses - before.misses, after.hits - before.hits) == (1, 2)
+    assert after.maxsize is not None
+
+
+@pytest.mark.usefixtures("without_replay")
+def test_a_wrong_flag_is_refused_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(lnc.FLAGS, "--lnc=7")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="--lnc in NEURON_CC_FLAGS must be 1 or 2"):
+            lnc.of_flags()
+
+
+@pytest.mark.usefixtures("without_replay")
+def test_a_change_of_the_environment_is_seen_by_the_next_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    doubled[2](ONES)
+    monkeypatch.setenv(lnc.VARIABLE, "1")
+    with pytest.raises(NkiValidationError, match="means 2 cores, and NEURON_LOGICAL_NC_CONFIG=1 means 1 core"):
+        doubled[2](ONES)
+    monkeypatch.setenv(lnc.VARIABLE, "2")
+    assert LaunchEnvironment.here().cores_of(doubled) == 2
+
+
+@pytest.mark.usefixtures("without_replay")
+def test_a_launch_makes_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    doubled[2](ONES)
+    made: list[Kernel] = []
+    monkeypatch.setattr(Kernel, "__init__", lambda self, *args, **kwargs: made.append(self))
+    doubled[2](ONES)
+    lnc.library_launch("doubled", doubled)(ONES)
+    assert made == []
+
+
+@pytest.mark.usefixtures("without_replay")
+def test_a_launch_leaves_nothing_to_the_garbage_collector() -> None:
+    with nkilib.simulator.using(replay=False):  # a launch that is recorded leaves its plan's cycles
+        doubled[2](ONES)
+        while gc.collect():  # garbage of other tests may take several collections
+            pass
+        gc.disable()
+        try:
+            doubled[2](ONES)
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
+
+
+@pytest.mark.usefixtures("without_replay")
+def test_arguments_that_do_not_fit_are_refused_each_time() -> None:
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"^doubled: missing a required argument: 'x_hbm'$"):
+            doubled[2]()

@@ -3,11 +3,14 @@
 
 """Live ranges of on-chip tensors against SBUF and PSUM, on kernels and on hand-made lives.
 
+The certain use of lives while they grow is checked against a count of every instruction.
+
 trn1 has 180,224 usable bytes in a partition of SBUF, trn2 212,984; PSUM has 8 banks of 2,048 bytes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,11 +21,11 @@ from hypothesis import given
 
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator.hardware.trn2 import TRN2
-from nkilib.simulator.memory.capacity import check_capacity
-from nkilib.simulator.memory.lives import LiveRange
+from nkilib.simulator.hardware.generations import TRN2
+from nkilib.simulator.memory.capacity import CertainUse, LiveRange, certain_uses, check_capacity
+from nkilib.simulator.terms.dtypes import as_dtype
+from nkilib.simulator.terms.enums import MemoryRegion
 from nkilib.simulator.terms.errors import CapacityError
-from nkilib.simulator.terms.regions import MemoryRegion
 
 from ..kernels import execute, tile
 
@@ -56,9 +59,6 @@ def read(*tiles: Any) -> None:
     """Run an instruction on the first column of every tile, in a kernel."""
     for made in tiles:
         nisa.tensor_copy(made[:, 0:1], made[:, 0:1])
-
-
-# -- Kernels -----------------------------------------------------------------------------------------------------------
 
 
 def test_tiles_that_are_live_together_add_up() -> None:
@@ -254,9 +254,6 @@ def test_each_core_has_its_own_sbuf() -> None:
     assert peaks(kernel, cores=2) == (151_000, 0)
 
 
-# -- Partitions --------------------------------------------------------------------------------------------------------
-
-
 def test_tiles_of_32_partitions_lie_beside_each_other() -> None:
     """Four tiles of 32 partitions, or two of 64, or one of each: no more bytes of a partition than one of them."""
     assert peaks(lambda: read(*[written(32, 1000) for _ in range(4)])) == (1000, 0)
@@ -269,9 +266,6 @@ def test_a_fifth_tile_of_32_partitions_a_third_of_64_and_a_second_of_65_need_mor
     assert peaks(lambda: read(*[written(32, 1000) for _ in range(5)])) == (2000, 0)
     assert peaks(lambda: read(*[written(64, 1000) for _ in range(3)])) == (2000, 0)
     assert peaks(lambda: read(*[written(65, 1000) for _ in range(2)])) == (2000, 0)
-
-
-# -- PSUM --------------------------------------------------------------------------------------------------------------
 
 
 def test_psum_holds_eight_banks() -> None:
@@ -296,9 +290,6 @@ def test_a_tile_larger_than_a_bank_takes_whole_banks() -> None:
         read(written(128, 3 * BANK + 4, nl.psum), written(128, 4 * BANK, nl.psum), written(128, 4, nl.psum))
 
     assert "psum overflows: the 3 tensors" in overflow(too_much)
-
-
-# -- Tensors that the kernel places ------------------------------------------------------------------------------------
 
 
 def test_a_placed_tile_reaches_from_its_address() -> None:
@@ -458,9 +449,6 @@ def test_the_addresses_at_the_limits() -> None:
     assert peaks(kernel) == (SBUF_BYTES, 7 * BANK + 512)
 
 
-# -- Against every arrangement that there is ---------------------------------------------------------------------------
-
-
 def life(partitions: int, nbytes: int, first: int, last: int, region: MemoryRegion = MemoryRegion.sbuf) -> LiveRange:
     made = LiveRange(region, (partitions, nbytes), nl.uint8)
     made.touch(first)
@@ -508,3 +496,104 @@ def test_the_height_of_mixed_tiles_is_close_to_the_best_one(tiles: list[tuple[in
     lives = [life({1: 32, 2: 64, 4: 128}[quarters], nbytes, 1, 2) for quarters, nbytes in tiles]
     best = least_height(tiles)
     assert best <= check_capacity(lives, TRN2, finds_peaks=True)[MemoryRegion.sbuf].nbytes <= best * 4 / 3
+
+
+TENSORS = 6
+# What an instruction does to tensors: it touches one, or overwrites it as a whole. In between some are not touched.
+INSTRUCTIONS = st.lists(
+    st.dictionaries(st.integers(0, TENSORS - 1), st.booleans(), max_size=4), min_size=1, max_size=40
+)
+
+
+def lives() -> list[LiveRange]:
+    """Tensors of 1 to 6 bytes in one, two or four quarters of the partitions."""
+    shapes = [((32, 64, 128)[number % 3], 1 + number) for number in range(TENSORS)]
+    return [LiveRange(MemoryRegion.sbuf, shape, as_dtype(nl.uint8)) for shape in shapes]
+
+
+class Counted:
+    """The memory that tensors certainly take at each instruction, by counting."""
+
+    def __init__(self) -> None:
+        self.taken: Counter[int] = Counter()
+        self._last: dict[int, int] = {}
+
+    def touch(self, tensor: int, area: int, number: int, *, is_new: bool) -> None:
+        last = self._last.get(tensor)
+        if last is None or (is_new and last != number):
+            last = number - 1
+        for moment in range(last + 1, number + 1):
+            self.taken[moment] += area
+        self._last[tensor] = number
+
+    @property
+    def most(self) -> int:
+        return max(self.taken.values(), default=0)
+
+
+@given(INSTRUCTIONS, st.integers(10, 60))
+def test_it_no_longer_fits_from_the_very_instruction_on_that_makes_it_certain(
+    instructions: list[dict[int, bool]], room: int
+) -> None:
+    use, counted, tensors = CertainUse(room), Counted(), lives()
+    for number, touched in enumerate(instructions, 1):
+        for tensor, overwrites in touched.items():
+            life = tensors[tensor]
+            counted.touch(tensor, life.area, number, is_new=overwrites)
+            if overwrites:
+                fits = use.restart(life, number)
+            elif life.window == use.window:  # as its caller does: nothing is to be found out
+                life.last, fits = number, True
+            else:
+                fits = use.touch(life, number)
+            assert fits == (counted.most <= room)
+            if not fits:
+                assert counted.taken[use.moment] == counted.most
+                return
+
+
+@given(INSTRUCTIONS)
+def test_a_tensor_that_is_read_and_overwritten_by_one_instruction_counts_once(
+    instructions: list[dict[int, bool]],
+) -> None:
+    """Every instruction touches its tensors before it overwrites them; room for all tensors is enough."""
+    tensors = lives()
+    use = CertainUse(sum(life.area for life in tensors))
+    for number, touched in enumerate(instructions, 1):
+        for tensor, overwrites in touched.items():
+            life = tensors[tensor]
+            if life.window == use.window:
+                life.last = number
+            else:
+                assert use.touch(life, number)
+            if overwrites:
+                assert use.restart(life, number)
+
+
+def test_area_is_bytes_times_the_quarters_of_the_partitions() -> None:
+    def area(partitions: int) -> int:
+        return LiveRange(MemoryRegion.sbuf, (partitions, 3, 5), as_dtype(nl.float32)).area
+
+    assert [area(partitions) for partitions in (1, 32, 33, 64, 65, 128)] == [60, 60, 120, 120, 240, 240]
+
+
+@given(st.sampled_from([MemoryRegion.sbuf, MemoryRegion.psum]), INSTRUCTIONS)
+def test_what_it_refuses_is_refused_at_the_end_as_well(
+    region: MemoryRegion, instructions: list[dict[int, bool]]
+) -> None:
+    """Tensors of which between two and four fill the region."""
+    room = TRN2.sbuf_usable_bytes if region is MemoryRegion.sbuf else 16_384
+    shapes = [((32, 64, 128)[number % 3], room // (2 + number % 3)) for number in range(TENSORS)]
+    tensors = [LiveRange(region, shape, as_dtype(nl.uint8)) for shape in shapes]
+    use = certain_uses(TRN2)[region]
+    has_fitted = True
+    for number, touched in enumerate(instructions, 1):
+        for tensor in touched:
+            life = tensors[tensor]
+            if life.window == use.window:
+                life.last = number
+            else:
+                has_fitted &= use.touch(life, number)
+    if not has_fitted:
+        with pytest.raises(CapacityError, match=f"{region} overflows"):
+            check_capacity(tensors, TRN2, finds_peaks=True)

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nkilib.simulator.memory.deferred``: contents that are made when somebody reads them are those made at once."""
+"""``nkilib.simulator.memory.deferred``: contents that are made when somebody reads them are those made at once.
+
+Copies of views of a tile (``Derived``) are kept until it changes and as long as there is room.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from hypothesis import strategies as st
 
 from nkilib.nki import nisa as isa
 from nkilib.nki import nki, nl
-from nkilib.simulator.engines import blocks
-from nkilib.simulator.engines.blocks import SMALLEST_DEFERRED_BYTES
+from nkilib.simulator.engines import elementwise as blocks
+from nkilib.simulator.engines.elementwise import SMALLEST_DEFERRED_BYTES
 from nkilib.simulator.machine.core import Core
-from nkilib.simulator.memory.deferred import Deferred, Part, deferred_copy
-from nkilib.simulator.memory.loads import may_share
-from nkilib.simulator.memory.storage import Storage
+from nkilib.simulator.memory.deferred import Deferred, Derived, Part, deferred_copy
+from nkilib.simulator.memory.storage import Storage, may_share
+from nkilib.simulator.terms.dtypes import bfloat16, float32
+from nkilib.simulator.terms.enums import MemoryRegion
 from nkilib.simulator.terms.layout import Layout
-from nkilib.simulator.terms.regions import MemoryRegion
 
 ROWS, COLUMNS = 128, 1024  # of float32 or bfloat16: large enough to be deferred
 TYPES = {"float32": (np.float32, nl.float32), "bfloat16": (ml_dtypes.bfloat16, nl.bfloat16)}
@@ -526,3 +529,39 @@ def test_a_storage_shows_its_deferred_content() -> None:
     storage.defer(deferred_copy(layout, nl.float32, source))
     np.testing.assert_array_equal(storage.array(layout, source.dtype), source)
     assert not storage.parts
+
+
+class Maker:
+    """Makes copies of so many elements, and counts them."""
+
+    def __init__(self, elements: int) -> None:
+        self.elements = elements
+        self.made = 0
+
+    def __call__(self) -> Any:
+        self.made += 1
+        return np.zeros((1, self.elements), np.float32)
+
+
+def view(offset: int) -> Layout:
+    return Layout((1, 4), (4, 1), offset)
+
+
+def test_a_view_is_copied_once() -> None:
+    derived, maker = Derived(nbytes=64), Maker(4)
+    first = derived.copy_of(view(0), bfloat16, maker)
+    assert derived.copy_of(view(0), bfloat16, maker) is first
+    assert maker.made == 1
+    assert derived.copy_of(view(4), bfloat16, maker) is not first
+    assert derived.copy_of(view(0), float32, maker) is not first
+
+
+def test_copies_take_four_times_the_bytes_of_their_tile_at_most() -> None:
+    derived, maker = Derived(nbytes=8), Maker(4)
+    derived.copy_of(view(0), bfloat16, maker)
+    derived.copy_of(view(1), bfloat16, maker)
+    derived.copy_of(view(2), bfloat16, maker)  # 48 bytes of 32: the others are forgotten
+    derived.copy_of(view(2), bfloat16, maker)
+    assert maker.made == 3
+    derived.copy_of(view(0), bfloat16, maker)
+    assert maker.made == 4

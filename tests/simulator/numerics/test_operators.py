@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The operators: the documentation's table, reductions, bit patterns, and what is no operator."""
+"""The operators: the documentation's table, reductions, bit patterns, and what is no operator.
+
+Sums of rows are checked against float64, `row_maxima` against numpy over all bit patterns of bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,17 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
 
 import nkilib.simulator
 from nkilib.nki import nisa, nl
+from nkilib.simulator import using
+from nkilib.simulator.engines.elementwise import BLOCK_ELEMENTS
 from nkilib.simulator.isa.operators import OPERATORS, Operator, operator_key
 from nkilib.simulator.numerics.operators import (
     ARITHMETIC,
@@ -25,7 +34,11 @@ from nkilib.simulator.numerics.operators import (
     BITWISE_UNARY,
     is_bitwise,
     is_unary,
+    row_maxima,
+    row_sums,
 )
+
+from ..kernels import Result, Tile, run
 
 # "Supported Math Operators by NKI ISA": category, name, whether it is a legal reduction operator.
 DOCUMENTED = [
@@ -221,3 +234,107 @@ def test_identities_of_reductions(name: str, expected: float) -> None:
     x = np.array([0.0, 1.0])
     pair = (x, reduction.identity) if name == "subtract" else (reduction.identity, x)
     assert (reduction.ufunc(*pair) == x).all()
+
+
+# Roundings of a partial sum of at most 16 terms, of the partial sums, of a dozen levels of pairs, and of the tail: a
+# bound for positive terms, each rounding by half a unit in the last place.
+RELATIVE_ERROR = 48 * 2.0**-25
+
+
+@pytest.mark.parametrize("width", [1, 7, 2047, 2048, 2049, 3071, 3072, 32128, 65535])
+@pytest.mark.parametrize("step", [1, 2])
+def test_sums_of_long_and_short_rows(width: int, step: int) -> None:
+    """Rows that are next to each other, and rows that are apart."""
+    values = np.random.default_rng(width).lognormal(0.0, 3.0, (6, width)).astype(np.float32)[::step]
+    exact = values.astype(np.float64).sum(axis=1)
+    sums = row_sums(values)
+    assert sums.dtype == np.float32
+    np.testing.assert_allclose(sums, exact, rtol=RELATIVE_ERROR)
+
+
+def test_every_element_counts() -> None:
+    """A one at the ends of pieces, and at both ends of the tail."""
+    width = 5000
+    for at in (0, 255, 256, 4863, 4864, 4999):
+        values = np.zeros((2, width), np.float32)
+        values[1, at] = 1.0
+        assert row_sums(values).tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("at", [3, 4999])
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays(at: int, special: float) -> None:
+    values = np.ones((1, 5000), np.float32)
+    values[0, at] = special
+    np.testing.assert_array_equal(row_sums(values), [special])
+
+
+def test_a_sum_of_equal_terms_does_not_drift() -> None:
+    """65,535 terms one after the other would be off by 1e-4."""
+    values = np.full((1, 65535), 0.1, np.float32)
+    exact = 65535 * float(np.float32(0.1))
+    np.testing.assert_allclose(row_sums(values), exact, rtol=3 * 2.0**-24)
+
+
+BF16 = ml_dtypes.bfloat16
+
+
+def bits(*patterns: int) -> Any:
+    """One row of bfloat16 with these bits."""
+    return np.array([patterns], np.uint16).view(BF16)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (bits(0x3F80, 0x4000, 0xC040), 2.0),
+        (bits(0xBF80, 0xC000), -1.0),
+        (bits(0xFF80, 0xFF7F), -3.3895314e38),
+        (bits(0xFF80), -np.inf),
+        (bits(0xFF80, 0x7F80), np.inf),
+        (bits(0x8000, 0xBF80), -0.0),
+        (bits(0x0001, 0x8001), 2.0**-133),
+        (bits(0x3F80, 0x7FC0), np.nan),
+        (bits(0x3F80, 0xFFC0), np.nan),
+        (bits(0xBF80, 0xFF81), np.nan),
+        (bits(0x7F80, 0xFFFF), np.nan),
+    ],
+)
+def test_hard_rows(row: Any, expected: float) -> None:
+    (result,) = row_maxima(row)
+    assert np.array_equal(result, np.float32(expected), equal_nan=True)
+    assert np.signbit(result) == np.signbit(np.float32(expected)) or np.isnan(expected)
+
+
+@given(hnp.arrays(np.uint16, hnp.array_shapes(min_dims=2, max_dims=2, max_side=9), elements=st.integers(0, 0xFFFF)))
+def test_any_bits(patterns: Any) -> None:
+    values = patterns.view(BF16)
+    np.testing.assert_array_equal(row_maxima(values), values.astype(np.float64).max(axis=1))
+
+
+def test_rows_of_several_blocks() -> None:
+    values = np.random.default_rng(0).standard_normal((7, BLOCK_ELEMENTS // 2 + 1)).astype(BF16)
+    values[3] = -np.abs(values[3])
+    np.testing.assert_array_equal(row_maxima(values), values.astype(np.float64).max(axis=1))
+
+
+@pytest.mark.parametrize("precise_fp", [True, False])
+def test_tensor_reduce_takes_it_for_dense_tiles_and_agrees_for_others(precise_fp: bool) -> None:
+    values = -np.abs(np.random.default_rng(1).standard_normal((5, 24)).astype(BF16))
+    values[2, 7] = 3.0
+    exact = values.astype(np.float64)
+    with using(precise_fp=precise_fp):
+        dense, strided, apart = run(
+            lambda dense, strided, apart, data: (
+                nisa.tensor_reduce(dense, nl.max, data, 1, negate=True),
+                nisa.tensor_reduce(strided, nl.max, data[:, 1::2], 1),
+                nisa.tensor_reduce(apart, nl.max, data.reshape((5, 4, 6)), 2),
+            ),
+            [Tile(values)],
+            Result((5, 1)),
+            Result((5, 1)),
+            Result((5, 4)),
+        )
+    assert dense[:, 0].tolist() == (-exact.max(axis=1)).tolist()
+    assert strided[:, 0].tolist() == exact[:, 1::2].max(axis=1).tolist()
+    assert apart.tolist() == exact.reshape(5, 4, 6).max(axis=2).tolist()

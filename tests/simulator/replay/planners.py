@@ -44,7 +44,7 @@ class Plan:
     nbytes: int
     runs: int = 0
 
-    def run(self, candidate: Candidate) -> Any:
+    def replay(self, candidate: Candidate) -> Any:
         if self.decides(candidate) != self.wanted:
             raise ReplayFailed("another value")
         self.runs += 1

@@ -20,9 +20,16 @@ from nkilib.core.plan_limits import PlanLimits, shrunk
 from nkilib.nki import nisa, nki, nl, replayable
 from nkilib.simulator import replay_counts
 from nkilib.simulator.launch.kernel import Kernel
-from nkilib.simulator.launch.place import Place
-from nkilib.simulator.replay.counts import TALLIES, LaunchCounts
-from nkilib.simulator.replay.entries import MOST_COUNTED, MOST_KEYS, MOST_PLANS, MOST_VARIANTS, MOST_WAITING
+from nkilib.simulator.launch.settings import LaunchEnvironment
+from nkilib.simulator.replay.entries import (
+    MOST_COUNTED,
+    MOST_KEYS,
+    MOST_PLANS,
+    MOST_VARIANTS,
+    MOST_WAITING,
+    TALLIES,
+    LaunchCounts,
+)
 from nkilib.simulator.replay.key import Candidate
 from nkilib.simulator.replay.launch import Launches
 from tests.hangs import HANG_SECONDS
@@ -54,7 +61,7 @@ class Bench:
     def __call__(self, *args: Any, **kwargs: Any) -> str:
         """How a launch ran: ``today``, ``recorded`` or ``replayed``. Its result is right."""
         before = self.planner.recorded
-        message, result = self.launches.run(self.kernel, args, kwargs, Place.here(), as_today)
+        message, result = self.launches.run(self.kernel, args, kwargs, LaunchEnvironment.here(), run_unreplayed)
         assert np.array_equal(result, args[0] * 2)
         if message == "replayed":
             return message
@@ -65,7 +72,9 @@ class Bench:
         return TALLIES.so_far().kernels[self.name]
 
 
-def as_today(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> Any:
+def run_unreplayed(
+    kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], environment: LaunchEnvironment
+) -> Any:
     return kernel.func(*args, **kwargs)
 
 

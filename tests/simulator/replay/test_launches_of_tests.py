@@ -19,8 +19,8 @@ from tests.replayed_both_ways import VARIABLE
 # Launches that are planned at least, by what is run: a plugin that compares nothing must not pass.
 SAMPLE = {
     "tests/core/rows/test_elements.py": 30,
-    "tests/simulator/engines/gpsimd/test_topk.py": 1,
-    "tests/simulator/engines/vector/test_predicated.py": 10,
+    "tests/simulator/engines/gpsimd/test_across_partitions_topk.py": 1,
+    "tests/simulator/engines/vector/test_selection_predicated.py": 10,
 }
 ALL = {
     "tests/core": 500,

@@ -9,7 +9,6 @@ Kernels of others are launched where ``NKILIB_MEASURED_SOURCES`` names a directo
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from benchmarks.measurements import kernels
 from benchmarks.measurements.sources import SourceError, Sources
 from benchmarks.measurements.table import Measurement, PublicKernel, measurements
 from nkilib.nki import nl
@@ -78,8 +78,7 @@ _THEIRS = [row for row in _smallest() if isinstance(row.kernel, PublicKernel)]
 @pytest.mark.parametrize("row", _OURS, ids=lambda row: row.name)
 def test_kernels_of_ours(row: Measurement) -> None:
     assert row.kernel is not None and not isinstance(row.kernel, PublicKernel)
-    module = importlib.import_module(f"benchmarks.measurements.kernels.{row.kernel.module}")
-    _check(row, getattr(module, row.kernel.function))
+    _check(row, getattr(kernels, row.kernel.function))
 
 
 @pytest.mark.sweep

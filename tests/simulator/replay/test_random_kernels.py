@@ -11,11 +11,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fuzz.kernels.checking import checked, complaint, differs
+from benchmarks.fuzz.kernels.checking import checked, complaint, differs, shrunk
 from benchmarks.fuzz.kernels.drawing import SIZES
-from benchmarks.fuzz.kernels.kinds import random_kernel
 from benchmarks.fuzz.kernels.program import Argument, Program
-from benchmarks.fuzz.kernels.shrinking import shrunk
+from benchmarks.fuzz.kernels.situations import random_kernel
 
 SEEDS: Final = st.integers(0, 2**32 - 1)
 # Kernels of each size; a failing one is shrunk line by line, which hypothesis cannot do.
@@ -84,7 +83,7 @@ def test_what_does_not_matter_is_left_out() -> None:
 
 def test_wrong_steps_are_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay in which the second of two operands is read as the first."""
-    from nkilib.simulator.replay.rowwise import RowwiseBuilder
+    from nkilib.simulator.replay.builder import RowwiseBuilder
 
     right = RowwiseBuilder._float32
 

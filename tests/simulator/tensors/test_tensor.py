@@ -3,9 +3,9 @@
 
 """``nkilib.simulator.tensors.tensor``: what a tensor says of its layout, and its static views, against numpy's views.
 
-Views that split and merge dimensions are in ``test_reshaped_views.py``, those with a dynamic index in
-``test_dynamic_views.py``, ``test_register_views.py`` and ``isa/test_indirection.py``, the access pattern ``ap`` in
-``test_access_patterns.py``; what a tensor prints is in ``test_text.py``.
+Also the partitions in which a view lies. Views that split and merge dimensions are in ``test_reshaped_views.py``, those
+with a dynamic index in ``test_indexed_views_dynamic.py`` and ``isa/test_indirection.py``, the access pattern ``ap`` in
+``test_reshaped_views_access_patterns.py``; what a tensor prints is in ``test_tensor_operators.py``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.nki import nki, nl
+from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import NkiValidationError, OutOfRangeError
 from nkilib.simulator.memory.storage import Storage
 from nkilib.simulator.tensors.tensor import NkiTensor
+from nkilib.simulator.tensors.view import allowed_starts, first_lane, first_partition, possible_starts, start_partition
 from nkilib.simulator.terms.dtypes import as_dtype
-from tests.simulator.frame import counted, empty, in_hbm, in_sbuf, indices, refused, run, tensor_of
-from tests.simulator.refused_views import Attempt, Constraint, TensorOf
+
+from ..frame import counted, empty, in_hbm, in_sbuf, indices, refused, run, tensor_of
+from ..kernels import execute, store, tile
+from ..refused_views import Attempt, Constraint, TensorOf
 
 HBM = "tensor [4, 6] float32 in private_hbm"
 SBUF = "tensor [4, 6] float32 in sbuf"
@@ -35,7 +38,7 @@ def plain(*shape: int) -> NkiTensor:
     return in_hbm(counted(*shape))
 
 
-def tile(*shape: int) -> NkiTensor:
+def counted_tile(*shape: int) -> NkiTensor:
     return in_sbuf(counted(*shape))
 
 
@@ -61,11 +64,11 @@ def test_a_tensor_can_be_bound_to_a_storage() -> None:
 @pytest.mark.parametrize(
     ("view", "expected"),
     [
-        (tile(4, 2, 6), True),
-        (tile(4, 2, 6)[1:3], True),
-        (tile(4, 2, 6)[:, :, 1:3], False),
-        (tile(4, 2, 6)[:, 1], True),
-        (tile(4, 2, 6).permute((0, 2, 1)), False),
+        (counted_tile(4, 2, 6), True),
+        (counted_tile(4, 2, 6)[1:3], True),
+        (counted_tile(4, 2, 6)[:, :, 1:3], False),
+        (counted_tile(4, 2, 6)[:, 1], True),
+        (counted_tile(4, 2, 6).permute((0, 2, 1)), False),
         (plain(4, 2, 6), True),
         (plain(4, 2, 6)[1:3], True),
         (plain(4, 2, 6)[::2], False),
@@ -199,7 +202,7 @@ def test_an_empty_slice_is_accepted() -> None:
 
 PLAIN = TensorOf(lambda: plain(4, 6))
 GATHERED = TensorOf(lambda: plain(4, 6).vector_select(0, indices(1, 2)))
-ON_CHIP = TensorOf(lambda: tile(4, 6))
+ON_CHIP = TensorOf(lambda: counted_tile(4, 6))
 SHORTS = TensorOf(lambda: in_hbm(counted(4, 8, dtype=np.int16)))
 
 
@@ -233,9 +236,9 @@ def test_constraints_of_slice(constraint: Constraint) -> None:
         (plain, 0, 3, np.s_[3]),
         (plain, 1, 1, np.s_[:, 1]),
         (plain, 2, 5, np.s_[:, :, 5]),
-        (tile, 0, 3, np.s_[3:4]),
-        (tile, 1, 0, np.s_[:, 0]),
-        (tile, 2, np.int32(5), np.s_[:, :, 5]),
+        (counted_tile, 0, 3, np.s_[3:4]),
+        (counted_tile, 1, 0, np.s_[:, 0]),
+        (counted_tile, 2, np.int32(5), np.s_[:, :, 5]),
     ],
 )
 def test_a_static_select_is_an_integer_index(make: Any, dim: int, index: int, expected: Any) -> None:
@@ -244,7 +247,7 @@ def test_a_static_select_is_an_integer_index(make: Any, dim: int, index: int, ex
 
 
 def test_a_static_select_keeps_two_dimensions_on_chip_and_one_in_hbm() -> None:
-    assert tile(4, 6).select(1, 2).array.tolist() == [[2], [8], [14], [20]]
+    assert counted_tile(4, 6).select(1, 2).array.tolist() == [[2], [8], [14], [20]]
     assert plain(4, 6).select(0, 1).select(0, 5).array.tolist() == [11]
 
 
@@ -323,10 +326,10 @@ def test_reshape_on_chip_and_after_a_vector_select_keeps_the_first_dimension() -
         GATHERED.reshape((12, 1))
         .says("dimension 0 of tensor [2, 6] float32 in private_hbm counts partitions and must stay 2, got [12, 1]")
         .fixed((2, 3, 2)),
-        TensorOf(lambda: tile(4, 2, 6).permute((0, 2, 1)))
+        TensorOf(lambda: counted_tile(4, 2, 6).permute((0, 2, 1)))
         .reshape((4, 12))
         .says("tensor [4, 6, 2] float32 in sbuf with strides (12, 1, 6) cannot become [4, 12] without a copy")
-        .instead(lambda: tile(4, 2, 6).reshape((4, 12))),
+        .instead(lambda: counted_tile(4, 2, 6).reshape((4, 12))),
     ],
 )
 def test_constraints_of_reshape(constraint: Constraint) -> None:
@@ -350,7 +353,7 @@ def test_permute_on_chip_and_after_a_vector_select_reorders_the_rest() -> None:
     [
         PLAIN.permute((0, 2)).says("dims must be a permutation of 0..1, got (0, 2)").fixed((1, 0)),
         PLAIN.permute((0, 0)).says("dims must be a permutation of 0..1, got (0, 0)").fixed((0, 1)),
-        TensorOf(lambda: tile(4, 2, 6))
+        TensorOf(lambda: counted_tile(4, 2, 6))
         .permute((1, 0, 2))
         .says(f"dimension 0 of {CUBE} must stay first, got (1, 0, 2)")
         .fixed((0, 2, 1)),
@@ -377,12 +380,12 @@ def test_broadcast_is_numpys() -> None:
         PLAIN.broadcast(0, 2)
         .says(f"dimension 0 of {HBM} must have size 1 and not be the partition dimension")
         .instead(lambda: plain(1, 6).broadcast(0, 2)),
-        TensorOf(lambda: tile(1, 6))
+        TensorOf(lambda: counted_tile(1, 6))
         .broadcast(0, 2)
         .says("dimension 0 of tensor [1, 6] float32 in sbuf must have size 1 and not be the partition dimension")
-        .instead(lambda: tile(6, 1).broadcast(1, 2)),
-        TensorOf(lambda: tile(6, 1)).broadcast(1, 0).says("size must be at least 1, got 0").fixed(1, 1),
-        TensorOf(lambda: tile(6, 1))
+        .instead(lambda: counted_tile(6, 1).broadcast(1, 2)),
+        TensorOf(lambda: counted_tile(6, 1)).broadcast(1, 0).says("size must be at least 1, got 0").fixed(1, 1),
+        TensorOf(lambda: counted_tile(6, 1))
         .broadcast(2, 2)
         .says("dim must be in [0, 2) of tensor [6, 1] float32 in sbuf, got 2", error=OutOfRangeError)
         .fixed(1, 2),
@@ -494,3 +497,99 @@ def test_views_compose() -> None:
     array = counted(128, 4, 16)
     u = in_sbuf(array)[0:64, :, :].permute((0, 2, 1))[:, 0, :]
     np.testing.assert_array_equal(u.array, array[:64].transpose(0, 2, 1)[:, 0], strict=True)
+
+
+COMMAND = nisa.reduce_cmd
+
+
+@pytest.mark.parametrize(
+    ("partitions", "starts"),
+    [(1, (0, 32, 64, 96)), (32, (0, 32, 64, 96)), (33, (0, 64)), (64, (0, 64)), (65, (0,)), (128, (0,))],
+)
+def test_where_an_access_may_start(partitions: int, starts: tuple[int, ...]) -> None:
+    assert allowed_starts(partitions) == starts
+
+
+def test_a_view_of_a_tensor_that_the_compiler_places() -> None:
+    def kernel() -> None:
+        tensor = nl.ndarray((64, 4), nl.float32)
+        for view, start in ((tensor, 0), (tensor[32:64, 1:3], 32), (tensor.view(nl.int8)[32:48], 32)):
+            assert start_partition(view) == first_lane(view) == start
+            assert first_partition(view) is None
+            assert possible_starts(view) == (start, 64 + start)
+
+    execute(kernel)
+
+
+def test_a_view_of_a_tensor_that_the_kernel_places() -> None:
+    def kernel() -> None:
+        tensor = nl.ndarray((64, 4), nl.float32, address=(64, 0))
+        view = tensor[32:64, 1:3]
+        assert start_partition(view) == 32
+        assert first_lane(view) == first_partition(view) == 96
+        assert possible_starts(view) == (96,)
+
+    execute(kernel)
+
+
+@pytest.mark.parametrize("reduces", ["scalar", "vector"])
+def test_placed_tiles_use_the_registers_of_their_partitions(reduces: str) -> None:
+    """Sums of a tile of ones and of one of tens, in other partitions: the second leaves the first one's alone."""
+
+    def reduce(data: Any, command: Any, result: Any = None) -> None:
+        out = nl.ndarray(data.shape, nl.float32)
+        if reduces == "scalar":
+            nisa.activation(out, nl.copy, data, reduce_op=nl.add, reduce_res=result, reduce_cmd=command)
+        else:
+            nisa.tensor_scalar_reduce(out, data, nl.add, 0.0, nl.add, result, reduce_cmd=command)
+
+    def kernel() -> Any:
+        ones = nl.ndarray((32, 2), nl.float32, address=(0, 0))
+        tens = nl.ndarray((32, 2), nl.float32, address=(32, 0))
+        nisa.memset(ones, 1)
+        nisa.memset(tens, 10)
+        reduce(ones, COMMAND.reset_reduce)
+        reduce(tens, COMMAND.reset_reduce)
+        results = [nl.ndarray((32, 1), nl.float32) for _ in range(2)]
+        reduce(ones, COMMAND.reduce, results[0])
+        reduce(tens, COMMAND.reduce, results[1])
+        return [store(result) for result in results]
+
+    first, second = execute(kernel)
+    assert (first == 2 + 2).all()
+    assert (second == 20 + 20).all()
+
+
+def test_tensor_indirection_scatters_where_its_base_is() -> None:
+    """Element i of partitions 32 to 47 goes to column 15 - i; the others keep their sevens."""
+
+    def kernel() -> Any:
+        target, offsets = tile(64, 16, value=7), nl.ndarray((64, 1), nl.uint16)
+        nisa.iota(offsets[32:48], [[0, 1]], offset=15, channel_multiplier=-1)
+        view = target[32:48].indirect(offsets[32:48], num_elem=16)
+        source = nl.ndarray((16, 16), nl.float32)
+        nisa.iota(source, [[1, 16]])
+        nisa.tensor_copy(view, source)
+        return store(target)
+
+    result = execute(kernel, "trn3")
+    assert (result[:32] == 7).all() and (result[48:] == 7).all()
+    assert (result[32:48] == np.arange(15, -1, -1)).all()
+
+
+def test_tensor_indirection_uses_the_registers_of_the_partitions_that_it_reads() -> None:
+    """Cumulative sums of four ones, continued from 4 in partitions 0 to 31 and from 132 in the others."""
+
+    def kernel() -> Any:
+        data, offsets = tile(64, 4, value=1), tile(64, 1, dtype=nl.uint16)
+        for low in (0, 32):
+            nisa.tensor_scalar_cumulative(tile(32, 4), data[low : low + 32], nl.add, nl.add, float(low))
+        results = [tile(32, 4), tile(32, 4)]
+        for low, result in zip((0, 32), results, strict=True):
+            view = data[low : low + 32].indirect(offsets[low : low + 32], num_elem=4)
+            nisa.tensor_scalar_cumulative(result, view, nl.add, nl.add, 0.0, reduce_cmd=COMMAND.reduce)
+        return [store(result) for result in results]
+
+    first, second = execute(kernel, "trn3")
+    assert (first == [5, 6, 7, 8]).all()  # 4 ones, and one more each
+    assert (second == [133, 134, 135, 136]).all()  # 4 * (1 + 32) = 132

@@ -9,7 +9,7 @@ import pytest
 
 from nkilib.simulator import AS_ISSUED
 
-from .frozen.launches import Launch, frozen_launches, launches
+from .frozen import Launch, frozen_launches, launches
 
 
 def test_every_launch_is_frozen() -> None:

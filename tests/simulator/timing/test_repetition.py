@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import ModelParameters, Profile, profile, spec
-from nkilib.simulator.machine import device_loop
-from nkilib.simulator.timing.notes import Notes
+from nkilib.simulator.language import loops as device_loop
+from nkilib.simulator.timing.instruction_log import InstructionLog
 from nkilib.simulator.timing.parameters import AS_ISSUED
 
 FP32, INT32, BF16 = nl.float32, nl.int32, nl.bfloat16
@@ -44,7 +44,7 @@ def both(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device_loop, "FEWEST_ITERATIONS", 1 << 40)
         unrolled = profile(launched, *arguments, parameters=parameters, **options)
-    return profiled, unrolled, sum(notes.run for _, notes, _ in profiled.recorded._cores)
+    return profiled, unrolled, sum(log.run for _, log, _ in profiled.recorded._cores)
 
 
 def assert_same(result: Profile, unrolled: Profile) -> None:
@@ -65,8 +65,8 @@ def assert_same(result: Profile, unrolled: Profile) -> None:
     for mine, others in zip(result.instructions, unrolled.instructions, strict=True):
         assert mine._replace(start_us=0.0, end_us=0.0) == others._replace(start_us=0.0, end_us=0.0)
         assert (mine.start_us, mine.end_us) == pytest.approx((others.start_us, others.end_us), rel=1e-6, abs=1e-6)
-    assert [_counted(notes) for _, notes, _ in result.recorded._cores] == [
-        _counted(notes) for _, notes, _ in unrolled.recorded._cores
+    assert [_counted(log) for _, log, _ in result.recorded._cores] == [
+        _counted(log) for _, log, _ in unrolled.recorded._cores
     ]
     lives = [
         sorted((life.core, life.start_us, life.end_us, life.nbytes, life.what) for life in item.tensors)
@@ -77,16 +77,16 @@ def assert_same(result: Profile, unrolled: Profile) -> None:
         assert one[1:4] == pytest.approx(other[1:4], rel=1e-6, abs=1e-6)
 
 
-def _counted(notes: Notes) -> Counter[str]:
-    """How many instructions of each name there are, as :meth:`Notes.plans` and as the notes themselves say."""
+def _counted(log: InstructionLog) -> Counter[str]:
+    """How many instructions of each name there are, as :meth:`InstructionLog.kinds` and as the notes in it say."""
     counts: Counter[str] = Counter()
-    for plan, count in notes.plans():
-        counts[plan.name] += count
-    listed = list(notes)
+    for kind, count in log.kinds():
+        counts[kind.name] += count
+    listed = list(log)
     assert counts == Counter(note[1].name for note in listed)
     for at in range(0, len(listed), 1 + len(listed) // 7):
-        assert notes[at] == listed[at]
-        assert notes[at : at + 5] == listed[at : at + 5]
+        assert log[at] == listed[at]
+        assert log[at : at + 5] == listed[at : at + 5]
     return counts
 
 
@@ -312,7 +312,7 @@ def test_while_loops_with_stated_trips() -> None:
 
 
 def test_the_numbers_of_notes_are_found_at_random() -> None:
-    """Notes of repeated iterations are a sequence like any other."""
+    """InstructionLog of repeated iterations are a sequence like any other."""
     result, unrolled, _ = both(blocks, 300)
     ((_, mine, _),), ((_, others, _),) = result.recorded._cores, unrolled.recorded._cores
     assert len(mine) == len(others) == 1200

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import _against_torch, _memory, _tune, bench
+from benchmarks import _against_torch, _memory, bench
+from benchmarks import bench as _tune
 from benchmarks._against_torch import SharedInputs, as_tensor, compare_backward, compare_forward, gradient_difference
-from benchmarks._cases import Case, Tuning
+from benchmarks._cross_entropy import Case, Tuning
 from benchmarks._inputs import BF16, FP32
 from benchmarks._launch_memory import BACKWARD, BACKWARD_IN_PLACE, FORWARD, measure_memory
 from benchmarks._memory import MemoryUse

@@ -9,10 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import _replay_cases, replay
+from benchmarks import replay
 from benchmarks._memory import MemoryUse
-from benchmarks._replay_cases import ReplayCase, cases
-from benchmarks.replay import Timed
+from benchmarks.replay import ReplayCase, Timed, cases
 
 CASE = ReplayCase("a case", lambda: None, goal=2.0, least=1e-3)  # type: ignore[arg-type, return-value]
 TIMED = Timed(CASE, as_always=9.0, replayed=2.0, torch=1.0, instructions=3)
@@ -54,7 +53,7 @@ def test_a_goal_is_met_by_replayed_launches(changes: dict[str, object], is_met: 
 
 
 def test_a_launch_that_is_not_replayed_says_why() -> None:
-    sides = _replay_cases._cross_entropy(4, 40, "fp32", "forward")
+    sides = replay._cross_entropy(4, 40, "fp32", "forward")
     launch = sides.launches[0]
     launch = launch._replace(kwargs={**launch.kwargs, "positions_per_batch": _Positions(4)})
     assert "'positions_per_batch' holds a" in replay.timed_launches([launch], 1, lambda: None)[1]

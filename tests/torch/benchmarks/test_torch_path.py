@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import _torch_step, torch_path
-from benchmarks._cases import Case, Tuning
+from benchmarks import _against_torch as _torch_step
+from benchmarks import torch_path
+from benchmarks._cross_entropy import Case, Tuning
 from benchmarks._launch_memory import TORCH_IN_PLACE, measure_memory
 from benchmarks._memory import MemoryUse
 from examples._display import make_console

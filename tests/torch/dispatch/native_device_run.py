@@ -18,8 +18,8 @@ import torch.distributed as dist
 from nkilib.torch import cross_entropy, vocab_parallel_cross_entropy
 from nkilib.torch.dispatch import devices
 from nkilib.torch.dispatch.register import OPERATORS
-from tests.torch.dispatch import pretended_neuron
-from tests.torch.dispatch.pretended_neuron import to_cpu, to_device
+from tests.torch.dispatch import neuronx
+from tests.torch.dispatch.neuronx import to_cpu, to_device
 from tests.torch.fake_group import two_ranks
 from tests.torch.fresh import leave
 from tests.torch.inputs import CLASSES, make_logits, make_targets
@@ -58,7 +58,7 @@ def _found(loss_function: Callable[..., Any], inplace: bool) -> dict[str, Any]:
 
 def main(inplace: bool) -> None:
     """Print what the loss gives, and the vocabulary-parallel one of two ranks, of which the other has no class."""
-    registrations = pretended_neuron.register()
+    registrations = neuronx.register()
     parallel = partial(vocab_parallel_cross_entropy, shard_sizes=[CLASSES, 0])
     with pytest.MonkeyPatch.context() as monkeypatch, two_ranks():
         monkeypatch.setattr(devices, "SIMULATED", False)

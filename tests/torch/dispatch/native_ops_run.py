@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.torch.dispatch import neuronx, pretended_neuron
-from tests.torch.dispatch.pretended_neuron import to_cpu, to_device
+from tests.torch.dispatch import neuronx
+from tests.torch.dispatch.neuronx import to_cpu, to_device
 from tests.torch.fake_group import two_ranks
 from tests.torch.fresh import leave
 from tests.torch.inputs import CLASSES, make_logits, make_targets
@@ -36,7 +36,7 @@ OPTIONS = {"label_smoothing": 0.1, "lse_square_scale": 0.01}
 
 def install() -> list[torch.library.Library]:
     """The device, and the module torch_neuronx; they last while the returned objects do."""
-    registrations = [*pretended_neuron.register(), *neuronx.define()]
+    registrations = [*neuronx.register(), *neuronx.define()]
     module = ModuleType("torch_neuronx")
     module.nki_op = neuronx.nki_op  # type: ignore[attr-defined]
     sys.modules["torch_neuronx"] = module
@@ -178,7 +178,7 @@ def main() -> None:
     """Print the results of all runs as JSON."""
     registrations = install()
     from nkilib.torch import cross_entropy, linear_cross_entropy, vocab_parallel_cross_entropy
-    from nkilib.torch.dispatch.native import registrar
+    from nkilib.torch.dispatch.devices import registrar
     from tests.torch.users_wrappers import function_over_kernels, operators_over_kernels
 
     whole = partial(cross_entropy, **OPTIONS)

@@ -1,29 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Devices and the code that they run: launches on the cores of the environment, a native device, and refusals."""
+"""Devices and the code that they run: launches on the cores of the environment, a native device, refusals, and
+operators of ``nki_op``: when they are chosen, what they get, and that they give what the CPU gives.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nkilib.torch
+from nkilib.cli.doctor import _torch_operators
 from nkilib.experimental.loss.registry import LOSSES
-from nkilib.torch import cross_entropy
+from nkilib.torch import cross_entropy, linear_cross_entropy
 from nkilib.torch.dispatch import devices, launch
-from nkilib.torch.dispatch.register import OPERATORS
-from nkilib.torch.functions.cross_entropy.results import ForwardResults
+from nkilib.torch.dispatch.autograd import differentiate
+from nkilib.torch.dispatch.devices import Registrar, chosen_registrar, registrar
+from nkilib.torch.dispatch.operator import Input, Operator, Output, as_first
+from nkilib.torch.dispatch.register import DEFINITIONS, OPERATORS, operator_signature, register, typed_function
+from nkilib.torch.functions.cross_entropy.operators import ForwardResults
 from tests.fresh_python import CHECKOUT, run_fresh
+from tests.torch.dispatch import native_ops_run
+from tests.torch.dispatch.native_ops_run import FEATURES, OPTIONS
 from tests.torch.fresh import run_module
 from tests.torch.inputs import CLASSES, POSITIONS, make_logits, make_targets
-from tests.torch.stand_in import stand_in_for
+from tests.torch.stand_in import StandIn, stand_in_for
 
 VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 
@@ -207,3 +220,258 @@ def test_torch_is_imported_in_nkilib_torch_only() -> None:
         "vocab_parallel_cross_entropy",
         "vocab_parallel_linear_cross_entropy",
     }
+
+
+assert callable(nkilib.torch.cross_entropy), "imported, so that its operators are registered"
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    """Return the report of the runs on the stand-in."""
+    environment = {"NKILIB_TORCH_OPS": "nki_op", "NEURON_LOGICAL_NC_CONFIG": "2"}
+    printed = run_module("tests.torch.dispatch.native_ops_run", **environment)
+    result: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return result
+
+
+def on_the_cpu(ignored: int | None, **options: Any) -> tuple[float, Tensor]:
+    """Loss and gradient."""
+    x = make_logits(native_ops_run.POSITIONS, CLASSES).requires_grad_()
+    loss = cross_entropy(x, make_targets(native_ops_run.POSITIONS, ignored=ignored), **options)
+    loss.backward()
+    assert x.grad is not None
+    return loss.item(), x.grad
+
+
+@pytest.mark.parametrize("run", ["eager", "in place", "in shards", "graph"])
+def test_public_functions_give_what_they_give_on_the_cpu(run: str, report: dict[str, Any]) -> None:
+    loss, gradient = on_the_cpu(-100, **OPTIONS)
+    assert report["registrar"] == ["nki_op", "NKILIB_TORCH_OPS=nki_op"]
+    assert report[run]["loss"] == pytest.approx(loss, rel=1e-6)
+    torch.testing.assert_close(torch.tensor(report[run]["gradient"]), gradient)
+
+
+def test_the_operators_that_run_are_those_of_nki_op(report: dict[str, Any]) -> None:
+    for run, backward in (("eager", "cross_entropy_backward"), ("in place", "cross_entropy_backward_")):
+        ours = [name for name in report[run]["operators"] if name.startswith("nkilib")]
+        assert ours == ["nkilib_neuron::cross_entropy_forward", f"nkilib_neuron::{backward}"]
+
+
+@pytest.mark.parametrize("run", ["graph", "users graph"])
+def test_in_a_graph_a_kernel_is_one_node_beside_operations_of_32_bits(run: str, report: dict[str, Any]) -> None:
+    assert report[run]["graphs"] == [1, 1], "one graph of each direction"
+    nodes = [name for name in report[run]["nodes"] if not name.startswith("<built-in")]
+    assert nodes.count("stand_in_neuronx.kernel.default") == 2
+    assert all(name.startswith(("aten.", "stand_in_neuronx.kernel.")) for name in nodes)
+    assert not any("copy" in name for name in nodes)
+    assert set(report[run]["types"]) <= {"torch.float32", "torch.int32", "torch.bool"}
+
+
+def test_in_a_graph_the_operator_that_overwrites_copies_nothing_back(report: dict[str, Any]) -> None:
+    assert report["overwriting graph"]["equal"]
+    assert not any("copy" in name for name in report["overwriting graph"]["nodes"])
+
+
+def test_a_tensor_may_change_and_a_constant_compiles_again(report: dict[str, Any]) -> None:
+    assert report["compilations"] == {"tensor": 1, "constant": 2}
+
+
+def test_64_bits_that_a_device_would_drop_do_not_become_a_class(report: dict[str, Any]) -> None:
+    """The stand-in drops them in every operation; 2^32 + 3 and 2^32 - 100 are neither class 3 nor ignored."""
+    assert report["beyond 32 bits"] == [CLASSES, CLASSES]
+
+
+def test_the_body_gives_the_shapes_of_fake_tensors(report: dict[str, Any]) -> None:
+    lengths = [
+        native_ops_run.POSITIONS,
+        native_ops_run.POSITIONS,
+        0,
+        native_ops_run.POSITIONS,
+        native_ops_run.POSITIONS,
+        native_ops_run.POSITIONS,
+        native_ops_run.POSITIONS,
+        0,
+    ]
+    kinds = ["torch.float32"] * 6 + ["torch.int32", "torch.float32"]
+    assert report["fake"] == [[[length], kind, "neuron"] for length, kind in zip(lengths, kinds, strict=True)]
+
+
+@pytest.mark.parametrize("run", ["users function", "users operators", "users graph"])
+def test_wrappers_as_users_write_them_run(run: str, report: dict[str, Any]) -> None:
+    loss, gradient = on_the_cpu(None)
+    assert report[run]["loss"] == pytest.approx(loss, rel=1e-6)
+    torch.testing.assert_close(torch.tensor(report[run]["gradient"]), gradient)
+
+
+@pytest.mark.parametrize("run", ["layer", "layer in a graph"])
+def test_a_sum_of_gradients_is_written_to(run: str, report: dict[str, Any]) -> None:
+    x, w = (make_logits(rows, FEATURES, seed=rows).requires_grad_() for rows in (native_ops_run.POSITIONS, CLASSES))
+    summed = torch.ones(CLASSES, FEATURES)
+    loss = linear_cross_entropy(x, w, make_targets(native_ops_run.POSITIONS, ignored=-100), grad_weight_sum=summed)
+    (3.0 * loss).backward()
+    assert report[run]["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    torch.testing.assert_close(torch.tensor(report[run]["gradient"]), x.grad)
+    torch.testing.assert_close(torch.tensor(report[run]["sum"]), summed)
+    ours = [name for name in report["operators of the layer"] if name.startswith("nkilib")]
+    assert ours == [f"nkilib_neuron::linear_cross_entropy_{name}" for name in ("forward", "backward_adding")]
+
+
+def nothing(*args: Any, **keywords: Any) -> None:
+    """The body of functions whose types alone are looked at."""
+
+
+def as_schema(operator: Operator, overwrites: bool) -> str:
+    """Return the schema that PyTorch infers from the types, with the alias and the size type of the descriptions."""
+    mutated = set(operator.written(overwrites))
+    schema = torch.library.infer_schema(typed_function(operator, overwrites, nothing), mutates_args=mutated)
+    return re.sub(r"\(a\d+!\)", "(a!)", schema.replace("SymInt", "int"))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_typed_functions_have_the_schemas_of_the_operators(name: str) -> None:
+    """All arguments may be positional there: that is the form of public code."""
+    operator = OPERATORS[name]
+    for overwrites in (False, True) if operator.may_overwrite else (False,):
+        assert as_schema(operator, overwrites) == operator.schema(overwrites).replace(" *,", "")
+
+
+def doubled(kernel: Any) -> Operator:
+    """A small operator that can overwrite."""
+    return Operator(
+        "test_doubled",
+        inputs=(Input("input"), Input("bias", is_optional=True)),
+        outputs=(Output("result", dtype=None, shape=as_first),),
+        kernel=kernel,
+        may_overwrite=True,
+    )
+
+
+def test_a_typed_function_hands_on_inputs_and_options() -> None:
+    calls: list[Any] = []
+    function = typed_function(OPERATORS["cross_entropy_forward"], False, lambda *args, **options: calls.append(args))
+    function("logits", target="target", lse_square_scale=0.5)
+    assert calls == [("logits", "target", None)]
+    assert function.__name__ == "cross_entropy_forward"
+    assert operator_signature(doubled(None), overwrites=True).return_annotation is None
+
+
+@pytest.fixture
+def kernel() -> StandIn:
+    return StandIn(lambda cores, keywords: 2.0 * keywords["input_hbm"])
+
+
+def forget_doubled() -> None:
+    OPERATORS.pop("test_doubled")
+    for name in ("nkilib::test_doubled", "nkilib::test_doubled_"):
+        DEFINITIONS.pop(name)._lib._destroy()
+
+
+def test_where_nki_op_refuses_torch_library_serves_with_one_warning(
+    kernel: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[Any] = []
+
+    def nki_op(name: str, mutates_args: Any) -> Callable[..., Any]:
+        def decorate(function: Callable[..., Any]) -> Any:
+            handed.append((name, mutates_args))
+            if len(handed) == 2:
+                raise TypeError("no operator may return nothing")
+            return function
+
+        return decorate
+
+    monkeypatch.setattr(registrar, "nki_op", nki_op)
+    monkeypatch.setattr(registrar, "reason", "a test")
+    try:
+        with pytest.warns(
+            RuntimeWarning, match="refused nkilib_neuron::test_doubled: TypeError: no operator"
+        ) as warned:
+            operator = register(doubled(kernel))
+            differentiate(operator, operator)
+        assert len(warned) == 1
+        assert handed == [("nkilib_neuron::test_doubled", set()), ("nkilib_neuron::test_doubled_", {"input"})]
+        assert (registrar.name, registrar.definitions) == ("library", {})
+        assert torch.equal(operator.op(torch.device("cpu"))(torch.ones(2)), torch.full((2,), 2.0))
+    finally:
+        forget_doubled()
+
+
+def test_where_nki_op_is_asked_for_a_refusal_is_an_error() -> None:
+    must = Registrar(nki_op=nothing, reason="", must=True)
+    with pytest.raises(RuntimeError, match=r"refused it: TypeError: no\. Set NKILIB_TORCH_OPS=library"):
+        must.give_up("it", TypeError("no"))
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The native torch_neuronx is loaded."""
+    module = ModuleType("torch_neuronx")
+    monkeypatch.setitem(sys.modules, "torch_neuronx", module)
+    monkeypatch.setattr(torch, "neuron", ModuleType("torch.neuron"), raising=False)
+    return module
+
+
+def test_nki_op_is_chosen_on_the_native_product_alone(native: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    native.nki_op = nothing  # type: ignore[attr-defined]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert chosen_registrar("auto", simulated=False).nki_op is nothing
+        assert chosen_registrar("nki_op", simulated=True).nki_op is nothing
+        assert chosen_registrar("library", simulated=False).nki_op is None
+        assert chosen_registrar("auto", simulated=True).reason == "the kernels run on the simulator here"
+        monkeypatch.delattr(torch, "neuron")
+        assert chosen_registrar("auto", simulated=False).reason.startswith("no native torch-neuronx is loaded")
+
+
+def test_a_native_product_without_nki_op_gets_torch_library_and_a_warning(native: ModuleType) -> None:
+    with pytest.warns(RuntimeWarning, match="has no nki_op. Its operators on the device neuron are those of torch.lib"):
+        assert chosen_registrar("auto", simulated=False).name == "library"
+    with pytest.raises(
+        ImportError, match=r"NKILIB_TORCH_OPS=nki_op requires the native torch-neuronx, but .* no nki_op"
+    ):
+        chosen_registrar("nki_op")
+
+
+def test_the_doctor_repeats_why_torch_library_serves(native: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registrar, "reason", "nki_op of torch-neuronx refused it")
+    (finding,) = _torch_operators()
+    assert (finding.what, finding.found) == (
+        "operators on neuron",
+        "library, because nki_op of torch-neuronx refused it",
+    )
+    monkeypatch.delitem(sys.modules, native.__name__)
+    assert not list(_torch_operators()), "nothing to say where there is no torch-neuronx"
+
+
+def test_a_bad_value_is_refused() -> None:
+    expected = "NKILIB_TORCH_OPS must be one of auto, nki_op, library; got 'Library'; unset it for auto"
+    with pytest.raises(ValueError, match=f"^nkilib.torch: {expected}$"):
+        chosen_registrar("Library")
+
+
+@pytest.mark.parametrize("same_memory", [True, False])
+def test_logits_are_not_copied_onto_themselves(
+    same_memory: bool, kernel: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A framework may return another tensor of the memory that a kernel wrote over, or of other memory."""
+    monkeypatch.setattr(devices, "SIMULATED", False)
+    inputs = torch.ones(3)
+
+    def in_place(cores: int, keywords: dict[str, Any]) -> Tensor:
+        x: Tensor = keywords["input_hbm"]
+        return x.mul_(2.0).view(3) if same_memory else 2.0 * x
+
+    operator = doubled(StandIn(in_place))
+    version = inputs._version
+    for place in (devices.NEURON, devices.NATIVE):
+        launch.run(operator, place, True, inputs)
+    assert torch.equal(inputs, torch.full((3,), 4.0))
+    assert inputs._version == version + 2, "the kernel's own writes, or the copies"
+    assert [returned is keywords["input_hbm"] for _, keywords, returned in operator.kernel.launches] == [False] * 2
+
+
+def test_operators_of_nki_op_refuse_other_devices() -> None:
+    with pytest.raises(
+        NotImplementedError, match=r"a::b: tensors must be on neuron, got cpu; call torch\.ops\.nkilib "
+    ):
+        devices.check_native("a::b", torch.device("cpu"), "nkilib")

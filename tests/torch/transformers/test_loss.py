@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nkilib import simulator
-from nkilib.experimental.loss.cross_entropy.options import RecipeOptions
+from nkilib.experimental.loss.cross_entropy.launch import RecipeOptions
 from nkilib.torch import cross_entropy
 from nkilib.torch.transformers import causal_lm_loss
 from tests.torch.inputs import gradient_of, make_logits, make_targets

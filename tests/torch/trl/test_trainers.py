@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.torch.trl.errors import errors, too_large
-from tests.torch.trl.runs import Run, run
+from tests.torch.trl.runs import Run, errors, run, too_large
 from tests.torch.trl.trainers import COMPLETION, KINDS, Case
 
 # Each of precisions, heads, options and outputs once; the sweep has all combinations.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The cross-entropy kernels, for direct launches.
+"""Cross-entropy of logits: the kernels, for direct launches.
 
 Example::
 
@@ -9,9 +9,17 @@ Example::
     grad = cross_entropy_backward[2](logits, targets, lse, ...)
 
 :mod:`nkilib.experimental.loss.inline` has the same functions, to be called from other kernels.
+
+- ``kernels``: the kernels as plain functions; ``registry_entry``: the kernels with guarantees and work;
+- ``launch``, ``validation``: the arguments and options of a launch, and their checks;
+- ``forward``, ``results``: the losses on one core, and the results computed from their sums;
+- ``backward``, ``coefficients``: the gradient on one core, and the coefficients that it is made of;
+- ``targets``, ``softcap``: the targets and factors of classes, and the cap of logits, on chip;
+- ``tiling``: the choice of a tiling; ``profiling``: the modelled profile of a launch;
+- ``reference``, ``bounds``: float64 results, and the accepted errors of the kernels.
 """
 
-from nkilib.experimental.loss.cross_entropy.row import (
+from nkilib.experimental.loss.cross_entropy.registry_entry import (
     CROSS_ENTROPY,
     cross_entropy_backward,
     cross_entropy_forward,

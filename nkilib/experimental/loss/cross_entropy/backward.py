@@ -3,45 +3,171 @@
 
 """The backward on one core: one exponential per logit; the gradient at the targets is computed separately and
 scattered.
+
+The coefficients of a batch, small tiles with one number per position, are computed while the previous batch streams.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from nkilib.core.rows.batches import Batch
-from nkilib.core.rows.elements import row_elements
+from nkilib.core.rows.elements import row_elements, vector_elements
 from nkilib.core.rows.moments import raise_negligible
-from nkilib.core.rows.psum import PsumRing
-from nkilib.core.rows.sbuf import TileRing
+from nkilib.core.rows.sbuf import PsumRing, TileRing
 from nkilib.core.rows.stream import Chunk, Stream
-from nkilib.experimental.loss.cross_entropy.class_factors import ClassFactors, FactorRings, Sums
+from nkilib.core.rows.tiles import cast, float32_like, log_of_constant, scaled
 from nkilib.experimental.loss.cross_entropy.coefficients import (
+    ChunkCoefficients,
     Coefficients,
+    EntropyCoefficients,
+    PositionUpstream,
+    SoftmaxTerms,
     TargetCoefficients,
+    TargetTerms,
     UniformCoefficients,
+    UniformUpstream,
+    Upstream,
+    loaded_gradient,
+    negated_lse,
+    rest_terms,
+    summed,
 )
-from nkilib.experimental.loss.cross_entropy.options import Launch, Options
-from nkilib.experimental.loss.cross_entropy.preparation import Preparation, make_preparation
+from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, squared, through_cap
-from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream, UniformUpstream, Upstream
+from nkilib.experimental.loss.cross_entropy.targets import ClassFactors, FactorRings, Sums, TargetFinder, TargetMasks
 from nkilib.nki import nisa, nl
 
 
-def backward_of_core(launch: Launch, options: Options, upstream: Upstream, inplace: bool) -> nl.NkiTensor:
-    """Compute the gradient, [N, V], at this core's positions and write it over the logits or into a new tensor.
+class _Preparation(Protocol):
+    """A source of the coefficients of batches. :meth:`prepared` must be called for the batches in their order."""
 
-    Returns:
-        The logits if ``inplace``, else a new tensor of the launch's ``dtype``.
+    def prepared(self, number: int, batch: Batch) -> Coefficients:
+        """Return the coefficients of the core's batch with this number."""
+
+
+def _entropy_coefficients(
+    upstream: PositionUpstream, batch: Batch, softmax: SoftmaxTerms, options: Options
+) -> EntropyCoefficients | None:
+    if upstream.entropy_hbm is None or upstream.grad_entropy_hbm is None:
+        return None
+    gradient_sbuf = loaded_gradient(batch, upstream.grad_entropy_hbm, options)
+    return EntropyCoefficients.make(softmax, batch.loaded(upstream.entropy_hbm), gradient_sbuf, options.scale)
+
+
+@dataclass(frozen=True)
+class _Uniform:
+    """The source of coefficients for losses that all have the same upstream gradient."""
+
+    upstream: UniformUpstream
+    finder: TargetFinder
+    log_scale_sbuf: nl.NkiTensor
+
+    def prepared(self, number: int, batch: Batch) -> UniformCoefficients:
+        bias_sbuf = negated_lse(batch.loaded(self.upstream.lse_hbm), self.log_scale_sbuf[0 : batch.rows, :])
+        return UniformCoefficients(bias_sbuf, self.finder.find(batch, None).index_sbuf, self.upstream.scale)
+
+
+@dataclass(frozen=True)
+class _OfProbabilities:
+    """The source of coefficients for targets that are class probabilities."""
+
+    options: Options
+    upstream: PositionUpstream
+    factors: ClassFactors
+
+    def prepared(self, number: int, batch: Batch) -> ChunkCoefficients:
+        if self.upstream.target_weight_hbm is None:
+            factor_sum_sbuf = self.factors.sums_of_positions(number)
+        else:
+            factor_sum_sbuf = batch.loaded(self.upstream.target_weight_hbm)
+        softmax = SoftmaxTerms.load(self.upstream, batch)
+        grad_loss_sbuf = loaded_gradient(batch, self.upstream.required_grad_loss_hbm, self.options)
+        terms_sbuf = rest_terms(self.upstream, batch, softmax.lse_sbuf, grad_loss_sbuf, self.options)
+        rest_sbuf = summed(scaled(grad_loss_sbuf, factor_sum_sbuf), terms_sbuf)
+        entropy = _entropy_coefficients(self.upstream, batch, softmax, self.options)
+        return ChunkCoefficients(softmax, softmax.normalized(rest_sbuf), rest_sbuf, grad_loss_sbuf, entropy)
+
+
+@dataclass(frozen=True)
+class _OfClasses:
+    """The source of coefficients for targets that are classes.
+
+    The sum of all class weights is a number, or float32 [rows, 1] if the kernel has summed them
+    (``weight_sum_sbuf``).
     """
-    grad_logits_hbm = launch.logits_hbm
-    if not inplace:
-        shape = launch.logits_hbm.shape
-        grad_logits_hbm = nl.ndarray(shape, dtype=launch.dtype, buffer=nl.shared_hbm, name="grad_hbm")
-    batches = launch.batches()
-    if batches:
-        _Backward.make(launch, options, upstream, batches).run(grad_logits_hbm)
-    return grad_logits_hbm
+
+    options: Options
+    upstream: PositionUpstream
+    finder: TargetFinder
+    class_weight_hbm: nl.NkiTensor | None
+    weight_sum: float
+    weight_sum_sbuf: nl.NkiTensor | None
+
+    def prepared(self, number: int, batch: Batch) -> TargetCoefficients:
+        softmax = SoftmaxTerms.load(self.upstream, batch)
+        grad_loss_sbuf = loaded_gradient(batch, self.upstream.required_grad_loss_hbm, self.options)
+        masks = TargetMasks.make(batch.rows, 1)
+        elements = self.finder.find(batch, masks)
+        local_sbuf = cast(masks.local_sbuf, nl.float32)
+        weights_sbuf = None
+        if self.class_weight_hbm is not None:
+            weights_sbuf = float32_like(local_sbuf)
+            nisa.dma_copy(dst=weights_sbuf, src=vector_elements(self.class_weight_hbm, elements.column_sbuf))
+        terms = TargetTerms.make(
+            self.options,
+            self.upstream,
+            batch,
+            softmax.lse_sbuf,
+            grad_loss_sbuf,
+            masks.valid_sbuf,
+            weights_sbuf,
+            self._weight_sum(batch),
+        )
+        all_sbuf = terms.own_sbuf
+        if terms.rest_sbuf is not None:
+            all_sbuf = float32_like(terms.own_sbuf)
+            nisa.tensor_tensor(dst=all_sbuf, data1=terms.own_sbuf, data2=terms.rest_sbuf, op=nl.add)
+        return TargetCoefficients(
+            softmax,
+            softmax.normalized(all_sbuf),
+            terms.rest_sbuf,
+            terms.spread_sbuf,
+            _entropy_coefficients(self.upstream, batch, softmax, self.options),
+            elements.index_sbuf,
+            terms.own_sbuf,
+            local_sbuf,
+            weights_sbuf,
+            self.options.softcap,
+            self.options.scale,
+        )
+
+    def _weight_sum(self, batch: Batch) -> float | nl.NkiTensor:
+        return self.weight_sum if self.weight_sum_sbuf is None else self.weight_sum_sbuf[0 : batch.rows, :]
+
+
+def _preparation(launch: Launch, options: Options, upstream: Upstream, factors: ClassFactors) -> _Preparation:
+    """Return the source of coefficients for a launch, after computing the constants that all batches of the core
+    share.
+    """
+    batch = factors.batches[0]
+    if isinstance(upstream, PositionUpstream) and options.has_probabilities:
+        return _OfProbabilities(options, upstream, factors)
+    finder = TargetFinder.make(launch.targets_hbm, batch.rows, batch.cores, options)
+    if isinstance(upstream, UniformUpstream):
+        return _Uniform(upstream, finder, log_of_constant(upstream.scale, batch.rows))
+    weight_sum_sbuf = factors.sums_of_classes()
+    weight_sum = float(options.classes.total) if upstream.weight_sum is None else upstream.weight_sum
+    return _OfClasses(options, upstream, finder, launch.class_weight_hbm, weight_sum, weight_sum_sbuf)
+
+
+def _needed_sums(options: Options, upstream: Upstream) -> Sums:
+    if isinstance(upstream, UniformUpstream):
+        return Sums.NOTHING
+    if options.has_probabilities:
+        return Sums.POSITIONS if upstream.target_weight_hbm is None else Sums.NOTHING
+    return Sums.CLASSES if options.needs_class_weights and upstream.weight_sum is None else Sums.NOTHING
 
 
 @dataclass(frozen=True)
@@ -98,7 +224,7 @@ class _Backward:
     exponentials: TileRing
     squares: TileRing
     pieces: PsumRing | None
-    preparation: Preparation
+    preparation: _Preparation
 
     @classmethod
     def make(cls, launch: Launch, options: Options, upstream: Upstream, batches: list[Batch]) -> _Backward:
@@ -109,7 +235,7 @@ class _Backward:
         factors = ClassFactors.make(launch, options, logits, rings, _needed_sums(options, upstream))
         has_entropy = isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None
         pieces = PsumRing.make(sbuf.rows, sbuf.chunk_size) if has_entropy else None
-        preparation = make_preparation(launch, options, upstream, factors)
+        preparation = _preparation(launch, options, upstream, factors)
         return cls(launch, options, logits, factors, of_exponentials, squares, pieces, preparation)
 
     def run(self, grad_logits_hbm: nl.NkiTensor) -> None:
@@ -193,9 +319,17 @@ class _Backward:
             scatter.depends_on(store, kind=nisa.dependency.runtime)
 
 
-def _needed_sums(options: Options, upstream: Upstream) -> Sums:
-    if isinstance(upstream, UniformUpstream):
-        return Sums.NOTHING
-    if options.has_probabilities:
-        return Sums.POSITIONS if upstream.target_weight_hbm is None else Sums.NOTHING
-    return Sums.CLASSES if options.needs_class_weights and upstream.weight_sum is None else Sums.NOTHING
+def backward_of_core(launch: Launch, options: Options, upstream: Upstream, inplace: bool) -> nl.NkiTensor:
+    """Compute the gradient, [N, V], at this core's positions and write it over the logits or into a new tensor.
+
+    Returns:
+        The logits if ``inplace``, else a new tensor of the launch's ``dtype``.
+    """
+    grad_logits_hbm = launch.logits_hbm
+    if not inplace:
+        shape = launch.logits_hbm.shape
+        grad_logits_hbm = nl.ndarray(shape, dtype=launch.dtype, buffer=nl.shared_hbm, name="grad_hbm")
+    batches = launch.batches()
+    if batches:
+        _Backward.make(launch, options, upstream, batches).run(grad_logits_hbm)
+    return grad_logits_hbm

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The coefficients of the gradient of a batch, and the gradient at its targets.
+"""The upstream gradients, the coefficients of the gradient that follow from them, and the gradient at the targets.
 
 Let z be the logits after cap and temperature, p their softmax, t the target, w the class weights and W
 their sum, e the label smoothing, V the number of classes and s the factor of the squared log-sum-exp. With
@@ -22,13 +22,123 @@ are used here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.moments import raise_infinite, raise_negligible
-from nkilib.core.rows.psum import Piece
-from nkilib.core.rows.tiles import cast, difference, float32_like, product, scaled
+from nkilib.core.rows.sbuf import Piece
+from nkilib.core.rows.tiles import (
+    cast,
+    constant,
+    difference,
+    float32_like,
+    product,
+    scaled,
+    selected,
+    with_nan_of_infinite,
+)
+from nkilib.experimental.loss.cross_entropy.launch import Options
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, squared, through_cap
-from nkilib.experimental.loss.cross_entropy.upstream import SoftmaxTerms
 from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class UniformUpstream:
+    """The same upstream gradient for all losses.
+
+    Attributes:
+        lse_hbm: the log-sum-exp, [N].
+        scale: the gradient of each loss.
+    """
+
+    lse_hbm: nl.NkiTensor
+    scale: float
+
+
+@dataclass(frozen=True)
+class PositionUpstream:
+    """The upstream gradients and statistics of each position: vectors [N] in HBM, None for absent ones.
+
+    Attributes:
+        lse_hbm: the log-sum-exp.
+        grad_loss_hbm: gradient of each loss; only linear cross-entropy may do without it (None).
+        grad_lse_hbm, grad_logprob_hbm: gradients of each lse, and of each target's log-probability.
+        target_weight_hbm: the class weight ``w[t]`` of each target, or for class probabilities the sum of each
+            position's factors.
+        weight_sum: the sum of all class weights, a number.
+        maximum_hbm, log_sum_hbm: the maximum of z and the logarithm of the sum of exp(z - maximum); their sum
+            is lse.
+        entropy_hbm, grad_entropy_hbm: the entropy of each position's softmax, and its gradient.
+    """
+
+    lse_hbm: nl.NkiTensor
+    grad_loss_hbm: nl.NkiTensor | None
+    grad_lse_hbm: nl.NkiTensor | None
+    grad_logprob_hbm: nl.NkiTensor | None
+    target_weight_hbm: nl.NkiTensor | None
+    weight_sum: float | None
+    maximum_hbm: nl.NkiTensor | None
+    log_sum_hbm: nl.NkiTensor | None
+    entropy_hbm: nl.NkiTensor | None = None
+    grad_entropy_hbm: nl.NkiTensor | None = None
+
+    @property
+    def required_grad_loss_hbm(self) -> nl.NkiTensor:
+        """The gradient of each loss, for kernels that require it; an AssertionError is raised if it is None."""
+        if self.grad_loss_hbm is None:
+            raise AssertionError("PositionUpstream: grad_loss_hbm must be a tensor, got None; pass the gradient")
+        return self.grad_loss_hbm
+
+
+Upstream = UniformUpstream | PositionUpstream
+
+
+@dataclass(frozen=True)
+class SoftmaxTerms:
+    """The terms that turn exponentials into a softmax: float32 [rows, 1].
+
+    Attributes:
+        lse_sbuf: the log-sum-exp.
+        bias_sbuf: the bias of the exponentials: -m, so that exp(z + bias) is the softmax times the sum of
+            exp(z - m) with the maximum m; or -lse, so that it is the softmax itself.
+        inverse_sbuf: 1 over the sum of exp(z - m); None if the bias is -lse.
+        log_sum_sbuf: the logarithm of the sum of exp(z - m); None if the bias is -lse.
+    """
+
+    lse_sbuf: nl.NkiTensor
+    bias_sbuf: nl.NkiTensor
+    inverse_sbuf: nl.NkiTensor | None
+    log_sum_sbuf: nl.NkiTensor | None
+
+    @classmethod
+    def load(cls, upstream: PositionUpstream, batch: Batch) -> SoftmaxTerms:
+        """Load the terms of a batch: the maximum and the log of the sum if the upstream has them, else the log-sum-exp
+        alone.
+
+        For large logits, lse has lost its last digits. The maximum is one of the logits, and z minus it is exact.
+        """
+        lse_sbuf = batch.loaded(upstream.lse_hbm)
+        if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:
+            return cls(lse_sbuf, negated_lse(lse_sbuf, 0.0), None, None)
+        negated_sbuf = scaled(batch.loaded(upstream.maximum_hbm), -1.0)
+        log_sum_sbuf = batch.loaded(upstream.log_sum_hbm)
+        inverse_sbuf = float32_like(log_sum_sbuf)
+        nisa.activation(dst=inverse_sbuf, op=nl.exp, data=log_sum_sbuf, scale=-1.0)
+        return cls(lse_sbuf, with_nan_of_infinite(negated_sbuf, lse_sbuf, nl.float32), inverse_sbuf, log_sum_sbuf)
+
+    def normalized(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the values times ``inverse_sbuf``, or the values themselves if it is None."""
+        return values_sbuf if self.inverse_sbuf is None else product(values_sbuf, self.inverse_sbuf)
+
+
+def negated_lse(lse_sbuf: nl.NkiTensor, added: float | nl.NkiTensor) -> nl.NkiTensor:
+    """Return ``added - lse``, float32 [rows, 1], the bias of exponentials that are a softmax if ``added`` is 0.
+
+    Where lse is infinite the bias is NaN, and so is the row's gradient, as in PyTorch.
+    """
+    bias_sbuf = float32_like(lse_sbuf)
+    nisa.tensor_scalar(dst=bias_sbuf, data=lse_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=added)
+    return with_nan_of_infinite(bias_sbuf, lse_sbuf, nl.float32)
 
 
 @dataclass(frozen=True)
@@ -131,7 +241,7 @@ class ChunkCoefficients:
     def apply(self, dst_sbuf: nl.NkiTensor, exponentials_sbuf: nl.NkiTensor, factors_sbuf: nl.NkiTensor | None) -> None:
         """Compute the gradient A * softmax - spread * factors of a chunk, see :class:`ChunkCoefficients`.
 
-        The factors are those of :class:`.class_factors.ClassFactors`; None means 1. The exponentials may be
+        The factors are those of :class:`.targets.ClassFactors`; None means 1. The exponentials may be
         overwritten.
         """
         if self.spread_sbuf is None:
@@ -293,5 +403,138 @@ class TargetCoefficients(ChunkCoefficients):
         return rest_sbuf
 
 
-# Of one batch: with targets that all count alike; of class targets; of class probabilities.
+# The coefficients of one batch: with one upstream gradient for all losses; of class targets; of class probabilities.
 Coefficients = UniformCoefficients | TargetCoefficients | ChunkCoefficients
+
+
+class LoadedPositions(Protocol):
+    """Some positions, whose values are loaded into one tile: a batch in one column, or a whole launch in several."""
+
+    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        """Load the elements of a vector [N] that belong to these positions, into a tile [rows, columns]."""
+
+
+def loaded_gradient(positions: LoadedPositions, gradient_hbm: nl.NkiTensor, options: Options) -> nl.NkiTensor:
+    """Load an upstream gradient of the positions and divide it by the temperature.
+
+    So its product with a derivative with respect to z, the logits after the temperature, is a gradient of the
+    logits before it.
+    """
+    gradient_sbuf = positions.loaded(gradient_hbm)
+    return gradient_sbuf if options.temperature == 1.0 else scaled(gradient_sbuf, 1.0 / options.temperature)
+
+
+def rest_terms(
+    upstream: PositionUpstream,
+    positions: LoadedPositions,
+    lse_sbuf: nl.NkiTensor,
+    grad_loss_sbuf: nl.NkiTensor | None,
+    options: Options,
+) -> list[nl.NkiTensor]:
+    """Return the terms of D, see the module, that do not contain the class weights: 2 g s lse and l, if
+    present.
+    """
+    terms_sbuf = []
+    if options.square != 0.0 and grad_loss_sbuf is not None:
+        square_sbuf = float32_like(lse_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=square_sbuf,
+            data=grad_loss_sbuf,  # first, so that an ignored position stays 0 however large its lse is
+            op0=nl.multiply,
+            operand0=2.0 * options.square,
+            op1=nl.multiply,
+            operand1=lse_sbuf,
+        )
+        terms_sbuf.append(square_sbuf)
+    if upstream.grad_lse_hbm is not None:
+        terms_sbuf.append(loaded_gradient(positions, upstream.grad_lse_hbm, options))
+    return terms_sbuf
+
+
+def summed(first_sbuf: nl.NkiTensor, others_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
+    """Return the sum of all tiles, written over the first one."""
+    for other_sbuf in others_sbuf:
+        nisa.tensor_tensor(dst=first_sbuf, data1=first_sbuf, data2=other_sbuf, op=nl.add)
+    return first_sbuf
+
+
+def _own(
+    options: Options,
+    upstream: PositionUpstream,
+    positions: LoadedPositions,
+    grad_loss_sbuf: nl.NkiTensor | None,
+    weights_sbuf: nl.NkiTensor | None,
+    valid_sbuf: nl.NkiTensor,
+) -> nl.NkiTensor:
+    """Return A - D, see the module: g * (1 - e) * w[t] - q, or 0 for an ignored target."""
+    if grad_loss_sbuf is None:
+        own_sbuf = constant(valid_sbuf, 0.0)
+    else:
+        own_sbuf = scaled(grad_loss_sbuf, options.kept)
+        if upstream.target_weight_hbm is not None:
+            weights_sbuf = positions.loaded(upstream.target_weight_hbm)
+        if weights_sbuf is not None:
+            # An ignored position has the weight of some class, which may be infinite.
+            nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=selected(weights_sbuf, valid_sbuf), op=nl.multiply)
+    if upstream.grad_logprob_hbm is not None:
+        unmasked_sbuf = loaded_gradient(positions, upstream.grad_logprob_hbm, options)
+        grad_logprob_sbuf = selected(unmasked_sbuf, valid_sbuf)
+        nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=grad_logprob_sbuf, op=nl.subtract)
+    return own_sbuf
+
+
+@dataclass(frozen=True)
+class TargetTerms:
+    """The coefficients of positions whose targets are classes: float32 tiles [rows, columns], None for 0.
+
+    The module says what A, D, g, e and V are.
+
+    Attributes:
+        own_sbuf: A - D, the term of the target alone; zeros without a gradient of the loss or the
+            log-probability.
+        rest_sbuf: D.
+        spread_sbuf: g * e / V, the multiplier of the class weights.
+    """
+
+    own_sbuf: nl.NkiTensor
+    rest_sbuf: nl.NkiTensor | None
+    spread_sbuf: nl.NkiTensor | None
+
+    @classmethod
+    def make(
+        cls,
+        options: Options,
+        upstream: PositionUpstream,
+        positions: LoadedPositions,
+        lse_sbuf: nl.NkiTensor,
+        grad_loss_sbuf: nl.NkiTensor | None,
+        valid_sbuf: nl.NkiTensor,
+        weights_sbuf: nl.NkiTensor | None,
+        weight_sum: float | nl.NkiTensor,
+    ) -> TargetTerms:
+        """Compute the terms from the loaded values of the positions.
+
+        Args:
+            options: the options of the kernel.
+            upstream: the upstream vectors; the function loads those that a term needs.
+            positions: the positions to load.
+            lse_sbuf: the log-sum-exp.
+            grad_loss_sbuf: the gradient of the loss from :func:`loaded_gradient`; None for 0.
+            valid_sbuf: uint32, 1 for a target that is not ignored.
+            weights_sbuf: class weights of the targets; None without any, or if ``upstream`` has them
+                (``target_weight_hbm``).
+            weight_sum: the sum of all class weights.
+        """
+        if grad_loss_sbuf is not None:
+            grad_loss_sbuf = selected(grad_loss_sbuf, valid_sbuf)
+        spread_sbuf = rest_sbuf = None
+        if options.spread != 0.0 and grad_loss_sbuf is not None:
+            spread_sbuf = scaled(grad_loss_sbuf, options.spread)
+            rest_sbuf = scaled(spread_sbuf, weight_sum)
+        terms_sbuf = rest_terms(upstream, positions, lse_sbuf, grad_loss_sbuf, options)
+        if rest_sbuf is None and terms_sbuf:
+            rest_sbuf, *terms_sbuf = terms_sbuf
+        own_sbuf = _own(options, upstream, positions, grad_loss_sbuf, weights_sbuf, valid_sbuf)
+        if rest_sbuf is not None:
+            rest_sbuf = summed(rest_sbuf, terms_sbuf)
+        return cls(own_sbuf, rest_sbuf, spread_sbuf)

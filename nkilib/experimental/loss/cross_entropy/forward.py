@@ -1,42 +1,265 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward on one core.
+"""The forward on one core, with the exact maximum of every row, or with a shift in its place.
 
-The statistics of rows, such as maxima and sums, are computed chunk by chunk, and the results from them for
-a group of batches at a time.
+The statistics of rows, such as maxima and sums, are computed chunk by chunk, and the results from them for a group of
+batches at a time.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
-from nkilib.core.rows.folds import MaximumFolds
-from nkilib.core.rows.moments import raise_negligible
-from nkilib.core.rows.psum import PsumRing
-from nkilib.core.rows.sbuf import TileRing
-from nkilib.core.rows.statistics import Place, most_batches_of_group
-from nkilib.core.rows.stream import Stream
-from nkilib.experimental.loss.cross_entropy.class_factors import ClassFactors, FactorRings
-from nkilib.experimental.loss.cross_entropy.group import Group
-from nkilib.experimental.loss.cross_entropy.options import Launch, Options
-from nkilib.experimental.loss.cross_entropy.results import Results, store_results
-from nkilib.experimental.loss.cross_entropy.shifted_forward import shifted_forward_of_core
+from nkilib.core.rows.elements import int32_column, integer_op
+from nkilib.core.rows.gathered import GatheredRows, KeptValues
+from nkilib.core.rows.moments import Moments, raise_negligible
+from nkilib.core.rows.recomputation import FlaggedRows
+from nkilib.core.rows.sbuf import PsumRing, TileRing
+from nkilib.core.rows.shifted import SUM_MAX_BESIDE_ENTROPY, doubtful, sum_max
+from nkilib.core.rows.slots import ROWS_OF_TILE, Slots
+from nkilib.core.rows.statistics import (
+    STATISTICS_COLUMNS,
+    Columns,
+    MaximumFolds,
+    Place,
+    Statistics,
+    most_batches_of_group,
+)
+from nkilib.core.rows.stream import Chunk, Stream
+from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
+from nkilib.experimental.loss.cross_entropy.results import Group, Results, ShiftedGroup, TargetValues, store_results
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
-from nkilib.experimental.loss.cross_entropy.targets import TargetFinder
+from nkilib.experimental.loss.cross_entropy.targets import ClassFactors, FactorRings, TargetFinder, TargetMasks
 from nkilib.nki import nisa, nl
 
+# The factor by which a chunk of recomputed rows is smaller.
+_RECOMPUTED_PARTS = 2
+# Columns of a first chunk from which the shift is computed if an entropy is requested.
+_SAMPLE_BESIDE_ENTROPY = 2048
 
-def forward_of_core(launch: Launch, options: Options, results: Results) -> None:
-    """Compute and store the results of this core's positions."""
-    if options.with_shift:
-        shifted_forward_of_core(launch, options, results)
-        return
-    batches = launch.batches()
-    if batches:
-        _Forward.make(launch, options, batches).run(results)
+
+@dataclass(frozen=True)
+class _ShiftedForward:
+    """The forward under shifts: the maximum of a row is not computed. The state that all chunks share.
+
+    The shift of a row, which is subtracted in place of the maximum, is the larger of the maximum of its first chunk and
+    its target's logit, which is gathered a batch ahead. If the sum of a row's exponentials shows that its shift was
+    unsuitable, the row is recomputed with its maximum after all other rows are done (:mod:`nkilib.core.rows.shifted`,
+    :mod:`nkilib.core.rows.recomputation`).
+
+    Attributes:
+        launch, options: the arguments and the options of the kernel.
+        results: the result vectors of the kernel.
+        target_logits: the targets' logits, kept for recomputed rows.
+        logits: the stream of chunks of logits.
+        groups: the groups of batches.
+        finder: the object that locates the targets.
+        flagged: the rows to be recomputed.
+        exponentials: PSUM buffers for exponentials of pieces of a chunk, used for the entropy; None without
+            that.
+        folds: tiles into which GpSimd folds chunks of recomputed rows, so that Vector takes the maximum of
+            fewer elements; None if Vector takes the maximum of whole chunks.
+        stores: the DMA instructions that store results.
+    """
+
+    launch: Launch
+    options: Options
+    results: Results
+    target_logits: KeptValues
+    logits: Stream[Batch]
+    groups: list[BatchGroup]
+    finder: TargetFinder
+    flagged: FlaggedRows
+    exponentials: PsumRing | None
+    folds: MaximumFolds | None
+    stores: list[nisa.NkiInstruction]
+
+    @classmethod
+    def make(cls, launch: Launch, options: Options, results: Results) -> _ShiftedForward:
+        """Allocate the state for a core that has at least one position."""
+        batches = launch.batches()
+        # Recomputed rows take the same buffers, one per partition.
+        plan = options.forward_plan
+        sbuf = replace(launch.divided(plan, batches), rows=ROWS_OF_TILE)
+        logits = Stream.make(launch.logits_hbm, batches, sbuf.buffers(), is_first_halved=True)
+        rows, cores = batches[0].rows, batches[0].cores
+        flagged = FlaggedRows.make(launch.num_positions, cores, nl.program_id(), rows, len(batches))
+        exponentials = None
+        if options.wanted.entropy:
+            exponentials = PsumRing.make(sbuf.rows, sbuf.chunk_size, flagged.psum_bytes)
+        return cls(
+            launch,
+            options,
+            results,
+            KeptValues.make("target_logits_hbm", len(batches), launch.dtype),
+            logits,
+            batch_groups(batches, most_batches_of_group(logits.num_chunks)),
+            TargetFinder.make(launch.targets_hbm, rows, cores, options),
+            flagged,
+            exponentials,
+            MaximumFolds.make(plan, sbuf) if options.folds_maxima(launch.dtype) else None,
+            [],
+        )
+
+    def run(self) -> None:
+        """Process all chunks, then the rows that have to be recomputed.
+
+        The results of a group of batches are computed during the chunks of the next one, so that no engine waits
+        for another one.
+        """
+        chunks = self.logits.num_chunks
+        previous, group = None, self._group(0)
+        self._gather_targets(group, 0)
+        for number, batches in enumerate(self.groups):
+            first, last = batches.start * chunks, batches.end * chunks - 1
+            following, opened = group, first
+            for load in range(first, last + 1):
+                chunk = self.logits.chunk(load)
+                visit = load // chunks
+                while opened <= min(load + self._ahead, last):
+                    self._open_chunk(group, self.logits.chunk(opened), opened // chunks - batches.start)
+                    opened += 1
+                self._take_chunk(group, chunk, visit - batches.start)
+                if chunk.number == 0 and visit + 1 < len(self.logits.batches):
+                    if visit + 1 == batches.end:
+                        following = self._group(number + 1)
+                    self._gather_targets(following, visit + 1)
+                if previous is not None and load == first:
+                    self._take_logs(previous)
+                # The loads of the group have been issued: stores of single elements keep the DMA engines busy for long.
+                if previous is not None and load == max(first, last - 2):
+                    self._finish(previous)
+            previous, group = group, following
+        self._end(group)
+
+    def _group(self, number: int) -> ShiftedGroup:
+        return ShiftedGroup.make(self.groups[number], self.logits.num_chunks, self.launch.dtype, self.options)
+
+    def _gather_targets(self, group: ShiftedGroup, visit: int) -> None:
+        """Gather the logits at the targets of a batch, and their class weights, before its first chunk is processed."""
+        at, rows = visit - group.batches.start, self.logits.batches[visit]
+        elements = self.finder.find(rows, group.targets.masks_of_batch(at))
+        group.targets.gather(self.launch, elements, rows, at)
+
+    @property
+    def _ahead(self) -> int:
+        """The number of chunks that are opened, see :meth:`_open_chunk`, before the sums of the current chunk are
+        computed.
+
+        With an entropy it is 1 if there is a third chunk buffer, so that Vector works on the next chunk meanwhile;
+        with two buffers, the load after the next one would come before this chunk is used.
+        """
+        return 1 if self.options.wanted.entropy and len(self.logits.buffers_sbuf) > 2 else 0
+
+    def _open_chunk(self, group: ShiftedGroup, chunk: Chunk[Batch], batch: int) -> None:
+        """Do the work on a chunk that precedes its exponentials.
+
+        For the first chunk of a row, compute the shift; for the entropy, raise elements whose exponentials are
+        negligible.
+        """
+        statistics, chunk_sbuf = group.statistics, self.logits.loaded(chunk.load)
+        if chunk.number == 0:
+            # Beside the entropy, Vector has no time for more.
+            columns = min(chunk.columns, _SAMPLE_BESIDE_ENTROPY) if group.entropy is not None else chunk.columns
+            sample_sbuf = chunk_sbuf[:, 0:columns]
+            statistics.take_shift(sample_sbuf, group.targets.logits_sbuf[:, batch : batch + 1], batch)
+        if group.entropy is not None:
+            raise_negligible(chunk_sbuf, statistics.shift_of(batch), statistics.scale, is_shared=True)
+
+    def _take_chunk(self, group: ShiftedGroup, chunk: Chunk[Batch], batch: int) -> None:
+        """Compute the sums of one chunk."""
+        statistics = group.statistics
+        if statistics.columns.are_full(chunk.number):
+            group.restart(chunk.number)
+        chunk_sbuf = self.logits.on_chip(chunk.load)
+        place = statistics.columns.place(batch, chunk.number)
+        if group.entropy is None or self.exponentials is None:
+            statistics.take_sum(chunk_sbuf, chunk_sbuf, place)
+        else:
+            group.entropy.take(statistics, chunk_sbuf, self.exponentials.pieces(chunk.load, chunk_sbuf), place)
+
+    def _take_logs(self, group: ShiftedGroup) -> None:
+        group.combine(self.logits.num_chunks)
+        group.statistics.take_logs()
+
+    def _finish(self, group: ShiftedGroup) -> None:
+        self._store(group)
+        self.flagged.put(self._counted(group), group.batches)
+
+    def _end(self, group: ShiftedGroup) -> None:
+        """Finish the last group, whose results are stored while the cores exchange the number of rows to be
+        recomputed.
+        """
+        group.combine(self.logits.num_chunks)
+        slots = self._counted(group)
+        others_sbuf = self.flagged.exchanged_count()
+        group.statistics.take_logs()
+        self._store(group)
+        self.flagged.put(slots, group.batches)
+        self.flagged.recompute(self._recompute, others_sbuf, self.stores)
+
+    def _counted(self, group: ShiftedGroup) -> Slots:
+        most = sum_max(self.launch.dtype) if group.entropy is None else SUM_MAX_BESIDE_ENTROPY
+        return self.flagged.counted(doubtful(group.statistics.row_sum_sbuf, most))
+
+    def _store(self, group: ShiftedGroup) -> None:
+        self.stores.extend(store_results(group, self.results, self.options))
+        self.stores.append(self.target_logits.keep(group.targets.logits_sbuf, group.batches))
+
+    def _recompute(self, tiles: list[GatheredRows]) -> None:
+        """Recompute the results of the given rows with their maximum, except the logit and the weight of the target."""
+        logits = Stream.make(self.launch.logits_hbm, tiles, self._smaller_buffers())
+        chunks = logits.num_chunks
+        columns = Columns(ROWS_OF_TILE, 1, min(chunks, STATISTICS_COLUMNS))
+        groups: list[Group] = []
+        for load in range(logits.loads):
+            chunk = logits.chunk(load)
+            if chunk.number == 0:
+                statistics = Statistics.make(columns, self.launch.dtype, self.options.scale)
+                moments = Moments.make(columns, False, self.options.wanted.entropy)
+            if columns.are_full(chunk.number):
+                groups[-1].restart(chunk.number)
+            chunk_sbuf, place = logits.loaded(load), columns.place(0, chunk.number)
+            statistics.take_maximum(chunk_sbuf if self.folds is None else self.folds.folded(load, chunk_sbuf), place)
+            if moments is None or moments.entropy is None or self.exponentials is None:
+                statistics.take_sum(chunk_sbuf, chunk_sbuf, place)
+            else:
+                raise_negligible(chunk_sbuf, place.of(statistics.neg_max_sbuf), statistics.scale)
+                moments.entropy.take(statistics, chunk_sbuf, self.exponentials.pieces(load, chunk_sbuf), place)
+            if chunk.number == 0:  # its gathers come behind those of the first chunks
+                targets = self._targets_of(chunk.batch)
+                groups.append(Group(chunk.batch, statistics, moments, None, statistics.exact_neg_max_sbuf, targets))
+        # All tiles at the end: a store that waits for its values would hold up gathers of chunks.
+        for group in groups:
+            group.take_weights(chunks)
+            group.combine(chunks)
+        for group in groups:
+            group.statistics.take_logs()
+            store_results(group, replace(self.results, target_logit_hbm=None, position_weight_hbm=None), self.options)
+
+    def _smaller_buffers(self) -> list[nl.NkiTensor]:
+        """Return a part of each chunk buffer, for the shorter chunks of recomputed rows.
+
+        Nothing overlaps the first load and the last exponentials of an iteration, and both are shorter then.
+        """
+        size = div_ceil(self.logits.chunk_size, _RECOMPUTED_PARTS)
+        return [buffer_sbuf[:, 0:size] for buffer_sbuf in self.logits.buffers_sbuf]
+
+    def _targets_of(self, rows: GatheredRows) -> TargetValues:
+        """Return the values at the targets of rows to be recomputed, from the logits and weights kept for them."""
+        masks = weights_sbuf = None
+        if not self.options.is_plain:
+            valid_sbuf = nl.ndarray((rows.rows, 1), dtype=nl.uint32, buffer=nl.sbuf)
+            ignored_sbuf = int32_column(rows.rows, self.options.recipe.ignore_index, 0)
+            integer_op(valid_sbuf, rows.loaded(self.launch.targets_hbm, nl.int32), ignored_sbuf, nl.not_equal)
+            masks = TargetMasks(valid_sbuf, valid_sbuf)
+        if self.options.is_weighted and self.results.position_weight_hbm is not None:
+            weights_sbuf = rows.loaded(self.results.position_weight_hbm)
+        return TargetValues(rows.kept(self.target_logits), masks, weights_sbuf)
 
 
 @dataclass(frozen=True)
@@ -57,7 +280,7 @@ class _OpenChunk:
 
 @dataclass(frozen=True)
 class _Forward:
-    """The state that all chunks of the forward share.
+    """The forward with the maximum of every row. The state that all chunks share.
 
     Attributes:
         launch, options: the arguments and the options of the kernel.
@@ -197,3 +420,13 @@ class _Forward:
         hyperbolic_tangents(scores_sbuf, logits_sbuf, softcap)
         masked_tangents(scores_sbuf, scores_sbuf, logits_sbuf)
         return scores_sbuf
+
+
+def forward_of_core(launch: Launch, options: Options, results: Results) -> None:
+    """Compute and store the results of this core's positions."""
+    if options.with_shift:
+        _ShiftedForward.make(launch, options, results).run()
+        return
+    batches = launch.batches()
+    if batches:
+        _Forward.make(launch, options, batches).run(results)

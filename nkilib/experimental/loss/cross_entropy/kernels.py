@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cross-entropy loss and its gradient for large vocabularies, where every target is a valid class.
+"""Cross-entropy loss and its gradient for large vocabularies: plain kernels, where every target is a valid class, and
+extended ones with the options of training recipes.
 
-Both kernels process batches of positions, one position per partition, and chunks of the vocabulary, so that neither
-needs a whole row on chip. The forward reads the logits from HBM once, the backward reads and writes them once.
+All kernels process batches of positions, one position per partition, and chunks of the vocabulary, so that none needs a
+whole row on chip. The forwards read the logits from HBM once, the backwards read and write them once. With all options
+disabled, the extended kernels cost no more than the plain ones except for the mask of ignored positions.
 """
 
 from __future__ import annotations
@@ -12,12 +14,17 @@ from __future__ import annotations
 from nkilib.core.hbm import HbmTensor
 from nkilib.core.rows.checks import require, require_flag, require_float_type
 from nkilib.experimental.loss.cross_entropy.backward import backward_of_core
+from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream, UniformUpstream
 from nkilib.experimental.loss.cross_entropy.forward import forward_of_core
-from nkilib.experimental.loss.cross_entropy.maximum import with_form
-from nkilib.experimental.loss.cross_entropy.options import Classes, Launch, Options
+from nkilib.experimental.loss.cross_entropy.launch import Classes, Launch, LossOptions, Options, Wanted, with_form
 from nkilib.experimental.loss.cross_entropy.results import Results, new_vector
-from nkilib.experimental.loss.cross_entropy.upstream import UniformUpstream
-from nkilib.experimental.loss.cross_entropy.validation import validate_arrays, validate_lse, validate_tiles
+from nkilib.experimental.loss.cross_entropy.validation import (
+    validate_arrays,
+    validate_lse,
+    validate_tiles,
+    validate_upstream,
+    validated_options,
+)
 from nkilib.nki import nl
 
 
@@ -131,3 +138,179 @@ def cross_entropy_backward(
 def _plain_options(launch: Launch) -> Options:
     """Return the options of the plain kernels: every position is valid, and all other options are off."""
     return Options(Classes(0, launch.vocab_size, launch.vocab_size), is_plain=True)
+
+
+def extended_cross_entropy_forward(
+    logits_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
+    class_weight_hbm: HbmTensor | None = None,
+    positions_per_batch: int = 32,
+    chunk_size: int = 8192,
+    dtype: nl.DType = nl.bfloat16,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    logit_softcap: float | None = None,
+    lse_square_scale: float = 0.0,
+    with_argmax: bool = False,
+    with_entropy: bool = False,
+    first_class: int = 0,
+    num_classes: int | None = None,
+    with_distance_sum: bool = False,
+    with_log_sum: bool = False,
+    exact_maximum: bool | None = None,
+    temperature: float = 1.0,
+) -> tuple[nl.NkiTensor, ...]:
+    """Cross-entropy loss of every position with class weights, label smoothing, z-loss, cap and temperature.
+
+    Let z be the logits, or ``c * tanh(logits / c)`` for a cap c, divided by the temperature. With lse the
+    log-sum-exp of z, w the class weights (1 without any), e the label smoothing, s the factor of the squared
+    log-sum-exp and V the number of classes, the loss is::
+
+        (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum_k w[k] * (lse - z[k]) + s * lse^2
+
+    and 0 where the target t is ``ignore_index``. For class probabilities y it is, with y' = (1 - e) * y + e / V::
+
+        sum_k w[k] * y'[k] * (lse - z[k]) + s * lse^2
+
+    Without s this is ``F.cross_entropy(z, targets, weight, reduction="none", ...)`` of PyTorch. Launch it like the
+    plain kernel.
+
+    Dimensions:
+        N: positions, that is tokens (N > 0).
+        V: classes of the logits (V > 0).
+
+    Args:
+        logits_hbm: [N, V], bfloat16, float16 or float32, in HBM.
+        targets_hbm: [N], int32, in HBM, each a class or ``ignore_index``; another value is an out-of-range access of
+            the DMA engine. Or class probabilities, [N, V], bfloat16, float16 or float32.
+        class_weight_hbm: [V], float32, in HBM.
+        positions_per_batch: positions processed at a time, 1 to 128.
+        chunk_size: classes processed at a time, 1 to min(V, 65535); a chunk and the tiles that the options need
+            in addition must fit a partition of SBUF. ``choose_tiling(..., extended=True)`` fits with any options.
+        dtype: type of the tiles, to which the logits are rounded: bfloat16, float32, or float16 if the logits are
+            float16.
+        ignore_index: target of ignored positions, an integer of 32 bits.
+        label_smoothing: e, in [0, 1]; arXiv 1512.00567.
+        logit_softcap: c from 1e-30 to 1e30, or None; arXiv 2408.00118. Where a logit is -inf, z is -inf.
+        lse_square_scale: s, from 0 to 1e30; arXiv 2204.02311.
+        with_argmax: also return the first class with the largest logit; requires V of at most 2^24.
+        with_entropy: also return the entropy of the softmax.
+        first_class: class of the first column, if the logits are a shard of the vocabulary. Targets and argmax count
+            over all classes. The loss of a shard is not defined: it requires lse, target_logit and distance_sum of
+            all shards.
+        num_classes: number of classes of all shards; None means V.
+        with_distance_sum: also return ``sum_k w[k] * (m - z[k])``, where m is the largest z of the position;
+            for probabilities ``sum_k w[k] y'[k] (m - z[k])``.
+        with_log_sum: also return m, the largest z, and ``log(sum_k exp(z[k] - m))``; their sum is lse. Shards
+            that combine these instead of lse lose nothing to the rounding of large logits. Without the exact
+            maximum, m is the shift that the kernel used instead, which is at least the target's z, and
+            ``sum_k exp(z[k] - m)`` is at most 2^23.
+        exact_maximum: see the plain kernel. Class probabilities, label smoothing, a cap, argmax and distance sum
+            need the maximum: with them None means True, and False raises AssertionError.
+        temperature: divisor of the logits, applied after the cap; from 1e-6 to 1e6.
+
+    Returns:
+        Tuple of [N] float32 in HBM: loss; lse; target_logit, that is ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` for
+        probabilities, 0 where the position is ignored or the class in another shard; position_weight, that is
+        ``w[t]``, 0 in the same cases, or ``sum_k w[k] y'[k]``. Then the requested ones of: argmax (int32;
+        num_classes in a row with a NaN), entropy, distance_sum, maximum and log_sum.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    function = "extended_cross_entropy_forward"
+    launch = Launch(function, logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype)
+    recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
+    wanted = Wanted(with_argmax, with_entropy, with_distance_sum, with_log_sum, target=True)
+    options = validated_options(launch, recipe, first_class, num_classes, wanted)
+    validate_tiles(launch, options.forward_plan)
+    options = with_form(launch, options, exact_maximum)
+    results = Results.of_options(launch.num_positions, options)
+    forward_of_core(launch, options, results)
+    return results.returned()
+
+
+def extended_cross_entropy_backward(
+    logits_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
+    lse_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
+    grad_lse_hbm: HbmTensor | None = None,
+    grad_logprob_hbm: HbmTensor | None = None,
+    class_weight_hbm: HbmTensor | None = None,
+    positions_per_batch: int = 32,
+    chunk_size: int = 8192,
+    dtype: nl.DType = nl.bfloat16,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    logit_softcap: float | None = None,
+    lse_square_scale: float = 0.0,
+    inplace: bool = False,
+    first_class: int = 0,
+    num_classes: int | None = None,
+    target_weight_hbm: HbmTensor | None = None,
+    weight_sum: float | None = None,
+    maximum_hbm: HbmTensor | None = None,
+    log_sum_hbm: HbmTensor | None = None,
+    temperature: float = 1.0,
+    entropy_hbm: HbmTensor | None = None,
+    grad_entropy_hbm: HbmTensor | None = None,
+) -> nl.NkiTensor:
+    """Gradient of the forward's results with respect to the logits.
+
+    It is the sum of the gradients of the loss, of lse, of the target's log-probability ``z[t] - lse`` and of the
+    entropy, each times its upstream gradient. The row of an ignored position has only the gradients of lse and entropy,
+    and is 0 without them. In PyTorch, with the forward's results::
+
+        torch.autograd.grad((loss, lse, logprob, entropy), logits, (grad_loss, grad_lse, grad_logprob, grad_entropy))
+
+    Dimensions:
+        N: positions, that is tokens (N > 0).
+        V: classes of the logits (V > 0).
+
+    Args:
+        logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype, ignore_index,
+            label_smoothing, logit_softcap, lse_square_scale, first_class, num_classes: see the forward. The tiling
+            may differ from the forward's.
+        lse_hbm: [N], float32, in HBM: lse from the forward; for a shard, lse over all shards.
+        grad_loss_hbm: [N], float32, in HBM: gradient of each loss; the value of an ignored position is not read.
+        grad_lse_hbm: [N], float32, in HBM: gradient of each lse.
+        grad_logprob_hbm: [N], float32, in HBM: gradient of each log-probability; not with class probabilities.
+        inplace: write the gradient over ``logits_hbm``, in its dtype; else into a new tensor.
+        target_weight_hbm: [N], float32, in HBM: ``w[t]``, which a shard of weighted classes cannot know. For
+            probabilities: ``sum_k w[k] y'[k]``, the forward's position_weight; without it the kernel makes another
+            pass over them.
+        weight_sum: the sum of all class weights, a number; without it the kernel sums them, which a shard cannot do.
+            Not used for probabilities.
+        maximum_hbm, log_sum_hbm: [N], float32, in HBM: results of the forward's ``with_log_sum``; for a shard the
+            values over all shards. With them the softmax loses nothing to the rounding of a large lse.
+        temperature: see the forward.
+        entropy_hbm, grad_entropy_hbm: [N], float32, in HBM: the entropy from the forward's ``with_entropy``, for a
+            shard the entropy over all shards, and the gradient of each entropy; pass both or neither.
+
+    Returns:
+        grad_logits_hbm: [N, V], ``dtype``; with ``inplace``, ``logits_hbm`` itself.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    function = "extended_cross_entropy_backward"
+    launch = Launch(function, logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype)
+    recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
+    upstream = PositionUpstream(
+        lse_hbm,
+        grad_loss_hbm,
+        grad_lse_hbm,
+        grad_logprob_hbm,
+        target_weight_hbm,
+        weight_sum,
+        maximum_hbm,
+        log_sum_hbm,
+        entropy_hbm,
+        grad_entropy_hbm,
+    )
+    options = validated_options(launch, recipe, first_class, num_classes)
+    require_flag(function, "inplace", inplace)
+    validate_upstream(function, launch.num_positions, options, upstream, "the logits")
+    validate_tiles(launch, options.backward_plan)
+    return backward_of_core(launch, options, upstream, inplace)

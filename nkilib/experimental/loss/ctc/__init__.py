@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of connectionist temporal classification (CTC), to be launched on their own."""
+"""The kernels of connectionist temporal classification (CTC), to be launched on their own.
 
-from nkilib.experimental.loss.ctc.row import CTC, ctc_loss_backward, ctc_loss_forward
+- ``kernels``: the kernels as plain functions; ``registry_entry``: guarantees, work and float64 reference;
+- ``layout``: sequences and states on partitions, and the chunks of time;
+- ``recursion``: the alphas and betas of all time steps;
+- ``forward``, ``gradient``: the losses, and their gradient.
+"""
+
+from nkilib.experimental.loss.ctc.registry_entry import CTC, ctc_loss_backward, ctc_loss_forward
 
 __all__ = ["CTC", "ctc_loss_backward", "ctc_loss_forward"]

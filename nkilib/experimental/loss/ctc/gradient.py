@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of a chunk of time, ``(exp(log-probability) - occupancy) * upstream``, in tiles with times on
-partitions.
+"""The backward of the groups of sequences of one core: the betas, and the gradient of each chunk of time during the
+next.
+
+The gradient is ``(exp(log-probability) - occupancy) * upstream``, in tiles with times on partitions. The occupancy of a
+class is the sum of the probabilities of the states that have this class, a matrix product on Tensor: the state
+probabilities of a wavefront are transposed, so that states are on partitions, and their product with the one-hot
+classes of a sequence's states is [times, classes]. Each block of states runs one wavefront behind its neighbour
+(:mod:`.layout`), so the transposed tiles of several wavefronts are kept.
 """
 
 from __future__ import annotations
@@ -11,15 +17,180 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from nkilib.experimental.loss.ctc.forward import reduction_factor
-from nkilib.experimental.loss.ctc.occupancies import BANK_COLUMNS, Occupancies
-from nkilib.experimental.loss.ctc.plan import Group, Times
-from nkilib.experimental.loss.ctc.sequences import NOTHING
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
+from nkilib.experimental.loss.ctc.forward import Batch, reduction_factor
+from nkilib.experimental.loss.ctc.layout import NOTHING, BatchLayout, Group, Sequences, Times
+from nkilib.experimental.loss.ctc.recursion import ALTERNATING_TILES, Posteriors, Wavefront, run_wavefronts
 from nkilib.nki import nisa, nl
 
+# Float32 numbers of a bank of PSUM in a partition.
+BANK_COLUMNS = 512
+# One-hot classes that take at most this many bytes of a partition are computed once.
+_KEPT_BYTES = 64 * 1024
 # Elements of a partition that are computed and stored together.
 PIECE_COLUMNS = 4096
+# Transposed steps of a bank of PSUM.
+_STEPS_OF_BANK = BANK_COLUMNS // PARTITIONS
+
 Task = Callable[[], None]
+
+
+def _sbuf(*shape: int) -> nl.NkiTensor:
+    return nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+
+
+def _transposed(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    rows, columns = tile_sbuf.shape
+    transposed_psum = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=transposed_psum, data=tile_sbuf, engine=nisa.engine.tensor)
+    transposed_sbuf = _sbuf(columns, rows)
+    nisa.tensor_copy(dst=transposed_sbuf, src=transposed_psum)
+    return transposed_sbuf
+
+
+def kept_bytes(group: Group) -> int:
+    """Return the bytes of a partition that the kept one-hot classes take; 0 if they are not kept."""
+    plan = group.plan
+    nbytes = len(runs(plan.pairs)) * group.partitions * plan.classes * FLOAT32_BYTES
+    return nbytes if nbytes <= _KEPT_BYTES and plan.classes <= BANK_COLUMNS else 0
+
+
+def runs(pairs: int) -> list[slice]:
+    """Split the states of a block into runs that fit the partitions, as equal as possible."""
+    states = 2 * pairs
+    size = div_ceil(states, div_ceil(states, PARTITIONS))
+    return [slice(start, min(states, start + size)) for start in range(0, states, size)]
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of the states, as numbers and one-hot. A run is a range of at most 128 states of a block, see
+    :func:`runs`.
+
+    Attributes:
+        group: the group of the sequences.
+        classes: for each run, the class of each state in each of the P partitions, float32 [states, P].
+        number_sbuf: the numbers 0, 1, ... of classes, float32 [128, columns].
+        kept: one-hot tiles [states, C] by run and partition; empty if they are computed when needed.
+    """
+
+    group: Group
+    classes: tuple[nl.NkiTensor, ...]
+    number_sbuf: nl.NkiTensor
+    kept: dict[tuple[int, int], nl.NkiTensor]
+
+    @classmethod
+    def make(cls, sequences: Sequences, blank: int) -> Classes:
+        """Compute the classes of the states of a group, and the one-hot tiles if they are kept."""
+        group, plan = sequences.group, sequences.group.plan
+        state_sbuf = group.tile(2 * plan.pairs)
+        nisa.memset(dst=state_sbuf, value=float(blank))
+        nisa.tensor_copy(dst=state_sbuf[:, 0 : 2 * plan.pairs : 2], src=sequences.class_sbuf[:, 0 : plan.pairs])
+        classes = tuple(_transposed(state_sbuf[:, run]) for run in runs(plan.pairs))
+        number_sbuf = nl.ndarray((PARTITIONS, min(BANK_COLUMNS, plan.classes)), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.iota(dst=number_sbuf, pattern=[[1, number_sbuf.shape[1]]])
+        result = cls(group, classes, number_sbuf, {})
+        if kept_bytes(group) > 0:
+            for run in range(len(classes)):
+                for partition in range(group.partitions):
+                    result.kept[run, partition] = result._one_hot(run, partition, 0, plan.classes)
+        return result
+
+    def one_hot(self, run: int, partition: int, start: int, end: int) -> nl.NkiTensor:
+        """Return the one-hot classes of the states of one run in one partition, for classes [start, end).
+
+        Returns:
+            A tile, float32 [states, classes].
+        """
+        if self.kept:
+            return self.kept[run, partition][:, start:end]
+        return self._one_hot(run, partition, start, end)
+
+    def _one_hot(self, run: int, partition: int, start: int, end: int) -> nl.NkiTensor:
+        """Compute the result of :meth:`one_hot`, by comparing the class of each state with the numbers of the
+        classes.
+        """
+        class_sbuf = self.classes[run]
+        one_hot_sbuf = nl.ndarray((class_sbuf.shape[0], end - start), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=one_hot_sbuf,
+            data=self.number_sbuf[0 : class_sbuf.shape[0], 0 : end - start],
+            op0=nl.add,
+            operand0=float(start),
+            op1=nl.equal,
+            operand1=class_sbuf[:, partition : partition + 1],
+        )
+        return one_hot_sbuf
+
+
+def kept_wavefronts(blocks: int) -> int:
+    """Return the number of wavefronts whose transposed probabilities are kept, at least one for each block.
+
+    It is a power of two, so that an iteration of the loop has few wavefronts.
+    """
+    return 1 << (blocks - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Occupancies:
+    """The source of the occupancies of a group: the transposed state probabilities of several wavefronts.
+
+    Attributes:
+        classes: the classes of the states.
+        transposed: the probabilities by wavefront, and then by run of states: float32 [states, chunk, P].
+    """
+
+    classes: Classes
+    transposed: tuple[tuple[nl.NkiTensor, ...], ...]
+
+    @classmethod
+    def make(cls, classes: Classes) -> Occupancies:
+        """Allocate tiles for as many wavefronts as a chunk of time needs to pass through all blocks."""
+        group, plan = classes.group, classes.group.plan
+
+        def tiles() -> tuple[nl.NkiTensor, ...]:
+            heights = [run.stop - run.start for run in runs(plan.pairs)]
+            return tuple(_sbuf(height, plan.chunk, group.partitions) for height in heights)
+
+        return cls(classes, tuple(tiles() for _ in range(kept_wavefronts(plan.blocks))))
+
+    def transpose(self, wavefront: int, step: int, steps: int, states_sbuf: nl.NkiTensor) -> None:
+        """Transpose steps [step, step + steps) of a wavefront's state probabilities [P, chunk, states].
+
+        The results of these steps share a bank of PSUM.
+        """
+        partitions = self.classes.group.partitions
+        for run, tile_sbuf in zip(runs(self.classes.group.plan.pairs), self._of(wavefront), strict=True):
+            transposed_psum = nl.ndarray((tile_sbuf.shape[0], steps, partitions), dtype=nl.float32, buffer=nl.psum)
+            for offset in range(steps):
+                nisa.nc_transpose(
+                    dst=transposed_psum[:, offset], data=states_sbuf[:, step + offset, run], engine=nisa.engine.tensor
+                )
+            nisa.tensor_copy(dst=tile_sbuf[:, step : step + steps], src=transposed_psum, engine=nisa.engine.scalar)
+
+    def of(self, wavefront: int, row: int, start: int, end: int) -> nl.NkiTensor:
+        """Compute the occupancies of sequence number ``row`` of the group, for classes [start, end).
+
+        They belong to the chunk of time that has passed through all blocks after this wavefront.
+
+        Returns:
+            The occupancies, in PSUM, [chunk, classes].
+        """
+        plan = self.classes.group.plan
+        sum_psum = nl.ndarray((plan.chunk, end - start), dtype=nl.float32, buffer=nl.psum)
+        for block in range(plan.blocks):
+            partition = block * plan.stride + row
+            # The first block is the last one that a chunk comes through.
+            for run, tile_sbuf in enumerate(self._of(wavefront - block)):
+                nisa.nc_matmul(
+                    dst=sum_psum,
+                    stationary=tile_sbuf[:, :, partition],
+                    moving=self.classes.one_hot(run, partition, start, end),
+                )
+        return sum_psum
+
+    def _of(self, wavefront: int) -> tuple[nl.NkiTensor, ...]:
+        return self.transposed[wavefront % len(self.transposed)]
 
 
 @dataclass(frozen=True)
@@ -35,6 +206,16 @@ class Upstream:
     grad_loss_hbm: nl.NkiTensor
     reduction: str
     is_zero_if_infinite: bool
+
+
+def _rows(group: Group, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Load a vector with one number per sequence, or a single number for all of them, as float32 [chunk, rows]."""
+    size = vector_hbm.shape[0]
+    loaded_sbuf = nl.ndarray((group.plan.chunk, size), dtype=vector_hbm.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=loaded_sbuf, src=vector_hbm.reshape((1, size)).broadcast(0, group.plan.chunk))
+    rows_sbuf = nl.ndarray((group.plan.chunk, group.rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=rows_sbuf, src=loaded_sbuf if size == group.rows else loaded_sbuf.broadcast(1, group.rows))
+    return rows_sbuf
 
 
 @dataclass(frozen=True)
@@ -119,37 +300,6 @@ def pieces(group: Group) -> Iterator[Piece]:
             yield Piece(rows, slice(start, min(group.plan.classes, start + width)))
 
 
-@dataclass(frozen=True)
-class Gradient:
-    """The operands and the result of the gradient of a group of sequences.
-
-    Attributes:
-        factors: the factor of each sequence's gradient: its upstream gradient times the factor of the reduction.
-        occupancies: the source of the occupancies: the probability of each class at each time, given the
-            target.
-        log_probs_hbm: the log-probabilities, [T, N, C].
-        grad_hbm: the gradient, [T, N, C].
-    """
-
-    factors: Factors
-    occupancies: Occupancies
-    log_probs_hbm: nl.NkiTensor
-    grad_hbm: nl.NkiTensor
-
-    def tasks(self, wavefront: int, times: Times) -> Iterator[Task]:
-        """Yield, in small tasks, the work for ``times``, whose states are complete in all blocks after this
-        wavefront.
-        """
-        group = self.factors.group
-        at = self.factors.at(times)
-        for piece in pieces(group):
-            gradient_piece = _GradientPiece(self, piece, times, wavefront)
-            yield gradient_piece.load
-            for row in range(*piece.rows.indices(group.rows)):
-                yield partial(gradient_piece.subtract, row)
-            yield partial(gradient_piece.store, at)
-
-
 class _GradientPiece:
     """The computation of the gradient of one :class:`Piece`, and its tiles."""
 
@@ -206,11 +356,104 @@ class _GradientPiece:
         nisa.dma_copy(dst=target, src=stored_sbuf[self._times.rows])
 
 
-def _rows(group: Group, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load a vector with one number per sequence, or a single number for all of them, as float32 [chunk, rows]."""
-    size = vector_hbm.shape[0]
-    loaded_sbuf = nl.ndarray((group.plan.chunk, size), dtype=vector_hbm.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=loaded_sbuf, src=vector_hbm.reshape((1, size)).broadcast(0, group.plan.chunk))
-    rows_sbuf = nl.ndarray((group.plan.chunk, group.rows), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=rows_sbuf, src=loaded_sbuf if size == group.rows else loaded_sbuf.broadcast(1, group.rows))
-    return rows_sbuf
+@dataclass(frozen=True)
+class Gradient:
+    """The operands and the result of the gradient of a group of sequences.
+
+    Attributes:
+        factors: the factor of each sequence's gradient: its upstream gradient times the factor of the reduction.
+        occupancies: the source of the occupancies: the probability of each class at each time, given the
+            target.
+        log_probs_hbm: the log-probabilities, [T, N, C].
+        grad_hbm: the gradient, [T, N, C].
+    """
+
+    factors: Factors
+    occupancies: Occupancies
+    log_probs_hbm: nl.NkiTensor
+    grad_hbm: nl.NkiTensor
+
+    def tasks(self, wavefront: int, times: Times) -> Iterator[Task]:
+        """Yield, in small tasks, the work for ``times``, whose states are complete in all blocks after this
+        wavefront.
+        """
+        group = self.factors.group
+        at = self.factors.at(times)
+        for piece in pieces(group):
+            gradient_piece = _GradientPiece(self, piece, times, wavefront)
+            yield gradient_piece.load
+            for row in range(*piece.rows.indices(group.rows)):
+                yield partial(gradient_piece.subtract, row)
+            yield partial(gradient_piece.store, at)
+
+
+def _tasks(wavefront: Wavefront, posteriors: Posteriors, gradient: Gradient) -> Iterator[Task]:
+    """Yield the work that is left of the previous wavefront, the transposes and the gradient, in small tasks."""
+    before = wavefront.number - 1
+    if before < 0:
+        return
+    chunk = posteriors.group.plan.chunk
+    for step in range(0, chunk, _STEPS_OF_BANK):
+        steps = min(_STEPS_OF_BANK, chunk - step)
+        yield partial(gradient.occupancies.transpose, before, step, steps, posteriors.states_sbuf)
+    through = wavefront.before[0]
+    if not through.is_empty:
+        yield from gradient.tasks(before, through)
+
+
+def _backward_of_group(
+    group: Group,
+    batch: Batch,
+    forward: tuple[nl.NkiTensor, nl.NkiTensor],
+    upstream: Upstream,
+    grad_hbm: nl.NkiTensor,
+) -> None:
+    nll_hbm, alpha_hbm = forward
+    sequences = batch.sequences(group)
+    posteriors = Posteriors.make(sequences, batch.log_probs_hbm, batch.blank, nll_hbm)
+    factors = Factors.make(group, upstream, nll_hbm, batch.input_lengths_hbm, batch.target_lengths_hbm)
+    occupancies = Occupancies.make(Classes.make(sequences, batch.blank))
+    gradient = Gradient(factors, occupancies, batch.log_probs_hbm, grad_hbm)
+
+    def run(wavefront: Wavefront) -> None:
+        if wavefront.number == 0:
+            posteriors.source.load(wavefront.number, wavefront.now)
+            posteriors.source.make_ready(wavefront.number, wavefront.now)
+        else:
+            posteriors.compute(wavefront.number - 1)
+        tasks = list(_tasks(wavefront, posteriors, gradient))
+        if not wavefront.computes:
+            for task in tasks:
+                task()
+            return
+        posteriors.source.load(wavefront.number + 1, wavefront.following)
+        posteriors.load(wavefront.now, alpha_hbm)
+        at_a_time = div_ceil(len(tasks), group.plan.chunk)
+
+        def between(number: int) -> None:
+            for task in tasks[number * at_a_time : (number + 1) * at_a_time]:
+                task()
+
+        posteriors.recursion.run(wavefront, posteriors.source, between)
+
+    run_wavefronts(group.plan, False, max(ALTERNATING_TILES, kept_wavefronts(group.plan.blocks)), run)
+
+
+def backward_of_core(
+    plan: BatchLayout,
+    batch: Batch,
+    forward: tuple[nl.NkiTensor, nl.NkiTensor],
+    upstream: Upstream,
+    grad_hbm: nl.NkiTensor,
+) -> None:
+    """Compute the gradient with respect to the log-probabilities, [T, N, C], for the sequences of this core.
+
+    Args:
+        plan: the sizes of the launch.
+        batch: the inputs of the loss.
+        forward: the second and third result of the forward: the losses before reduction, and the alphas.
+        upstream: the upstream gradient and the options of the loss.
+        grad_hbm: the result, [T, N, C].
+    """
+    for group in plan.own_groups():
+        _backward_of_group(group, batch, forward, upstream, grad_hbm)

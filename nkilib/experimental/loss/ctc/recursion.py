@@ -1,35 +1,273 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A time step of the recursions of alpha and beta, in logarithms, and a chunk of steps.
+"""The recursions of alpha and beta in logarithms, over all time steps and blocks of a group of sequences.
 
-For pair i, let b[i] and l[i] be the logarithms for its blank and its label at the step before (alpha: the
-time before, beta: the time after):
+For pair i, let b[i] and l[i] be the logarithms for its blank and its label at the step before (alpha: the time before,
+beta: the time after):
 
     u[i]      = log(exp b[i] + exp l')            l' = l[i - 1] for alpha, l[i] for beta
     new b[i]  = u[i] + log-probability of the blank
     new l''   = log(exp l'' + exp v[i]) + log-probability of the label, l'' = l[i] for alpha, l[i - 1] for beta
     v[i]      = u[i] where l[i - 1] and l[i] may follow each other directly, else b[i]
 
-These are two log-adds, log(exp a + exp b), of half of the states each; the definition takes two log-adds of
-all states. The identity
+These are two log-adds, log(exp a + exp b), of half of the states each; the definition takes two log-adds of all states.
+The identity
 
     log(exp a + exp b) = max(a, b) + softplus(-|a - b|)
 
 needs only one loaded table of activation functions. Vector computes the chain of differences and sums, Scalar softplus,
 and GpSimd whatever is not urgent.
+
+The work is done in wavefronts: each processes one chunk of time in every block, and blocks run one chunk behind each
+other. The emissions of a wavefront, the log-probabilities of its states, are computed while the previous one is
+processed. A sweep over all wavefronts stores the alphas, or computes the betas with the probabilities of the states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nkilib.experimental.loss.ctc.emissions import Emissions, EmissionSource
-from nkilib.experimental.loss.ctc.plan import Group
-from nkilib.experimental.loss.ctc.sequences import NOTHING
-from nkilib.experimental.loss.ctc.wavefronts import Wavefront
+from nkilib.core.hardware import div_ceil
+from nkilib.experimental.loss.ctc.layout import NOTHING, BatchLayout, Group, Sequences, Times
 from nkilib.nki import nisa, nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
+
+# Tiles of states and of emissions, which wavefronts use alternately.
+ALTERNATING_TILES = 2
+# A loop of fewer iterations spares nothing.
+_FEWEST_ITERATIONS = 2
+
+
+@dataclass(frozen=True)
+class Wavefront:
+    """One chunk of time in every block.
+
+    Attributes:
+        number: the number of the wavefront, which selects one of the tiles that are used alternately; in a
+            loop, that of the first iteration.
+        before, now, following: the times of each block in the previous wavefront, in this one and in the next one.
+            While this wavefront computes, the results of the previous one are stored and the inputs of the next one are
+            loaded.
+    """
+
+    number: int
+    before: list[Times]
+    now: list[Times]
+    following: list[Times]
+
+    @property
+    def computes(self) -> bool:
+        """Whether any block has a time step to compute."""
+        return not all(times.is_empty for times in self.now)
+
+
+def _times(plan: BatchLayout, is_alpha: bool, chunk: int, count: nisa.NkiScalar | None) -> Times:
+    """Return the times of chunk number ``chunk``, counted in the order of the recursion.
+
+    The chunk may lie before the first or behind the last one; then none of its rows exists.
+
+    Args:
+        plan: the plan of the launch.
+        is_alpha: whether time ascends in the order of the recursion.
+        chunk: the number of the chunk; in a loop, that of the first iteration.
+        count: the time steps that the loop has counted, in which all chunks are whole; None outside of a loop.
+    """
+    first = chunk * plan.chunk if is_alpha else plan.steps - (chunk + 1) * plan.chunk
+    if count is not None:
+        return Times(first + count if is_alpha else first - count, 0, plan.chunk)
+    return Times(first, max(0, -first), min(plan.chunk, plan.steps - first))
+
+
+def run_wavefronts(plan: BatchLayout, is_alpha: bool, per_iteration: int, run: Callable[[Wavefront], None]) -> None:
+    """Run all wavefronts in order, and one more in which nothing is left to compute.
+
+    Wavefronts at the start and the end, where some block has nothing to do or a chunk is short, are unrolled. The
+    others are iterations of a loop of the device, which has one copy of its body.
+
+    Args:
+        plan: the plan of the launch.
+        is_alpha: whether time ascends and the first block leads; else time descends and the last block leads.
+        per_iteration: the number of wavefronts in an iteration of the loop, a multiple of the number of tiles
+            that alternate.
+        run: the function that runs a wavefront.
+    """
+    full = plan.steps // plan.chunk
+    first = div_ceil(plan.blocks, per_iteration) * per_iteration
+    iterations = max(0, full - 1 - first) // per_iteration
+    if iterations < _FEWEST_ITERATIONS:
+        iterations = 0
+
+    def times(wavefront: int, count: nisa.NkiScalar | None) -> list[Times]:
+        lags = range(plan.blocks) if is_alpha else range(plan.blocks - 1, -1, -1)
+        return [_times(plan, is_alpha, wavefront - lag, count) for lag in lags]
+
+    def run_wavefront(wavefront: int, count: nisa.NkiScalar | None = None) -> None:
+        run(Wavefront(wavefront, *(times(wavefront + step, count) for step in (-1, 0, 1))))
+
+    def iteration(count: nisa.NkiScalar) -> None:
+        for wavefront in range(first, first + per_iteration):
+            run_wavefront(wavefront, count)
+
+    looped = iterations * per_iteration
+    for wavefront in range(first if looped else 0):
+        run_wavefront(wavefront)
+    if looped:
+        nl.fori_loop(0, looped * plan.chunk, iteration, per_iteration * plan.chunk)
+    for wavefront in range(first + looped if looped else 0, plan.wavefronts + 1):
+        run_wavefront(wavefront)
+
+
+@dataclass(frozen=True)
+class Emissions:
+    """The log-probabilities of the states at the times of one chunk, float32. P is the number of partitions of the
+    group.
+
+    Attributes:
+        blank_sbuf: the log-probabilities of the blank, [P, steps].
+        label_sbuf: the log-probabilities of the label of each pair, [P, steps, pairs].
+    """
+
+    blank_sbuf: nl.NkiTensor
+    label_sbuf: nl.NkiTensor
+
+
+def _indices(group: Group, class_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return the index of each pair's label in a loaded chunk [steps, C] of a partition: class + C * step."""
+    plan = group.plan
+    start_sbuf = group.tile(plan.chunk, 1)
+    nisa.iota(dst=start_sbuf, pattern=[[plan.classes, plan.chunk], [0, 1]])
+    index_sbuf = group.tile(plan.chunk, plan.pairs, dtype=nl.uint32)
+    nisa.tensor_tensor(
+        dst=index_sbuf,
+        data1=class_sbuf.expand_dim(1).broadcast(1, plan.chunk),
+        data2=start_sbuf.broadcast(2, plan.pairs),
+        op=nl.add,
+    )
+    return index_sbuf
+
+
+@dataclass(frozen=True)
+class EmissionSource:
+    """The source of the :class:`Emissions` of a group: tiles of two chunks, used alternately, and the indices of
+    the labels.
+
+    GpSimd gathers the log-probabilities of the labels from those of all classes, with a list of indices for each
+    partition.
+
+    Attributes:
+        sequences: the sequences of the group.
+        log_probs_hbm: the log-probabilities, [T, N, C].
+        blank: class of the blank.
+        first_label: the column of the labels in :class:`Sequences` that belongs to the first pair.
+        stays_at_end: whether the emissions are for betas, whose recursion starts in the label behind the
+            target.
+        index_sbuf: uint32 [P, steps, pairs], the indices of the labels in a loaded chunk.
+        loaded: two tiles of loaded log-probabilities, [P, steps, C], in their type in HBM.
+        gathered: two tiles of the labels' log-probabilities, [P, steps, pairs], in the same type.
+        emissions: the emissions of two chunks.
+    """
+
+    sequences: Sequences
+    log_probs_hbm: nl.NkiTensor
+    blank: int
+    first_label: int
+    stays_at_end: bool
+    index_sbuf: nl.NkiTensor
+    loaded: tuple[nl.NkiTensor, ...]
+    gathered: tuple[nl.NkiTensor, ...]
+    emissions: tuple[Emissions, ...]
+
+    @classmethod
+    def make(cls, sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, is_alpha: bool) -> EmissionSource:
+        """Allocate the tiles for all chunks of a group, and compute the indices."""
+        group, plan = sequences.group, sequences.group.plan
+        first_label = 1 if is_alpha else 0
+        loaded = tuple(group.tile(plan.chunk, plan.classes, dtype=log_probs_hbm.dtype) for _ in range(2))
+        for tile_sbuf in loaded:  # a block that has nothing yet, or no more, computes with these
+            nisa.memset(dst=tile_sbuf, value=0.0)
+        return cls(
+            sequences,
+            log_probs_hbm,
+            blank,
+            first_label,
+            not is_alpha,
+            _indices(group, sequences.class_sbuf[:, first_label : first_label + plan.pairs]),
+            loaded,
+            tuple(group.tile(plan.chunk, plan.pairs, dtype=log_probs_hbm.dtype) for _ in range(2)),
+            tuple(Emissions(group.tile(plan.chunk), group.tile(plan.chunk, plan.pairs)) for _ in range(2)),
+        )
+
+    def load(self, wavefront: int, times: list[Times]) -> None:
+        """Start the loads of the log-probabilities for a wavefront, given the times of each block."""
+        for block, of_block in enumerate(times):
+            if not of_block.is_empty:
+                source = self.sequences.group.sequences(of_block.of(self.log_probs_hbm), 1).permute((1, 0, 2))
+                partitions = self.sequences.group.block(block)
+                nisa.dma_copy(dst=self.loaded[wavefront % 2][partitions, of_block.rows], src=source)
+
+    def make_ready(self, wavefront: int, times: list[Times]) -> None:
+        """Compute the emissions of a wavefront, whose log-probabilities have been loaded, given the times of each
+        block.
+        """
+        loaded_sbuf, gathered_sbuf, emissions = (
+            self.loaded[wavefront % 2],
+            self.gathered[wavefront % 2],
+            self.of(wavefront),
+        )
+        nisa.nc_n_gather(dst=gathered_sbuf, data=loaded_sbuf, indices=self.index_sbuf)
+        nisa.tensor_scalar(
+            dst=emissions.blank_sbuf, data=loaded_sbuf[:, :, self.blank], op0=nl.maximum, operand0=NOTHING
+        )
+        mask_sbuf = self._of_labels(self.sequences.mask_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=emissions.label_sbuf,
+            data=gathered_sbuf,
+            op0=nl.maximum,
+            operand0=NOTHING,
+            op1=nl.add,
+            operand1=mask_sbuf,
+        )
+        if self.stays_at_end:
+            self._end(emissions, times)
+
+    def _end(self, emissions: Emissions, times: list[Times]) -> None:
+        """Change the emissions behind the end of each input, where the recursion of beta starts.
+
+        There the label behind the target has probability 1, so that a sequence stays in it, and every other state
+        has probability 0.
+        """
+        group, plan = self.sequences.group, self.sequences.group.plan
+        time_sbuf = group.tile(plan.chunk)
+        is_behind_sbuf = group.tile(plan.chunk, dtype=nl.uint32)
+        nisa.memset(dst=time_sbuf, value=0.0)
+        for block, of_block in enumerate(times):
+            nisa.iota(dst=time_sbuf[group.block(block)], pattern=[[1, plan.chunk]], offset=of_block.first)
+        nisa.tensor_scalar(
+            dst=is_behind_sbuf, data=time_sbuf, op0=nl.greater_equal, operand0=self.sequences.input_length_sbuf
+        )
+        nisa.tensor_copy_predicated(dst=emissions.blank_sbuf, src=NOTHING, predicate=is_behind_sbuf)
+        every_sbuf = is_behind_sbuf.expand_dim(2).broadcast(2, plan.pairs)
+        nisa.tensor_copy_predicated(dst=emissions.label_sbuf, src=NOTHING, predicate=every_sbuf)
+        stays_sbuf = group.tile(plan.chunk, plan.pairs, dtype=nl.uint32)
+        is_end_sbuf = self._of_labels(self.sequences.is_end_sbuf)
+        nisa.tensor_tensor(dst=stays_sbuf, data1=every_sbuf, data2=is_end_sbuf, op=nl.multiply)
+        nisa.tensor_copy_predicated(dst=emissions.label_sbuf, src=0.0, predicate=stays_sbuf)
+
+    def of(self, wavefront: int) -> Emissions:
+        """Return the emissions of a wavefront."""
+        return self.emissions[wavefront % 2]
+
+    def _of_labels(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the columns of a tile of :class:`Sequences` that belong to the labels of the pairs, repeated at each
+        step.
+        """
+        plan = self.sequences.group.plan
+        return tile_sbuf[:, self.first_label : self.first_label + plan.pairs].expand_dim(1).broadcast(1, plan.chunk)
 
 
 @dataclass(frozen=True)
@@ -102,6 +340,10 @@ class Direction:
         return row_sbuf[:, start : start + 2 * self.pairs - 1 : 2]
 
 
+def _add(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
+    nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.add)
+
+
 @dataclass(frozen=True)
 class Recursion:
     """The recursion of alpha or beta of a group, and its tiles.
@@ -109,7 +351,7 @@ class Recursion:
     Attributes:
         group: the group of the sequences.
         direction: the direction, alpha or beta.
-        may_skip_sbuf: see :class:`.sequences.Sequences`, uint32 [P, pairs].
+        may_skip_sbuf: see :class:`.layout.Sequences`, uint32 [P, pairs].
         states: two tiles of the logarithms of all states, float32 [P, chunk + 1, width], used alternately.
     """
 
@@ -213,5 +455,122 @@ class Recursion:
         nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.maximum, engine=nisa.engine.gpsimd)
 
 
-def _add(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.add)
+def _store(group: Group, states_sbuf: nl.NkiTensor, times: list[Times], alpha_hbm: nl.NkiTensor) -> None:
+    plan = group.plan
+    for block, of_block in enumerate(times):
+        first = 2 * plan.pairs * block
+        states = min(2 * plan.pairs, plan.states - first)
+        if of_block.is_empty or states <= 0:
+            continue
+        chunk_hbm = group.sequences(of_block.of(alpha_hbm), 1).slice(2, first, first + states)
+        rows_sbuf = states_sbuf[group.block(block), of_block.start + 1 : of_block.end + 1, 1 : states + 1]
+        nisa.dma_copy(dst=chunk_hbm.permute((1, 0, 2)), src=rows_sbuf)
+
+
+def store_alphas(sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, alpha_hbm: nl.NkiTensor) -> None:
+    """Compute the alphas of a group at all times, and store them into [T, N, 2 S + 1].
+
+    Behind a sequence's end they mean nothing.
+    """
+    group = sequences.group
+    source = EmissionSource.make(sequences, log_probs_hbm, blank, is_alpha=True)
+    recursion = Recursion.make(group, True, sequences.may_skip_sbuf)
+    start_sbuf = recursion.of(0)[0 : group.rows, 0, 0:1]
+
+    def run(wavefront: Wavefront) -> None:
+        _store(group, recursion.of(wavefront.number - 1), wavefront.before, alpha_hbm)
+        if wavefront.number == 0:
+            source.load(wavefront.number, wavefront.now)
+            source.make_ready(wavefront.number, wavefront.now)
+        if not wavefront.computes:
+            return
+        source.load(wavefront.number + 1, wavefront.following)
+        recursion.run(wavefront, source)
+
+    nisa.memset(dst=start_sbuf, value=0.0)
+    run_wavefronts(group.plan, True, ALTERNATING_TILES, run)
+
+
+def _on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) -> None:
+    nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=op, engine=nisa.engine.gpsimd)
+
+
+def _finite_losses(group: Group, nll_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Load the losses (-log-likelihoods) of a group into each block, with 0 where there is no alignment.
+
+    There all states have probability 0, whatever the loss is.
+    """
+    nll_sbuf = group.tile(1)
+    nisa.memset(dst=nll_sbuf, value=0.0)
+    for block in range(group.plan.blocks):
+        source = group.sequences(nll_hbm, 0).reshape((group.rows, 1))
+        nisa.dma_copy(dst=nll_sbuf[group.block(block)], src=source)
+    is_infinite_sbuf = group.tile(1, dtype=nl.uint32)
+    nisa.tensor_scalar(dst=is_infinite_sbuf, data=nll_sbuf, op0=nl.greater, operand0=-NOTHING)
+    nisa.tensor_copy_predicated(dst=nll_sbuf, src=0.0, predicate=is_infinite_sbuf)
+    return nll_sbuf
+
+
+@dataclass(frozen=True)
+class Posteriors:
+    """The recursion of beta, and the probabilities of the states, computed from alphas and betas.
+
+    Columns of tiles are states, as in :class:`Direction`.
+
+    Attributes:
+        source: the source of the emissions.
+        recursion: the recursion of beta.
+        alpha_sbuf: the loaded alphas, float32 [P, chunk, 2 * pairs], ``NOTHING`` where there is no state.
+        states_sbuf: the probabilities of the states, float32, of the same shape.
+        nll_sbuf: the losses, float32 [P, 1], 0 in place of infinity.
+    """
+
+    source: EmissionSource
+    recursion: Recursion
+    alpha_sbuf: nl.NkiTensor
+    states_sbuf: nl.NkiTensor
+    nll_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, nll_hbm: nl.NkiTensor) -> Posteriors:
+        """Allocate the tiles and set the betas at the end of time, where each sequence is in the label behind its
+        target.
+        """
+        group, plan = sequences.group, sequences.group.plan
+        recursion = Recursion.make(group, False, sequences.may_skip_sbuf)
+        ends_sbuf = recursion.direction.own(recursion.of(0)[:, recursion.direction.carried])
+        nisa.tensor_copy_predicated(dst=ends_sbuf, src=0.0, predicate=sequences.is_end_sbuf[:, 0 : plan.pairs])
+        alpha_sbuf, states_sbuf = (group.tile(plan.chunk, 2 * plan.pairs) for _ in range(2))
+        nisa.memset(dst=alpha_sbuf, value=NOTHING)
+        source = EmissionSource.make(sequences, log_probs_hbm, blank, is_alpha=False)
+        return cls(source, recursion, alpha_sbuf, states_sbuf, _finite_losses(group, nll_hbm))
+
+    @property
+    def group(self) -> Group:
+        """The group of the sequences."""
+        return self.recursion.group
+
+    def load(self, times: list[Times], alpha_hbm: nl.NkiTensor) -> None:
+        """Start the loads of the alphas of a wavefront, given the times of each block."""
+        group, plan = self.group, self.group.plan
+        for block, of_block in enumerate(times):
+            first = 2 * plan.pairs * block - 1
+            start, end = max(0, first), min(plan.states, first + 2 * plan.pairs)
+            if of_block.is_empty or start >= end:
+                continue
+            source = group.sequences(of_block.of(alpha_hbm), 1).slice(2, start, end).permute((1, 0, 2))
+            nisa.dma_copy(
+                dst=self.alpha_sbuf[group.block(block), of_block.rows, start - first : end - first], src=source
+            )
+
+    def compute(self, wavefront: int) -> None:
+        """Compute the probabilities of a wavefront's states, exp(alpha + beta - emission - log-likelihood)."""
+        plan, emissions = self.group.plan, self.source.of(wavefront)
+        states_sbuf = self.states_sbuf
+        beta_sbuf = self.recursion.of(wavefront)[:, 0 : plan.chunk, 0 : 2 * plan.pairs]
+        labels_sbuf, blanks_sbuf = states_sbuf[:, :, 0 : 2 * plan.pairs : 2], states_sbuf[:, :, 1 : 2 * plan.pairs : 2]
+        every_sbuf = emissions.blank_sbuf.expand_dim(2).broadcast(2, plan.pairs)
+        _on_gpsimd(states_sbuf, self.alpha_sbuf, beta_sbuf, nl.add)
+        _on_gpsimd(labels_sbuf, labels_sbuf, emissions.label_sbuf, nl.subtract)
+        nisa.tensor_tensor(dst=blanks_sbuf, data1=blanks_sbuf, data2=every_sbuf, op=nl.subtract)
+        nisa.activation(dst=states_sbuf, op=nl.exp, data=states_sbuf, bias=self.nll_sbuf)

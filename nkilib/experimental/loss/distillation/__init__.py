@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Distillation from logits, as kernels that are launched on their own."""
+"""Distillation from logits, as kernels that are launched on their own.
 
-from nkilib.experimental.loss.distillation.row import distillation_backward, distillation_forward
+- ``kernels``: the kernels as plain functions; ``registry_entry``: guarantees, work and float64 reference;
+- ``launch``: a launch and its checks; ``tiling``: the division of rows into chunks;
+- ``pair``, ``totals``: student and teacher on chip, and the sums over rows with the results that follow;
+- ``forward``, ``mixture``, ``backward``: the divergences, those of Jensen-Shannon, and the gradient;
+- ``profiling``: the modelled profile of a launch.
+"""
+
+from nkilib.experimental.loss.distillation.registry_entry import distillation_backward, distillation_forward
 
 __all__ = ["distillation_backward", "distillation_forward"]

@@ -1,32 +1,238 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward on one core: both logits are read once, and the student's gradient is written once."""
+"""The backward on one core: both logits are read once, and the student's gradient is written once.
+
+The factors of the gradients of a row are computed from the results of the forward.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from nkilib.core.rows.batches import Batch
-from nkilib.experimental.loss.distillation.coefficients import Coefficients, coefficients_of, loaded_totals
-from nkilib.experimental.loss.distillation.host.tiling import PIECE_COLUMNS
-from nkilib.experimental.loss.distillation.mixture_backward import MixtureBackward
-from nkilib.experimental.loss.distillation.options import Launch
-from nkilib.experimental.loss.distillation.pair import Buffers, PairChunk, PairStream, Piece
-from nkilib.experimental.loss.distillation.rows import Vectors
-from nkilib.experimental.loss.distillation.totals import Totals
+from nkilib.core.rows.tiles import float32_like, product, scaled, selected, with_nan_of_infinite
+from nkilib.experimental.loss.distillation.forward import valid_mask
+from nkilib.experimental.loss.distillation.launch import Launch
+from nkilib.experimental.loss.distillation.mixture import Mixture
+from nkilib.experimental.loss.distillation.pair import (
+    Buffers,
+    Exponentials,
+    PairChunk,
+    PairStream,
+    Piece,
+    Vectors,
+    column,
+    loaded_rows,
+)
+from nkilib.experimental.loss.distillation.tiling import PIECE_COLUMNS, gradient_group
+from nkilib.experimental.loss.distillation.totals import Totals, center
 from nkilib.nki import nisa, nl
 
+# Bits of a float32: its sign and exponent, its fraction, and the bits of 1.
+_SIGN_AND_EXPONENT, _FRACTION, _BITS_OF_ONE = -(1 << 23), (1 << 23) - 1, 127 << 23
 
-def backward_of_core(launch: Launch, saved: Vectors, grad_loss_hbm: nl.NkiTensor, grad_hbm: nl.NkiTensor) -> None:
-    """Compute and store the gradient of this core's positions."""
-    batches = launch.batches()
-    if not batches:
-        return
-    if launch.is_mixed:
-        MixtureBackward.make(launch, batches, saved, grad_loss_hbm).run(grad_hbm)
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The coefficients of rows, float32 [128, batches]; the gradient of an element is
+
+    - (e_t * ratio - e_s) * factor for KL(teacher || student),
+    - (d - center) * e_s * factor for KL(student || teacher),
+    - (L + moment) * e_s * factor for Jensen-Shannon,
+
+    where e_s and e_t are the exponentials of student and teacher under their shifts, d is the student's logit minus the
+    teacher's, and L is that of :mod:`.mixture`.
+
+    Attributes:
+        factor_sbuf: the factor of each row; 0 for ignored positions.
+        ratio_sbuf: S of the student over S of the teacher.
+        center_sbuf: for KL(student || teacher) T * (lse of the student - lse of the teacher + divergence); otherwise
+            T * (lse of the teacher - lse of the student).
+        moment_sbuf: the forward's moment: KL(student || mixture), or the loss.
+    """
+
+    factor_sbuf: nl.NkiTensor
+    ratio_sbuf: nl.NkiTensor
+    center_sbuf: nl.NkiTensor
+    moment_sbuf: nl.NkiTensor
+
+    def of_batch(self, number: int, rows: int) -> Coefficients:
+        """Return the coefficients of the rows of one batch, [rows, 1] each."""
+        tiles = (self.factor_sbuf, self.ratio_sbuf, self.center_sbuf, self.moment_sbuf)
+        return Coefficients(*(column(tile_sbuf, number, rows) for tile_sbuf in tiles))
+
+
+def _loaded_side(shift_hbm: nl.NkiTensor, sum_hbm: nl.NkiTensor, batches: list[Batch], scale: float) -> Exponentials:
+    side = Exponentials.make(len(batches), scale)
+    sums_sbuf = loaded_rows(sum_hbm, batches)
+    # Rows that do not exist have a sum of 0, and are divided by it: raise it to the least sum of any row.
+    nisa.tensor_scalar(dst=side.sums_sbuf, data=sums_sbuf, op0=nl.maximum, operand0=0.25)
+    nisa.tensor_copy(dst=side.neg_shift_sbuf, src=loaded_rows(shift_hbm, batches))
+    for batch in range(len(batches)):
+        side.set_bias(batch, side.neg_shift_sbuf.shape[0])
+    return side
+
+
+def loaded_totals(launch: Launch, batches: list[Batch], saved: Vectors) -> Totals:
+    """Load the shifts and sums that the forward has stored, for all rows."""
+    student = _loaded_side(saved.student_shift_hbm, saved.student_sum_hbm, batches, launch.scale)
+    teacher = _loaded_side(saved.teacher_shift_hbm, saved.teacher_sum_hbm, batches, launch.scale)
+    return Totals(student, teacher, student.sums_sbuf, student.sums_sbuf)
+
+
+def coefficients_of(
+    launch: Launch, batches: list[Batch], totals: Totals, moment_hbm: nl.NkiTensor, grad_loss_hbm: nl.NkiTensor
+) -> Coefficients:
+    """Return the coefficients of all rows, from their shifts and sums and the vectors loaded here."""
+    beta, temperature = launch.options.beta, launch.options.temperature
+    moment_sbuf, grad_sbuf = loaded_rows(moment_hbm, batches), loaded_rows(grad_loss_hbm, batches)
+    if launch.labels_hbm is not None:
+        labels_sbuf = loaded_rows(launch.labels_hbm, batches, nl.int32)
+        grad_sbuf = selected(grad_sbuf, valid_mask(labels_sbuf, launch.options.ignore_index))
+    inverse_sbuf = float32_like(grad_sbuf)
+    nisa.reciprocal(dst=inverse_sbuf, data=totals.student.sums_sbuf)
+    factor_sbuf = product(grad_sbuf, inverse_sbuf)
+    nisa.reciprocal(dst=inverse_sbuf, data=totals.teacher.sums_sbuf)
+    ratio_sbuf = product(totals.student.sums_sbuf, inverse_sbuf)
+    if launch.is_reverse:
+        center_sbuf = center(totals.student, totals.teacher, temperature)
+        nisa.scalar_tensor_tensor(
+            dst=center_sbuf, data=moment_sbuf, op0=nl.multiply, operand0=temperature, op1=nl.add, operand1=center_sbuf
+        )
+        weight = launch.scale * launch.scale
     else:
-        _Backward.make(launch, batches, saved, grad_loss_hbm).run(grad_hbm)
+        center_sbuf = center(totals.teacher, totals.student, temperature)
+        weight = -(1.0 - beta) * launch.scale
+    return Coefficients(scaled(factor_sbuf, weight), ratio_sbuf, center_sbuf, moment_sbuf)
+
+
+def _power(coefficients: Coefficients) -> nl.NkiTensor:
+    """Return the signed power of two of each factor: 0 for 0, and NaN for a factor that is no finite number."""
+    bits_sbuf = nl.ndarray(coefficients.factor_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=bits_sbuf, data=coefficients.factor_sbuf.view(nl.int32), op0=nl.bitwise_and, operand0=_SIGN_AND_EXPONENT
+    )
+    return with_nan_of_infinite(bits_sbuf.view(nl.float32), coefficients.factor_sbuf, nl.float32)
+
+
+def _fraction(factor_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return the factor over its power of two, from 1 to 2."""
+    bits_sbuf = nl.ndarray(factor_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=bits_sbuf,
+        data=factor_sbuf.view(nl.int32),
+        op0=nl.bitwise_and,
+        operand0=_FRACTION,
+        op1=nl.bitwise_or,
+        operand1=_BITS_OF_ONE,
+    )
+    return bits_sbuf.view(nl.float32)
+
+
+@dataclass(frozen=True)
+class MixtureBackward:
+    """The gradient of Jensen-Shannon, of several chunks at a time, so that Scalar changes its activation table less
+    often.
+
+    The gradient is (L + moment) * e_s * factor. The factor is a signed power of two times a number from 1 to 2, and
+    the number goes into the exponent of e_s: the remaining multiplication, by the power, rounds nothing, so Vector
+    does it in the type of the logits.
+
+    Attributes:
+        launch: the launch of the kernel.
+        batches: the batches of the core.
+        buffers: the chunk buffers and scratch on chip.
+        group: the number of chunks processed at a time.
+        mixture: the constants of beta.
+        student: the exponentials of the student, e_s times that number.
+        bias_sbuf: the bias of the logs, [128, batches].
+        addend_sbuf: moment + log(1 - beta).
+        power_sbuf: the signed powers of two.
+    """
+
+    launch: Launch
+    batches: list[Batch]
+    buffers: Buffers
+    group: int
+    mixture: Mixture
+    student: Exponentials
+    bias_sbuf: nl.NkiTensor
+    addend_sbuf: nl.NkiTensor
+    power_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor) -> MixtureBackward:
+        """Prepare the state from the results of the forward and the upstream gradients."""
+        totals = loaded_totals(launch, batches, saved)
+        coefficients = coefficients_of(launch, batches, totals, saved.moment_hbm, grad_loss_hbm)
+        mixture = Mixture.of(launch)
+        addend_sbuf, bias_sbuf = float32_like(coefficients.moment_sbuf), float32_like(coefficients.moment_sbuf)
+        nisa.tensor_scalar(dst=addend_sbuf, data=coefficients.moment_sbuf, op0=nl.add, operand0=mixture.log_rest)
+        nisa.activation(dst=bias_sbuf, op=nl.log, data=_fraction(coefficients.factor_sbuf))
+        nisa.tensor_tensor(dst=bias_sbuf, data1=bias_sbuf, data2=totals.student.bias_sbuf, op=nl.add)
+        student = Exponentials(launch.scale, totals.student.neg_shift_sbuf, bias_sbuf, totals.student.sums_sbuf)
+        group = gradient_group(launch.tiling.chunk_size, launch.bytes_of_pair)
+        buffers = Buffers.make(launch, group + 1, {"difference": group + 2, "student": 2})
+        return cls(
+            launch,
+            batches,
+            buffers,
+            group,
+            mixture,
+            student,
+            mixture.bias(coefficients.center_sbuf),
+            addend_sbuf,
+            _power(coefficients),
+        )
+
+    def run(self, grad_hbm: nl.NkiTensor) -> None:
+        """Process all chunks."""
+        stream = PairStream.make(self.launch, self.batches, self.buffers, [True] * len(self.batches))
+        loads = stream.student.loads
+        for first in range(0, loads, self.group):
+            group = range(first, min(first + self.group, loads))
+            for load in group:
+                self._take_logs(stream.opened_chunk(load))
+            for load in group:
+                pair = stream.taken(load)
+                self._take_gradient(pair)
+                nisa.dma_copy(dst=pair.chunk.of(grad_hbm), src=pair.student_sbuf)
+
+    def _take_logs(self, pair: PairChunk[Batch]) -> None:
+        """Compute the logs in place of the differences."""
+        bias_sbuf = column(self.bias_sbuf, pair.visit, pair.student_sbuf.shape[0])
+        self.mixture.take_logs(pair.difference, pair.difference, bias_sbuf)
+
+    def _take_gradient(self, pair: PairChunk[Batch]) -> None:
+        """Write the gradient over the student's logits, rounded once."""
+        rows = pair.student_sbuf.shape[0]
+        weights_sbuf = self.buffers.tile("student", pair.chunk.load, pair.student_sbuf)
+        self.student.take(weights_sbuf, pair.student_sbuf, pair.visit)
+        nisa.scalar_tensor_tensor(
+            dst=pair.student_sbuf,
+            data=pair.difference,
+            op0=nl.add,
+            operand0=column(self.addend_sbuf, pair.visit, rows),
+            op1=nl.multiply,
+            operand1=weights_sbuf,
+        )
+        nisa.tensor_scalar(
+            dst=pair.student_sbuf,
+            data=pair.student_sbuf,
+            op0=nl.multiply,
+            operand0=column(self.power_sbuf, pair.visit, rows),
+        )
+
+
+def _scale(dst: nl.NkiTensor, data: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
+    """Write the gradient, ``data`` times the factor of its row, over the student's logits; it is rounded once."""
+    nisa.tensor_scalar(dst=dst, data=data, op0=nl.multiply, operand0=factor_sbuf)
+
+
+def _scale_by_scalar(pair: PairChunk[Batch], piece: Piece, of_batch: Coefficients) -> None:
+    """Do the same as ``_scale``, on Scalar."""
+    nisa.activation(dst=piece.of(pair.student_sbuf), op=nl.copy, data=piece.tile_psum, scale=of_batch.factor_sbuf)
 
 
 @dataclass(frozen=True)
@@ -113,11 +319,12 @@ class _Backward:
             _scale_by_scalar(pair, unscaled, of_batch)
 
 
-def _scale(dst: nl.NkiTensor, data: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-    """Write the gradient, ``data`` times the factor of its row, over the student's logits; it is rounded once."""
-    nisa.tensor_scalar(dst=dst, data=data, op0=nl.multiply, operand0=factor_sbuf)
-
-
-def _scale_by_scalar(pair: PairChunk[Batch], piece: Piece, of_batch: Coefficients) -> None:
-    """Do the same as ``_scale``, on Scalar."""
-    nisa.activation(dst=piece.of(pair.student_sbuf), op=nl.copy, data=piece.tile_psum, scale=of_batch.factor_sbuf)
+def backward_of_core(launch: Launch, saved: Vectors, grad_loss_hbm: nl.NkiTensor, grad_hbm: nl.NkiTensor) -> None:
+    """Compute and store the gradient of this core's positions."""
+    batches = launch.batches()
+    if not batches:
+        return
+    if launch.is_mixed:
+        MixtureBackward.make(launch, batches, saved, grad_loss_hbm).run(grad_hbm)
+    else:
+        _Backward.make(launch, batches, saved, grad_loss_hbm).run(grad_hbm)

@@ -11,15 +11,15 @@ from nkilib.core.hbm import HbmTensor
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.distillation.backward import backward_of_core
 from nkilib.experimental.loss.distillation.forward import forward_of_core
-from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling, choose_distillation_tiling
-from nkilib.experimental.loss.distillation.options import (
+from nkilib.experimental.loss.distillation.launch import (
     DistillationOptions,
     Launch,
     validate,
     validate_tiling,
     validate_vectors,
 )
-from nkilib.experimental.loss.distillation.rows import Vectors
+from nkilib.experimental.loss.distillation.pair import Vectors
+from nkilib.experimental.loss.distillation.tiling import DistillationTiling, choose_distillation_tiling
 from nkilib.nki import nl
 
 
@@ -60,7 +60,7 @@ def distillation_forward(
         temperature: T, from 1e-3 to 1e6.
         ignore_index: the label of ignored positions, an int32.
         chunk_size: the number of vocabulary entries processed at a time, at most 4,096; None:
-            :func:`~nkilib.experimental.loss.distillation.host.tiling.choose_distillation_tiling`.
+            :func:`~nkilib.experimental.loss.distillation.tiling.choose_distillation_tiling`.
 
     Returns:
         float32 [N] each: loss in nats, never negative; moment, which the backward needs: KL(Q || M), or the loss for

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from math import log1p
 from typing import TYPE_CHECKING
 
-from nkilib.core.rows.row_sums import RowSums
+from nkilib.core.rows.statistics import RowSums
 from nkilib.core.rows.tiles import difference, float32_like, product, scaled
-from nkilib.experimental.loss.distillation.options import POSITIONS, Launch
-from nkilib.experimental.loss.distillation.rows import Exponentials, add_nan_of_empty, row_tile
+from nkilib.experimental.loss.distillation.launch import POSITIONS, Launch
+from nkilib.experimental.loss.distillation.pair import Exponentials, add_nan_of_empty, row_tile
 from nkilib.nki import nisa, nl
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Totals:
         student, teacher: shifts and sums of exponentials.
         weighted_sbuf: for a Kullback-Leibler divergence the sum of e * (d - c), with e and d as in
             :func:`kl_of_totals`; for Jensen-Shannon the sum of e_t * (d / T - s), with d = teacher - student and
-            s = L - log(1 - beta) of :mod:`.mixture_forward`.
+            s = L - log(1 - beta) of :class:`.mixture.MixtureForward`.
         logs_sbuf: sum of e_s * s, for Jensen-Shannon.
     """
 

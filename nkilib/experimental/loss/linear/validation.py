@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from nkilib.core.host.options import is_integer
 from nkilib.core.rows.checks import require, require_flag
-from nkilib.experimental.loss.linear.shared.launch import (
+from nkilib.experimental.loss.linear.launch import (
     CLASSES_MAX,
     FEATURES_MAX,
     FEATURES_MIN,
     POSITIONS_MAX,
     WEIGHT_LAYOUTS,
     LinearOperands,
+    LinearTiling,
     WantedGradients,
 )
-from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 from nkilib.nki import nl
 
 _TYPES = (nl.bfloat16, nl.float32, nl.float16)

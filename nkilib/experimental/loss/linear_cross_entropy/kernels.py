@@ -12,23 +12,17 @@ in HBM in between.
 from __future__ import annotations
 
 from nkilib.core.hbm import HbmTensor
-from nkilib.experimental.loss.cross_entropy.options import LossOptions, Wanted
+from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Wanted
 from nkilib.experimental.loss.cross_entropy.results import Results
-from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
-from nkilib.experimental.loss.linear.shared.launch import Gradients, WantedGradients
+from nkilib.experimental.loss.linear.launch import Gradients, WantedGradients
 from nkilib.experimental.loss.linear.validation import validate_wanted_gradients
-from nkilib.experimental.loss.linear_cross_entropy.backward.gradient_columns import has_rest
-from nkilib.experimental.loss.linear_cross_entropy.backward.one_core import backward_of_core
-from nkilib.experimental.loss.linear_cross_entropy.forward.one_core import forward_of_core
-from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD, FORWARD_BACKWARD
+from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core
+from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
+from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD, FORWARD_BACKWARD, SCRATCH_BYTES
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, forward_needs, has_options, without_loss
 from nkilib.experimental.loss.linear_cross_entropy.one_launch import one_launch
-from nkilib.experimental.loss.linear_cross_entropy.shared.options import (
-    LinearLaunch,
-    forward_needs,
-    has_options,
-    without_loss,
-)
 from nkilib.experimental.loss.linear_cross_entropy.validation import (
     validate_linear_upstream,
     validate_scratch_bytes,

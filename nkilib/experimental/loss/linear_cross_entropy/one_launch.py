@@ -15,26 +15,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.cores import synchronise
+from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.sbuf import dtype_bytes
-from nkilib.core.rows.sizes import PARTITIONS
-from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.cross_entropy.options import Options
+from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
+from nkilib.experimental.loss.cross_entropy.launch import Options
 from nkilib.experimental.loss.cross_entropy.results import Results
-from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
+from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.one_core import require_fitting_plan, write_gradients
-from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
-from nkilib.experimental.loss.linear.shared.blocks import Block, Span, shares_of_cores
-from nkilib.experimental.loss.linear.shared.kept_logits import Keeping, KeptLogits
-from nkilib.experimental.loss.linear.shared.launch import Gradients
-from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
-from nkilib.experimental.loss.linear.shared.staging import with_rounded_input
-from nkilib.experimental.loss.linear_cross_entropy.backward.one_core import problem_of_launch
-from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import tile_needs
-from nkilib.experimental.loss.linear_cross_entropy.forward.one_core import forward_of_core
-from nkilib.experimental.loss.linear_cross_entropy.host.memory import logits_blocks
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, choose_linear_tiling
-from nkilib.experimental.loss.linear_cross_entropy.shared.options import LinearLaunch, forward_needs
+from nkilib.experimental.loss.linear.launch import Block, Gradients, LinearTiling, Span, shares_of_cores
+from nkilib.experimental.loss.linear.logits import Keeping, KeptLogits
+from nkilib.experimental.loss.linear.operands import with_rounded_input
+from nkilib.experimental.loss.linear_cross_entropy.backward import problem_of_launch
+from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
+from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, choose_linear_tiling, logits_blocks
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, forward_needs
 from nkilib.nki import nisa, nl
 
 # The forward's share of the instructions that the program of a core may have.

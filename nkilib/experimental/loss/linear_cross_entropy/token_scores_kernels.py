@@ -4,7 +4,7 @@
 """Log-probabilities of up to 64 target ids per position, and their gradients, without logits in HBM.
 
 The forward reads every tile of logits anyway; GpSimd picks one element of the tile for each id of a position. The
-backward adds the gradients of the ids to a tile of gradients before it is rounded (:mod:`.backward.id_tiles`). With a
+backward adds the gradients of the ids to a tile of gradients before it is rounded (:mod:`.id_gradient`). With a
 single id the kernels take the path of linear cross-entropy.
 """
 
@@ -13,17 +13,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nkilib.core.hbm import HbmTensor
-from nkilib.experimental.loss.cross_entropy.options import LossOptions, Wanted
-from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
-from nkilib.experimental.loss.linear.shared.launch import Gradients, WantedGradients
+from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Wanted
+from nkilib.experimental.loss.linear.launch import Gradients, WantedGradients
 from nkilib.experimental.loss.linear.validation import validate_wanted_gradients
-from nkilib.experimental.loss.linear_cross_entropy.backward.gradient_columns import has_rest
-from nkilib.experimental.loss.linear_cross_entropy.backward.one_core import backward_of_core
-from nkilib.experimental.loss.linear_cross_entropy.forward.id_logits import ScoreResults
-from nkilib.experimental.loss.linear_cross_entropy.forward.one_core import forward_of_core
+from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core
+from nkilib.experimental.loss.linear_cross_entropy.forward import ScoreResults, forward_of_core
+from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD
-from nkilib.experimental.loss.linear_cross_entropy.shared.options import LinearLaunch, has_options
-from nkilib.experimental.loss.linear_cross_entropy.shared.positions import one_or_several
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, has_options, one_or_several
 from nkilib.experimental.loss.linear_cross_entropy.validation import (
     validate_score_upstream,
     validated_ids,

@@ -12,8 +12,8 @@ import math
 
 from nkilib.core.host.options import is_integer, is_number
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
-from nkilib.experimental.loss.cross_entropy.options import LossOptions, Options, Wanted
-from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Options, Wanted
 from nkilib.experimental.loss.cross_entropy.validation import (
     validate_class_targets,
     validate_recipe,
@@ -21,18 +21,15 @@ from nkilib.experimental.loss.cross_entropy.validation import (
     validate_wanted,
     validated_classes,
 )
-from nkilib.experimental.loss.linear.shared.launch import check_logit_scale
-from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
+from nkilib.experimental.loss.linear.launch import LinearTiling, check_logit_scale
 from nkilib.experimental.loss.linear.validation import (
     validate_bias,
     validate_num_classes,
     validate_operands,
     validated_blocks,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, choose_linear_tiling
-from nkilib.experimental.loss.linear_cross_entropy.shared.forward_needs import ForwardNeeds
-from nkilib.experimental.loss.linear_cross_entropy.shared.options import IDS_MAX, LinearLaunch, scaled_recipe
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, SCRATCH_BYTES, choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.launch import IDS_MAX, ForwardNeeds, LinearLaunch, scaled_recipe
 from nkilib.nki import nisa, nl
 
 _LIKE = "the rows of the input"

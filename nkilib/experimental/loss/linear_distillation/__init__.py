@@ -13,42 +13,42 @@ The kernels are launched on their own::
 
 A launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.loss.linear`:
 
-1. ``kernels``, or ``mixture_kernels`` for the mixture sums of a vocabulary shard: the signatures. They put the
-   arguments into a ``PairLaunch`` of two models (``shared.options``).
+1. ``kernels``: the signatures. They put the arguments into a ``PairLaunch`` of two models (``launch``).
 2. ``validation`` checks the arguments before anything is written.
-3. The tiling: ``shared.sizes`` derives the sizes and options of a launch that ``host.tiling`` needs. ``host.tiling``
-   uses ``host.forward_tiling`` for a first visit, and ``host.kept_tiling`` and ``host.mixture_blocks``, or
-   ``host.mixture_tiling``, for a second visit. ``host.needs`` has the room and time that options need.
+3. The tiling: ``launch`` derives the sizes and options that ``host.tiling`` needs. ``host.tiling`` uses
+   ``host.forward_tiling`` for a first visit, with the room and time that options need, and ``host.mixture_tiling`` for
+   a second visit.
 4. First visit of all classes, ``forward.one_core``, for each block of positions:
 
-   a. X^T of both models, labels and weights are loaded (``linear.forward.streams``, ``forward.pair_positions``);
-   b. blocks of classes stream by: tiles of scores of each model (``forward.model_tiles``), and the sums of each pair of
-      tiles (``forward.pair_tiles``);
+   a. X^T of both models, labels and weights are loaded (``linear.class_schedule``, ``forward.pair_statistics``);
+   b. blocks of classes stream by: tiles of scores of each model, and the sums of each pair of tiles
+      (``forward.pair_tiles``);
    c. the sums go into ``forward.pair_statistics``: windows of blocks are combined, then the statistics of both cores;
-   d. ``forward.pair_results`` are stored: KL(teacher || student) or KL(student || teacher), entropy, log-probability.
+   d. the results are stored: KL(teacher || student) or KL(student || teacher), entropy, log-probability.
 
 5. Second visit, for a mixture (0 < beta < 1), which needs both log-sum-exps. ``forward.visits`` has the data that the
-   first visit hands over. ``mixture_kernels`` chooses one of two ways: the scores are kept in HBM, and the second visit
-   runs during the first visit of the next block of positions (``mixture.visit``), or both products are recomputed
-   (``mixture.products``). Either way ``mixture.rows`` has the per-row scalars, ``mixture.sums`` the sums of each block
-   of classes, and ``mixture.results`` the results.
-6. Backward, ``backward.one_core``, which hands the loss to ``linear.backward.one_core`` with the loop:
-   ``backward.gradient_columns`` has the per-position inputs of the gradient, ``backward.gradient_tiles`` computes
-   a tile of the gradient of the student's logits from the scores of both models.
+   first visit hands over. ``kernels`` chooses one of two ways: the scores are kept in HBM, and the second visit runs
+   during the first visit of the next block of positions (``mixture.kept_visit``), or both products are recomputed
+   (``mixture.recomputed_visit``). Either way ``mixture.sums`` has the per-row scalars, the sums of each block of
+   classes, and the results.
+6. Backward: ``backward`` computes the per-position inputs and the tiles of the gradient of the student's logits from
+   the scores of both models, and hands the loss to ``linear.backward.one_core`` with the loop.
 
-``host`` surrounds the kernels with numpy and arithmetic: tilings, guarantees, work, memory, reference.
+So ``forward`` is the first visit and ``mixture`` the second. ``host`` surrounds the kernels with numpy and arithmetic.
 """
 
 from __future__ import annotations
 
 from nkilib.core.host.launchable import launchable
-from nkilib.experimental.loss.linear_distillation import kernels, mixture_kernels
-from nkilib.experimental.loss.linear_distillation.host.guarantees import (
+from nkilib.experimental.loss.linear_distillation import kernels
+from nkilib.experimental.loss.linear_distillation.host.work import (
     LINEAR_DISTILLATION_BACKWARD,
     LINEAR_DISTILLATION_FORWARD,
     LINEAR_DISTILLATION_MIXTURE,
+    mixture_work,
+    pair_backward_work,
+    pair_forward_work,
 )
-from nkilib.experimental.loss.linear_distillation.host.work import mixture_work, pair_backward_work, pair_forward_work
 
 __all__ = ["linear_distillation_backward", "linear_distillation_forward", "linear_distillation_mixture"]
 
@@ -58,6 +58,4 @@ linear_distillation_forward = launchable(
 linear_distillation_backward = launchable(
     kernels.linear_distillation_backward, LINEAR_DISTILLATION_BACKWARD, pair_backward_work
 )
-linear_distillation_mixture = launchable(
-    mixture_kernels.linear_distillation_mixture, LINEAR_DISTILLATION_MIXTURE, mixture_work
-)
+linear_distillation_mixture = launchable(kernels.linear_distillation_mixture, LINEAR_DISTILLATION_MIXTURE, mixture_work)

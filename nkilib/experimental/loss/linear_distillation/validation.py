@@ -12,13 +12,12 @@ from __future__ import annotations
 from nkilib.core.host.options import is_integer, is_number
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require, require_flag, require_indirect_dma, require_vector
-from nkilib.experimental.loss.cross_entropy.options import OPTION_MAX, SOFTCAP_MIN, Classes
+from nkilib.experimental.loss.cross_entropy.launch import OPTION_MAX, SOFTCAP_MIN, Classes
 from nkilib.experimental.loss.cross_entropy.validation import validated_classes
-from nkilib.experimental.loss.distillation.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
+from nkilib.experimental.loss.distillation.launch import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
-from nkilib.experimental.loss.linear.forward.plan import fastest_tiling
-from nkilib.experimental.loss.linear.shared.launch import LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
-from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
+from nkilib.experimental.loss.linear.class_schedule import fastest_tiling
+from nkilib.experimental.loss.linear.launch import LOGIT_SCALE_MAX, LOGIT_SCALE_MIN, LinearTiling
 from nkilib.experimental.loss.linear.validation import (
     validate_bias,
     validate_num_classes,
@@ -26,19 +25,16 @@ from nkilib.experimental.loss.linear.validation import (
     validated_blocks,
 )
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes
-from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes
-from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import (
-    MixtureSizes,
-)
+from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import KeptSizes, MixtureSizes
 from nkilib.experimental.loss.linear_distillation.host.tiling import backward_tiling, forward_tiling
-from nkilib.experimental.loss.linear_distillation.mixture.rows import PairVectors
-from nkilib.experimental.loss.linear_distillation.shared.options import (
+from nkilib.experimental.loss.linear_distillation.launch import (
     ModelOperands,
     PairLaunch,
     PairOptions,
     PairUpstream,
+    require_room,
 )
-from nkilib.experimental.loss.linear_distillation.shared.sizes import require_room
+from nkilib.experimental.loss.linear_distillation.mixture.sums import PairVectors
 from nkilib.nki import nisa, nl
 
 _INT32 = 2**31

@@ -1,19 +1,330 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of the multi-class margin loss: plain functions, to be launched or called from NKI code."""
+"""The kernels of the multi-class margin loss: plain functions, to be launched or called from NKI code.
+
+A row is read once, after the element at its target has been gathered. A sum over a row includes the term of the target
+itself; that term is computed by the same float32 operations, and subtracted. For input x, target t and exponent p, the
+derivative with respect to x_j is p relu(x_j - x_t + margin)^(p - 1), and with respect to x_t it is minus the sum of the
+others: the core that has stored the chunks of a row then scatters this element.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from nkilib.core.cores import PartialSums
 from nkilib.core.hbm import HbmTensor
-from nkilib.core.losses.checks import require_upstream
+from nkilib.core.loss_arguments import require_upstream
+from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require_flag
-from nkilib.experimental.loss.multi_margin.backward import backward_of_core
-from nkilib.experimental.loss.multi_margin.forward import forward_of_core
-from nkilib.experimental.loss.multi_margin.host.tiling import MultiMarginTiling, choose_multi_margin_tiling
-from nkilib.experimental.loss.multi_margin.launch import Launch, MultiMarginOptions, validate
-from nkilib.experimental.loss.skeletons.indexed.upstream import Upstream
-from nkilib.nki import nl
+from nkilib.core.rows.elements import vector_elements
+from nkilib.core.rows.sbuf import ring_of
+from nkilib.core.rows.statistics import RowSums
+from nkilib.core.rows.stream import Chunk, Stream
+from nkilib.core.rows.tiles import cast, float32_like
+from nkilib.experimental.loss.multi_margin.launch import (
+    BUFFERS,
+    Launch,
+    MultiMarginOptions,
+    MultiMarginTiling,
+    RowBlock,
+    Scratch,
+    Thresholds,
+    choose_multi_margin_tiling,
+    hinges,
+    hinges_on_vector,
+    square_hinges,
+    sum_without,
+    thresholds_of_blocks,
+    validate,
+)
+from nkilib.experimental.loss.skeletons.indexed import Upstream
+from nkilib.nki import nisa, nl
+
+# Of each cycle of chunks Vector processes one and Scalar the others: both engines are then faster than the loads.
+_CYCLE, _CHUNK_OF_VECTOR = 3, 1
+
+
+@dataclass(frozen=True)
+class _PendingLosses:
+    """A block whose terms are being summed.
+
+    Attributes:
+        block: the rows.
+        thresholds: the thresholds of the rows.
+        parts: the sum of the terms of each chunk.
+        own_sbuf: the term of the target itself, which the sums include, float32 [rows, 1].
+    """
+
+    block: RowBlock
+    thresholds: Thresholds
+    parts: RowSums
+    own_sbuf: nl.NkiTensor
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """The operands and buffers that all blocks share.
+
+    Attributes:
+        launch: the launch of the kernel.
+        stream: the stream of the input.
+        scratch: float32 tiles for the terms of p = 2; None for p = 1.
+        zeros_sbuf: a tile of zeros as large as a chunk.
+    """
+
+    launch: Launch
+    stream: Stream[Batch]
+    scratch: Scratch | None
+    zeros_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, launch: Launch, blocks: list[RowBlock]) -> _Forward:
+        buffers = ring_of(BUFFERS, launch.tiling.chunk_size, launch.input_hbm.dtype)
+        stream = Stream.make(launch.input_hbm, [block.batch for block in blocks], buffers, is_first_halved=True)
+        scratch = Scratch.make(launch, nl.float32) if launch.options.p == 2 else None
+        (zeros_sbuf,) = ring_of(1, launch.tiling.chunk_size, nl.bfloat16)
+        nisa.memset(dst=zeros_sbuf, value=0.0)
+        return cls(launch, stream, scratch, zeros_sbuf)
+
+    def run(self, blocks: list[RowBlock], loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
+        """Process all rows. The sums of a block are finished during the next block, so that no engine waits
+        for them.
+        """
+        all_thresholds = thresholds_of_blocks(self.launch, blocks)
+        previous: _PendingLosses | None = None
+        for visit, block in enumerate(blocks):
+            pending = self._begin(block, next(all_thresholds))
+            for number in range(self.stream.num_chunks):
+                load = visit * self.stream.num_chunks + number
+                self._terms(self.stream.chunk(load), self.stream.loaded(load), pending)
+                if number == 0 and previous is not None:
+                    self._finish(previous, loss_hbm, sums)
+            previous = pending
+        if previous is not None:
+            self._finish(previous, loss_hbm, sums)
+
+    def _begin(self, block: RowBlock, thresholds: Thresholds) -> _PendingLosses:
+        """Begin a block with the term of the target itself, which the sums over chunks will include."""
+        own_sbuf, term_sbuf = float32_like(thresholds.value_sbuf), float32_like(thresholds.value_sbuf)
+        terms = hinges if self.scratch is None else square_hinges
+        terms(term_sbuf, thresholds.value_sbuf, thresholds.bias_sbuf, own_sbuf)
+        return _PendingLosses(block, thresholds, RowSums.make(block.batch.rows, self.stream.num_chunks), own_sbuf)
+
+    def _terms(self, chunk: Chunk[Batch], input_sbuf: nl.NkiTensor, pending: _PendingLosses) -> None:
+        bias_sbuf, sum_sbuf = pending.thresholds.bias_sbuf, pending.parts.part(chunk.number, chunk.batch.rows)
+        if self.scratch is not None:
+            square_hinges(self.scratch.tile(chunk.load, input_sbuf), input_sbuf, bias_sbuf, sum_sbuf)
+        elif chunk.number % _CYCLE == _CHUNK_OF_VECTOR:
+            hinges_on_vector(input_sbuf, self.zeros_sbuf, bias_sbuf, sum_sbuf)
+        else:
+            hinges(input_sbuf, input_sbuf, bias_sbuf, sum_sbuf)
+
+    def _finish(self, pending: _PendingLosses, loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
+        """Store the losses of a block, or put them into ``sums``."""
+        rows = pending.block.batch.rows
+        losses_sbuf = nl.ndarray((rows, 1), dtype=loss_hbm.dtype, buffer=nl.sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=losses_sbuf if sums is None else sums.of_part(pending.block.number, rows),
+            data=sum_without(pending.parts, pending.own_sbuf),
+            op0=nl.multiply,
+            operand0=self.launch.factor,
+            op1=nl.multiply,
+            operand1=pending.thresholds.elements.weight_sbuf,
+        )
+        if sums is None:
+            pending.block.batch.stored(loss_hbm, losses_sbuf)
+
+
+def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
+    """Compute the losses of the rows of this core, [N], or the sum of the losses of all cores, [1]."""
+    sums = None if launch.is_each else PartialSums.make(launch.number_of_blocks)
+    blocks = launch.blocks()
+    if blocks:
+        _Forward.make(launch, blocks).run(blocks, loss_hbm, sums)
+    if sums is not None:
+        sums.store(loss_hbm)
+
+
+@dataclass(frozen=True)
+class _PendingGradient:
+    """A block whose gradient is being computed: float32 tiles [rows, 1].
+
+    Attributes:
+        block: the rows.
+        thresholds: the thresholds of the rows.
+        least_sbuf: the number above which elements have positive terms.
+        factor_sbuf: the factor by which the derivatives of each row are multiplied.
+        parts: the sum of the derivatives of each chunk.
+        own_sbuf: the part that the target's own term contributes to these sums, and that is subtracted again.
+        stores: the DMA instructions that store the chunks.
+    """
+
+    block: RowBlock
+    thresholds: Thresholds
+    least_sbuf: nl.NkiTensor
+    factor_sbuf: nl.NkiTensor
+    parts: RowSums
+    own_sbuf: nl.NkiTensor
+    stores: list[nisa.NkiInstruction]
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """The operands and buffers that all blocks share.
+
+    Attributes:
+        launch: the launch of the kernel.
+        stream: the stream of the input.
+        scratch: tiles of derivatives without the factor of the row: 0 or 1 in bfloat16 for p = 1, float32 for
+            p = 2.
+        unused: tiles for the copy that Scalar writes while it sums up and that is not used, so that it
+            overwrites nothing that Vector reads.
+        upstream: the upstream gradients of the losses.
+        uniform_sbuf: the upstream gradient of all losses; None if they differ.
+        grad_input_hbm: the gradient, [N, C].
+    """
+
+    launch: Launch
+    stream: Stream[Batch]
+    scratch: Scratch
+    unused: Scratch
+    upstream: Upstream
+    uniform_sbuf: nl.NkiTensor | None
+    grad_input_hbm: nl.NkiTensor
+
+    @classmethod
+    def make(
+        cls, launch: Launch, blocks: list[RowBlock], upstream: Upstream, grad_input_hbm: nl.NkiTensor
+    ) -> _Backward:
+        buffers = ring_of(BUFFERS, launch.tiling.chunk_size, launch.input_hbm.dtype)
+        stream = Stream.make(launch.input_hbm, [block.batch for block in blocks], buffers, is_first_halved=True)
+        scratch = Scratch.make(launch, nl.bfloat16 if launch.options.p == 1 else nl.float32)
+        unused = Scratch.make(launch, nl.bfloat16)
+        return cls(launch, stream, scratch, unused, upstream, upstream.uniform(), grad_input_hbm)
+
+    def run(self, blocks: list[RowBlock]) -> None:
+        """Process all rows. The sums of a block are finished during the next block, so that no engine waits
+        for them.
+        """
+        all_thresholds = thresholds_of_blocks(self.launch, blocks)
+        previous: _PendingGradient | None = None
+        for visit, block in enumerate(blocks):
+            pending = self._begin(block, next(all_thresholds))
+            for number in range(self.stream.num_chunks):
+                pending.stores.append(self._chunk(pending, visit * self.stream.num_chunks + number))
+                if number == 0 and previous is not None:
+                    self._scatter(previous)
+            previous = pending
+        if previous is not None:
+            self._scatter(previous)
+
+    def _begin(self, block: RowBlock, thresholds: Thresholds) -> _PendingGradient:
+        """Begin a block, with the derivative of the target's own term, which the sums over chunks will include."""
+        own_sbuf, derivative_sbuf = float32_like(thresholds.value_sbuf), float32_like(thresholds.value_sbuf)
+        parts = RowSums.make(block.batch.rows, self.stream.num_chunks)
+        factor_sbuf = self._factor(block, thresholds)
+        pending = _PendingGradient(block, thresholds, thresholds.least(), factor_sbuf, parts, own_sbuf, [])
+        self._derivative(derivative_sbuf, derivative_sbuf, thresholds.value_sbuf, pending, own_sbuf)
+        return pending
+
+    def _chunk(self, pending: _PendingGradient, load: int) -> nisa.NkiInstruction:
+        """Compute the gradient of a chunk in place of the input, and store it."""
+        chunk, tile_sbuf = self.stream.chunk(load), self.stream.loaded(load)
+        derivative_sbuf, unused_sbuf = (ring.tile(load, tile_sbuf) for ring in (self.scratch, self.unused))
+        self._derivative(
+            derivative_sbuf, unused_sbuf, tile_sbuf, pending, pending.parts.part(chunk.number, chunk.batch.rows)
+        )
+        nisa.tensor_scalar(dst=tile_sbuf, data=derivative_sbuf, op0=nl.multiply, operand0=pending.factor_sbuf)
+        return nisa.dma_copy(dst=chunk.of(self.grad_input_hbm), src=tile_sbuf)
+
+    def _derivative(
+        self,
+        dst_sbuf: nl.NkiTensor,
+        unused_sbuf: nl.NkiTensor,
+        input_sbuf: nl.NkiTensor,
+        pending: _PendingGradient,
+        sum_sbuf: nl.NkiTensor,
+    ) -> None:
+        """Compute the derivatives of a tile without the factor of each row, and the sum over each row.
+
+        For p = 1 a derivative is 1 where the term is positive and else 0, so that the sum is exact; for p = 2 it is
+        the hinge.
+        """
+        if self.launch.options.p == 2:
+            hinges(dst_sbuf, input_sbuf, pending.thresholds.bias_sbuf, sum_sbuf)
+            return
+        nisa.tensor_scalar(dst=dst_sbuf, data=input_sbuf, op0=nl.greater, operand0=pending.least_sbuf)
+        nisa.activation(
+            dst=unused_sbuf,
+            op=nl.copy,
+            data=dst_sbuf,
+            reduce_op=nl.add,
+            reduce_res=sum_sbuf,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+
+    def _factor(self, block: RowBlock, thresholds: Thresholds) -> nl.NkiTensor:
+        """Return the factor of the derivatives of each row, float32 [rows, 1].
+
+        It is the product of p, the upstream gradient, the weight and the factor of the reduction.
+        """
+        factor_sbuf = float32_like(thresholds.value_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=factor_sbuf,
+            data=self.upstream.of_batch(block.positions, self.uniform_sbuf),
+            op0=nl.multiply,
+            operand0=self.launch.options.p * self.launch.factor,
+            op1=nl.multiply,
+            operand1=thresholds.elements.weight_sbuf,
+        )
+        return factor_sbuf
+
+    def _scatter(self, pending: _PendingGradient) -> None:
+        """Write minus the sum of a row's derivatives to the element at its target, after the stores of the row's
+        chunks.
+        """
+        sum_sbuf = sum_without(pending.parts, pending.own_sbuf)
+        gradient_sbuf = float32_like(sum_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=gradient_sbuf,
+            data=sum_sbuf,
+            op0=nl.multiply,
+            operand0=-1.0,
+            op1=nl.multiply,
+            operand1=pending.factor_sbuf,
+        )
+        rows_hbm = pending.block.positions.block.of(self.grad_input_hbm)
+        scatter = nisa.dma_copy(
+            dst=vector_elements(rows_hbm, pending.thresholds.elements.index_sbuf),
+            src=cast(gradient_sbuf, self.grad_input_hbm.dtype),
+        )
+        for store in pending.stores:
+            scatter.depends_on(store, kind=nisa.dependency.runtime)
+
+
+def backward_of_core(launch: Launch, upstream: Upstream, grad_input_hbm: nl.NkiTensor) -> None:
+    """Write the gradient [N, C] of the rows of this core."""
+    blocks = launch.blocks()
+    if blocks:
+        _Backward.make(launch, blocks, upstream, grad_input_hbm).run(blocks)
+
+
+def _launch(
+    function: str,
+    input_hbm: nl.NkiTensor,
+    targets_hbm: nl.NkiTensor,
+    class_weight_hbm: nl.NkiTensor | None,
+    options: MultiMarginOptions,
+    reduction: str,
+    chunk_size: int | None,
+) -> Launch:
+    classes = input_hbm.shape[-1] if len(input_hbm.shape) else 0
+    tiling = choose_multi_margin_tiling(max(1, classes)) if chunk_size is None else MultiMarginTiling(chunk_size)
+    launch = Launch(function, input_hbm, targets_hbm, class_weight_hbm, options, reduction, tiling)
+    validate(launch)
+    return launch
 
 
 def multi_margin_loss_forward(
@@ -45,7 +356,7 @@ def multi_margin_loss_forward(
         margin: the amount by which the score of the target should exceed every other one; finite.
         reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum divided by N, whatever the weights are.
         chunk_size: columns that are processed at a time, at most 4,096; None:
-            :func:`~nkilib.experimental.loss.multi_margin.host.tiling.choose_multi_margin_tiling`.
+            :func:`~nkilib.experimental.loss.multi_margin.launch.choose_multi_margin_tiling`.
 
     Returns:
         loss_hbm: for ``"none"`` [N] in the type of the input; otherwise [1], float32. A NaN in a row makes its loss
@@ -104,19 +415,3 @@ def multi_margin_loss_backward(
     grad_hbm = grad_loss_hbm.reshape((launch.shape.rows, 1)) if launch.is_each else grad_loss_hbm
     backward_of_core(launch, Upstream(grad_hbm, None, launch.is_each), grad_input_hbm)
     return grad_input_hbm
-
-
-def _launch(
-    function: str,
-    input_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
-    class_weight_hbm: nl.NkiTensor | None,
-    options: MultiMarginOptions,
-    reduction: str,
-    chunk_size: int | None,
-) -> Launch:
-    classes = input_hbm.shape[-1] if len(input_hbm.shape) else 0
-    tiling = choose_multi_margin_tiling(max(1, classes)) if chunk_size is None else MultiMarginTiling(chunk_size)
-    launch = Launch(function, input_hbm, targets_hbm, class_weight_hbm, options, reduction, tiling)
-    validate(launch)
-    return launch

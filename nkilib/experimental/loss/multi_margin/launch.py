@@ -1,33 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tensors and options of a launch of the kernels, and their checks.
+"""A launch of the kernels: tiling, tensors and options with their checks; and on chip, the terms of rows and their
+thresholds, which forward and backward share.
 
-The checks run before the first instruction.
+The term of element j of a row x with target t is relu(x_j - x_t + margin)^p. The threshold that elements are compared
+with is x_t - margin. The loss does not include the term at the target itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
+from typing import NamedTuple
 
+from nkilib.core.hardware import div_ceil
 from nkilib.core.host.options import is_integer
-from nkilib.core.losses.checks import require_floats, require_reduction
+from nkilib.core.loss_arguments import require_floats, require_reduction
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.elements import INDEX_LIMIT
-from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.multi_margin.host.tiling import MOST_COLUMNS, MultiMarginTiling
-from nkilib.experimental.loss.skeletons.indexed.elements import ElementFinder
-from nkilib.experimental.loss.skeletons.indexed.positions import (
+from nkilib.core.rows.sbuf import ring_of
+from nkilib.core.rows.statistics import RowSums
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST, cast, float32_like
+from nkilib.experimental.loss.skeletons.indexed import (
     BATCHES_MAX,
     Block,
+    ElementFinder,
     PositionBatch,
     Shape,
+    TargetElements,
     batches_of_block,
     blocks_of,
 )
-from nkilib.nki import nl
+from nkilib.nki import nisa, nl
+
+# Columns of a chunk at most: more gain nothing, and the engine's accumulator adds up the sum of a chunk.
+MOST_COLUMNS = 4096
+# Chunks of the input on chip, and of scratch.
+BUFFERS, SCRATCH_BUFFERS = 4, 3
+# Chunks of a row at most: a partition keeps their sums.
+_MOST_CHUNKS = 4096
+# Blocks whose elements are gathered before they are needed.
+_AHEAD = 3
+# Sizes are rounded up to multiples of this number.
+_ROUND = 128
+
+
+class MultiMarginTiling(NamedTuple):
+    """The tiling of a launch; ``kernel[2](..., **tiling._asdict())``.
+
+    Attributes:
+        chunk_size: columns that are processed at a time.
+    """
+
+    chunk_size: int
+
+
+def choose_multi_margin_tiling(classes: int) -> MultiMarginTiling:
+    """Choose the chunk size for rows of ``classes`` columns, so that chunks are of nearly equal size.
+
+    It depends only on the number of classes, so that results of a row are bitwise identical in any launch.
+    """
+    even = div_ceil(classes, div_ceil(classes, MOST_COLUMNS))
+    return MultiMarginTiling(min(MOST_COLUMNS, div_ceil(even, _ROUND) * _ROUND))
 
 
 @dataclass(frozen=True)
@@ -59,6 +96,11 @@ class RowBlock:
     def number(self) -> int:
         """The number of the block among all blocks of the launch."""
         return self.positions.number
+
+
+def _row_block(shape: Shape, block: Block) -> RowBlock:
+    (positions,) = batches_of_block(shape, block)
+    return RowBlock(Batch(block.first, block.rows, 1), positions)
 
 
 @dataclass(frozen=True)
@@ -115,13 +157,24 @@ class Launch:
         return ElementFinder.make(self.shape, targets_hbm, self.class_weight_hbm, None)
 
 
-def _row_block(shape: Shape, block: Block) -> RowBlock:
-    (positions,) = batches_of_block(shape, block)
-    return RowBlock(Batch(block.first, block.rows, 1), positions)
-
-
-# Chunks of a row at most: a partition keeps their sums.
-_MOST_CHUNKS = 4096
+def _validate_sizes(launch: Launch) -> None:
+    function, shape, chunk_size = launch.function, launch.shape, launch.tiling.chunk_size
+    require(
+        is_integer(chunk_size) and 0 < chunk_size <= MOST_COLUMNS,
+        f"{function}: chunk_size must be an integer from 1 to {MOST_COLUMNS}, got {chunk_size}; leave it out",
+    )
+    most = min(INDEX_LIMIT, _MOST_CHUNKS * chunk_size)
+    require(
+        shape.classes <= most,
+        f"{function}: a row must have at most {most} classes in chunks of {chunk_size}, got {shape.classes}; "
+        f"pass chunk_size={MOST_COLUMNS}, or split the classes",
+    )
+    blocks = div_ceil(shape.rows, shape.rows_of_block)
+    require(
+        blocks <= BATCHES_MAX,
+        f"{function}: a launch takes at most {BATCHES_MAX} groups of up to 128 rows, got {blocks} of {shape.rows} "
+        f"rows; split the rows",
+    )
 
 
 def validate(launch: Launch) -> None:
@@ -148,21 +201,143 @@ def validate(launch: Launch) -> None:
     _validate_sizes(launch)
 
 
-def _validate_sizes(launch: Launch) -> None:
-    function, shape, chunk_size = launch.function, launch.shape, launch.tiling.chunk_size
-    require(
-        is_integer(chunk_size) and 0 < chunk_size <= MOST_COLUMNS,
-        f"{function}: chunk_size must be an integer from 1 to {MOST_COLUMNS}, got {chunk_size}; leave it out",
+def sum_without(parts: RowSums, own_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return the sum of each row over all chunks without the target's own term, ``own_sbuf``: float32 [rows, 1]."""
+    sum_sbuf = float32_like(own_sbuf)
+    parts.total(sum_sbuf, parts.parts_sbuf.shape[1])
+    nisa.tensor_tensor(dst=sum_sbuf, data1=sum_sbuf, data2=own_sbuf, op=nl.subtract)
+    return sum_sbuf
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A ring buffer of tiles [128, columns of a chunk], one for each chunk in turn."""
+
+    tiles_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, launch: Launch, dtype: nl.DType) -> Scratch:
+        """Allocate the tiles in the type ``dtype``."""
+        return cls(ring_of(SCRATCH_BUFFERS, launch.tiling.chunk_size, dtype))
+
+    def tile(self, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the tile for chunk number ``load`` of the core, in the shape of another tile."""
+        rows, columns = like_sbuf.shape
+        return self.tiles_sbuf[load % len(self.tiles_sbuf)][0:rows, 0:columns]
+
+
+def hinges(dst: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor) -> None:
+    """Compute relu(x + bias) of a tile and the sum of each row, on Scalar."""
+    nisa.activation(
+        dst=dst,
+        op=nl.relu,
+        data=data,
+        bias=bias_sbuf,
+        reduce_op=nl.add,
+        reduce_res=sum_sbuf,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
     )
-    most = min(INDEX_LIMIT, _MOST_CHUNKS * chunk_size)
-    require(
-        shape.classes <= most,
-        f"{function}: a row must have at most {most} classes in chunks of {chunk_size}, got {shape.classes}; "
-        f"pass chunk_size={MOST_COLUMNS}, or split the classes",
+
+
+def hinges_on_vector(
+    data: nl.NkiTensor, zeros_sbuf: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor
+) -> None:
+    """Compute :func:`hinges` in place, on Vector instead of Scalar."""
+    rows, columns = data.shape
+    nisa.scalar_tensor_tensor(
+        dst=data,
+        data=data,
+        op0=nl.add,
+        operand0=bias_sbuf,
+        op1=nl.maximum,
+        operand1=zeros_sbuf[0:rows, 0:columns],
+        reduce_op=nl.add,
+        reduce_res=sum_sbuf,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
     )
-    blocks = div_ceil(shape.rows, shape.rows_of_block)
-    require(
-        blocks <= BATCHES_MAX,
-        f"{function}: a launch takes at most {BATCHES_MAX} groups of up to 128 rows, got {blocks} of {shape.rows} "
-        f"rows; split the rows",
+
+
+def square_hinges(
+    scratch_sbuf: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor
+) -> None:
+    """Compute relu(x + bias)^2 of a tile into ``scratch_sbuf``, and the sum of each row.
+
+    Vector computes the hinges, Scalar the squares.
+    """
+    nisa.tensor_scalar(dst=scratch_sbuf, data=data, op0=nl.add, operand0=bias_sbuf, op1=nl.maximum, operand1=0.0)
+    nisa.activation(
+        dst=scratch_sbuf,
+        op=nl.square,
+        data=scratch_sbuf,
+        reduce_op=nl.add,
+        reduce_res=sum_sbuf,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
     )
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The thresholds of the rows of a block: float32 tiles [rows, 1].
+
+    Attributes:
+        elements: the indices of the elements at the targets, and the weights of the rows.
+        value_sbuf: the element at the target, x_t.
+        bias_sbuf: margin - x_t, finite.
+    """
+
+    elements: TargetElements
+    value_sbuf: nl.NkiTensor
+    bias_sbuf: nl.NkiTensor
+
+    def least(self) -> nl.NkiTensor:
+        """Return x_t - margin, the threshold itself: the terms of elements above it are positive."""
+        least_sbuf = float32_like(self.bias_sbuf)
+        nisa.tensor_scalar(dst=least_sbuf, data=self.bias_sbuf, op0=nl.multiply, operand0=-1.0)
+        return least_sbuf
+
+
+def _gathered(launch: Launch, finder: ElementFinder, block: RowBlock) -> tuple[TargetElements, nl.NkiTensor]:
+    (elements,) = finder.find([block.positions])
+    return elements, elements.gathered(block.positions.block.of(launch.input_hbm))
+
+
+def _thresholds(launch: Launch, elements: TargetElements, value_sbuf: nl.NkiTensor) -> Thresholds:
+    """Compute the thresholds of a block from the elements at its targets.
+
+    The bias is kept finite, because its sum with an infinite element could be inf - inf.
+    """
+    bias_sbuf = float32_like(value_sbuf)
+    nisa.tensor_scalar(
+        dst=bias_sbuf,
+        data=value_sbuf,
+        op0=nl.multiply,
+        operand0=-1.0,
+        op1=nl.add,
+        operand1=launch.options.margin,
+    )
+    nisa.tensor_scalar(
+        dst=bias_sbuf,
+        data=bias_sbuf,
+        op0=nl.minimum,
+        operand0=FLOAT32_HIGHEST,
+        op1=nl.maximum,
+        operand1=-FLOAT32_HIGHEST,
+    )
+    return Thresholds(elements, value_sbuf, bias_sbuf)
+
+
+def thresholds_of_blocks(launch: Launch, blocks: list[RowBlock]) -> Iterator[Thresholds]:
+    """Yield the thresholds of each block.
+
+    The elements at the targets are gathered several blocks ahead, because a gather has the latency of three
+    DMAs. The thresholds are computed from them one block ahead: Vector works in order, and would otherwise
+    compute them only when the previous block is finished.
+    """
+    finder = launch.finder()
+    gathered: list[tuple[TargetElements, nl.NkiTensor]] = []
+    computed: list[Thresholds] = []
+    for number in range(len(blocks)):
+        gathered.extend(_gathered(launch, finder, block) for block in blocks[len(gathered) : number + _AHEAD])
+        for elements, value_sbuf in gathered[len(computed) : number + 2]:
+            computed.append(_thresholds(launch, elements, cast(value_sbuf, nl.float32)))
+        yield computed[number]

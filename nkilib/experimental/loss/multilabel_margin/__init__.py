@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of the multi-label margin loss, to be launched on their own."""
+"""The kernels of the multi-label margin loss, to be launched on their own.
 
-from nkilib.experimental.loss.multilabel_margin.row import (
+- ``kernels``: the kernels as plain functions; ``registry_entry``: guarantees, work and float64 reference;
+- ``launch``: a launch and its checks; on chip, the lists of targets and the scores.
+"""
+
+from nkilib.experimental.loss.multilabel_margin.registry_entry import (
     MULTILABEL_MARGIN,
     multilabel_margin_loss_backward,
     multilabel_margin_loss_forward,

@@ -1,17 +1,296 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of the multi-label margin loss: plain functions, to be launched or called from NKI code."""
+"""The kernels of the multi-label margin loss: plain functions, to be launched or called from NKI code.
+
+For the losses, Scalar makes a pass over the other classes for each target of a row. The gradient is, for each class, a
+count of positive terms, which is exact, times a per-row scalar. A term belongs to a target and another class: for each
+target, Vector adds 1 to the count of every class whose term is positive. The number of these classes is the difference
+of the sums of all counts before and after; minus that number is added to the count of the target's class.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from nkilib.core.cores import PartialSums
+from nkilib.core.hardware import PARTITIONS
 from nkilib.core.hbm import HbmTensor
-from nkilib.core.losses.checks import require_upstream
+from nkilib.core.loss_arguments import require_upstream
 from nkilib.core.rows.checks import require_flag
-from nkilib.experimental.loss.multilabel_margin.backward import backward_of_core
-from nkilib.experimental.loss.multilabel_margin.forward import forward_of_core
-from nkilib.experimental.loss.multilabel_margin.launch import Launch, validate
-from nkilib.nki import nl
+from nkilib.core.rows.tiles import float32_like
+from nkilib.experimental.loss.multilabel_margin.launch import (
+    TARGETS_OF_ITERATION,
+    InputBuffers,
+    Launch,
+    Ordinals,
+    RowBlock,
+    Scores,
+    TargetLists,
+    TargetReader,
+    of_iteration,
+    scores_of_group,
+    validate,
+)
+from nkilib.nki import nisa, nl
+
+# Bytes of a partition for each class of a block. Forward: scores, marks of targets, and two float32 numbers for each
+# target; backward: scores, counts, and three float32 numbers for each target.
+BYTES_OF_CLASS = {"forward": 14, "backward": 20}
+
+
+def _total(parts_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return the sum of each row of a tile [rows, iterations, targets of an iteration]."""
+    rows, iterations, places = parts_sbuf.shape
+    sum_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=sum_sbuf, op=nl.add, data=parts_sbuf.reshape((rows, iterations * places)), axis=1)
+    return sum_sbuf
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """The operands and buffers that all blocks share.
+
+    Attributes:
+        launch: the launch of the kernel.
+        reader: the reader of the targets.
+        unused_sbuf: a scratch tile for the output of instructions of which only the sum is used, float32 [128,
+            C].
+    """
+
+    launch: Launch
+    reader: TargetReader
+    unused_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, launch: Launch) -> _Forward:
+        unused_sbuf = nl.ndarray((PARTITIONS, launch.classes), dtype=nl.float32, buffer=nl.sbuf)
+        return cls(launch, TargetReader.make(launch, Ordinals.make(launch.classes), unused_sbuf), unused_sbuf)
+
+    def run(self, loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
+        """Process all rows."""
+        groups = self.launch.groups(BYTES_OF_CLASS["forward"])
+        buffers = InputBuffers.make(self.launch, len(groups[0]))
+        lengths = self.reader.lengths(self.launch.blocks())
+        iterations = self.reader.iterations(lengths)
+        for group in groups:
+            inputs = buffers.loaded(group)
+            lists = [self.reader.lists(block, lengths) for block in group]
+            scores = scores_of_group(inputs, lists, self.reader.ordinals, iterations, self.unused_sbuf)
+            for block, sum_sbuf in zip(group, self._summed(scores, iterations), strict=True):
+                if block.is_stored:
+                    self._finish(block, sum_sbuf, loss_hbm, sums)
+
+    def _summed(self, group_scores: list[Scores], iterations: nisa.VirtualRegister) -> list[nl.NkiTensor]:
+        """Return the sum of all terms of each row of each block, float32 [rows, 1]."""
+        parts = [float32_like(scores.biases_sbuf) for scores in group_scores]
+        for parts_sbuf in parts:
+            nisa.memset(dst=parts_sbuf, value=0.0)
+
+        def sum_terms(iteration: nisa.VirtualRegister) -> None:
+            for place in range(TARGETS_OF_ITERATION):
+                for scores, parts_sbuf in zip(group_scores, parts, strict=True):
+                    nisa.activation(
+                        dst=self.unused_sbuf[0 : parts_sbuf.shape[0], :],
+                        op=nl.relu,
+                        data=scores.others_sbuf,
+                        bias=of_iteration(scores.biases_sbuf, iteration, place),
+                        reduce_op=nl.add,
+                        reduce_res=of_iteration(parts_sbuf, iteration, place),
+                        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+                    )
+
+        nl.fori_loop(0, iterations, sum_terms)
+        return [_total(parts_sbuf) for parts_sbuf in parts]
+
+    def _finish(
+        self, block: RowBlock, sum_sbuf: nl.NkiTensor, loss_hbm: nl.NkiTensor, sums: PartialSums | None
+    ) -> None:
+        """Store the losses of a block, or put them into ``sums``."""
+        rows = block.batch.rows
+        losses_sbuf = nl.ndarray((rows, 1), dtype=loss_hbm.dtype, buffer=nl.sbuf)
+        to_sbuf = losses_sbuf if sums is None else sums.of_part(block.number, rows)
+        nisa.tensor_scalar(dst=to_sbuf, data=sum_sbuf, op0=nl.multiply, operand0=self.launch.factor)
+        if sums is None:
+            block.batch.stored(loss_hbm, losses_sbuf)
+
+
+def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
+    """Compute the losses of the rows of this core, [N], or the sum of the losses of all cores, [1]."""
+    sums = None if launch.is_each else PartialSums.make(launch.number_of_blocks)
+    _Forward.make(launch).run(loss_hbm, sums)
+    if sums is not None:
+        sums.store(loss_hbm)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """The counts of positive terms of a block.
+
+    Attributes:
+        scores: the scores of the block.
+        counts_sbuf: the number of positive terms of each class, float32 [rows, C].
+        sums_sbuf: the sum of all counts of a row, after each of its targets has been counted, float32 [rows,
+            iterations, targets of an iteration].
+    """
+
+    scores: Scores
+    counts_sbuf: nl.NkiTensor
+    sums_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, scores: Scores) -> _Counts:
+        """Start with counts of 0, and negate the biases of the scores: a term is positive if the score exceeds the
+        result.
+        """
+        counts = cls(scores, float32_like(scores.others_sbuf), float32_like(scores.biases_sbuf))
+        for tile_sbuf in (counts.counts_sbuf, counts.sums_sbuf):
+            nisa.memset(dst=tile_sbuf, value=0.0)
+        nisa.tensor_scalar(dst=scores.biases_sbuf, data=scores.biases_sbuf, op0=nl.multiply, operand0=-1.0)
+        return counts
+
+    def count(self, iteration: nisa.VirtualRegister, place: int) -> None:
+        """Count the positive terms of one target of each row: number ``place`` of the loop's current iteration."""
+        nisa.scalar_tensor_tensor(
+            dst=self.counts_sbuf,
+            data=self.scores.others_sbuf,
+            op0=nl.greater,
+            operand0=of_iteration(self.scores.biases_sbuf, iteration, place),
+            op1=nl.add,
+            operand1=self.counts_sbuf,
+            reduce_op=nl.add,
+            reduce_res=of_iteration(self.sums_sbuf, iteration, place),
+        )
+
+    def give(
+        self, target_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor, ordinals: Ordinals, unused_sbuf: nl.NkiTensor
+    ) -> None:
+        """Add ``number_sbuf`` to the count of the class of one target of each row.
+
+        Args:
+            target_sbuf: the targets, as classes from 1; 0 where a row has no further target, [rows, 1].
+            number_sbuf: the numbers to add, [rows, 1].
+            ordinals: the numbers of the classes.
+            unused_sbuf: a scratch tile, [128, C].
+        """
+        rows = self.counts_sbuf.shape[0]
+        chosen_sbuf = unused_sbuf[0:rows, :]
+        nisa.tensor_scalar(
+            dst=chosen_sbuf,
+            data=ordinals.rising_sbuf[0:rows, :],
+            op0=nl.equal,
+            operand0=target_sbuf,
+            op1=nl.multiply,
+            operand1=number_sbuf,
+        )
+        nisa.tensor_tensor(dst=self.counts_sbuf, data1=self.counts_sbuf, data2=chosen_sbuf, op=nl.add)
+
+
+def _negative_differences(sums_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return for each number of a row the previous number minus this one; the number before the first one is 0."""
+    rows, iterations, places = sums_sbuf.shape
+    columns = iterations * places
+    flat_sbuf, found_sbuf = sums_sbuf.reshape((rows, columns)), float32_like(sums_sbuf)
+    to_sbuf = found_sbuf.reshape((rows, columns))
+    nisa.tensor_scalar(dst=to_sbuf[:, 0:1], data=flat_sbuf[:, 0:1], op0=nl.multiply, operand0=-1.0)
+    nisa.tensor_tensor(
+        dst=to_sbuf[:, 1:columns],
+        data1=flat_sbuf[:, 0 : columns - 1],
+        data2=flat_sbuf[:, 1:columns],
+        op=nl.subtract,
+    )
+    return found_sbuf
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """The operands and buffers that all blocks share.
+
+    Attributes:
+        launch: the launch of the kernel.
+        reader: the reader of the targets.
+        unused_sbuf: a scratch tile for outputs that are not used, float32 [128, C].
+        grad_loss_hbm: the upstream gradients, [N], or that of the sum or mean, float32 [1].
+        grad_input_hbm: the gradient, [N, C].
+    """
+
+    launch: Launch
+    reader: TargetReader
+    unused_sbuf: nl.NkiTensor
+    grad_loss_hbm: nl.NkiTensor
+    grad_input_hbm: nl.NkiTensor
+
+    @classmethod
+    def make(cls, launch: Launch, grad_loss_hbm: nl.NkiTensor, grad_input_hbm: nl.NkiTensor) -> _Backward:
+        unused_sbuf = nl.ndarray((PARTITIONS, launch.classes), dtype=nl.float32, buffer=nl.sbuf)
+        reader = TargetReader.make(launch, Ordinals.make(launch.classes), unused_sbuf)
+        return cls(launch, reader, unused_sbuf, grad_loss_hbm, grad_input_hbm)
+
+    def run(self) -> None:
+        """Process all rows."""
+        groups = self.launch.groups(BYTES_OF_CLASS["backward"])
+        buffers = InputBuffers.make(self.launch, len(groups[0]))
+        lengths = self.reader.lengths(self.launch.blocks())
+        iterations = self.reader.iterations(lengths)
+        for group in groups:
+            inputs = buffers.loaded(group)
+            lists = [self.reader.lists(block, lengths) for block in group]
+            scores = scores_of_group(inputs, lists, self.reader.ordinals, iterations, self.unused_sbuf)
+            counts = self._counted(scores, lists, iterations)
+            for block, input_sbuf, counts_sbuf in zip(group, inputs, counts, strict=True):
+                nisa.tensor_scalar(dst=input_sbuf, data=counts_sbuf, op0=nl.multiply, operand0=self._factor(block))
+                if block.is_stored:
+                    store_hbm = block.batch.part_of(self.grad_input_hbm, 0, self.launch.classes)
+                    nisa.dma_copy(dst=store_hbm, src=input_sbuf)
+
+    def _factor(self, block: RowBlock) -> nl.NkiTensor:
+        """Return the factor that turns the counts of a row into its gradient, float32 [rows, 1]."""
+        rows, grad_hbm = block.batch.rows, self.grad_loss_hbm
+        grad_sbuf = nl.ndarray((rows, 1), dtype=grad_hbm.dtype, buffer=nl.sbuf)
+        if self.launch.is_each:
+            of_rows_hbm = grad_hbm.reshape((self.launch.rows, 1))
+            nisa.dma_copy(dst=grad_sbuf, src=block.batch.part_of(of_rows_hbm, 0, 1))
+        else:
+            nisa.dma_copy(dst=grad_sbuf, src=grad_hbm.reshape((1, 1)).broadcast(0, rows))
+        factor_sbuf = float32_like(grad_sbuf)
+        nisa.tensor_scalar(dst=factor_sbuf, data=grad_sbuf, op0=nl.multiply, operand0=self.launch.factor)
+        return factor_sbuf
+
+    def _counted(
+        self, group_scores: list[Scores], lists: list[TargetLists], iterations: nisa.VirtualRegister
+    ) -> list[nl.NkiTensor]:
+        """Return, for each class, the number of positive terms of the class minus the number of positive terms of
+        which it is the target.
+
+        Returns:
+            The counts of each block, float32 [rows, C].
+        """
+        counted = [_Counts.make(scores) for scores in group_scores]
+
+        def count_terms(iteration: nisa.VirtualRegister) -> None:
+            for place in range(TARGETS_OF_ITERATION):
+                for counts in counted:
+                    counts.count(iteration, place)
+
+        nl.fori_loop(0, iterations, count_terms)
+        numbers = [_negative_differences(counts.sums_sbuf) for counts in counted]
+
+        def give(iteration: nisa.VirtualRegister) -> None:
+            for place in range(TARGETS_OF_ITERATION):
+                for counts, target_lists, numbers_sbuf in zip(counted, lists, numbers, strict=True):
+                    target_sbuf, number_sbuf = (
+                        target_lists.of_iteration(iteration, place),
+                        of_iteration(numbers_sbuf, iteration, place),
+                    )
+                    counts.give(target_sbuf, number_sbuf, self.reader.ordinals, self.unused_sbuf)
+
+        nl.fori_loop(0, iterations, give)
+        return [counts.counts_sbuf for counts in counted]
+
+
+def backward_of_core(launch: Launch, grad_loss_hbm: nl.NkiTensor, grad_input_hbm: nl.NkiTensor) -> None:
+    """Write the gradient [N, C] of the rows of this core."""
+    _Backward.make(launch, grad_loss_hbm, grad_input_hbm).run()
 
 
 def multilabel_margin_loss_forward(

@@ -1,29 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tensors and options of a launch of the kernels, and their checks.
+"""A launch of the kernels: tensors and options with their checks; and on chip, the lists of targets and the scores of
+blocks of rows, which forward and backward share.
 
-The checks run before the first instruction.
+The targets of a row are a list, ended by the first negative number. The operands of a loop of the device must exist for
+each of its iterations, and rows have lists of different lengths. Therefore lists are padded with 0, classes count from
+1, and a loop runs as often as the longest list of all rows needs. Each iteration processes a fixed number of targets of
+every row.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.losses.checks import require_floats, require_reduction
+from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.loss_arguments import require_floats, require_reduction
 from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require
-from nkilib.core.tiling import div_ceil
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST, float32_like
 from nkilib.nki import nisa, nl
 
-PARTITIONS = 128
 # Classes of a row, which is on chip as a whole. Counts of pairs of them are exact in float32.
 CLASSES_MAX = 4096
 # Blocks of a launch at most: the program of so many blocks is near the limit of its length.
 BLOCKS_MAX = 2048
 # Bytes of a partition for all tiles of C columns, and the bytes for each class that all blocks share.
 _TILE_BYTES, _SHARED_BYTES = 190_000, 28
+# The largest finite number of each type, and the score of a target among the other classes.
+_HIGHEST = {nl.float32: FLOAT32_HIGHEST, nl.bfloat16: 3.3895313892515355e38, nl.float16: 65504.0}
+_LOWEST = float("-inf")
+# Targets of an iteration: the instructions of one target hide the latencies of the others.
+TARGETS_OF_ITERATION = 4
+_BITS_OF_TARGET = 2
+_PIPE = 1
 
 
 @dataclass(frozen=True)
@@ -172,3 +183,264 @@ def validate(launch: Launch) -> None:
         f"{function}: a launch takes at most {BLOCKS_MAX * PARTITIONS} rows, got {launch.rows}; split the rows",
     )
     require_reduction(function, launch.reduction)
+
+
+def iterations_of(classes: int) -> int:
+    """Return the number of iterations of a loop over a list that has as many targets as there are classes."""
+    return div_ceil(classes, TARGETS_OF_ITERATION)
+
+
+@dataclass(frozen=True)
+class Ordinals:
+    """The numbers of the classes, counted from 1: float32 [128, C], the same in every partition.
+
+    Attributes:
+        rising_sbuf: 1, 2, ..., C.
+        falling_sbuf: C, C - 1, ..., 1.
+    """
+
+    rising_sbuf: nl.NkiTensor
+    falling_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, classes: int) -> Ordinals:
+        """Compute the tiles, which count in int32 and are converted to float32; this is exact."""
+        tiles = []
+        for first, step in ((1, 1), (classes, -1)):
+            counted_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.int32, buffer=nl.sbuf)
+            tile_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.iota(dst=counted_sbuf, pattern=[[step, classes]], offset=first, channel_multiplier=0)
+            nisa.tensor_copy(dst=tile_sbuf, src=counted_sbuf)
+            tiles.append(tile_sbuf)
+        return cls(tiles[0], tiles[1])
+
+
+def of_iteration(tile_sbuf: nl.NkiTensor, iteration: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
+    """Return number ``place`` of an iteration, one for each row, from a tile [rows, iterations, targets of an
+    iteration].
+    """
+    rows = tile_sbuf.shape[0]
+    return tile_sbuf[:, nl.ds(iteration, 1), place : place + 1].reshape((rows, 1))
+
+
+@dataclass(frozen=True)
+class TargetLists:
+    """The padded lists of targets of a block of rows.
+
+    Attributes:
+        classes_sbuf: float32 [rows, iterations, targets of an iteration]: classes, counted from 1, and 0 behind
+            the end of a list.
+    """
+
+    classes_sbuf: nl.NkiTensor
+
+    def of_iteration(self, iteration: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
+        """Return target number ``place`` of an iteration, one for each row, [rows, 1]."""
+        return of_iteration(self.classes_sbuf, iteration, place)
+
+
+@dataclass(frozen=True)
+class TargetReader:
+    """The tiles with which the lists of all blocks are loaded and computed.
+
+    Attributes:
+        launch: the launch of the kernel.
+        ordinals: the numbers of the classes.
+        loaded_sbuf: two int32 tiles [128, C] for loaded targets, which blocks use alternately.
+        unused_sbuf: a scratch tile, float32 [128, C].
+    """
+
+    launch: Launch
+    ordinals: Ordinals
+    loaded_sbuf: list[nl.NkiTensor]
+    unused_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, launch: Launch, ordinals: Ordinals, unused_sbuf: nl.NkiTensor) -> TargetReader:
+        """Allocate the tiles for all blocks."""
+        shape = (PARTITIONS, launch.classes)
+        loaded = [nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf) for _ in range(2)]
+        return cls(launch, ordinals, loaded, unused_sbuf)
+
+    def lengths(self, blocks: list[RowBlock]) -> nl.NkiTensor:
+        """Return the lengths of the lists, float32 [128, blocks]; 0 in a partition without a row."""
+        lengths_sbuf = nl.ndarray((PARTITIONS, len(blocks)), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=lengths_sbuf, value=0.0)
+        for block in blocks:
+            rows, place = block.batch.rows, block.place
+            # Of all negative numbers, the first one has the most classes from it to the end of the row.
+            nisa.scalar_tensor_tensor(
+                dst=self.unused_sbuf[0:rows, :],
+                data=self._loaded(block),
+                op0=nl.less,
+                operand0=0.0,
+                op1=nl.multiply,
+                operand1=self.ordinals.falling_sbuf[0:rows, :],
+                reduce_op=nl.maximum,
+                reduce_res=lengths_sbuf[0:rows, place : place + 1],
+            )
+            nisa.tensor_scalar(
+                dst=lengths_sbuf[0:rows, place : place + 1],
+                data=lengths_sbuf[0:rows, place : place + 1],
+                op0=nl.multiply,
+                operand0=-1.0,
+                op1=nl.add,
+                operand1=float(self.launch.classes),
+            )
+        return lengths_sbuf
+
+    def iterations(self, lengths_sbuf: nl.NkiTensor) -> nisa.VirtualRegister:
+        """Return the number of iterations that the longest list of all rows needs, including the rows of the other
+        core.
+        """
+        longest_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=longest_sbuf, op=nl.maximum, data=lengths_sbuf, axis=1)
+        transposed_psum = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(dst=transposed_psum, data=longest_sbuf)
+        most_sbuf = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=most_sbuf, op=nl.maximum, data=transposed_psum, axis=1)
+        if nl.num_programs() > 1:
+            other, others_sbuf = 1 - nl.program_id(0), nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.sendrecv(src=most_sbuf, dst=others_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=_PIPE)
+            nisa.tensor_tensor(dst=most_sbuf, data1=most_sbuf, data2=others_sbuf, op=nl.maximum)
+        nisa.tensor_scalar(dst=most_sbuf, data=most_sbuf, op0=nl.add, operand0=float(TARGETS_OF_ITERATION - 1))
+        iterations_sbuf = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=iterations_sbuf, src=most_sbuf)
+        nisa.tensor_scalar(dst=iterations_sbuf, data=iterations_sbuf, op0=nl.right_shift, operand0=_BITS_OF_TARGET)
+        iterations = nisa.register_alloc()
+        nisa.register_load(iterations, iterations_sbuf)
+        return iterations
+
+    def lists(self, block: RowBlock, lengths_sbuf: nl.NkiTensor) -> TargetLists:
+        """Return the padded lists of a block: target + 1 where the place in the row is less than the list's length,
+        else 0.
+        """
+        rows, classes = block.batch.rows, self.launch.classes
+        length_sbuf = lengths_sbuf[0:rows, block.place : block.place + 1]
+        iterations = iterations_of(classes)
+        padded_sbuf = nl.ndarray((rows, iterations * TARGETS_OF_ITERATION), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=padded_sbuf, value=0.0)
+        counts_sbuf = self.unused_sbuf[0:rows, :]
+        rising_sbuf = self.ordinals.rising_sbuf[0:rows, :]
+        nisa.tensor_scalar(dst=counts_sbuf, data=rising_sbuf, op0=nl.less_equal, operand0=length_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=padded_sbuf[:, 0:classes],
+            data=self._loaded(block),
+            op0=nl.add,
+            operand0=1.0,
+            op1=nl.multiply,
+            operand1=counts_sbuf,
+        )
+        return TargetLists(padded_sbuf.reshape((rows, iterations, TARGETS_OF_ITERATION)))
+
+    def _loaded(self, block: RowBlock) -> nl.NkiTensor:
+        targets_sbuf = self.loaded_sbuf[block.place % len(self.loaded_sbuf)][0 : block.batch.rows, :]
+        nisa.dma_copy(dst=targets_sbuf, src=block.batch.part_of(self.launch.targets_hbm, 0, self.launch.classes))
+        return targets_sbuf
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of a block of rows.
+
+    Attributes:
+        others_sbuf: [rows, C], in the type of the input; the scores of the input; -inf at every target once the
+            targets are found.
+        biases_sbuf: 1 - x_t for each target t of a row's list, float32 [rows, iterations, targets of an
+            iteration]; behind the end of the list a number for which no term is positive.
+        is_target_sbuf: bfloat16 [rows, C], 1 at every target, else 0.
+    """
+
+    others_sbuf: nl.NkiTensor
+    biases_sbuf: nl.NkiTensor
+    is_target_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, input_sbuf: nl.NkiTensor, lists: TargetLists) -> Scores:
+        """Clip the scores of the input to finite numbers, and allocate the other tiles; no target is found yet."""
+        highest = _HIGHEST[input_sbuf.dtype]
+        nisa.tensor_scalar(
+            dst=input_sbuf, data=input_sbuf, op0=nl.minimum, operand0=highest, op1=nl.maximum, operand1=-highest
+        )
+        biases_sbuf = float32_like(lists.classes_sbuf)
+        is_target_sbuf = nl.ndarray(input_sbuf.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+        for tile_sbuf in (biases_sbuf, is_target_sbuf):
+            nisa.memset(dst=tile_sbuf, value=0.0)
+        return cls(input_sbuf, biases_sbuf, is_target_sbuf)
+
+    def find_target(
+        self,
+        iteration: nisa.VirtualRegister,
+        place: int,
+        lists: TargetLists,
+        ordinals: Ordinals,
+        unused_sbuf: nl.NkiTensor,
+    ) -> None:
+        """Store the score x_t of one target of each row in the place of its bias, and mark the target.
+
+        The target is number ``place`` of the loop's current iteration.
+        """
+        rows, target_sbuf = self.others_sbuf.shape[0], lists.of_iteration(iteration, place)
+        rising_sbuf = ordinals.rising_sbuf[0:rows, :]
+        nisa.scalar_tensor_tensor(
+            dst=unused_sbuf[0:rows, :],
+            data=rising_sbuf,
+            op0=nl.equal,
+            operand0=target_sbuf,
+            op1=nl.multiply,
+            operand1=self.others_sbuf,
+            reduce_op=nl.add,
+            reduce_res=of_iteration(self.biases_sbuf, iteration, place),
+        )
+        nisa.scalar_tensor_tensor(
+            dst=self.is_target_sbuf,
+            data=rising_sbuf,
+            op0=nl.equal,
+            operand0=target_sbuf,
+            op1=nl.maximum,
+            operand1=self.is_target_sbuf,
+        )
+
+
+def _make_biases(biases_sbuf: nl.NkiTensor, lists: TargetLists) -> None:
+    """Replace each x_t by 1 - x_t, and by the lowest float32 behind the end of a list."""
+    nisa.tensor_scalar(dst=biases_sbuf, data=biases_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=1.0)
+    is_none_sbuf = nl.ndarray(biases_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=is_none_sbuf, data=lists.classes_sbuf, op0=nl.equal, operand0=0.0)
+    nisa.tensor_copy_predicated(dst=biases_sbuf, src=-FLOAT32_HIGHEST, predicate=is_none_sbuf)
+
+
+def scores_of_group(
+    inputs_sbuf: list[nl.NkiTensor],
+    lists: list[TargetLists],
+    ordinals: Ordinals,
+    iterations: nisa.VirtualRegister,
+    unused_sbuf: nl.NkiTensor,
+) -> list[Scores]:
+    """Separate the scores of targets from the scores of other classes, for the blocks of a group, in place.
+
+    The score of a target is the sum over all classes of score times mask; the mask is 1 at the target and 0 elsewhere.
+    Infinite scores are clipped to the largest finite numbers first, because 0 times infinity is NaN.
+
+    Args:
+        inputs_sbuf: the scores of each block, [rows, C]; overwritten.
+        lists: the target lists of each block.
+        ordinals: the numbers of the classes, with which targets are compared.
+        iterations: the number of iterations of a loop that covers the longest list of all rows.
+        unused_sbuf: a scratch tile for products, [128, C].
+    """
+    group_scores = [
+        Scores.make(input_sbuf, target_lists) for input_sbuf, target_lists in zip(inputs_sbuf, lists, strict=True)
+    ]
+
+    def find_targets(iteration: nisa.VirtualRegister) -> None:
+        for place in range(TARGETS_OF_ITERATION):
+            for scores, target_lists in zip(group_scores, lists, strict=True):
+                scores.find_target(iteration, place, target_lists, ordinals, unused_sbuf)
+
+    nl.fori_loop(0, iterations, find_targets)
+    for scores, target_lists in zip(group_scores, lists, strict=True):
+        predicate = scores.is_target_sbuf.view(nl.uint16)
+        nisa.tensor_copy_predicated(dst=scores.others_sbuf, src=_LOWEST, predicate=predicate)
+        _make_biases(scores.biases_sbuf, target_lists)
+    return group_scores

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of the negative log-likelihood loss, to be launched on their own."""
+"""The kernels of the negative log-likelihood loss, to be launched on their own.
 
-from nkilib.experimental.loss.nll.row import NLL, nll_loss_backward, nll_loss_forward
+- ``kernels``: the kernels as plain functions; ``registry_entry``: guarantees, work and float64 reference;
+- ``gathered``: elements at the targets alone; ``few_classes``: whole inputs of few classes, in long runs.
+"""
+
+from nkilib.experimental.loss.nll.registry_entry import NLL, nll_loss_backward, nll_loss_forward
 
 __all__ = ["NLL", "nll_loss_backward", "nll_loss_forward"]

@@ -9,17 +9,17 @@ from math import prod
 
 from nkilib.core.hbm import HbmTensor
 from nkilib.core.host.options import is_integer
-from nkilib.core.losses.checks import require_floats, require_reduction, require_upstream
+from nkilib.core.loss_arguments import require_floats, require_reduction, require_upstream
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.elements import INDEX_LIMIT
-from nkilib.experimental.loss.nll.backward import backward_of_core
-from nkilib.experimental.loss.nll.class_backward import streamed_backward_of_core
-from nkilib.experimental.loss.nll.class_forward import streamed_forward_of_core
-from nkilib.experimental.loss.nll.class_tiles import STREAMED_CLASSES_MAX, is_streamed
-from nkilib.experimental.loss.nll.forward import Results, forward_of_core
-from nkilib.experimental.loss.skeletons.indexed.elements import ElementFinder
-from nkilib.experimental.loss.skeletons.indexed.positions import BATCHES_MAX, Shape, number_of_batches
-from nkilib.experimental.loss.skeletons.indexed.upstream import Upstream
+from nkilib.experimental.loss.nll.few_classes import (
+    STREAMED_CLASSES_MAX,
+    is_streamed,
+    streamed_backward_of_core,
+    streamed_forward_of_core,
+)
+from nkilib.experimental.loss.nll.gathered import Results, backward_of_core, forward_of_core
+from nkilib.experimental.loss.skeletons.indexed import BATCHES_MAX, ElementFinder, Shape, Upstream, number_of_batches
 from nkilib.nki import nl
 
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1

@@ -1,37 +1,384 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The exchange among the cores of the ranks: each brings its data, receives the data of all, and stores its share.
+"""The parts of every collective operation: replica groups, the checks of its tensors, reductions, and the exchange.
 
-Tensors in SBUF and in private HBM belong to a core: with two cores a rank, the cores 0 of all ranks exchange data among
-themselves, and so do the cores 1. Where all tensors are in shared HBM, the operation belongs to the whole rank: both
-its cores reach it, core 0 performs it for both, and it orders the accesses to its tensors like a ``core_barrier`` on
-each of them.
+In the exchange each core brings its data, receives the data of all, and stores its share. Tensors in SBUF and in
+private HBM belong to a core: with two cores a rank, the cores 0 of all ranks exchange data among themselves, and so do
+the cores 1. Where all tensors are in shared HBM, the operation belongs to the whole rank: both its cores reach it, core
+0 performs it for both, and it orders the accesses to its tensors like a ``core_barrier`` on each of them.
+
+Source: ``nki/api/nki/collectives/__init__.py``; the 2.33 pages of ``ReplicaGroup``, ``all_reduce``, ``all_gather`` and
+``all_to_all``.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...machine.call import Call
-from ...machine.core import Core
-from ...machine.issue import REGISTRY
+from ...isa.definition import SBUF, Operand
+from ...isa.operators import OPERATORS
+from ...machine.core import Core, current_core
+from ...machine.issue import REGISTRY, Call, check_operand
 from ...machine.overlapping_copies import check_copy
 from ...machine.partial_writes import PartialWrites
-from ...machine.world import Participant, Term
+from ...machine.synchronisation import AgreedProperty, Participant
+from ...numerics.operators import ARITHMETIC
+from ...tensors.registers import VirtualRegister
 from ...tensors.tensor import NkiTensor
-from ...terms.errors import BarrierError, kernel_location
-from ...terms.regions import MemoryRegion
-from ..dma.rows import read
-from ..sync.barrier import synchronise_on
-from .groups import rank_of
+from ...terms.argument_checks import is_integer
+from ...terms.compilation import NKIObject
+from ...terms.dtypes import COMPUTABLE, MOVABLE, DType, bool_, float32, int32, uint32
+from ...terms.enums import HBM, MemoryRegion
+from ...terms.errors import BarrierError, NkiValidationError, kernel_location
+from ..dma.endpoints import read, write
+from ..sync.cores import synchronise_on
+
+
+class rg_partition_op(Enum):
+    """The operator of :meth:`ReplicaGroup.from_partition_op`: ranks with equal results of it share a list."""
+
+    bitwise_and = "bitwise_and"
+    div = "div"
+    mod = "mod"
+
+
+@dataclass
+class ReplicaGroup(NKIObject):
+    """A replica group: lists of ranks. A collective operation runs within each list separately.
+
+    Attributes:
+        groups: the lists. No rank is in two of them; the order within a list is the order of the ranks' shares.
+    """
+
+    groups: Sequence[Sequence[int]]
+
+    def __post_init__(self) -> None:
+        self.groups = checked_lists(self.groups)
+
+    @staticmethod
+    def from_partition_op(world_size: int, op: rg_partition_op, operand: int) -> ReplicaGroup:
+        """Divide the ranks 0 to ``world_size`` - 1 into lists: ranks with equal ``op(rank, operand)`` share a list.
+
+        Raises:
+            NkiValidationError: if an argument has the wrong type, or is 0 where a rank would be divided by it.
+        """
+        if not _is_rank(world_size) or world_size < 1:
+            raise NkiValidationError(f"ReplicaGroup: world_size must be a positive integer, got {world_size!r}")
+        if not isinstance(op, rg_partition_op):
+            raise NkiValidationError(f"ReplicaGroup: op must be a member of rg_partition_op, got {op!r}")
+        least = 0 if op is rg_partition_op.bitwise_and else 1
+        if not _is_rank(operand) or operand < least:
+            raise NkiValidationError(
+                f"ReplicaGroup: operand of {op.name} must be an integer >= {least}, got {operand!r}"
+            )
+        lists: dict[int, list[int]] = {}
+        for rank in range(world_size):
+            lists.setdefault(_list_of(rank, op, operand), []).append(rank)
+        return ReplicaGroup([lists[key] for key in sorted(lists)])
+
+    def __repr__(self) -> str:
+        return f"ReplicaGroup({[list(ranks) for ranks in self.groups]})"
+
+
+def _list_of(rank: int, op: rg_partition_op, operand: int) -> int:
+    if op is rg_partition_op.bitwise_and:
+        return rank & operand
+    return rank // operand if op is rg_partition_op.div else rank % operand
+
+
+def _is_rank(value: Any) -> bool:
+    return is_integer(value) and int(value) >= 0
+
+
+def checked_lists(groups: Any) -> tuple[tuple[int, ...], ...]:
+    """Return the rank lists of a group as tuples.
+
+    Raises:
+        NkiValidationError: if they are not lists of ranks, or a rank is in two of them.
+    """
+    is_nested = isinstance(groups, list | tuple) and all(isinstance(ranks, list | tuple) for ranks in groups)
+    if not is_nested or not groups or not all(ranks and all(map(_is_rank, ranks)) for ranks in groups):
+        raise NkiValidationError(
+            f"ReplicaGroup: must be a list of lists of ranks such as [[0, 1], [2, 3]], got {groups!r}"
+        )
+    ranks = [int(rank) for members in groups for rank in members]
+    repeated = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if repeated:
+        raise NkiValidationError(f"ReplicaGroup: a rank is in one list only, and once; got rank {repeated[0]} again")
+    return tuple(tuple(int(rank) for rank in members) for members in groups)
+
+
+@dataclass(frozen=True)
+class RankPosition:
+    """The position of a rank in its list of a replica group.
+
+    Attributes:
+        members: the ranks of the list, in the order of their shares.
+        position: the index of this rank among the members.
+        lists: all lists of the group.
+    """
+
+    members: tuple[int, ...]
+    position: int
+    lists: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+
+def rank_of(core: Core) -> int:
+    """Return the rank of a core; it is 0 in a launch by itself."""
+    return 0 if core.launch.seat is None else core.launch.seat.rank
+
+
+def check_ranks(core: Core, ranks: Sequence[int], what: str) -> None:
+    """Check that these ranks are running.
+
+    Raises:
+        NkiValidationError: naming the first rank that is not, and how to launch it.
+    """
+    seat = core.launch.seat
+    count = 1 if seat is None else seat.world.ranks
+    beyond = [rank for rank in ranks if rank >= count]
+    if not beyond:
+        return
+    if seat is None:
+        raise NkiValidationError(
+            f"{what} has rank {beyond[0]}, and this kernel runs as rank 0 alone; launch it with "
+            f"nkilib.simulator.ranks({max(ranks) + 1})(kernel)(...)"
+        )
+    raise NkiValidationError(f"{what} has rank {beyond[0]}, and nkilib.simulator.ranks launched ranks 0 to {count - 1}")
+
+
+def place_in(core: Core, replica_group: Any) -> RankPosition:
+    """Return the position of the rank of ``core`` in a group.
+
+    Raises:
+        NkiValidationError: if ``replica_group`` is not a group, has ranks that do not run, or leaves this rank out.
+    """
+    if not isinstance(replica_group, ReplicaGroup):
+        raise NkiValidationError(
+            f"replica_group must be an nki.collectives.ReplicaGroup, as ReplicaGroup([[0, 1]]), got {replica_group!r}"
+        )
+    lists = checked_lists(replica_group.groups)
+    check_ranks(core, [rank for ranks in lists for rank in ranks], "replica_group")
+    own = rank_of(core)
+    for members in lists:
+        if own in members:
+            return RankPosition(members, members.index(own), lists)
+    raise NkiValidationError(f"rank {own} is in no list of {replica_group!r}, and would get no result")
+
+
+def rank_id(name: str | None = None) -> VirtualRegister:
+    """Return the number of this rank among all that run, in a register; it is 0 in a launch by itself."""
+    core = current_core("nki.collectives.rank_id")
+    if name:
+        core.add_name(name)
+    return VirtualRegister(rank_of(core))
+
+
+HBM_OR_SBUF = HBM | SBUF
+
+# Bits of any type but int64 are moved; reductions take the types that engines compute with, except bool.
+REDUCIBLE = COMPUTABLE - {bool_}
+
+# Dimensions of a tensor in SBUF: one of partitions and one free.
+_SBUF_DIMENSIONS = 2
+
+_REDUCTIONS = ("add", "minimum", "maximum")
+
+
+def tensors(
+    call: Call,
+    name: str,
+    values: Any,
+    *,
+    regions: frozenset[MemoryRegion] = HBM_OR_SBUF,
+    dtypes: frozenset[DType] = MOVABLE,
+    is_output: bool = False,
+) -> tuple[NkiTensor, ...]:
+    """Return the tensors of a list, after checking that the instruction may read each of them, or write it.
+
+    Raises:
+        NkiValidationError: naming the tensor that it may not, and why.
+    """
+    if not isinstance(values, list | tuple) or not values:
+        raise NkiValidationError(f"{name} must be a list of tensors, got {values!r}")
+    checked = []
+    for number, tensor in enumerate(values):
+        rule = Operand(f"{name}[{number}]", is_output, regions, dtypes=dtypes, accepts_indirect=True, is_accessed=False)
+        checked.append(_checked(call, rule, tensor))
+        if is_output:
+            call.keep(tensor)  # the ranks write it together: its old values may be needed until then
+    return tuple(checked)
+
+
+def _checked(call: Call, rule: Operand, tensor: Any) -> NkiTensor:
+    view: NkiTensor = check_operand(call, rule, tensor, None)
+    if view.is_indirect():
+        raise NkiValidationError(
+            f"operand {rule.name!r}: the ranks must know its address when they start, got a dynamic index in {view}; "
+            f"nisa.dma_copy it to a tensor of its own"
+        )
+    return view
+
+
+def check_pairs(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
+    """Check that there are as many sources as results, and that all are in HBM or all in SBUF.
+
+    Only HBM allows several sources, and tensors of more than two dimensions.
+
+    Raises:
+        NkiValidationError: naming the list or the tensor.
+    """
+    if len(srcs) != len(dsts):
+        raise NkiValidationError(f"srcs and dsts must be lists of one length, got {len(srcs)} and {len(dsts)} tensors")
+    in_hbm = {tensor.buffer in HBM for tensor in (*srcs, *dsts)}
+    if len(in_hbm) > 1:
+        raise NkiValidationError(
+            f"srcs and dsts must all be in HBM or all in sbuf, got {srcs[0]} and {dsts[0]}; nisa.dma_copy one of them"
+        )
+    if in_hbm == {True}:
+        return
+    if len(srcs) > 1:
+        raise NkiValidationError(f"srcs and dsts in sbuf must be lists of one tensor, got {len(srcs)}")
+    for tensor in (*srcs, *dsts):
+        if tensor.ndim != _SBUF_DIMENSIONS:
+            raise NkiValidationError(f"a tensor in sbuf must have two dimensions here, got {tensor}")
+
+
+def check_memory(call: Call, srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
+    """Check the rules of NKI 0.7 on private and shared HBM for the tensors of ``all_reduce`` and ``all_gather``.
+
+    Raises:
+        NkiValidationError: naming the tensor and the rule.
+    """
+    for name, group in (("srcs", srcs), ("dsts", dsts)):
+        if len({tensor.buffer for tensor in group}) > 1:
+            raise NkiValidationError(
+                f"{name} must be all in private_hbm or all in shared_hbm, got {', '.join(map(str, group))}"
+            )
+    if call.core.launch.cores > 1 or not call.core.is_traced:
+        return
+    remedy = "kernels for NKI 0.6, which had no such rule, run with NKI_COMPILER_FRONTEND=custom"
+    if srcs[0].buffer is MemoryRegion.shared_hbm:
+        raise NkiValidationError(
+            f"srcs must be in private_hbm where a rank is one core, got {srcs[0]}; make it in nl.private_hbm, or "
+            f"launch on two cores, kernel[2]; {remedy}"
+        )
+    if dsts[0].buffer is MemoryRegion.shared_hbm and os.environ.get("NKI_LNC1_SHARED_HBM") != "1":
+        raise NkiValidationError(
+            f"dsts must be in private_hbm where a rank is one core, unless NKI_LNC1_SHARED_HBM=1 is set, got "
+            f"{dsts[0]}; {remedy}"
+        )
+
+
+def check_same_types(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
+    """Check that each source has the type of its result, so that nothing is cast.
+
+    Raises:
+        NkiValidationError: naming both tensors.
+    """
+    for number, (src, dst) in enumerate(zip(srcs, dsts, strict=True)):
+        if src.dtype != dst.dtype:
+            raise NkiValidationError(
+                f"srcs[{number}] and dsts[{number}] must have one type, got {src} and {dst}; cast with "
+                f"nisa.tensor_copy or nisa.dma_copy"
+            )
+
+
+def check_dimension(collective_dim: Any, allowed: Sequence[int], why: str) -> int:
+    """Return the dimension along which tensors are split or concatenated, after checking that it is allowed.
+
+    Raises:
+        NkiValidationError: naming the allowed dimensions.
+    """
+    if not is_integer(collective_dim) or collective_dim not in allowed:
+        raise NkiValidationError(
+            f"collective_dim must be {' or '.join(map(str, allowed))} {why}, got {collective_dim!r}"
+        )
+    return int(collective_dim)
+
+
+def check_shape(what: str, tensor: NkiTensor, expected: tuple[int, ...], why: str) -> None:
+    """Check that a tensor has the expected shape.
+
+    Raises:
+        NkiValidationError: naming the tensor, the shape and its origin.
+    """
+    if tensor.shape != expected:
+        raise NkiValidationError(f"{what} must have shape {list(expected)}, {why}; got {tensor}")
+
+
+def reduction_key(op: Any) -> str:
+    """Return the name of a reduction that ranks can perform.
+
+    Raises:
+        NkiValidationError: for any other operator.
+    """
+    for key in _REDUCTIONS:
+        if op is OPERATORS[key]:
+            return key
+    raise NkiValidationError(f"op must be nl.add, nl.minimum or nl.maximum, got {op!r}")
+
+
+# These are added exactly and wrap; all other types are computed with in float32.
+_EXACT = frozenset({int32, uint32})
+
+
+def computed_in(dtype: DType) -> DType:
+    """Return the type in which elements of ``dtype`` are reduced."""
+    return dtype if dtype in _EXACT else float32
+
+
+def reduced(key: str, dtype: DType, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return the element-wise reduction of the arrays ``parts`` from first to last, not yet rounded to ``dtype``."""
+    kind = computed_in(dtype).numpy
+    total = np.array(parts[0], kind)
+    for part in parts[1:]:
+        ARITHMETIC[key](total, part.astype(kind, copy=False), total)
+    return total
+
+
+def store_reduced(core: Core, dst: NkiTensor, key: str, parts: Sequence[npt.NDArray[Any]]) -> None:
+    """Reduce the arrays ``parts``, each like ``dst``, from first to last, round once, and store the result."""
+    write(core, dst, reduced(key, dst.dtype, parts), computed_in(dst.dtype))
+
 
 Arrays = Sequence[npt.NDArray[Any]]
+
+
+def contents(core: Core, name: str, tensors: Sequence[NkiTensor]) -> list[npt.NDArray[Any]]:
+    """Return copies of the contents of tensors: other ranks read them while this rank may already go on.
+
+    Raises:
+        UninitializedReadError: for elements never written, with ``uninitialized="error"``.
+    """
+    return [np.array(read(core, f"{name}[{number}]", tensor)) for number, tensor in enumerate(tensors)]
+
+
+def shape_terms(name: str, tensors: Sequence[NkiTensor]) -> tuple[AgreedProperty, ...]:
+    """Return the shapes and types of tensors as terms on which the ranks must agree."""
+    return tuple(
+        AgreedProperty(f"{name}[{number}]", f"{list(tensor.shape)} {tensor.dtype}")
+        for number, tensor in enumerate(tensors)
+    )
+
+
+def group_term(lists: Sequence[Sequence[int]]) -> AgreedProperty:
+    """Return the lists of a replica group as a term on which the ranks must agree."""
+    return AgreedProperty("the replica group", [list(ranks) for ranks in lists])
+
+
 _CORE_BARRIER = "core_barrier"
 
 
@@ -55,7 +402,7 @@ class Operation:
     members: tuple[int, ...]
     srcs: tuple[NkiTensor, ...]
     dsts: tuple[NkiTensor, ...]
-    terms: tuple[Term, ...]
+    terms: tuple[AgreedProperty, ...]
     bring: Callable[[], Any]
     store: Callable[[Mapping[int, Any]], None]
     other_tensors: tuple[NkiTensor, ...] = ()
@@ -101,7 +448,7 @@ def _exchange(core: Core, operation: Operation, number: int | None) -> None:
     if seat is None:  # a launch by itself: rank 0 of one
         brought: Mapping[int, Any] = {rank_of(core): item}
     else:
-        what = Term("the collective", operation.what)
+        what = AgreedProperty("the collective", operation.what)
         terms = (what, *operation.terms, *_terms_of(operation.tensors))
         place = kernel_location()
         core.meetings += 1
@@ -115,9 +462,9 @@ def _exchange(core: Core, operation: Operation, number: int | None) -> None:
             writes.note(dst)
 
 
-def _terms_of(tensors: Sequence[NkiTensor]) -> tuple[Term, ...]:
+def _terms_of(tensors: Sequence[NkiTensor]) -> tuple[AgreedProperty, ...]:
     memories = sorted({str(tensor.buffer) for tensor in tensors})
-    return (Term("the memory of the tensors", " and ".join(memories)),)
+    return (AgreedProperty("the memory of the tensors", " and ".join(memories)),)
 
 
 def _agree(core: Core, operation: Operation) -> None:
@@ -139,24 +486,3 @@ def _order(core: Core, tensors: Sequence[NkiTensor]) -> None:
     definition = REGISTRY[_CORE_BARRIER]
     for tensor in tensors:
         synchronise_on(Call(core, definition, definition.bind((tensor, (0, 1)), {})), tensor)
-
-
-def contents(core: Core, name: str, tensors: Sequence[NkiTensor]) -> list[npt.NDArray[Any]]:
-    """Return copies of the contents of tensors: other ranks read them while this rank may already go on.
-
-    Raises:
-        UninitializedReadError: for elements never written, with ``uninitialized="error"``.
-    """
-    return [np.array(read(core, f"{name}[{number}]", tensor)) for number, tensor in enumerate(tensors)]
-
-
-def shape_terms(name: str, tensors: Sequence[NkiTensor]) -> tuple[Term, ...]:
-    """Return the shapes and types of tensors as terms on which the ranks must agree."""
-    return tuple(
-        Term(f"{name}[{number}]", f"{list(tensor.shape)} {tensor.dtype}") for number, tensor in enumerate(tensors)
-    )
-
-
-def group_term(lists: Sequence[Sequence[int]]) -> Term:
-    """Return the lists of a replica group as a term on which the ranks must agree."""
-    return Term("the replica group", [list(ranks) for ranks in lists])

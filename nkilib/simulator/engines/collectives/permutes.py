@@ -14,23 +14,38 @@ from typing import Any
 import numpy.typing as npt
 
 from ...isa.operators import Operator
-from ...machine.call import Call
 from ...machine.core import current_core
-from ...machine.issue import instruction
-from ...machine.world import Term
+from ...machine.issue import Call, instruction
+from ...machine.synchronisation import AgreedProperty
 from ...tensors.registers import VirtualRegister
 from ...tensors.tensor import NkiTensor
+from ...terms.argument_checks import is_integer
 from ...terms.dtypes import MOVABLE, DType
-from ...terms.enums import Engine
+from ...terms.enums import HBM, Engine
 from ...terms.errors import NkiValidationError, add_location
-from ...terms.integers import is_integer
-from ...terms.regions import HBM
-from ..dma.modes import check_priority
-from ..dma.rows import write
-from .exchange import Arrays, Operation, contents, group_term, perform, shape_terms
-from .groups import Place, ReplicaGroup, check_ranks, place_in, rank_of
-from .operands import REDUCIBLE, check_pairs, check_same_types, check_shape, reduction_key, tensors
-from .reductions import computed_in, reduced
+from ..dma.endpoints import write
+from ..dma.instructions import check_priority
+from .exchange import (
+    REDUCIBLE,
+    Arrays,
+    Operation,
+    RankPosition,
+    ReplicaGroup,
+    check_pairs,
+    check_ranks,
+    check_same_types,
+    check_shape,
+    computed_in,
+    contents,
+    group_term,
+    perform,
+    place_in,
+    rank_of,
+    reduced,
+    reduction_key,
+    shape_terms,
+    tensors,
+)
 
 # "The maximum number of channels is 4 for replica groups containing all devices inside a node"; how many devices a node
 # has is not known here.
@@ -75,7 +90,7 @@ def collective_permute(
         if own in sources:
             write(core, outputs[0], brought[sources[own]][0], outputs[0].dtype)
 
-    terms = (Term("source_target_pairs", pairs), *shape_terms("srcs", inputs), *shape_terms("dsts", outputs))
+    terms = (AgreedProperty("source_target_pairs", pairs), *shape_terms("srcs", inputs), *shape_terms("dsts", outputs))
     bring = lambda: contents(core, "srcs", inputs)  # noqa: E731
     perform(call, Operation("collective_permute", members, inputs, outputs, terms, bring, store))
 
@@ -131,7 +146,7 @@ def collective_permute_implicit_reduce(
 ) -> None:
     """Send ``op`` of two sources on each channel to the next rank, like :func:`collective_permute_implicit`.
 
-    The arithmetic is that of :func:`nkilib.simulator.engines.collectives.even.all_reduce`.
+    The arithmetic is that of :func:`nkilib.simulator.engines.collectives.fixed_size.all_reduce`.
 
     Raises:
         BarrierError: if another rank of the group reaches a different operation, or none.
@@ -148,12 +163,12 @@ def collective_permute_implicit_reduce(
         left, right = contents(core, "srcs0_by_channel", first), contents(core, "srcs1_by_channel", second)
         return [reduced(key, dst.dtype, parts) for dst, *parts in zip(outputs, left, right, strict=True)]
 
-    terms = (Term("op", key),)
+    terms = (AgreedProperty("op", key),)
     sources = (*first, *second)
     _permute_in_ring(call, "collective_permute_implicit_reduce", place, sources, outputs, terms, bring, computed_in)
 
 
-def _place(call: Call, replica_group: Any, channel_ids: Any, priority: int | None) -> Place:
+def _place(call: Call, replica_group: Any, channel_ids: Any, priority: int | None) -> RankPosition:
     check_priority(call.core, priority)
     is_list = isinstance(channel_ids, list | tuple) and bool(channel_ids)
     if not is_list or list(channel_ids) != list(range(len(channel_ids))) or len(channel_ids) > _CHANNELS_MAX:
@@ -196,10 +211,10 @@ def _check_channels(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> Non
 def _permute_in_ring(
     call: Call,
     what: str,
-    place: Place,
+    place: RankPosition,
     srcs: tuple[NkiTensor, ...],
     dsts: tuple[NkiTensor, ...],
-    terms: tuple[Term, ...],
+    terms: tuple[AgreedProperty, ...],
     bring: Callable[[], Arrays],
     brought_in: Callable[[DType], DType],
 ) -> None:

@@ -12,17 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ...isa.checks import same_partitions, same_tile_size
-from ...isa.operand import SBUF, Operand, output
-from ...machine.call import Call
+from ...isa.definition import SBUF, Operand, output
 from ...machine.core import Core
-from ...machine.issue import instruction
-from ...machine.operands import check_written
-from ...tensors.partitions import possible_starts
+from ...machine.issue import Call, check_written, instruction
 from ...tensors.tensor import NkiTensor
+from ...tensors.view import possible_starts
+from ...terms.argument_checks import is_integer
 from ...terms.dtypes import MOVABLE, uint16, uint32
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError
-from ...terms.integers import is_integer
 from ...timing import costs
 from ..actions import act
 

@@ -1,28 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions of the Scalar engine."""
+"""The activation instructions of the Scalar engine: ``activation``, ``activation_reduce`` and, on trn3, ``activate2``.
+
+All compute in the same way: steps on the data, the function, and a reduction of the results. ``activate2`` has two
+configurable steps before the function.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ...hardware.generation import Generation
+from ...hardware.generations import Generation
 from ...isa.checks import same_tile_size
-from ...isa.operand import Operand, output, vector
-from ...isa.operators import operator_key
-from ...machine.call import Call
+from ...isa.definition import Operand, output, vector
+from ...isa.operators import BYPASS, operator_key
 from ...machine.core import Core
-from ...machine.issue import instruction
+from ...machine.issue import Call, instruction
 from ...numerics.activations import ACTIVATIONS, PARAMETRIC
+from ...numerics.operators import ARITHMETIC
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
 from ...terms.enums import Engine, nc_version, reduce_cmd
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from .formula import Step, activate
-from .registers import ScalarAccumulation
+from ..elementwise import Float32s, compute
+from .accumulators import ScalarAccumulation
+
+
+class Step(NamedTuple):
+    """A step before the activation function: ``data <key> operand``, or ``operand <key> data`` if reversed.
+
+    Attributes:
+        key: the name of a binary operator in ``ARITHMETIC``.
+        operand: a number, or a tensor of one element a partition.
+        is_reversed: whether the operand comes first.
+    """
+
+    key: str
+    operand: Any
+    is_reversed: bool = False
+
+
+def activate(
+    core: Core,
+    dst: NkiTensor,
+    key: str,
+    data: NkiTensor,
+    steps: Sequence[Step],
+    accumulation: ScalarAccumulation,
+    parameter: Any = 0.0,
+) -> None:
+    """Apply ``steps`` to ``data``, each rounded to float32, then the activation function ``key``; store the results.
+
+    ``accumulation`` reduces the results into the registers. The function is called with ``parameter`` if it has one.
+    """
+    functions = [(ARITHMETIC[step.key], step.is_reversed) for step in steps]
+    columns = [step.operand for step in steps]
+    if key in PARAMETRIC:
+        columns.append(parameter)
+
+    def apply(tiles: list[Float32s], scalars: list[Any], values: Float32s) -> None:
+        (loaded,) = tiles
+        for (function, is_reversed), scalar in zip(functions, scalars, strict=False):  # the parameter is left over
+            left, right = (scalar, loaded) if is_reversed else (loaded, scalar)
+            function(left, right, values)
+            loaded = values
+        if key in PARAMETRIC:
+            PARAMETRIC[key](loaded, scalars[-1], values)
+        else:
+            ACTIVATIONS[key](loaded, values)
+
+    compute(core, dst, (data,), apply, accumulation, columns)
+
 
 # The first one is the default.
 ACTIVATION_ENGINES = (Engine.scalar, Engine.gpsimd)
@@ -174,3 +225,81 @@ def _check_bias(core: Core, key: str, bias: Any) -> None:
             raise NkiValidationError(f"bias must be a (P, 1) tensor on trn1, got {bias!r}")
         if key == "reciprocal":
             raise NkiValidationError("op=nl.reciprocal takes no bias on trn1")
+
+
+# The documented combinations of op0 and op1 of ``activate2``.
+_STEP_PAIRS = (
+    ("multiply", "add"),
+    ("multiply", "subtract"),
+    ("multiply", BYPASS),
+    ("add", BYPASS),
+    ("subtract", BYPASS),
+    (BYPASS, BYPASS),
+)
+_REDUCTIONS = ("add", "maximum", "minimum", "abs_max", "abs_min")
+
+
+@instruction(
+    operands=(
+        output("dst"),
+        Operand("data"),
+        vector("imm0", "data", accepts_scalar=True),
+        vector("imm1", "data", accepts_scalar=True),
+        vector("relu_param", "data", accepts_scalar=True),
+        vector("reduce_res", "data", is_output=True, is_optional=True),
+    ),
+    on=ACTIVATION_ENGINES,
+    since=nc_version.gen4,
+    engine_rule=activation_engine_rule,
+    cost=costs.activated,
+)
+def activate2(
+    call: Call,
+    dst: NkiTensor,
+    op: Any,
+    data: NkiTensor,
+    imm0: Any,
+    imm1: Any,
+    op0: Any,
+    op1: Any,
+    relu_param: Any = 0.0,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    reduce_op: Any = None,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    engine: Engine = Engine.scalar,
+) -> None:
+    """Compute ``op((data <op0> imm0) <op1> imm1)`` in float32, and optionally reduce it over the free dimensions.
+
+    ``imm0``, ``imm1`` and ``relu_param``, the slope of ``nl.prelu``, are numbers or one element a partition. A step
+    whose operator is ``nl.bypass`` is left out; a reversed step computes ``imm <op> data``. The registers, their
+    commands and ``reduce_res`` work as in :func:`nisa.activation`; a reset sets the identity of ``reduce_op``. The
+    instruction needs trn3 or newer. It also runs on GpSimd, without the reduction.
+    """
+    same_tile_size({"dst": dst, "data": data}, "dst", "data")
+    key = activation_key(op)
+    steps = _steps(("0", op0, imm0, reverse0), ("1", op1, imm1, reverse1))
+    if key not in PARAMETRIC and (isinstance(relu_param, NkiTensor) or relu_param != 0.0):
+        raise NkiValidationError(f"op={op!r} has no parameter: relu_param must be 0.0, got {relu_param!r}")
+    accumulation = ScalarAccumulation(call.core, data, reduce_op, reduce_cmd, _REDUCTIONS, reduce_res)
+    activate(call.core, dst, key, data, steps, accumulation, relu_param)
+
+
+def _steps(*arguments: tuple[str, Any, Any, bool]) -> list[Step]:
+    """Return the steps before the function, each from its number, operator, immediate and whether it is reversed."""
+    keys = tuple(operator_key(f"op{number}", op) for number, op, _, _ in arguments)
+    if keys not in _STEP_PAIRS:
+        allowed = ", ".join(f"(nl.{first}, nl.{second})" for first, second in _STEP_PAIRS)
+        got = ", ".join(f"nl.{key}" for key in keys)
+        raise NkiValidationError(f"(op0, op1) must be one of {allowed}; got ({got})")
+    first, second = (imm for _, _, imm, _ in arguments)
+    if isinstance(first, NkiTensor) and isinstance(second, NkiTensor) and first.dtype != second.dtype:
+        raise NkiValidationError(f"tensors imm0 and imm1 must have the same type, got {first} and {second}")
+    steps = []
+    for key, (number, op, imm, is_reversed) in zip(keys, arguments, strict=True):
+        if key != BYPASS:
+            steps.append(Step(key, imm, is_reversed))
+        elif is_reversed:
+            raise NkiValidationError(f"reverse{number}=True needs an operator to reverse, got op{number}={op!r}")
+    return steps

@@ -14,27 +14,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...hardware.generation import Generation
-from ...hardware.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
-from ...isa.operand import PSUM, SBUF, Operand, output
-from ...machine.call import Call
+from ...hardware.generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES, Generation
+from ...isa.definition import PSUM, SBUF, Operand, output
 from ...machine.core import Core
-from ...machine.issue import instruction
+from ...machine.issue import Call, instruction
 from ...machine.overlapping_copies import check_copy
-from ...numerics.casts import FLOAT32, to_float32
+from ...numerics.casts import FLOAT32, to_float32, transposed
 from ...numerics.products import transposed_product
-from ...numerics.transposing import transposed
-from ...tensors.partitions import partition_elements
 from ...tensors.tensor import NkiTensor
+from ...tensors.view import partition_elements
 from ...terms import dtypes as dt
-from ...terms.enums import Engine, matmul_perf_mode, nc_version
+from ...terms.enums import Engine, MemoryRegion, matmul_perf_mode, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout, extent
-from ...terms.regions import MemoryRegion
 from ...timing import costs
 from ..actions import act
-from .psum import accumulate_in_psum
-from .sums import defer_product
+from .accumulation import accumulate_in_psum, defer_product
 
 _FP8 = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fn})
 _WIDE = frozenset({dt.float32, dt.tfloat32})

@@ -15,27 +15,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...hardware.limits import PARTITIONS, PSUM_PARTITION_BYTES
-from ...isa.access import (
-    check_consecutive_partitions,
-    check_engine_access,
-    check_free_pattern,
-)
-from ...isa.operand import PSUM, SBUF, Operand, output
-from ...machine.call import Call
-from ...machine.issue import instruction
-from ...machine.operands import check_written
-from ...numerics.mx_format import BLOCK_COLUMNS, BLOCK_ROWS, dequantize, quantize
+from ...hardware.generations import PARTITIONS, PSUM_PARTITION_BYTES
+from ...isa.checks import check_consecutive_partitions, check_engine_access, check_free_pattern
+from ...isa.definition import PSUM, SBUF, Operand, output
+from ...machine.issue import Call, check_written, instruction
+from ...numerics.casts import BLOCK_COLUMNS, BLOCK_ROWS, dequantize, quantize
 from ...numerics.products import transposed_product
-from ...tensors.partitions import first_partition, start_partition
 from ...tensors.tensor import NkiTensor
+from ...tensors.view import first_partition, start_partition
 from ...terms import dtypes as dt
 from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout
 from ...timing import costs
 from ..actions import act
-from .psum import accumulate_in_psum
+from .accumulation import accumulate_in_psum
 
 _QUADRANT = 32
 _QUADRANT_SCALES = _QUADRANT // BLOCK_ROWS

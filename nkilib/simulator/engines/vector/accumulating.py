@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from ...isa.checks import at_most_rank, not_both_in_psum, same_tile_size
-from ...isa.operand import Operand, output, vector
+from ...isa.definition import Operand, output, vector
 from ...isa.operators import OPERATORS, operator_key
-from ...machine.call import Call
-from ...machine.issue import instruction
+from ...machine.issue import Call, instruction
 from ...numerics.operators import ARITHMETIC
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
@@ -22,9 +21,9 @@ from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..accumulators import lanes_of
-from ..results import Float32s, compute
-from .elementwise import ScalarOperator
-from .registers import RegisterReduction
+from ..elementwise import Float32s, compute
+from .accumulators import RegisterReduction
+from .scalar_operand import ScalarOperator
 
 # Members of an Enum are looked up by a Python function before 3.12; this one is asked for in every call.
 _RESET_REDUCE = commands.reset_reduce
@@ -39,7 +38,7 @@ _EXPONENTIAL_SOURCES = frozenset(
 _EXPONENTIAL_RESULTS = (_EXPONENTIAL_SOURCES | {dt.tfloat32}) - {dt.uint32}
 _EXPONENTIAL_SUMS = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float16, dt.bfloat16, dt.float32, dt.tfloat32})
 
-# The silicon of trn3 that has the instruction; see target/trn3.py.
+# The silicon of trn3 that has the instruction; see hardware/generations.py.
 _REVISION_OF_EXPONENTIAL = 1
 
 

@@ -15,38 +15,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...hardware.generation import Generation
-from ...isa.checks import (
-    no_cast_of_packed,
-    not_both_in_psum,
-    same_partitions,
-    same_tile_size,
-)
-from ...isa.operand import Operand, output, vector
+from ...hardware.generations import Generation
+from ...isa.checks import no_cast_of_packed, not_both_in_psum, same_partitions, same_tile_size
+from ...isa.definition import Operand, output, vector
 from ...isa.operators import operator_key
-from ...machine.call import Call
 from ...machine.core import Core
-from ...machine.issue import instruction
-from ...numerics.bfloat16_maximum import row_maxima
+from ...machine.issue import Call, instruction
 from ...numerics.casts import FLOAT32
-from ...numerics.operators import (
-    ARITHMETIC,
-    ARITHMETIC_REDUCTIONS,
-    BITWISE,
-    BITWISE_REDUCTIONS,
-    is_bitwise,
-)
+from ...numerics.operators import ARITHMETIC, ARITHMETIC_REDUCTIONS, BITWISE, BITWISE_REDUCTIONS, is_bitwise, row_maxima
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE
-from ...terms.enums import Engine, nc_version
+from ...terms.enums import Engine, MemoryRegion, nc_version
 from ...terms.errors import NkiValidationError
-from ...terms.regions import MemoryRegion
 from ...timing import costs
-from ..actions import act, copy_elements, fill
-from ..integer_arithmetic import are_integers, compute_integers
-from ..reduced import Reduce, reduce_rows
-from ..results import Float32s, compute
-from .elementwise import ScalarOperator, require_bit_patterns
+from ..actions import act, are_integers, compute_integers, copy_elements, fill
+from ..elementwise import Float32s, Reduce, compute, reduce_rows
+from .scalar_operand import ScalarOperator, require_bit_patterns
 
 
 def _tensor_copy_rule(engine: Engine, generation: Generation, _: Mapping[str, Any]) -> None:

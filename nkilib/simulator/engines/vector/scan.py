@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...isa.checks import not_both_in_psum, same_tile_size
-from ...isa.operand import Operand, output, vector
+from ...isa.definition import Operand, output, vector
 from ...isa.operators import operator_key
-from ...machine.call import Call
-from ...machine.issue import instruction
+from ...machine.issue import Call, instruction
 from ...numerics.casts import store_float
 from ...numerics.operators import ARITHMETIC, Binary
 from ...tensors.tensor import NkiTensor
@@ -28,7 +27,7 @@ from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..actions import act
-from .registers import RegisterReduction
+from .accumulators import RegisterReduction
 
 Elements = npt.NDArray[Any]
 Float32s = npt.NDArray[np.float32]

@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...isa.checks import same_partitions, same_tile_size
-from ...isa.fill import stored_type
-from ...isa.operand import Operand, output
-from ...machine.call import Call
-from ...machine.issue import instruction
+from ...isa.definition import Operand, output
+from ...isa.operators import stored_type
+from ...machine.issue import Call, instruction
 from ...numerics.casts import store_float
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import uint16, uint32
@@ -26,8 +25,7 @@ from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..actions import act
-from ..blocks import float32_rows, row_blocks
-from ..reduced import reduce_rows
+from ..elementwise import float32_rows, reduce_rows, row_blocks
 
 _VALUES = 8
 _SEARCHED_MAX = 16384

@@ -12,12 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...isa.checks import same_elements
-from ...isa.operand import Operand, output
-from ...machine.call import Call
-from ...machine.issue import instruction
-from ...machine.operands import check_written
-from ...tensors.partitions import allowed_starts, possible_starts
+from ...isa.definition import Operand, output
+from ...machine.issue import Call, check_written, instruction
 from ...tensors.tensor import NkiTensor
+from ...tensors.view import allowed_starts, possible_starts
 from ...terms.dtypes import MOVABLE
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError, OutOfRangeError

@@ -1,22 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The facts that findings are made of: sums over the critical path, and the work and waits of the engines of a core."""
+"""The facts that findings are made of: sums over the critical path, waits of the engines, and texts for figures."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from ...timing.causes import Waited
-from .cores import Core, Launch
-from .critical import Kind, Link, critical_path
-from .words import summed
+from ...timing.timeline import Waited
+from .critical_path import Core, Launch, Link, LinkKind, critical_path
 
 NS_PER_US = 1000.0
+
+_KIB = 1024.0
+_MOST_LISTED = 3
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def us(nanoseconds: float) -> str:
+    """Format a duration in microseconds."""
+    return f"{nanoseconds / 1000.0:,.1f} us"
+
+
+def percent(share: float) -> str:
+    """Format a share as a percentage."""
+    return f"{share:.0%}"
+
+
+def nbytes(count: float) -> str:
+    """Format a number of bytes in B, KiB or MiB."""
+    if count < _KIB:
+        return f"{count:,.0f} B"
+    return f"{count / _KIB:,.1f} KiB" if count < _KIB * _KIB else f"{count / _KIB / _KIB:,.1f} MiB"
+
+
+def times(count: int) -> str:
+    """Format a count as "once" or "n times"."""
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def summed(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+    """Return, for each key, the sum of the values in the pairs with that key."""
+    sums: dict[Key, float] = {}
+    for key, value in pairs:
+        sums[key] = sums.get(key, 0.0) + value
+    return sums
+
+
+def largest(durations: Mapping[str, float], most: int = _MOST_LISTED) -> list[tuple[str, float]]:
+    """Return the ``most`` entries with the longest durations, the longest first."""
+    return sorted(durations.items(), key=lambda item: (-item[1], item[0]))[:most]
+
+
+def joined(items: Iterable[str]) -> str:
+    """Join items as ``a, b and c``."""
+    listed: Sequence[str] = list(items)
+    return " and ".join([", ".join(listed[:-1]), listed[-1]]) if len(listed) > 1 else "".join(listed)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that makes a kernel slow, or on which its time depends. Modelled, not measured.
+
+    Attributes:
+        about: ``"triggers"``, ``"small rows"``, ``"first byte"``, ``"descriptors"``, ``"buffers"``, ``"loops"``,
+            ``"waits"``, ``"idle engine"``, ``"small instructions"``, ``"latency"``, ``"activation tables"``,
+            ``"meetings"`` or ``"same work"``.
+        text: the fault, its place in the kernel, figures, and a remedy.
+        time_us: the part of the time that it is about; several findings may be about the same time. For descriptors,
+            the difference between the times of both kinds.
+        place: ``file:line`` of the kernel at which most of it happens.
+        saved_us: the saving that the text states, an estimate; 0 if it states none.
+    """
+
+    about: str
+    text: str
+    time_us: float
+    place: str
+    saved_us: float = 0.0
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Wait(NamedTuple):
@@ -69,7 +139,7 @@ class Facts:
         """Return a duration as a share of the analysed time."""
         return duration_ns / self.time_ns if self.time_ns else 0.0
 
-    def links_of(self, *kinds: Kind) -> list[Link]:
+    def links_of(self, *kinds: LinkKind) -> list[Link]:
         """Return the links of the critical path that are of one of these kinds."""
         return [link for link in self.links if link.kind in kinds]
 
@@ -120,15 +190,15 @@ class Facts:
         timing = model.generation.timing
         issue_ns = {engine.name: model.issue_ns(engine) for engine in timing.clock_ghz}
         free: dict[str, float] = {}
-        for number, plan, _, span, *_ in core.notes:
-            if not plan.cycles:
+        for number, kind, _, span, *_ in core.notes:
+            if not kind.cycles:
                 continue
-            if plan.engine not in free and not core.is_whole:
-                free[plan.engine] = span.end_ns + issue_ns[plan.engine]
+            if kind.engine not in free and not core.is_whole:
+                free[kind.engine] = span.end_ns + issue_ns[kind.engine]
                 continue
             start = span.start_ns - (timing.activation_table_ns if number in core.table_loads else 0.0)
-            waited = start - free.get(plan.engine, 0.0)
-            free[plan.engine] = span.end_ns + issue_ns[plan.engine]
+            waited = start - free.get(kind.engine, 0.0)
+            free[kind.engine] = span.end_ns + issue_ns[kind.engine]
             if waited > 0.0 and span.cause.waited is not Waited.engine:
                 on = number - span.cause.on if span.cause.on else 0
-                yield Wait(plan.engine, span.cause.waited, number, on, waited)
+                yield Wait(kind.engine, span.cause.waited, number, on, waited)

@@ -5,33 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from textwrap import wrap
 
-from ...timing.causes import Waited
-from . import descriptors, division, engines, savings, transfers
-from .cores import Launch
-from .critical import Kind, Link
-from .facts import NS_PER_US, Facts
-from .finding import Finding
-from .words import largest, summed
+from ...timing.timeline import Waited
+from .critical_path import Launch, Link, LinkKind
+from .facts import NS_PER_US, Facts, Finding, largest, summed
+from .findings import FINDERS
 
-_FINDERS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
-    transfers.triggers,
-    transfers.small_rows,
-    transfers.first_bytes,
-    descriptors.choice,
-    savings.second_buffers,
-    savings.loops,
-    engines.waits,
-    engines.idle_engines,
-    engines.small_instructions,
-    engines.latency,
-    engines.activation_tables,
-    engines.meetings,
-    division.same_work,
-)
 _MOST_LINES = 5
 _SHOWN_FROM_US = 0.05  # less is 0.0 in the table
 _WIDTH = 118
@@ -109,7 +91,7 @@ def report_of(launch: Launch, busy_us: Mapping[str, float]) -> Report:
         The report.
     """
     facts = Facts(launch, busy_us)
-    findings = [finding for finder in _FINDERS for finding in finder(facts)] if facts.time_ns else []
+    findings = [finding for finder in FINDERS for finding in finder(facts)] if facts.time_ns else []
     lines = facts.by_line(facts.links)
     return Report(
         tuple(sorted(findings, key=lambda finding: (-finding.saved_us, -finding.time_us))),
@@ -130,12 +112,12 @@ def _waits(facts: Facts) -> dict[str, dict[str, float]]:
 
 
 def _spent_on(facts: Facts, link: Link) -> str:
-    plan = facts.of(link).at(link.number)[1]
-    if link.kind is Kind.work:
-        return plan.engine
-    if link.kind in (Kind.result, Kind.issue):
-        return f"{link.kind.value}: {plan.engine}"
-    return f"{link.kind.value}: {plan.queue}" if link.kind is Kind.trigger else link.kind.value
+    kind = facts.of(link).at(link.number)[1]
+    if link.kind is LinkKind.work:
+        return kind.engine
+    if link.kind in (LinkKind.result, LinkKind.issue):
+        return f"{link.kind.value}: {kind.engine}"
+    return f"{link.kind.value}: {kind.queue}" if link.kind is LinkKind.trigger else link.kind.value
 
 
 def _path(facts: Facts) -> dict[str, float]:

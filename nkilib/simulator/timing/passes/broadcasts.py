@@ -14,12 +14,11 @@ their time.
 
 from __future__ import annotations
 
-from ...hardware.limits import PSUM_BANK_BYTES
-from ...terms.enums import Engine
-from ...terms.regions import MemoryRegion
-from ..footprints import Tracked
-from ..noted import Access, Noted
-from .accesses import reads_of, writes_of
+from ...hardware.generations import PSUM_BANK_BYTES
+from ...terms.enums import Engine, MemoryRegion
+from ..dependencies import Tracked
+from ..instruction import Access, PendingInstruction
+from .window import reads_of, writes_of
 
 NAME = "keeps_broadcasts_in_psum"
 
@@ -35,9 +34,9 @@ class _Broadcast:
 
     __slots__ = ("copies", "function_at", "is_read", "sources")
 
-    def __init__(self, noted: Noted) -> None:
-        self.function_at = noted.code, noted.position
-        self.copies: list[Noted] = []
+    def __init__(self, instruction: PendingInstruction) -> None:
+        self.function_at = instruction.code, instruction.position
+        self.copies: list[PendingInstruction] = []
         self.sources: list[Tracked] = []
         self.is_read = False
 
@@ -48,18 +47,18 @@ class Broadcasts:
     constants_of = frozenset[str]()
 
     def __init__(self) -> None:
-        self._products: dict[Tracked, Noted] = {}
+        self._products: dict[Tracked, PendingInstruction] = {}
         self._open: dict[Tracked, _Broadcast] = {}
 
-    def see(self, noted: Noted) -> None:
-        name = noted.definition.name
-        if name == "nc_matmul" and noted.function:
-            for access in writes_of(noted):
-                self._products[access[0]] = noted
-        elif name == "tensor_copy" and noted.function and self._is_copy(noted):
+    def see(self, instruction: PendingInstruction) -> None:
+        name = instruction.definition.name
+        if name == "nc_matmul" and instruction.function:
+            for access in writes_of(instruction):
+                self._products[access[0]] = instruction
+        elif name == "tensor_copy" and instruction.function and self._is_copy(instruction):
             return
         if self._open:
-            self._resolve(noted)
+            self._resolve(instruction)
 
     def leaves(self, number: int) -> None:
         for known in [known for known, product in self._products.items() if product.number <= number]:
@@ -70,33 +69,33 @@ class Broadcasts:
                 if broadcast.is_read:
                     self._keep(known, broadcast)
 
-    def _is_copy(self, noted: Noted) -> bool:
+    def _is_copy(self, instruction: PendingInstruction) -> bool:
         """Tell whether an instruction copies a product of the same call of a function; if so, note the copy."""
-        target, source = noted.operands
+        target, source = instruction.operands
         if target is None or source is None:
             return False
         product = self._products.get(source[0])
-        if product is None or (product.code, product.position) != (noted.code, noted.position):
+        if product is None or (product.code, product.position) != (instruction.code, instruction.position):
             return False
         known = target[0]
         views = known.views
         if views.elements_each * _PSUM_ELEMENT_BYTES > _MOST_BYTES or views.region is not MemoryRegion.sbuf:
             return False
-        broadcast = self._open.setdefault(known, _Broadcast(noted))
-        if broadcast.function_at != (noted.code, noted.position):
+        broadcast = self._open.setdefault(known, _Broadcast(instruction))
+        if broadcast.function_at != (instruction.code, instruction.position):
             return False
-        broadcast.copies.append(noted)
+        broadcast.copies.append(instruction)
         broadcast.sources.append(source[0])
         return True
 
-    def _resolve(self, noted: Noted) -> None:
-        for access in writes_of(noted):
+    def _resolve(self, instruction: PendingInstruction) -> None:
+        for access in writes_of(instruction):
             self._open.pop(access[0], None)
-        for access in reads_of(noted):
+        for access in reads_of(instruction):
             broadcast = self._open.get(access[0])
             if broadcast is None:
                 continue
-            if noted.engine in _READERS and not _reads_psum(noted):
+            if instruction.engine in _READERS and not _reads_psum(instruction):
                 broadcast.is_read = True
             else:
                 del self._open[access[0]]
@@ -110,7 +109,7 @@ class Broadcasts:
             copy.dropped_by = copy.dropped_by or NAME
 
 
-def _reads_psum(noted: Noted) -> bool:
+def _reads_psum(instruction: PendingInstruction) -> bool:
     """Tell whether an instruction already reads a tile in PSUM, so that it cannot read another one there."""
-    inputs: list[Access | None] = list(noted.operands[len(noted.roles.writes) :])
+    inputs: list[Access | None] = list(instruction.operands[len(instruction.roles.writes) :])
     return any(access is not None and access[0].views.region is MemoryRegion.psum for access in inputs)

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from math import prod
 
-from ...terms.enums import nc_version
-from ...terms.regions import ON_CHIP
-from ..footprints import Tracked
-from ..noted import Noted
-from ..parts import Part
-from .accesses import part_of, reads_of, writes_of
+from ...terms.enums import ON_CHIP, nc_version
+from ..dependencies import Tracked
+from ..footprints import OccupiedBytes
+from ..instruction import PendingInstruction
+from .window import part_of, reads_of, writes_of
 
 NAME = "drops_dead_stores"
 
@@ -27,16 +26,16 @@ NAME = "drops_dead_stores"
 class _Fill:
     """A ``memset`` that may turn out to be dead, with the parts of its tile that were overwritten so far."""
 
-    __slots__ = ("is_zero", "noted", "overwritten", "part", "size")
+    __slots__ = ("instruction", "is_zero", "overwritten", "part", "size")
 
-    def __init__(self, noted: Noted, part: Part, is_zero: bool) -> None:
-        self.noted = noted
+    def __init__(self, instruction: PendingInstruction, part: OccupiedBytes, is_zero: bool) -> None:
+        self.instruction = instruction
         self.part = part
         self.size = _size(part)
         self.is_zero = is_zero
-        self.overwritten: list[Part] = []
+        self.overwritten: list[OccupiedBytes] = []
 
-    def overwrite(self, part: Part) -> bool:
+    def overwrite(self, part: OccupiedBytes) -> bool:
         """Note a write to ``part``, and tell whether all of the filled bytes have been overwritten by now."""
         if not any(known.covers(part) for known in self.overwritten):
             self.overwritten = [known for known in self.overwritten if not part.covers(known)] + [part]
@@ -53,7 +52,7 @@ class _Fill:
             )
         )
 
-    def is_seen_by(self, part: Part) -> bool:
+    def is_seen_by(self, part: OccupiedBytes) -> bool:
         """Tell whether a read of ``part`` may see the filled value."""
         return part.meets(self.part) and not any(known.covers(part) for known in self.overwritten)
 
@@ -68,45 +67,45 @@ class DeadStores:
         self._adds_to_fills = version is nc_version.gen4
         self._open: dict[Tracked, _Fill] = {}
 
-    def see(self, noted: Noted) -> None:
+    def see(self, instruction: PendingInstruction) -> None:
         if self._open:
-            self._resolve(noted)
-        if noted.definition.name == "memset":
-            self._begin(noted)
+            self._resolve(instruction)
+        if instruction.definition.name == "memset":
+            self._begin(instruction)
 
     def leaves(self, number: int) -> None:
-        for known in [known for known, fill in self._open.items() if fill.noted.number <= number]:
+        for known in [known for known, fill in self._open.items() if fill.instruction.number <= number]:
             del self._open[known]
 
-    def _begin(self, noted: Noted) -> None:
-        (access,) = noted.operands
+    def _begin(self, instruction: PendingInstruction) -> None:
+        (access,) = instruction.operands
         assert access is not None
         known, layout, dtype, reach, _ = access
         if known.views.region in ON_CHIP and reach is None:
             part = known.views.footprint(layout, dtype, None).part
             if part is not None and part.count:
-                self._open[known] = _Fill(noted, part, noted.decided("value") == 0)
+                self._open[known] = _Fill(instruction, part, instruction.decided("value") == 0)
 
-    def _resolve(self, noted: Noted) -> None:
-        for access in reads_of(noted):
+    def _resolve(self, instruction: PendingInstruction) -> None:
+        for access in reads_of(instruction):
             fill = self._open.get(access[0])
             if fill is not None:
                 part = part_of(access)
                 if access[3] is not None or (part is not None and fill.is_seen_by(part)):
                     del self._open[access[0]]
-        leaves_some = any(rule.may_leave for rule, _ in noted.definition.outputs)
-        for access in writes_of(noted):
+        leaves_some = any(rule.may_leave for rule, _ in instruction.definition.outputs)
+        for access in writes_of(instruction):
             fill = self._open.get(access[0])
             if fill is None:
                 continue
             part = part_of(access)
-            is_read = leaves_some or (noted.definition.is_matmul and self._adds_to_fills and not fill.is_zero)
+            is_read = leaves_some or (instruction.definition.is_matmul and self._adds_to_fills and not fill.is_zero)
             if is_read or access[3] is not None:
                 del self._open[access[0]]
             elif part is not None and fill.overwrite(part):
-                fill.noted.dropped_by = NAME
+                fill.instruction.dropped_by = NAME
                 del self._open[access[0]]
 
 
-def _size(part: Part) -> int:
+def _size(part: OccupiedBytes) -> int:
     return prod(part.layout.shape) * part.width

@@ -16,23 +16,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...hardware.generation import Generation
+from ...hardware.generations import Generation
 from ...terms.enums import Engine, nc_version
-from ..noted import Noted
+from ..instruction import PendingInstruction
 
 NAME = "chooses_engines"
 
 BY_WORKLOAD = frozenset({"tensor_copy", "memset"})
 
 
-def engines_for(noted: Noted, others: Sequence[str], generation: Generation) -> Sequence[Engine]:
+def engines_for(instruction: PendingInstruction, others: Sequence[str], generation: Generation) -> Sequence[Engine]:
     """Return the engines that may run an instruction of :data:`BY_WORKLOAD`, in the order in which they are tried.
 
     Args:
-        noted: the instruction.
-        others: the names of the engines besides its own that can run it, as in :class:`.plans.Plan`.
+        instruction: the instruction.
+        others: the names of the engines besides its own that can run it, as in :class:`~..instruction.InstructionKind`.
         generation: the hardware.
     """
-    if noted.decided("engine") is not Engine.unknown or generation.version is nc_version.gen2:
-        return (noted.engine,)
-    return [engine for engine in noted.definition.engines if engine is noted.engine or engine.name in others]
+    if instruction.decided("engine") is not Engine.unknown or generation.version is nc_version.gen2:
+        return (instruction.engine,)
+    return [
+        engine for engine in instruction.definition.engines if engine is instruction.engine or engine.name in others
+    ]

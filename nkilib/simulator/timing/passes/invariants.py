@@ -17,12 +17,11 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from types import CodeType
 
-from ...hardware.generation import Generation
-from ...terms.enums import reduce_cmd
-from ...terms.regions import ON_CHIP, MemoryRegion
-from ..footprints import Tracked
-from ..noted import Access, Noted
-from .accesses import reads_of, writes_of
+from ...hardware.generations import Generation
+from ...terms.enums import ON_CHIP, MemoryRegion, reduce_cmd
+from ..dependencies import Tracked
+from ..instruction import Access, PendingInstruction
+from .window import reads_of, writes_of
 
 NAME = "hoists_invariants"
 
@@ -70,15 +69,15 @@ class Contents:
         self.written = 0
         self.values: list[Hashable] | None = []
         self.same_as: Tracked | None = None
-        self.hoisted: list[Noted] = []
+        self.hoisted: list[PendingInstruction] = []
         self.is_read = False
         self.copies: list[Contents] = []
 
     def restore(self, since: int) -> None:
         """Run the dropped instructions after all, if they come after ``since`` and are not on the timeline yet."""
-        for noted in self.hoisted:
-            if noted.number > since and noted.dropped_by == NAME:
-                noted.dropped_by = ""
+        for instruction in self.hoisted:
+            if instruction.number > since and instruction.dropped_by == NAME:
+                instruction.dropped_by = ""
         self.hoisted.clear()
         self.same_as = None
 
@@ -107,17 +106,17 @@ class Invariants:
         self._open: list[Tracked] = []
         self._left = 0
 
-    def see(self, noted: Noted) -> None:
-        if noted.dropped_by:
+    def see(self, instruction: PendingInstruction) -> None:
+        if instruction.dropped_by:
             return
-        for access in reads_of(noted):
+        for access in reads_of(instruction):
             contents = _contents(access[0])
             if contents is not None and contents.same_as is not None:
                 contents.is_read = True
-        if noted.definition.name in PURE and self._is_hoisted(noted):
+        if instruction.definition.name in PURE and self._is_hoisted(instruction):
             return
-        for access in writes_of(noted):
-            self._forget(access[0], noted.number)
+        for access in writes_of(instruction):
+            self._forget(access[0], instruction.number)
 
     def leaves(self, number: int) -> None:
         self._left = number
@@ -134,9 +133,9 @@ class Invariants:
                 contents.restore(0)
         self._open = still_open
 
-    def _is_hoisted(self, noted: Noted) -> bool:
+    def _is_hoisted(self, instruction: PendingInstruction) -> bool:
         """Tell whether an instruction writes a known value, and note that; drop it if a tile has the value already."""
-        target = _only_target(noted)
+        target = _only_target(instruction)
         if target is None:
             return False
         known = target[0]
@@ -145,14 +144,14 @@ class Invariants:
             contents = known.contents = Contents()
         if contents.values is None or len(contents.values) >= _MOST_WRITES:
             return False
-        line = self._lines.setdefault((noted.code, noted.position, noted.definition.name), _Line())
-        last, line.ran = line.ran, noted.number
+        line = self._lines.setdefault((instruction.code, instruction.position, instruction.definition.name), _Line())
+        last, line.ran = line.ran, instruction.number
         if line.failures >= _PATIENCE:
             return False
-        value = _value(noted, target, last)
+        value = _value(instruction, target, last)
         if value is None:
             line.failures += 1
-            value = _value(noted, target, noted.number)
+            value = _value(instruction, target, instruction.number)
             if value is None:
                 return False
         else:
@@ -164,16 +163,16 @@ class Invariants:
         contents.copies.clear()
         contents.values.append(value)
         if holder is not None and _holds(holder, at, value) and contents.same_as in ((holder,) if at else (None,)):
-            return self._drop(noted, known, contents, holder)
+            return self._drop(instruction, known, contents, holder)
         if contents.same_as is not None:
             contents.restore(self._left)
-        contents.written = noted.number
+        contents.written = instruction.number
         if len(self._holders) >= _KEPT:
             self._holders.clear()
         self._holders[value] = known
         return True
 
-    def _drop(self, noted: Noted, known: Tracked, contents: Contents, holder: Tracked) -> bool:
+    def _drop(self, instruction: PendingInstruction, known: Tracked, contents: Contents, holder: Tracked) -> bool:
         holder_contents = _contents(holder)
         assert holder_contents is not None
         if contents.same_as is None:
@@ -182,8 +181,8 @@ class Invariants:
             self._open.append(known)
             self._stay(holder)
         contents.written = holder_contents.written
-        contents.hoisted.append(noted)
-        noted.dropped_by = NAME
+        contents.hoisted.append(instruction)
+        instruction.dropped_by = NAME
         return True
 
     def _stay(self, holder: Tracked) -> None:
@@ -219,26 +218,30 @@ def _contents(known: Tracked) -> Contents | None:
     return contents if isinstance(contents, Contents) else None
 
 
-def _only_target(noted: Noted) -> Access | None:
+def _only_target(instruction: PendingInstruction) -> Access | None:
     """Return the tile that an instruction writes if the write is its only effect; else None.
 
     It is also None if the address of an operand is read at run time.
     """
-    if len(noted.roles.writes) == 0 or noted.besides or noted.decided("reduce_cmd") not in (None, reduce_cmd.idle):
+    if (
+        len(instruction.roles.writes) == 0
+        or instruction.besides
+        or instruction.decided("reduce_cmd") not in (None, reduce_cmd.idle)
+    ):
         return None
-    targets = list(writes_of(noted))
-    if len(targets) != 1 or any(access is not None and access[3] is not None for access in noted.operands):
+    targets = list(writes_of(instruction))
+    if len(targets) != 1 or any(access is not None and access[3] is not None for access in instruction.operands):
         return None
     return targets[0]
 
 
-def _value(noted: Noted, target: Access, before: int) -> Hashable | None:
+def _value(instruction: PendingInstruction, target: Access, before: int) -> Hashable | None:
     """Return a description of the value that an instruction writes; None if it cannot be described.
 
     It also is None if an input was written by instruction ``before`` or a later one.
     """
     inputs: list[Hashable] = []
-    for access in noted.operands[len(noted.roles.writes) :]:
+    for access in instruction.operands[len(instruction.roles.writes) :]:
         if access is None:
             inputs.append(None)
             continue
@@ -250,7 +253,7 @@ def _value(noted: Noted, target: Access, before: int) -> Hashable | None:
     if not inputs and not before:
         return None
     known, layout, dtype, _, _ = target
-    value = noted.definition.name, noted.engine, known.views, layout, dtype, *inputs, *noted.constants
+    value = instruction.definition.name, instruction.engine, known.views, layout, dtype, *inputs, *instruction.constants
     try:
         hash(value)
     except TypeError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...hardware.generation import Generation
+from ...hardware.generations import Generation
 from ..parameters import ModelParameters
 from . import broadcasts, dead_stores, invariants
 from .window import Pass, Window

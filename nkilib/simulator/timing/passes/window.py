@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The issued instructions of a core that are not on its timeline yet, among which passes look back and ahead."""
+"""The instructions of a core that are not on its timeline yet, among which passes look back and ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from ..noted import Noted
+from ..footprints import OccupiedBytes
+from ..instruction import Access, PendingInstruction
 
 # The number of instructions in the window: as far as a pass can look ahead.
 LOOKAHEAD = 256
@@ -23,7 +24,7 @@ class Pass(Protocol):
 
     constants_of: frozenset[str]
 
-    def see(self, noted: Noted) -> None:
+    def see(self, instruction: PendingInstruction) -> None:
         """Examine the next instruction in program order, and change it or earlier ones in the window."""
 
     def leaves(self, number: int) -> None:
@@ -40,19 +41,19 @@ class Window:
     def __init__(self, passes: Sequence[Pass]) -> None:
         self._passes = passes
         self.constants_of = frozenset().union(*(pass_.constants_of for pass_ in passes))
-        self._held: list[Noted] = []
+        self._held: list[PendingInstruction] = []
 
-    def take(self, batch: list[Noted]) -> list[Noted]:
+    def take(self, batch: list[PendingInstruction]) -> list[PendingInstruction]:
         """Take the next instructions in program order, and return the oldest ones, for which there is no more room."""
         if not self._passes:
             return batch
         for pass_ in self._passes:
-            for noted in batch:
-                pass_.see(noted)
+            for instruction in batch:
+                pass_.see(instruction)
         self._held += batch
         return self._emit(len(self._held) - LOOKAHEAD)
 
-    def flush(self) -> list[Noted]:
+    def flush(self) -> list[PendingInstruction]:
         """Return all instructions in the window, and empty it.
 
         This happens where the timeline has to be complete: where cores synchronise, at the start and end of device
@@ -60,10 +61,42 @@ class Window:
         """
         return self._emit(len(self._held))
 
-    def _emit(self, count: int) -> list[Noted]:
+    def _emit(self, count: int) -> list[PendingInstruction]:
         if count <= 0:
             return []
         leaving, self._held = self._held[:count], self._held[count:]
         for pass_ in self._passes:
             pass_.leaves(leaving[-1].number)
         return leaving
+
+
+def part_of(access: Access) -> OccupiedBytes | None:
+    """Return the part of its storage that a tensor occupies, or may occupy; None if it has no elements."""
+    known, layout, dtype, reach, _ = access
+    return known.views.footprint(layout, dtype, reach).part
+
+
+def reads_of(instruction: PendingInstruction) -> Iterator[Access]:
+    """Yield the tensors that an instruction may read, including index tensors and everything that a barrier touches."""
+    for access in instruction.operands[0 if _is_meeting(instruction) else len(instruction.roles.writes) :]:
+        if access is not None:
+            yield access
+    for access in instruction.operands:
+        while access is not None and access[4] is not None:
+            access = access[4]
+            yield access
+    for index, base, *_ in instruction.besides:
+        yield index
+        yield base
+
+
+def writes_of(instruction: PendingInstruction) -> Iterator[Access]:
+    """Yield the tensors that an instruction writes."""
+    for access in instruction.operands[: len(instruction.roles.writes)]:
+        if access is not None:
+            yield access
+
+
+def _is_meeting(instruction: PendingInstruction) -> bool:
+    definition = instruction.definition
+    return definition.is_untimed or (definition.cost is None and not definition.is_transfer)

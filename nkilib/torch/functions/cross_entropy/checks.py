@@ -14,19 +14,17 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from nkilib.core.host.keywords import numbers
-from nkilib.core.host.options import values_of
-from nkilib.core.host.reductions import check_reduction
+from nkilib.core.host.options import check_reduction, numbers, values_of
 from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX
-from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions, check_options
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions, check_options
 from nkilib.torch.dispatch import checks
-from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import is_view_as_rows, rows_shape
-from nkilib.torch.losses.target_indices import INDEX_DTYPES
+from nkilib.torch.losses.indexed import INDEX_DTYPES
 
 # The keywords that public functions share, in order.
 RECIPE: Final = tuple(RecipeOptions.__annotations__)
-# Options whose part in the loss soft_targets.py and vocab_parallel/autograd.py know.
+# Options whose part in the loss PyTorch's operators for class probabilities and for shards of the vocabulary know.
 _KNOWN: Final = (
     *("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale", "temperature"),
     "exact_maximum",  # in no formula

@@ -1,36 +1,159 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``cross_entropy``: ``torch.nn.functional.cross_entropy`` computed by kernels, with options for large-vocabulary
-training.
-"""
+"""``cross_entropy`` and ``CrossEntropyLoss``: PyTorch's arguments and results, and options for large vocabularies."""
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from nkilib.core.host.keywords import shows
-from nkilib.core.host.options import check_flags
-from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
-from nkilib.torch.dispatch.dtensors import OF_PARTS, dtensor
+from nkilib.core.host.options import check_flags, refuse_unknown, shows
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions
+from nkilib.torch.dispatch.checks import Caller, check_tensors
+from nkilib.torch.dispatch.dtensors import OF_PARTS, LocalPart, dtensor, local_part
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
-from nkilib.torch.functions.cross_entropy.autograd import DERIVATIVE
+from nkilib.torch.dispatch.losses import per_row, reduced
 from nkilib.torch.functions.cross_entropy.checks import (
+    RECIPE,
     check_arguments,
+    check_class_dim,
     check_inplace,
     check_known,
     check_outputs,
     check_weight,
     checked_options,
 )
-from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, FORWARD, Wanted
-from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
-from nkilib.torch.functions.cross_entropy.parts import loss_part
-from nkilib.torch.functions.cross_entropy.results import ForwardResults
+from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, DERIVATIVE, FORWARD, ForwardResults, Wanted
+from nkilib.torch.losses.indexed import is_ignored
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+class CrossEntropyOutputs(NamedTuple):
+    """The loss and further results of the same pass over the logits.
+
+    "Per position" is the shape of class-index targets. "The logits" are those after scale, cap and temperature. At
+    ignored positions, lse, argmax and entropy are computed from the logits; all other results are 0.
+
+    Attributes:
+        loss: float32, reduced as requested; it includes ``z_loss``. Differentiable.
+        lse: float32 per position, log-sum-exp of the logits, in nats. Differentiable.
+        z_loss: float32, the part of the loss that ``lse_square_scale`` adds, reduced as the loss. Differentiable.
+        logprob: float32 per position, log-probability of the target in nats, at most 0. Differentiable. None for class
+            probabilities, which have no single target.
+        argmax: int64 per position, the first class with the largest logit; V, which is no class, in a row that holds a
+            NaN.
+        entropy: float32 per position, the entropy of the softmax of the logits, in nats. Differentiable.
+    """
+
+    loss: Tensor
+    lse: Tensor
+    z_loss: Tensor
+    logprob: Tensor | None
+    argmax: Tensor
+    entropy: Tensor
+
+
+def loss_part(
+    caller: Caller,
+    logits: DTensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: str,
+    normalizer: Tensor | None,
+    class_dim: int,
+    inplace: bool,
+) -> LocalPart:
+    """Return this rank's part of the arguments.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, NotImplementedError: see :func:`local_part`.
+        ValueError: a mean without ``normalizer`` where other ranks have other positions.
+    """
+    others = {"weight": weight, "normalizer": normalizer}
+    check_tensors(caller, {"target": target, **others}, optional=tuple(others))
+    check_class_dim(caller, class_dim)
+    part = local_part(caller, logits, target, others, class_dim, inplace)
+    if reduction == "mean" and normalizer is None and not part.has_all_rows:
+        raise ValueError(
+            f"{caller}: {caller.input}, a DTensor of placements {list(logits.placements)}, has positions on other "
+            f"ranks, and a mean divides by {_divisor_in_words(target, weight)} on all ranks; pass it as "
+            f"a tensor, normalizer=, or reduction='sum'"
+        )
+    return part
+
+
+def _divisor_in_words(target: Tensor, weight: Tensor | None) -> str:
+    """Return the divisor of a mean, in words."""
+    if target.is_floating_point():
+        return "the number of positions"
+    return "the number of targets" if weight is None else "the sum of the class weights of the targets"
+
+
+def returned_values(
+    results: ForwardResults,
+    target: Tensor,
+    options: LossOptions,
+    reduction: str,
+    normalizer: Tensor | None,
+    shape: tuple[int, ...],
+    return_outputs: bool,
+) -> Tensor | CrossEntropyOutputs:
+    """Return the value of a loss function: the loss, or with ``return_outputs`` all outputs.
+
+    Args:
+        results: the per-row results.
+        target: the targets of the rows, class indices or probabilities.
+        options: the options of the loss.
+        reduction, normalizer, return_outputs: the caller's arguments.
+        shape: the shape of the positions.
+    """
+    soft = target.is_floating_point()
+    valid = None if soft else ~is_ignored(target, options.ignore_index)
+    divisor = _divisor(results, normalizer, valid) if reduction == "mean" else _Divisor()
+    loss = reduced(results.loss, reduction, shape, *divisor)
+    if not return_outputs:
+        return loss
+    z_loss = _z_loss(results.lse, valid, options.lse_square_scale)
+    return CrossEntropyOutputs(
+        loss=loss,
+        lse=per_row(results.lse, shape),
+        z_loss=reduced(z_loss, reduction, shape, *divisor),
+        logprob=None if soft else per_row(results.logprob, shape),
+        argmax=results.argmax.reshape(shape).to(torch.int64),
+        entropy=per_row(results.entropy, shape),
+    )
+
+
+class _Divisor(NamedTuple):
+    """The divisor of a mean, and whether no position is valid, as :func:`reduced` takes them."""
+
+    value: Tensor | int | None = None
+    is_empty: Tensor | None = None
+
+
+def _divisor(results: ForwardResults, normalizer: Tensor | None, valid: Tensor | None) -> _Divisor:
+    """Return the divisor of a mean: ``normalizer`` if given, else the sum of the targets' weights, or for class
+    probabilities, which have no ``valid``, the number of positions, as in PyTorch.
+    """
+    if normalizer is not None:
+        return _Divisor(normalizer.to(torch.float32))
+    if valid is None:
+        return _Divisor(results.loss.shape[0])
+    weight = results.position_weight.sum()
+    # PyTorch adds what smoothing spreads to a mean of 0 / 0.
+    return _Divisor(torch.where(weight == 0.0, torch.nan, weight), ~valid.any())
+
+
+def _z_loss(lse: Tensor, valid: Tensor | None, scale: float) -> Tensor:
+    if scale == 0.0:
+        return torch.zeros_like(lse)
+    return scale * (lse if valid is None else torch.where(valid, lse, 0.0)).square()
 
 
 @overload
@@ -199,3 +322,69 @@ def cross_entropy(
         normalizer = input.new_tensor(torch.nan)  # PyTorch divides by elements / classes, 0 / 0
     shape = rows_shape(input, class_dim)
     return returned_values(results, rows_target, options, reduction, normalizer, shape, return_outputs)
+
+
+class CrossEntropyLoss(nn.Module):
+    """``torch.nn.CrossEntropyLoss``, computed by the kernels; ``forward(input, target)`` takes its arguments in
+    PyTorch's order.
+
+    Example::
+
+        criterion = CrossEntropyLoss(ignore_index=-100, class_dim=-1)
+        loss = criterion(logits, target)  # [batch, sequence, V] and [batch, sequence]
+
+    Args:
+        weight: [V] floating, kept as a buffer that moves with the module; None means 1.
+        ignore_index: see :func:`~nkilib.torch.cross_entropy`, also for the arguments not listed here.
+        normalizer: a buffer that moves with the module, but is not in the state dict. Prefer an integer: a floating
+            tensor is rounded when the module is cast, as by ``model.to(torch.bfloat16)``. Pass a normalizer that
+            changes from step to step to the call of the module instead.
+    """
+
+    weight: Tensor | None
+    normalizer: Tensor | None
+
+    @shows(RecipeOptions, defaults=LossOptions)
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        normalizer: Tensor | None = None,
+        inplace: bool = False,
+        return_outputs: bool = False,
+        class_dim: int = 1,
+        **recipe: Unpack[RecipeOptions],
+    ) -> None:
+        super().__init__()
+        refuse_unknown(type(self), recipe, RECIPE)
+        self.register_buffer("weight", weight)
+        self.register_buffer("normalizer", normalizer, persistent=False)
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.label_smoothing = label_smoothing
+        self.inplace = inplace
+        self.return_outputs = return_outputs
+        self.class_dim = class_dim
+        for name in RECIPE:
+            setattr(self, name, recipe.get(name, getattr(LossOptions, name)))
+
+    def forward(
+        self, input: Tensor, target: Tensor, *, normalizer: Tensor | None = None
+    ) -> Tensor | CrossEntropyOutputs:
+        """Return the loss; a ``normalizer`` of the call replaces the module's."""
+        return cross_entropy(
+            input,
+            target,
+            self.weight,
+            self.ignore_index,
+            self.reduction,
+            self.label_smoothing,
+            normalizer=self.normalizer if normalizer is None else normalizer,
+            inplace=self.inplace,
+            return_outputs=self.return_outputs,
+            class_dim=self.class_dim,
+            **{name: getattr(self, name) for name in RECIPE},
+        )

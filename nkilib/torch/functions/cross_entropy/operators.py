@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Descriptions of the operators ``torch.ops.nkilib.cross_entropy_*``.
+"""The operators ``torch.ops.nkilib.cross_entropy_*``, their results and their derivative.
 
 Rows are positions: logits [N, V], targets [N] of any integer type or class probabilities [N, V]. PyTorch's shapes and
-reductions are implemented in :mod:`.functional`, derivatives in :mod:`.autograd`.
+reductions are implemented in :mod:`.functional`. The kernels compute the gradient of the logits; PyTorch's operators
+compute those of class probabilities and of their class weights, and only if one of the two requires grad.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nkilib.experimental.loss import choose_tiling, extended_cross_entropy_backward, extended_cross_entropy_forward
-from nkilib.experimental.loss.cross_entropy.options import LossOptions
-from nkilib.torch.dispatch.caller import Caller
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.torch.dispatch.autograd import OnceDifferentiable, differentiate
+from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
-from nkilib.torch.losses.target_indices import check_range, is_ignored, kernel_target
+from nkilib.torch.losses.indexed import check_range, is_ignored, kernel_target
 
 CROSS_ENTROPY: Final = Caller("cross_entropy", "input", "logits", "torch.nn.functional.cross_entropy")
 VOCAB_PARALLEL: Final = Caller("vocab_parallel_cross_entropy", "logits_shard", "logits", CROSS_ENTROPY.instead)
@@ -64,6 +66,55 @@ class Sums:
     """``weight_sum``: the sum of the class weights of all shards, for label smoothing; None: the kernel computes it."""
 
     weight_sum: float | None = None
+
+
+class ForwardResults(NamedTuple):
+    """The results of the forward operator, [N] each; a result that is not requested is empty, [0].
+
+    Attributes:
+        loss: float32, 0 at ignored positions.
+        lse: float32, log-sum-exp of the (capped) logits.
+        logprob: float32, log-probability of the target, 0 at ignored positions; always [0] for class probabilities.
+        position_weight: float32, the position's summand in the divisor of a mean: the class weight of the target, 0 at
+            ignored positions. With class probabilities, the sum of the weighted and smoothed probabilities.
+        maximum: float32, the largest (capped) logit; the lowest float32 if all are -inf.
+        log_sum: float32, log of the sum of exp(logit - maximum), in nats.
+        argmax: int32, the first class with the largest logit.
+        entropy: float32, the entropy of the softmax of the (capped) logits, in nats.
+    """
+
+    loss: Tensor
+    lse: Tensor
+    logprob: Tensor
+    position_weight: Tensor
+    maximum: Tensor
+    log_sum: Tensor
+    argmax: Tensor
+    entropy: Tensor
+
+
+class ShardStatistics(NamedTuple):
+    """The statistics that one shard of the vocabulary has of each position, [N] float32 each.
+
+    Attributes:
+        maximum: the largest (capped) logit of the shard; the lowest float32 if all are -inf.
+        log_sum: log of the sum of exp(logit - maximum), in nats.
+        target_logit: the (capped) logit of the target if the shard holds it, else 0, as at ignored positions.
+        position_weight: the class weight of the target if the shard holds it, else 0; with class probabilities, the sum
+            of the weighted and smoothed probabilities of the shard's classes.
+        distance_sum: the sum over the shard's classes of f * (maximum - (capped) logit), where f is the class weight,
+            or with class probabilities the weighted and smoothed probability; [0] if not requested.
+        argmax: int32, the first class of the shard with the largest logit; [0] if not requested.
+        entropy: the entropy of the softmax over the shard alone, in nats; [0] if not requested.
+    """
+
+    maximum: Tensor
+    log_sum: Tensor
+    target_logit: Tensor
+    position_weight: Tensor
+    distance_sum: Tensor
+    argmax: Tensor
+    entropy: Tensor
 
 
 def _arguments(call: Call, direction: str) -> dict[str, Any]:
@@ -118,7 +169,7 @@ def _forward_arguments(call: Call) -> dict[str, Any]:
     return {**_arguments(call, "forward"), "with_log_sum": True}
 
 
-# Results: functions.cross_entropy.results.ForwardResults.
+# Results: ForwardResults.
 FORWARD: Final = register(
     Operator(
         "cross_entropy_forward",
@@ -146,7 +197,7 @@ FORWARD: Final = register(
 
 
 def statistics_outputs(vocabulary: Callable[[Call], int]) -> tuple[Output, ...]:
-    """Return the outputs that make up ``functions.cross_entropy.results.ShardStatistics``, with the values that they
+    """Return the outputs that make up :class:`ShardStatistics`, with the values that they
     hold for a shard without classes.
 
     Args:
@@ -180,7 +231,8 @@ STATISTICS: Final = register(
 )
 
 
-def _entropy_if_given(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
+def entropy_if_given(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the entropy that the backward reads; None if the forward was not asked for it."""
     return results["entropy"] if call.options["with_entropy"] else None
 
 
@@ -205,7 +257,7 @@ BACKWARD: Final = register(
             Input("grad_logprob", is_optional=True),
             _CLASS_WEIGHT,
             Input("target_weight", is_optional=True, saved=_weight_of_probabilities),
-            Input("entropy", is_optional=True, saved=_entropy_if_given),
+            Input("entropy", is_optional=True, saved=entropy_if_given),
             Input("grad_entropy", is_optional=True),
         ),
         options=(LossOptions, Columns, Sums),
@@ -218,3 +270,83 @@ BACKWARD: Final = register(
         instead=CROSS_ENTROPY.instead,
     )
 )
+
+
+def _soft_target_gradients(
+    logits: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    maximum: Tensor,
+    log_sum: Tensor,
+    grad_loss: Tensor,
+    options: LossOptions,
+    num_classes: int,
+    needs_target: bool,
+    needs_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients, with respect to ``target`` and ``class_weight``, of each position's loss ``sum_k w[k] *
+    y'[k] * (lse - z[k])``, with y' = (1 - e) * y + e / num_classes for smoothing e.
+
+    This takes several times the memory of the logits, in float32.
+
+    Args:
+        logits: [N, V], before cap and temperature.
+        target: [N, V], class probabilities y.
+        class_weight: [V] float32; None means 1.
+        maximum, log_sum: [N] float32; their sum is the lse of z, the logits after cap and temperature.
+        grad_loss: [N] float32, the upstream gradient of every position's loss.
+        options: the options of the forward.
+        num_classes: the number of classes that smoothing spreads over; more than V if the logits are a shard.
+        needs_target, needs_weight: whether each gradient is requested.
+
+    Returns:
+        The gradients of ``target``, in its dtype, and of ``class_weight``, [V] float32; None for a gradient that is not
+        requested.
+    """
+    z = logits.to(torch.float32)
+    if options.logit_softcap is not None:
+        capped = options.logit_softcap * torch.tanh(z / options.logit_softcap)
+        z = torch.where(z.isneginf(), z, capped)
+    z = z / options.temperature
+    log_sum = log_sum + 0.0 * log_sum  # NaN where it is infinite: the row has no softmax
+    scaled_nll = ((maximum[:, None] - z) + log_sum[:, None]) * grad_loss[:, None]  # large logits cancel exactly
+    kept = 1.0 - options.label_smoothing
+    grad_target = grad_weight = None
+    if needs_target:
+        grad_target = (kept * (scaled_nll if class_weight is None else scaled_nll * class_weight)).to(target.dtype)
+    if needs_weight:
+        smoothed = kept * target.to(torch.float32) + options.label_smoothing / max(num_classes, 1)
+        grad_weight = (smoothed * scaled_nll).sum(0)
+    return grad_target, grad_weight
+
+
+def soft_gradients(call: Call, needed: Mapping[str, bool]) -> dict[str, Tensor | None]:
+    """Return the gradients of class probabilities and of class weights by the name of the input; the gradient of one
+    that is not needed is None or missing.
+
+    Args:
+        call: the call of the backward.
+        needed: for each input, whether it needs a gradient.
+    """
+    needs_target, needs_weight = needed["target"], needed["class_weight"]
+    grad_loss = call.tensors.get("grad_loss")
+    if grad_loss is None or not (needs_target or needs_weight):
+        return {}
+    apply: Callable[..., Tensor] = OnceDifferentiable.apply
+    logits = apply(BACKWARD, call.first)
+    target, weight = _soft_target_gradients(
+        logits,
+        call.tensor("target"),
+        call.tensors["class_weight"],
+        call.tensor("maximum"),
+        call.tensor("log_sum"),
+        grad_loss,
+        call.group(LossOptions),
+        call.group(Columns).vocabulary(logits),
+        needs_target,
+        needs_weight,
+    )
+    return {"target": target, "class_weight": weight}
+
+
+DERIVATIVE: Final = differentiate(FORWARD, BACKWARD, soft_gradients)

@@ -9,28 +9,79 @@ For an input that ``torch.nn.functional.linear_cross_entropy`` rejects too, the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nkilib.core.host.options import as_float
-from nkilib.core.host.reductions import check_reduction
-from nkilib.experimental.loss.cross_entropy.options import LossOptions
-from nkilib.experimental.loss.linear.shared.launch import POSITIONS_MAX, check_logit_scale
+from nkilib.core.host.options import as_float, check_reduction
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.experimental.loss.linear.launch import POSITIONS_MAX, check_logit_scale
 from nkilib.torch.dispatch import checks
-from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.overlap import overlapping
-from nkilib.torch.functions.cross_entropy.checks import (
-    check_floating,
-    check_indices,
-    check_normalizer,
-    checked_options,
-)
-from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
+from nkilib.torch.dispatch.checks import Caller
+from nkilib.torch.dispatch.launch import overlapping
+from nkilib.torch.dispatch.losses import autocast_dtype
+from nkilib.torch.functions.cross_entropy.checks import check_floating, check_indices, check_normalizer, checked_options
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES, DTYPES, Product
+
+
+@dataclass(frozen=True)
+class LinearArguments:
+    """The arguments of a call of ``linear_cross_entropy``, as the caller passed them.
+
+    Attributes:
+        input: the hidden states [..., D].
+        linear_weight: the weight [V, D], or [V, d1, ..., D] for a loss of several dimensions.
+        target: class indices, or class probabilities of the shape of the logits.
+        linear_bias: the bias, of the shape of ``linear_weight`` without D.
+        weight: the class weights [V].
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        normalizer: the divisor of the mean.
+        grad_weight_sum: the tensor to which the gradient of ``linear_weight`` is added.
+    """
+
+    input: Tensor
+    linear_weight: Tensor
+    target: Tensor
+    linear_bias: Tensor | None
+    weight: Tensor | None
+    reduction: str
+    normalizer: Tensor | None
+    grad_weight_sum: Tensor | None
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """Return the arguments that are or may be tensors, by name."""
+        return {
+            "input": self.input,
+            "linear_weight": self.linear_weight,
+            "target": self.target,
+            "linear_bias": self.linear_bias,
+            "weight": self.weight,
+            "normalizer": self.normalizer,
+            "grad_weight_sum": self.grad_weight_sum,
+        }
+
+    @property
+    def logits_shape(self) -> tuple[int, ...]:
+        """The shape of the logits that ``torch.nn.functional.cross_entropy`` would get."""
+        return (*self.input.shape[:-1], *self.linear_weight.shape[:-1])
+
+    @property
+    def has_probabilities(self) -> bool:
+        """True if the targets are class probabilities, which PyTorch recognises by their shape."""
+        return tuple(self.target.shape) == self.logits_shape
+
+    def rounding_dtype(self, compute_dtype: torch.dtype | None) -> torch.dtype | None:
+        """Return the dtype that kernels round the operands to for the product; None where nothing has to be rounded.
+
+        Args:
+            compute_dtype: the caller's argument; None means autocast's dtype if autocast is on.
+        """
+        dtype = compute_dtype or autocast_dtype(self.input.device)
+        operands = (self.input, self.linear_weight, self.linear_bias)
+        return None if all(tensor is None or tensor.dtype == dtype for tensor in operands) else dtype
 
 
 def checked_recipe(

@@ -1,44 +1,248 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``linear_cross_entropy``: ``torch.nn.functional.linear_cross_entropy`` computed by kernels that keep no logits."""
+"""``linear_cross_entropy``: ``torch.nn.functional.linear_cross_entropy`` computed by kernels that keep no logits.
+
+A loss that no kernel computes falls back to PyTorch's operators, with a warning (:func:`reason_for_reference`). With
+``memory_limit``, a single launch may compute loss and gradients, with three matrix products instead of four.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, overload
+import warnings
+from collections.abc import Mapping
+from typing import Final, Literal, overload
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy, linear
 from typing_extensions import Unpack
 
-from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
-from nkilib.core.host.options import check_flags
-from nkilib.experimental.loss.cross_entropy.options import LossOptions
-from nkilib.torch.dispatch.layout import as_rows
+from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.experimental.loss.linear.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import SCRATCH_BYTES, one_launch_bytes
+from nkilib.torch.dispatch.checks import Caller
+from nkilib.torch.dispatch.layout import as_rows, unviewed
 from nkilib.torch.functions.cross_entropy.checks import check_outputs, check_weight
-from nkilib.torch.functions.cross_entropy.operators import Wanted
-from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
-from nkilib.torch.functions.cross_entropy.results import ForwardResults
-from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
-from nkilib.torch.functions.linear_cross_entropy.autograd import DERIVATIVE
+from nkilib.torch.functions.cross_entropy.functional import CrossEntropyOutputs, returned_values
+from nkilib.torch.functions.cross_entropy.operators import ForwardResults, Wanted
 from nkilib.torch.functions.linear_cross_entropy.checks import (
+    LinearArguments,
     check_arguments,
     check_kernel_arguments,
     check_memory_limit,
     checked_product,
     checked_recipe,
 )
-from nkilib.torch.functions.linear_cross_entropy.one_launch import (
-    granted_scratch,
-    loss_with_gradients,
-    takes_one_launch,
-    wanted_gradients,
+from nkilib.torch.functions.linear_cross_entropy.operators import (
+    DERIVATIVE,
+    FORWARD,
+    LINEAR,
+    WITH_GRADIENTS,
+    Product,
+    Scratch,
+    WantedGradients,
 )
-from nkilib.torch.functions.linear_cross_entropy.operators import FORWARD, LINEAR, Product
-from nkilib.torch.functions.linear_cross_entropy.reference import check_unused, reason_for_reference, reference_loss
+from nkilib.torch.losses.indexed import INDEX_DTYPES, is_ignored, kernel_target
 
+
+def reason_for_reference(arguments: LinearArguments, vocabulary: int | None = None) -> str | None:
+    """Return a clause that says why no kernel computes the loss; None if a kernel computes it.
+
+    Args:
+        arguments: the arguments of the call.
+        vocabulary: the number of classes of all ranks, if ``linear_weight`` has those of one rank.
+    """
+    own_classes, *inner, features = arguments.linear_weight.shape
+    classes = own_classes if vocabulary is None else vocabulary
+    if inner:
+        return f"linear_weight has {arguments.linear_weight.dim()} dimensions"
+    if arguments.has_probabilities:
+        return "target has class probabilities"
+    if not FEATURES_MIN <= features <= FEATURES_MAX:
+        return f"there are {features} features, and the kernels take {FEATURES_MIN} to {FEATURES_MAX}"
+    if not 0 < classes <= CLASSES_MAX:
+        return f"there are {classes} classes, and the kernels take 1 to {CLASSES_MAX}"
+    return None
+
+
+def _check_unused(caller: Caller, reason: str, is_used: Mapping[str, bool]) -> None:
+    """Reject the use of arguments that PyTorch's function does not have, in a call whose loss PyTorch's operators
+    compute.
+
+    Args:
+        caller: the function that error messages name.
+        reason: why no kernel computes the loss.
+        is_used: for each argument, whether its value differs from its default.
+
+    Raises:
+        NotImplementedError: if the check fails.
+    """
+    for name, used in is_used.items():
+        if used:
+            raise NotImplementedError(
+                f"{caller}: {name} is not supported where {reason}; leave it out, or pass the logits of "
+                f"torch.nn.functional.linear to nkilib.torch.cross_entropy"
+            )
+
+
+def _reference_loss(caller: Caller, arguments: LinearArguments, reason: str, options: LossOptions) -> Tensor:
+    """Return PyTorch's ``cross_entropy`` of PyTorch's ``linear``, with a warning.
+
+    Args:
+        caller: the function that the warning names.
+        arguments: the arguments of the call, checked.
+        reason: why no kernel computes the loss.
+        options: the options of the loss, only those of PyTorch.
+    """
+    _warn(f"{caller}: {reason}; computed by linear and cross_entropy of torch.nn.functional, with all logits in memory")
+    weight, bias, positions = arguments.linear_weight, arguments.linear_bias, arguments.input.shape[:-1]
+    is_deep = len(positions) > 1
+    rows = arguments.input.flatten(0, -2) if is_deep else arguments.input
+    products = linear(rows, weight.flatten(0, -2), None if bias is None else bias.flatten())
+    target = arguments.target.long() if arguments.target.dtype in INDEX_DTYPES else arguments.target
+    loss = cross_entropy(
+        products.reshape(*rows.shape[:-1], *weight.shape[:-1]),
+        target.flatten(0, len(positions) - 1) if is_deep else target,
+        arguments.weight,
+        ignore_index=options.ignore_index,
+        reduction=arguments.reduction,
+        label_smoothing=options.label_smoothing,
+    )
+    return unviewed(loss.reshape(positions)) if arguments.reduction == "none" and is_deep else loss
+
+
+def _warn(message: str) -> None:
+    if torch.compiler.is_compiling():
+        from nkilib.torch.dispatch import uncompiled  # which imports the compiler
+
+        uncompiled.warn(message)
+    else:
+        warnings.warn(message, UserWarning, stacklevel=4)
+
+
+_PLAIN: Final = Product()
 # The meaning of ``ignore_index=None`` for class indices.
-_IGNORED = -100
+_IGNORED: Final = -100
+# The least number of positions whose logits the kernel keeps.
+_TILE: Final = 128
+
+
+def wanted_gradients(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> WantedGradients | None:
+    """Return the gradients that a backward would need; None if it would need none."""
+    if not torch.is_grad_enabled():
+        return None
+    of_bias = linear_bias is not None and linear_bias.requires_grad
+    wanted = WantedGradients(input.requires_grad, linear_weight.requires_grad, of_bias)
+    return wanted if wanted != WantedGradients(False, False, False) else None
+
+
+def takes_one_launch(
+    arguments: LinearArguments, wanted: WantedGradients, return_outputs: bool, product: Product = _PLAIN
+) -> bool:
+    """Return whether the loss and its gradients can be computed in a single launch, so that the backward only has to
+    multiply the gradients by one number.
+
+    Float16 gradients would lack range before the scale of the loss multiplies them, and a sum over micro-batches needs
+    unrounded gradients.
+    """
+    normalizer = arguments.normalizer
+    return (
+        arguments.reduction != "none"
+        and not return_outputs
+        and torch.float16 not in (arguments.input.dtype, arguments.linear_weight.dtype)
+        and product.compute_dtype != "float16"
+        and arguments.input.numel() > 0
+        and not (arguments.grad_weight_sum is not None and wanted.grad_weight_wanted)
+        and not (normalizer is not None and normalizer.requires_grad)
+    )
+
+
+def granted_scratch(
+    arguments: LinearArguments, wanted: WantedGradients, memory_limit: int, product: Product = _PLAIN
+) -> int | None:
+    """Return how many bytes of scratch memory a single launch may use for logits so as to stay within ``memory_limit``;
+    None if it cannot.
+
+    A launch uses memory for logits, for float32 sums, and for the gradients, which exist from the forward on. The
+    result is at most the larger of the kernel's default and the bytes of the logits of 128 positions (or of all, if
+    there are fewer).
+    """
+    weight = arguments.linear_weight
+    classes, features = weight.shape
+    positions = arguments.input.numel() // features
+    kept = features * (
+        wanted.grad_input_wanted * positions * arguments.input.itemsize
+        + wanted.grad_weight_wanted * classes * weight.itemsize
+    )
+    kept += _rounded_bytes(arguments, product)
+    least = min(positions, _TILE) * classes * torch.float32.itemsize
+    scratch = max(SCRATCH_BYTES, least)
+    while kept + one_launch_bytes(positions, features, classes, scratch) > memory_limit:
+        if scratch == least:
+            return None
+        scratch = max(scratch // 2, least)
+    return scratch
+
+
+def _rounded_bytes(arguments: LinearArguments, product: Product) -> int:
+    """Return the bytes of the copy of ``input`` that the kernel rounds to the dtype of the products."""
+    if product.compute_dtype is None:
+        return 0
+    dtype: torch.dtype = getattr(torch, product.compute_dtype)
+    return 0 if arguments.input.dtype == dtype else dtype.itemsize * arguments.input.numel()
+
+
+def _loss_with_gradients(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    class_weight: Tensor | None,
+    options: LossOptions,
+    product: Product,
+    reduction: str,
+    normalizer: Tensor | None,
+    wanted: WantedGradients,
+    scratch_bytes: int,
+) -> Tensor:
+    """Return the loss, a scalar whose gradients are already computed.
+
+    Args:
+        input: the hidden states [N, D].
+        linear_weight: the weight [V, D].
+        target: the class indices [N].
+        linear_bias, class_weight: [V] float32, or None.
+        options: the options of the loss.
+        product: the scale and the compute dtype of the matrix product.
+        reduction: ``"mean"`` or ``"sum"``.
+        normalizer: the divisor of the mean.
+        wanted: the requested gradients.
+        scratch_bytes: the bytes of scratch memory for logits, see :func:`granted_scratch`.
+    """
+    scale = input.new_ones((), dtype=torch.float32)
+    if reduction == "mean":
+        scale = scale / (_divisor(target, class_weight, options) if normalizer is None else normalizer.to(scale))
+    keywords = WITH_GRADIENTS.keywords_from(Scratch(scratch_bytes), options, product, wanted)
+    operator = WITH_GRADIENTS.op(input.device)
+    total, *_ = operator(input, linear_weight, target, scale.detach(), linear_bias, class_weight, **keywords)
+    loss: Tensor = total
+    return loss
+
+
+def _divisor(target: Tensor, class_weight: Tensor | None, options: LossOptions) -> Tensor:
+    """Return the divisor of a mean: the summed weights of the valid targets. If these are 0 it is NaN, so that the mean
+    is, as in PyTorch.
+    """
+    counts = ~is_ignored(target, options.ignore_index)
+    if class_weight is None:
+        total = counts.sum().to(torch.float32)
+    else:
+        classes, _ = kernel_target(target, options.ignore_index, len(class_weight))
+        weights = class_weight[classes.clamp(0, len(class_weight) - 1)]
+        total = torch.where(counts, weights, 0.0).sum()
+    return torch.where(total == 0.0, torch.nan, total)
 
 
 @overload
@@ -244,8 +448,8 @@ def linear_cross_entropy(
             "grad_weight_sum": grad_weight_sum is not None,
             "memory_limit": memory_limit is not None,
         }
-        check_unused(caller, reason, is_used)
-        return reference_loss(caller, arguments, reason, recipe)
+        _check_unused(caller, reason, is_used)
+        return _reference_loss(caller, arguments, reason, recipe)
     product = checked_product(caller, arguments, product, compute_dtype)
     check_kernel_arguments(caller, arguments, product)
     if return_outputs:
@@ -264,7 +468,7 @@ def _kernel_loss(
         scratch = granted_scratch(arguments, wanted, memory_limit, product)
         if scratch is not None:
             operands = (rows, linear_weight, target, bias, class_weight)
-            return loss_with_gradients(
+            return _loss_with_gradients(
                 *operands, recipe, product, arguments.reduction, arguments.normalizer, wanted, scratch
             )
     summed = arguments.grad_weight_sum if wanted is not None and wanted.grad_weight_wanted else None

@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
-from nkilib.torch.functions.head_forward import is_fully_sharded
+from nkilib.torch.functions.cross_entropy.functional import CrossEntropyOutputs
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
+from nkilib.torch.functions.output_layer import is_fully_sharded
 
 
 class LinearCrossEntropyLoss(nn.Module):

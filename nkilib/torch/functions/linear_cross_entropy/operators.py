@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Descriptions of the operators ``torch.ops.nkilib.linear_cross_entropy_*``.
+"""The operators ``torch.ops.nkilib.linear_cross_entropy_*`` and their derivatives.
 
-Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. Derivatives are in
-:mod:`.autograd`; PyTorch's shapes and reductions are implemented in :mod:`.functional`.
+Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. PyTorch's shapes and reductions
+are implemented in :mod:`.functional`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ import torch
 from torch import Tensor
 
 from nkilib.core.host.options import options_of
-from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
-from nkilib.torch.dispatch.caller import Caller
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import SCRATCH_BYTES
+from nkilib.torch.dispatch.autograd import differentiate, differentiate_by_results
+from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
-from nkilib.torch.functions.cross_entropy.operators import Wanted
-from nkilib.torch.losses.target_indices import check_range, is_ignored, kernel_target
+from nkilib.torch.functions.cross_entropy.operators import Wanted, entropy_if_given
+from nkilib.torch.losses.indexed import check_range, is_ignored, kernel_target
 
 LINEAR: Final = Caller("linear_cross_entropy", "input", "input", "torch.nn.functional.linear_cross_entropy")
 # The dtypes of input, weight and products, and their names.
@@ -95,12 +96,16 @@ def _check_classes(call: Call) -> None:
     check_range(str(LINEAR), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
 
 
+def compute_dtype_argument(call: Call) -> dict[str, Any]:
+    """Return the kernels' argument ``compute_dtype``, the dtype of that name."""
+    name = call.options["compute_dtype"]
+    return {"compute_dtype": None if name is None else TILE_DTYPES[getattr(torch, name)]}
+
+
 def shared_arguments(call: Call) -> dict[str, Any]:
     """Return the keyword arguments that all kernels get in place of the operator's target and its names of dtypes."""
     classes, ignore_index = kernel_target(call.tensor("target"), call.options["ignore_index"], vocabulary(call))
-    name = call.options["compute_dtype"]
-    compute_dtype = None if name is None else TILE_DTYPES[getattr(torch, name)]
-    return {"targets_hbm": classes.detach(), "ignore_index": ignore_index, "compute_dtype": compute_dtype}
+    return {"targets_hbm": classes.detach(), "ignore_index": ignore_index, **compute_dtype_argument(call)}
 
 
 _INPUT: Final = Input("input", dimensions=2, dtypes=DTYPES)
@@ -108,16 +113,16 @@ _LINEAR_WEIGHT: Final = Input("linear_weight", keyword="weight_hbm", dimensions=
 _TARGET: Final = Input("target", keyword="targets_hbm", dimensions=1)
 _LINEAR_BIAS: Final = Input("linear_bias", keyword="bias_hbm", is_optional=True, dimensions=1, dtypes=(torch.float32,))
 _CLASS_WEIGHT: Final = Input("class_weight", is_optional=True, dimensions=1, dtypes=(torch.float32,))
-_GRAD_WEIGHT_SUM: Final = Input("grad_weight_sum", dimensions=2, dtypes=(torch.float32,))
-_SUM_FOR_BACKWARD: Final = Input("grad_weight_sum", is_optional=True, is_for_backward=True)
+GRAD_WEIGHT_SUM: Final = Input("grad_weight_sum", dimensions=2, dtypes=(torch.float32,))
+SUM_FOR_BACKWARD: Final = Input("grad_weight_sum", is_optional=True, is_for_backward=True)
 
-_GRAD_INPUT: Final = Output("grad_input", None, as_first, requested_by="grad_input_wanted")
+GRAD_INPUT: Final = Output("grad_input", None, as_first, requested_by="grad_input_wanted")
 _GRAD_LINEAR_WEIGHT: Final = Output(
     "grad_linear_weight", _dtype_of_weight, as_weight, requested_by="grad_weight_wanted"
 )
-_GRAD_LINEAR_BIAS: Final = Output("grad_linear_bias", shape=_classes, exists=_has_bias, requested_by="grad_bias_wanted")
-_GRADIENTS: Final = (_GRAD_INPUT, _GRAD_LINEAR_WEIGHT, _GRAD_LINEAR_BIAS)
-_GRADIENTS_ON_REQUEST: Final = {output.name: output.request for output in _GRADIENTS}
+GRAD_LINEAR_BIAS: Final = Output("grad_linear_bias", shape=_classes, exists=_has_bias, requested_by="grad_bias_wanted")
+GRADIENTS: Final = (GRAD_INPUT, _GRAD_LINEAR_WEIGHT, GRAD_LINEAR_BIAS)
+GRADIENTS_ON_REQUEST: Final = {output.name: output.request for output in GRADIENTS}
 
 # The options of the loss that these kernels have.
 _OPTIONS: Final = ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale", "temperature")
@@ -154,11 +159,11 @@ def _position_weight(call: Call, results: Mapping[str, Tensor]) -> Tensor:
 # The inputs that differentiable results depend on.
 OF_LOGITS: Final = ("input", "linear_weight", "linear_bias")
 
-# Results: functions.cross_entropy.results.ForwardResults.
+# Results: :class:`~nkilib.torch.functions.cross_entropy.operators.ForwardResults`.
 FORWARD: Final = register(
     Operator(
         "linear_cross_entropy_forward",
-        inputs=(_INPUT, _LINEAR_WEIGHT, _TARGET, _LINEAR_BIAS, _CLASS_WEIGHT, _SUM_FOR_BACKWARD),
+        inputs=(_INPUT, _LINEAR_WEIGHT, _TARGET, _LINEAR_BIAS, _CLASS_WEIGHT, SUM_FOR_BACKWARD),
         options=(LossOptions, Product, Wanted),
         without=(*_WITHOUT, "with_distance_sum"),
         outputs=(
@@ -181,23 +186,20 @@ FORWARD: Final = register(
 )
 
 
+def bias_if_given(call: Call) -> dict[str, Any]:
+    """Return the argument with which a backward kernel without a bias computes no gradient of it."""
+    return {} if _has_bias(call) else {"grad_bias_wanted": False}
+
+
 def backward_arguments(call: Call) -> dict[str, Any]:
     """Return the keyword arguments that the backward kernel gets beside the operator's inputs and options, or in place
     of them.
     """
     lse = call.tensor("maximum") + call.tensor("log_sum")
-    arguments = {**shared_arguments(call), "lse_hbm": lse.detach().contiguous(), **_bias_if_given(call)}
+    arguments = {**shared_arguments(call), "lse_hbm": lse.detach().contiguous(), **bias_if_given(call)}
     if call.tensors.get("grad_entropy") is None:  # the kernel takes both or neither
         arguments["entropy_hbm"] = None
     return arguments
-
-
-def _entropy_if_given(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
-    return results["entropy"] if call.options["with_entropy"] else None
-
-
-def _bias_if_given(call: Call) -> dict[str, Any]:
-    return {} if _has_bias(call) else {"grad_bias_wanted": False}
 
 
 _BACKWARD_INPUTS: Final = (
@@ -214,7 +216,7 @@ _BACKWARD_INPUTS: Final = (
 )
 # At the end, so that graphs that were saved without them stay valid.
 OF_ENTROPY: Final = (
-    Input("entropy", is_optional=True, saved=_entropy_if_given),
+    Input("entropy", is_optional=True, saved=entropy_if_given),
     Input("grad_entropy", is_optional=True),
 )
 
@@ -224,9 +226,9 @@ BACKWARD: Final = register(
         inputs=(*_BACKWARD_INPUTS, *OF_ENTROPY),
         options=(LossOptions, Product, WantedGradients),
         without=_WITHOUT,
-        outputs=_GRADIENTS,
+        outputs=GRADIENTS,
         kernel=linear_cross_entropy_backward,
-        on_request=_GRADIENTS_ON_REQUEST,
+        on_request=GRADIENTS_ON_REQUEST,
         arguments=backward_arguments,
         check_values=_check_classes,
         instead=LINEAR.instead,
@@ -237,13 +239,13 @@ BACKWARD: Final = register(
 BACKWARD_ADDING: Final = register(
     Operator(
         "linear_cross_entropy_backward_adding",
-        inputs=(*_BACKWARD_INPUTS, _GRAD_WEIGHT_SUM, *OF_ENTROPY),
+        inputs=(*_BACKWARD_INPUTS, GRAD_WEIGHT_SUM, *OF_ENTROPY),
         options=(LossOptions, Product, WantedGradients),
         without=(*_WITHOUT, "grad_weight_wanted"),
-        outputs=(_GRAD_INPUT, _GRAD_LINEAR_BIAS),
+        outputs=(GRAD_INPUT, GRAD_LINEAR_BIAS),
         kernel=linear_cross_entropy_backward,
-        results=tuple(output.name for output in _GRADIENTS),
-        on_request={output.name: output.request for output in (_GRAD_INPUT, _GRAD_LINEAR_BIAS)},
+        results=tuple(output.name for output in GRADIENTS),
+        on_request={output.name: output.request for output in (GRAD_INPUT, GRAD_LINEAR_BIAS)},
         arguments=backward_arguments,
         writes={"grad_weight_sum": "grad_linear_weight"},
         check_values=_check_classes,
@@ -263,16 +265,22 @@ WITH_GRADIENTS: Final = register(
         inputs=(_INPUT, _LINEAR_WEIGHT, _TARGET, Input("grad_scale", dimensions=0), _LINEAR_BIAS, _CLASS_WEIGHT),
         options=(Scratch, LossOptions, Product, WantedGradients),
         without=_WITHOUT,
-        outputs=(Output("total", shape=lambda call: (), computed=_total, depends_on=OF_LOGITS), *_GRADIENTS),
+        outputs=(Output("total", shape=lambda call: (), computed=_total, depends_on=OF_LOGITS), *GRADIENTS),
         kernel=linear_cross_entropy_forward_backward,
-        results=("loss", "lse", *_GRADIENTS_ON_REQUEST),
-        on_request=_GRADIENTS_ON_REQUEST,
+        results=("loss", "lse", *GRADIENTS_ON_REQUEST),
+        on_request=GRADIENTS_ON_REQUEST,
         arguments=lambda call: {
             **shared_arguments(call),
-            **_bias_if_given(call),
+            **bias_if_given(call),
             "grad_scale_hbm": call.tensor("grad_scale").detach().reshape(1),
         },
         check_values=_check_classes,
         instead=LINEAR.instead,
     )
 )
+
+
+# A second launch computes the gradients, or the forward has returned them already.
+
+DERIVATIVE: Final = differentiate(FORWARD, BACKWARD, adding=BACKWARD_ADDING)
+differentiate_by_results(WITH_GRADIENTS)

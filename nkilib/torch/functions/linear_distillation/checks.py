@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nkilib.core.host.options import as_float
-from nkilib.experimental.loss.cross_entropy.options import OPTION_MAX, SOFTCAP_MIN
-from nkilib.experimental.loss.linear.shared.launch import (
+from nkilib.experimental.loss.cross_entropy.launch import OPTION_MAX, SOFTCAP_MIN
+from nkilib.experimental.loss.linear.launch import (
     CLASSES_MAX,
     FEATURES_MAX,
     FEATURES_MIN,
@@ -23,18 +24,104 @@ from nkilib.experimental.loss.linear.shared.launch import (
     POSITIONS_MAX,
 )
 from nkilib.torch.dispatch import checks
-from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.losses import check_float_dtype
+from nkilib.torch.dispatch.checks import Caller
+from nkilib.torch.dispatch.losses import autocast_dtype, check_float_dtype
 from nkilib.torch.functions.linear_cross_entropy.checks import check_compute_dtype, check_sum
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES
-from nkilib.torch.functions.linear_distillation.arguments import TEACHER, DistillationArguments, Model
-from nkilib.torch.functions.linear_distillation.operators import LINEAR_DISTILLATION, Recipe
+from nkilib.torch.functions.linear_distillation.operators import Recipe
 from nkilib.torch.losses.distillation import check_labels
 
-OUTPUTS: Final = ("entropy", "logprob")
-# The caller in errors about the weight, of which each rank may have a part.
-OF_WEIGHT: Final = LINEAR_DISTILLATION._replace(input="linear_weight", noun="weight")
 
+class ModelNames(NamedTuple):
+    """The public function's argument names for the tensors of a model."""
+
+    input: str
+    weight: str
+    bias: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """The hidden states and the output layer of one model.
+
+    Attributes:
+        names: the names of the arguments.
+        input: the hidden states [..., D].
+        weight: the weight [V, D].
+        bias: the bias [V], or None.
+    """
+
+    names: ModelNames
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """Return the tensors by the names of the arguments."""
+        return dict(zip(self.names, (self.input, self.weight, self.bias), strict=True))
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The shape of the positions."""
+        return tuple(self.input.shape[:-1])
+
+    @property
+    def kernel_bias(self) -> Tensor | None:
+        """The bias in float32, as kernels take it."""
+        return None if self.bias is None else self.bias.to(torch.float32)
+
+
+STUDENT = ModelNames("input", "linear_weight", "linear_bias")
+TEACHER = ModelNames("teacher_input", "teacher_weight", "teacher_bias")
+
+
+@dataclass(frozen=True)
+class DistillationArguments:
+    """The tensor arguments of a call of ``linear_distillation_loss``, as the caller passed them, or this rank's parts
+    of them.
+
+    Attributes:
+        student, teacher: the two models, over the same positions and classes.
+        labels: integers [...], or None.
+        row_weight: floating weights [...], or None.
+        grad_weight_sum: the tensor to which the gradient of the student's weight is added, or None.
+    """
+
+    student: Model
+    teacher: Model
+    labels: Tensor | None
+    row_weight: Tensor | None
+    grad_weight_sum: Tensor | None
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """Return the tensors by the names of the arguments."""
+        return {
+            **self.student.tensors(),
+            **self.teacher.tensors(),
+            "labels": self.labels,
+            "row_weight": self.row_weight,
+            "grad_weight_sum": self.grad_weight_sum,
+        }
+
+    def rounding_dtype(self, compute_dtype: torch.dtype | None) -> torch.dtype | None:
+        """Return the dtype that kernels round operands to for the products; None where nothing has to be rounded.
+
+        Without ``compute_dtype`` and autocast, each model is multiplied in its own dtype; if hidden states and weight
+        of a model have different dtypes, all operands are rounded to the dtype of the student's hidden states.
+
+        Args:
+            compute_dtype: the caller's argument; None means autocast's dtype if autocast is on.
+        """
+        models = (self.student, self.teacher)
+        dtype = compute_dtype or autocast_dtype(self.student.input.device)
+        if dtype is None:
+            is_alike = all(model.input.dtype == model.weight.dtype for model in models)
+            return None if is_alike else self.student.input.dtype
+        operands = [tensor for model in models for tensor in (model.input, model.weight, model.bias)]
+        return None if all(tensor is None or tensor.dtype == dtype for tensor in operands) else dtype
+
+
+OUTPUTS: Final = ("entropy", "logprob")
 _OPTIONAL: Final = ("linear_bias", "teacher_bias", "labels", "row_weight", "grad_weight_sum")
 # The most bytes of the hidden states of one position, both models together, in the dtypes of their products, that fit
 # on chip with all options; and the most where operands are rounded, which takes room too.

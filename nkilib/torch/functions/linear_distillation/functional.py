@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``linear_distillation_loss``: a student's divergence from a teacher, from the hidden states of both models."""
+"""``linear_distillation_loss`` and ``LinearDistillationLoss``: a student's divergence from a teacher, from the hidden
+states of both models.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,19 @@ from typing import overload
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
-from nkilib.core.host.options import check_flags
+from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
 from nkilib.torch.dispatch.layout import as_rows
-from nkilib.torch.dispatch.reductions import per_row
+from nkilib.torch.dispatch.losses import per_row
 from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit
-from nkilib.torch.functions.linear_cross_entropy.one_launch import wanted_gradients
-from nkilib.torch.functions.linear_distillation.arguments import STUDENT, TEACHER, DistillationArguments, Model
-from nkilib.torch.functions.linear_distillation.autograd import DERIVATIVE
+from nkilib.torch.functions.linear_cross_entropy.functional import wanted_gradients
 from nkilib.torch.functions.linear_distillation.checks import (
+    STUDENT,
+    TEACHER,
+    DistillationArguments,
+    Model,
     check_arguments,
     check_features_fit,
     check_tensor_arguments,
@@ -30,14 +33,20 @@ from nkilib.torch.functions.linear_distillation.checks import (
     checked_outputs,
     checked_recipe,
 )
-from nkilib.torch.functions.linear_distillation.operators import FORWARD, Labels, Memory, Wanted
+from nkilib.torch.functions.linear_distillation.operators import (
+    FORWARD,
+    DistillationResults,
+    Labels,
+    LinearDistillationOutputs,
+    Memory,
+    Wanted,
+)
 from nkilib.torch.functions.linear_distillation.operators import LINEAR_DISTILLATION as _CALLER
-from nkilib.torch.functions.linear_distillation.parts import plain_arguments
-from nkilib.torch.functions.linear_distillation.results import DistillationResults, LinearDistillationOutputs
-from nkilib.torch.functions.linear_distillation.shards import DistillationOperands, vocab_parallel_results
+from nkilib.torch.functions.linear_distillation.placement import plain_arguments
+from nkilib.torch.functions.linear_distillation.shards import DERIVATIVE, DistillationOperands, vocab_parallel_results
+from nkilib.torch.losses.checks import check_reduction_or_batchmean
 from nkilib.torch.losses.distillation import checked_beta, checked_numbers, reduced
-from nkilib.torch.losses.reductions import check_reduction_or_batchmean
-from nkilib.torch.losses.target_indices import is_ignored
+from nkilib.torch.losses.indexed import is_ignored
 
 
 @overload
@@ -275,3 +284,90 @@ def _returned(
         return per_row(getattr(results, name), positions) if name in names else None
 
     return LinearDistillationOutputs(loss, score("entropy"), score("logprob"))
+
+
+class LinearDistillationLoss(nn.Module):
+    """:func:`~nkilib.torch.linear_distillation_loss` as a module whose call takes the tensors.
+
+    Example::
+
+        criterion = LinearDistillationLoss(beta=0.5, temperature=0.9)
+        loss = criterion(hidden, student.lm_head.weight, teacher_hidden, teacher.lm_head.weight.detach(), labels)
+
+    Args:
+        direction, beta, temperature, temperature_squared, reduction, ignore_index, logit_scale, logit_softcap,
+            teacher_logit_scale, teacher_logit_softcap, outputs, compute_dtype, memory_limit: see the function.
+    """
+
+    def __init__(
+        self,
+        *,
+        direction: str = "forward",
+        beta: float | None = None,
+        temperature: float = 1.0,
+        temperature_squared: bool = False,
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        logit_scale: float = 1.0,
+        logit_softcap: float | None = None,
+        teacher_logit_scale: float = 1.0,
+        teacher_logit_softcap: float | None = None,
+        outputs: Iterable[str] = (),
+        compute_dtype: torch.dtype | None = None,
+        memory_limit: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.direction = direction
+        self.beta = beta
+        self.temperature = temperature
+        self.temperature_squared = temperature_squared
+        self.reduction = reduction
+        self.ignore_index = ignore_index
+        self.logit_scale = logit_scale
+        self.logit_softcap = logit_softcap
+        self.teacher_logit_scale = teacher_logit_scale
+        self.teacher_logit_softcap = teacher_logit_softcap
+        self.outputs = outputs if isinstance(outputs, str) or not isinstance(outputs, Iterable) else tuple(outputs)
+        self.compute_dtype = compute_dtype
+        self.memory_limit = memory_limit
+
+    def forward(
+        self,
+        input: Tensor,
+        linear_weight: Tensor,
+        teacher_input: Tensor,
+        teacher_weight: Tensor,
+        labels: Tensor | None = None,
+        group: dist.ProcessGroup | None = None,
+        *,
+        linear_bias: Tensor | None = None,
+        teacher_bias: Tensor | None = None,
+        row_weight: Tensor | None = None,
+        grad_weight_sum: Tensor | None = None,
+    ) -> Tensor | LinearDistillationOutputs:
+        """Return the loss; with ``outputs``, a named tuple of the loss and the student's scores."""
+        return linear_distillation_loss(
+            input,
+            linear_weight,
+            teacher_input,
+            teacher_weight,
+            labels,
+            group,
+            linear_bias=linear_bias,
+            teacher_bias=teacher_bias,
+            direction=self.direction,
+            beta=self.beta,
+            temperature=self.temperature,
+            temperature_squared=self.temperature_squared,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            logit_scale=self.logit_scale,
+            logit_softcap=self.logit_softcap,
+            teacher_logit_scale=self.teacher_logit_scale,
+            teacher_logit_softcap=self.teacher_logit_softcap,
+            row_weight=row_weight,
+            outputs=self.outputs,
+            compute_dtype=self.compute_dtype,
+            grad_weight_sum=grad_weight_sum,
+            memory_limit=self.memory_limit,
+        )

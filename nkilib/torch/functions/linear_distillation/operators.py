@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Descriptions of the operators ``torch.ops.nkilib.linear_distillation_*``.
+"""The operators ``torch.ops.nkilib.linear_distillation_*`` and their results.
 
 Rows are positions: input [N, Ds], linear_weight [V, Ds], teacher_input [N, Dt], teacher_weight [V, Dt], labels [N] of
-any integer type. Derivatives are in :mod:`.autograd`, reductions and shapes in :mod:`.functional`.
+any integer type. Derivatives are in :mod:`.shards`, reductions and shapes in :mod:`.functional`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,13 +21,25 @@ from nkilib.experimental.loss.linear_distillation import (
     linear_distillation_forward,
     linear_distillation_mixture,
 )
-from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
+from nkilib.torch.dispatch.checks import Caller
+from nkilib.torch.dispatch.operator import Call, Input, Operator, Output
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.functions.cross_entropy.operators import Columns
-from nkilib.torch.functions.linear_cross_entropy.operators import DTYPES, WantedGradients, as_weight, vocabulary
-from nkilib.torch.functions.vocab_parallel_linear.operators import unrounded
-from nkilib.torch.losses.target_indices import check_range, kernel_target
+from nkilib.torch.functions.linear_cross_entropy.operators import (
+    DTYPES,
+    GRAD_INPUT,
+    GRAD_LINEAR_BIAS,
+    GRAD_WEIGHT_SUM,
+    GRADIENTS,
+    GRADIENTS_ON_REQUEST,
+    SUM_FOR_BACKWARD,
+    WantedGradients,
+    bias_if_given,
+    compute_dtype_argument,
+    vocabulary,
+)
+from nkilib.torch.functions.vocab_parallel.linear_autograd import unrounded
+from nkilib.torch.losses.indexed import check_range, kernel_target
 
 LINEAR_DISTILLATION: Final = Caller("linear_distillation_loss", "input", "input", "torch.nn.functional.kl_div")
 
@@ -104,6 +116,84 @@ class Memory:
     memory_limit: int | None = None
 
 
+class LinearDistillationOutputs(NamedTuple):
+    """The loss and the requested scores of the student, float32; None for a score that is not requested.
+
+    Attributes:
+        loss: the same loss as without ``outputs``. Differentiable.
+        entropy: the entropy of the student's softmax at every position, ignored ones included, in nats. A constant.
+        logprob: the student's log-probability of the label, in nats, of the shape of the labels; 0 at ignored
+            positions. Differentiable.
+    """
+
+    loss: Tensor
+    entropy: Tensor | None
+    logprob: Tensor | None
+
+
+class DistillationResults(NamedTuple):
+    """The results of the forward operator, [N] float32 each.
+
+    z denotes the logits after scale, cap and temperature; P is the teacher's softmax, Q the student's, and M their
+    mixture.
+
+    Attributes:
+        divergence: the divergence times the weight of the position, in nats; 0 at ignored positions.
+        entropy: the entropy of Q, in nats.
+        moment: KL(Q || M) for ``beta`` between 0 and 1, KL(Q || P) for 1, and 0 for 0; the backward needs it.
+        student_maximum, teacher_maximum: the largest z of a model.
+        student_log_sum, teacher_log_sum: the log of the sum of exp(z - maximum), in nats.
+        logprob: see :class:`LinearDistillationOutputs`; [0] if it is not requested.
+    """
+
+    divergence: Tensor
+    entropy: Tensor
+    moment: Tensor
+    student_maximum: Tensor
+    student_log_sum: Tensor
+    teacher_maximum: Tensor
+    teacher_log_sum: Tensor
+    logprob: Tensor
+
+
+class ShardResults(NamedTuple):
+    """The results that one shard of the vocabulary has for each position, [N] float32 each.
+
+    Attributes:
+        divergence: the divergence between the softmaxes over the shard alone, not weighted; 0 at ignored positions, and
+            for ``beta`` between 0 and 1.
+        entropy: the entropy of the student's softmax over the shard alone.
+        student_maximum, student_log_sum, teacher_maximum, teacher_log_sum: the maximum and log_sum of each model over
+            the shard; the lowest float32 and -inf for a shard without classes.
+        target_logit: the student's z at the label, 0 if the label is in another shard; [0] if it is not requested.
+    """
+
+    divergence: Tensor
+    entropy: Tensor
+    student_maximum: Tensor
+    student_log_sum: Tensor
+    teacher_maximum: Tensor
+    teacher_log_sum: Tensor
+    target_logit: Tensor
+
+
+class MixtureSums(NamedTuple):
+    """Sums over the classes of a shard, [N] float32 each, where p and q are probabilities over all classes and m is
+    their mixture.
+
+    Attributes:
+        student_terms: the sum of q log(q / m), in nats.
+        teacher_terms: the sum of p log(p / m), in nats.
+        student_mass: the sum of q.
+        teacher_mass: the sum of p.
+    """
+
+    student_terms: Tensor
+    teacher_terms: Tensor
+    student_mass: Tensor
+    teacher_mass: Tensor
+
+
 _INPUT: Final = Input("input", keyword="student_input_hbm", dimensions=2, dtypes=DTYPES)
 _LINEAR_WEIGHT: Final = Input("linear_weight", keyword="student_weight_hbm", dimensions=2, dtypes=DTYPES)
 _TEACHER_INPUT: Final = Input("teacher_input", dimensions=2, dtypes=DTYPES)
@@ -116,8 +206,6 @@ _LINEAR_BIAS: Final = Input(
 _TEACHER_BIAS: Final = Input("teacher_bias", is_optional=True, dimensions=1, dtypes=(torch.float32,))
 _BIASES: Final = (_LINEAR_BIAS, _TEACHER_BIAS)
 _ROW_WEIGHT: Final = Input("row_weight", is_optional=True, dimensions=1, dtypes=(torch.float32,))
-_SUM_FOR_BACKWARD: Final = Input("grad_weight_sum", is_optional=True, is_for_backward=True)
-_GRAD_WEIGHT_SUM: Final = Input("grad_weight_sum", dimensions=2, dtypes=(torch.float32,))
 
 # The inputs with respect to which differentiable results have a derivative.
 _OF_STUDENT: Final = ("input", "linear_weight", "linear_bias")
@@ -134,18 +222,13 @@ def _check_labels(call: Call) -> None:
         check_range(name, labels, call.options["ignore_index"], vocabulary(call))
 
 
-def _compute_dtype(call: Call) -> dict[str, Any]:
-    name = call.options["compute_dtype"]
-    return {"compute_dtype": None if name is None else TILE_DTYPES[getattr(torch, name)]}
-
-
 def _arguments(call: Call) -> dict[str, Any]:
     """Return the keyword arguments that the kernels get in place of the operator's labels and its names of dtypes."""
     labels = call.tensors["labels"]
     if labels is None:
-        return _compute_dtype(call)
+        return compute_dtype_argument(call)
     classes, ignore_index = kernel_target(labels, call.options["ignore_index"], vocabulary(call))
-    return {**_compute_dtype(call), "labels_hbm": classes.detach(), "ignore_index": ignore_index}
+    return {**compute_dtype_argument(call), "labels_hbm": classes.detach(), "ignore_index": ignore_index}
 
 
 def _log_probability(call: Call, results: Mapping[str, Tensor]) -> Tensor:
@@ -156,7 +239,7 @@ def _log_probability(call: Call, results: Mapping[str, Tensor]) -> Tensor:
 FORWARD: Final = register(
     Operator(
         "linear_distillation_forward",
-        inputs=(*_MODELS, _LABELS, *_BIASES, _ROW_WEIGHT, _SUM_FOR_BACKWARD),
+        inputs=(*_MODELS, _LABELS, *_BIASES, _ROW_WEIGHT, SUM_FOR_BACKWARD),
         options=(Recipe, Labels, Memory, Wanted),
         outputs=(
             Output("divergence", depends_on=_OF_STUDENT),
@@ -175,22 +258,8 @@ FORWARD: Final = register(
 )
 
 
-def _has_bias(call: Call) -> bool:
-    return call.tensors["linear_bias"] is not None
-
-
-_GRAD_INPUT: Final = Output("grad_input", None, as_first, requested_by="grad_input_wanted")
-_GRAD_LINEAR_WEIGHT: Final = Output(
-    "grad_linear_weight", lambda call: call.tensor("linear_weight").dtype, as_weight, requested_by="grad_weight_wanted"
-)
-_GRAD_LINEAR_BIAS: Final = Output(
-    "grad_linear_bias", shape=lambda call: as_weight(call)[:1], exists=_has_bias, requested_by="grad_bias_wanted"
-)
-_GRADIENTS: Final = (_GRAD_INPUT, _GRAD_LINEAR_WEIGHT, _GRAD_LINEAR_BIAS)
-
-
 def _backward_arguments(call: Call) -> dict[str, Any]:
-    return {**_arguments(call), **({} if _has_bias(call) else {"grad_bias_wanted": False})}
+    return {**_arguments(call), **bias_if_given(call)}
 
 
 _SAVED: Final = (Input("moment"), *(Input(name) for name in _STATISTICS))
@@ -209,9 +278,9 @@ BACKWARD: Final = register(
         "linear_distillation_backward",
         inputs=_BACKWARD_INPUTS,
         options=(Recipe, Labels, WantedGradients),
-        outputs=_GRADIENTS,
+        outputs=GRADIENTS,
         kernel=linear_distillation_backward,
-        on_request={output.name: output.request for output in _GRADIENTS},
+        on_request=GRADIENTS_ON_REQUEST,
         arguments=_backward_arguments,
         instead=LINEAR_DISTILLATION.instead,
     )
@@ -222,11 +291,11 @@ BACKWARD_ADDING: Final = register(
     replace(
         BACKWARD,
         name="linear_distillation_backward_adding",
-        inputs=(*_BACKWARD_INPUTS, _GRAD_WEIGHT_SUM),
+        inputs=(*_BACKWARD_INPUTS, GRAD_WEIGHT_SUM),
         without=("grad_weight_wanted",),
-        outputs=(_GRAD_INPUT, _GRAD_LINEAR_BIAS),
-        results=tuple(output.name for output in _GRADIENTS),
-        on_request={output.name: output.request for output in (_GRAD_INPUT, _GRAD_LINEAR_BIAS)},
+        outputs=(GRAD_INPUT, GRAD_LINEAR_BIAS),
+        results=tuple(output.name for output in GRADIENTS),
+        on_request={output.name: output.request for output in (GRAD_INPUT, GRAD_LINEAR_BIAS)},
         writes={"grad_weight_sum": "grad_linear_weight"},
     )
 )
@@ -258,7 +327,7 @@ SHARD_MIXTURE: Final = register(
         options=(Recipe,),
         outputs=tuple(Output(name) for name in ("student_terms", "teacher_terms", "student_mass", "teacher_mass")),
         kernel=linear_distillation_mixture,
-        arguments=_compute_dtype,
+        arguments=compute_dtype_argument,
         instead=LINEAR_DISTILLATION.instead,
     )
 )

@@ -1,43 +1,217 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The divergence over all classes from each rank's part of both output layers: a forward that communicates."""
+"""The divergence over all classes from each rank's part of both output layers, by a forward that communicates.
+
+With P_r and Q_r the shares of shard r in the teacher's and in the student's softmax, and D_r and H_r the divergence and
+the entropy of the softmaxes over its classes alone, the chain rule is::
+
+    KL(P || Q) = sum_r P_r (D_r + log(P_r / Q_r))
+    H(Q) = sum_r Q_r (H_r - log Q_r)
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from nkilib.core.host.options import values_of
-from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.functions.linear_distillation.autograd import DIFFERENTIABLE, VocabParallelDistillation
+from nkilib.torch.dispatch.autograd import Derivative, differentiate, refuse_graph
+from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.functions.linear_distillation.operators import (
+    BACKWARD,
+    BACKWARD_ADDING,
+    FORWARD,
+    SHARD_BACKWARD,
+    SHARD_BACKWARD_ADDING,
     SHARD_MIXTURE,
     SHARD_STATISTICS,
+    DistillationResults,
     Labels,
+    MixtureSums,
     Recipe,
+    ShardResults,
     Wanted,
     WantedTarget,
 )
-from nkilib.torch.functions.linear_distillation.results import DistillationResults, MixtureSums, ShardResults
-from nkilib.torch.functions.linear_distillation.statistics import (
-    Share,
-    divergence_term,
-    entropy_term,
-    log_sum_below,
-    masked_logits,
-    mixed,
-    share_of,
+from nkilib.torch.functions.vocab_parallel.linear_autograd import (
+    COMPUTE_DTYPES,
+    gradients_of_shard,
+    save_of_shard,
+    saved_of_shard,
 )
-from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
-from nkilib.torch.functions.vocab_parallel.statistics import greatest_of_ranks, sums_of_ranks
-from nkilib.torch.losses.target_indices import is_ignored
+from nkilib.torch.functions.vocab_parallel.shards import (
+    VocabularyShards,
+    greatest_of_ranks,
+    product_or_zero,
+    sums_of_ranks,
+)
+from nkilib.torch.losses.indexed import is_ignored
 
-_TYPES: Final = (None, "bfloat16", "float16", "float32")
+# Kernels take a bias of -inf as a finite one, twice as low as logits may be.
+_LOWEST: Final = -(2.0**115)
+# Up to this distance of a ratio from 1, its logarithm is computed by log1p of the distance.
+_NEAR: Final = 0.5
+
+
+class Share(NamedTuple):
+    """A shard's share of the softmax of one model, [N] float32 each.
+
+    Attributes:
+        value: the share, from 0 to 1.
+        log: its logarithm, finite even if the value is too small for float32; -inf for a shard that is masked or has no
+            classes.
+    """
+
+    value: Tensor
+    log: Tensor
+
+
+class MaskedLogits(NamedTuple):
+    """A lower bound of the logits of each model's unmasked classes: a shard whose largest logit is not above it has
+    only masked classes.
+    """
+
+    student: float
+    teacher: float
+
+
+def masked_logits(student_unit: float, teacher_unit: float, temperature: float) -> MaskedLogits:
+    """Return the lowest z (logit after scale, cap and temperature) that an unmasked class of each model can have.
+
+    Args:
+        student_unit, teacher_unit: the softcap, or the logit scale without one.
+        temperature: the divisor of the logits of both models.
+    """
+    lowest = _LOWEST / temperature
+    return MaskedLogits(lowest * min(1.0, student_unit), lowest * min(1.0, student_unit, teacher_unit))
+
+
+def log_sum_below(maximum: Tensor, log_sum: Tensor, of_all: Tensor, masked: float) -> Tensor:
+    """Return log(sum exp(z - m)) over a shard, where m is the maximum of all shards; -inf if the shard has no unmasked
+    class.
+
+    Args:
+        maximum, log_sum: the statistics of the shard.
+        of_all: m, the maximum of all shards.
+        masked: the limit of the model in :class:`MaskedLogits`; the shard has unmasked classes if its maximum is above
+            it.
+    """
+    # Maxima are subtracted before anything is added to them, so that large logits cancel exactly.
+    return torch.where(maximum > masked, log_sum - (of_all - maximum), -torch.inf)
+
+
+def share_of(below: Tensor, log_sum: Tensor) -> Share:
+    """Return the share of a shard in the softmax over all classes.
+
+    Args:
+        below: the shard's :func:`log_sum_below`.
+        log_sum: log(sum exp(z - m)) over all shards, the logarithm of the sum of exp(``below``) over them.
+    """
+    log = below - log_sum
+    return Share(torch.exp(log), log)
+
+
+def entropy_term(own: ShardResults, student: Share) -> Tensor:
+    """Return this shard's summand of the student's entropy; the entropy is the sum of these over all shards."""
+    return product_or_zero(student.value, own.entropy - student.log)
+
+
+def divergence_term(own: ShardResults, student: Share, teacher: Share, beta: float) -> Tensor:
+    """Return this shard's summand of KL(teacher || student), or of KL(student || teacher).
+
+    For shares p and q of the shard in both softmaxes, the divergence between shards has the summand p log(p / q) - p +
+    q. It is never negative, and the added -p + q cancels in the sum over shards, because shares add up to 1. So the
+    rounding of shares does not affect the small divergence of similar models.
+    """
+    of, other = (teacher, student) if beta == 0.0 else (student, teacher)
+    distance = of.value - other.value
+    relative = distance / other.value
+    ratio = torch.where(relative.abs() < _NEAR, torch.log1p(relative), of.log - other.log)
+    between = (product_or_zero(of.value, ratio) - distance).clamp(min=0.0)
+    return product_or_zero(of.value, own.divergence) + between
+
+
+class Mixed(NamedTuple):
+    """The results over all classes, [N] float32 each.
+
+    Attributes:
+        divergence: beta KL(P || M) + (1 - beta) KL(Q || M), in nats.
+        moment: KL(Q || M), in nats.
+    """
+
+    divergence: Tensor
+    moment: Tensor
+
+
+def mixed(sums: MixtureSums, beta: float) -> Mixed:
+    """Return the generalized Jensen-Shannon divergence from the sums over all shards.
+
+    The probabilities are exp(z - lse) with a rounded lse; dividing by their sum removes the rounding error.
+    """
+    of_student = sums.student_terms / sums.student_mass
+    of_teacher = sums.teacher_terms / sums.teacher_mass
+    divergence = beta * of_teacher + (1.0 - beta) * of_student
+    return Mixed(divergence.clamp(min=0.0), of_student)
+
+
+DERIVATIVE: Final = differentiate(FORWARD, BACKWARD, adding=BACKWARD_ADDING)
+
+_OF_SHARD: Final = Derivative(FORWARD, SHARD_BACKWARD, adding=SHARD_BACKWARD_ADDING)
+# The differentiable results; the others are constants.
+DIFFERENTIABLE: Final = ("divergence", "logprob")
+
+
+class VocabParallelDistillation(torch.autograd.Function):
+    """Returns results that have been computed over all ranks, and gives them a derivative with respect to this rank's
+    tensors.
+
+    The arguments of ``apply`` are the inputs of the forward operator with this rank's classes, the results, the options
+    of the operators, and the process group.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        linear_weight: Tensor,
+        teacher_input: Tensor,
+        teacher_weight: Tensor,
+        labels: Tensor | None,
+        linear_bias: Tensor | None,
+        teacher_bias: Tensor | None,
+        row_weight: Tensor | None,
+        grad_weight_sum: Tensor | None,
+        results: DistillationResults,
+        options: dict[str, Any],
+        group: dist.ProcessGroup | None,
+    ) -> tuple[Tensor, ...]:
+        tensors = {
+            "input": input,
+            "linear_weight": linear_weight,
+            "teacher_input": teacher_input,
+            "teacher_weight": teacher_weight,
+            "labels": labels,
+            "linear_bias": linear_bias,
+            "teacher_bias": teacher_bias,
+            "row_weight": row_weight,
+            **results._asdict(),
+        }
+        returned: dict[str, Tensor] = {name: getattr(results, name) for name in DIFFERENTIABLE}
+        save_of_shard(ctx, _OF_SHARD, tensors, options, returned, grad_weight_sum)
+        ctx.group = group
+        return tuple(returned.values())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_graph(SHARD_BACKWARD)  # a sum over ranks without a graph would be taken for a constant
+        call, _ = saved_of_shard(ctx, _OF_SHARD)
+        upstream = _OF_SHARD.upstream(call, dict(zip(DIFFERENTIABLE, grads, strict=True)))
+        return *gradients_of_shard(ctx, _OF_SHARD, call.replaced(upstream), bool(upstream)), *[None] * 3
 
 
 class DistillationOperands(NamedTuple):
@@ -123,7 +297,7 @@ def _claims(
     none.
     """
     numbers = {**values_of(recipe), **values_of(labels), **values_of(wanted)}
-    numbers["compute_dtype"] = _TYPES.index(recipe.compute_dtype)
+    numbers["compute_dtype"] = COMPUTE_DTYPES.index(recipe.compute_dtype)
     optional = ("labels", "linear_bias", "teacher_bias", "row_weight")
     return {
         **{f"classes of rank {rank}": size for rank, size in enumerate(shards.sizes)},

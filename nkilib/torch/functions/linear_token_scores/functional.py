@@ -6,40 +6,178 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Unpack
 
-from nkilib.core.host.keywords import NoKeywords, hides_unknown, refuse_unknown
-from nkilib.experimental.loss.cross_entropy.options import LossOptions
-from nkilib.experimental.loss.linear_cross_entropy.host.score_names import checked_outputs
-from nkilib.torch.dispatch.autocast import autocast_dtype
+from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import checked_outputs
+from nkilib.experimental.loss.linear_cross_entropy.launch import IDS_MAX
+from nkilib.torch.dispatch.checks import Caller, check_tensors
+from nkilib.torch.dispatch.dtensors import check_member, dtensor
 from nkilib.torch.dispatch.layout import as_rows
-from nkilib.torch.dispatch.reductions import per_row
-from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
+from nkilib.torch.dispatch.losses import autocast_dtype, per_row
 from nkilib.torch.functions.linear_cross_entropy.checks import (
+    LinearArguments,
     check_arguments,
     check_kernel_arguments,
     checked_product,
     checked_recipe,
 )
-from nkilib.torch.functions.linear_cross_entropy.one_launch import wanted_gradients
+from nkilib.torch.functions.linear_cross_entropy.functional import reason_for_reference, wanted_gradients
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPES, Product
-from nkilib.torch.functions.linear_token_scores.autograd import DERIVATIVE
-from nkilib.torch.functions.linear_token_scores.checks import (
-    OF_WEIGHT,
-    check_kernels_take,
-    check_target,
+from nkilib.torch.functions.linear_token_scores.operators import (
+    FORWARD,
+    LinearTokenScores,
+    ScoreResults,
+    WantedScores,
 )
-from nkilib.torch.functions.linear_token_scores.operators import FORWARD
 from nkilib.torch.functions.linear_token_scores.operators import LINEAR_TOKEN_SCORES as _CALLER
-from nkilib.torch.functions.linear_token_scores.parts import PlacedArguments, plain_arguments
-from nkilib.torch.functions.linear_token_scores.results import LinearTokenScores, ScoreResults, WantedScores
-from nkilib.torch.functions.linear_token_scores.shards import vocab_parallel_scores
-from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards, group_place, shards_of_ranks
-from nkilib.torch.functions.vocab_parallel_linear.functional import shard_operands
+from nkilib.torch.functions.linear_token_scores.shards import DERIVATIVE, vocab_parallel_scores
+from nkilib.torch.functions.vocab_parallel.linear_placement import averaged, local_layer, shard_operands
+from nkilib.torch.functions.vocab_parallel.shards import (
+    VocabularyShards,
+    check_no_group,
+    check_whole,
+    group_place,
+    shards_of_ranks,
+    unpadded_sizes,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+# The caller in errors about the weight, of which each rank may have a part.
+_WEIGHT_CALLER: Final = _CALLER._replace(input="linear_weight", noun="weight")
+
+
+def _check_target(caller: Caller, arguments: LinearArguments) -> LinearArguments:
+    """Reject targets that are not class indices of each position.
+
+    Args:
+        caller: the function that error messages name.
+        arguments: the arguments of the call.
+
+    Returns:
+        The arguments with the first id of each position, if it has several, for the checks of a single id.
+
+    Raises:
+        RuntimeError: the targets are not integers.
+        ValueError: a position has no ids, or more than 64.
+    """
+    target = arguments.target
+    if target.is_floating_point():
+        raise RuntimeError(
+            f"{caller}: expected target dtype to be an integer type, but got {target.dtype}; probabilities have no "
+            f"single class to score"
+        )
+    if target.dim() == 0 or target.dim() != arguments.input.dim():
+        return arguments
+    if not 1 <= target.shape[-1] <= IDS_MAX:
+        raise ValueError(
+            f"{caller}: there may be 1 to {IDS_MAX} target ids of a position, got target of shape "
+            f"{tuple(target.shape)} for positions of shape {tuple(arguments.input.shape[:-1])}; call it for parts of "
+            f"them"
+        )
+    return replace(arguments, target=target[..., 0])
+
+
+def _check_kernels_take(caller: Caller, arguments: LinearArguments, classes: int | None = None) -> None:
+    """Reject arguments that no kernel computes.
+
+    Args:
+        caller: the function that error messages name.
+        arguments: the arguments of the call.
+        classes: the number of classes of all ranks; None: that of the weight.
+
+    Raises:
+        NotImplementedError: another number of dimensions, features or classes.
+    """
+    reason = reason_for_reference(arguments, classes) if arguments.linear_weight.dim() > 1 else None
+    if reason is not None:
+        raise NotImplementedError(
+            f"{caller}: not supported where {reason}; pass the logits of torch.nn.functional.linear to "
+            f"nkilib.torch.token_scores"
+        )
+
+
+@dataclass(frozen=True)
+class _PlacedArguments:
+    """The arguments as plain tensors.
+
+    Attributes:
+        arguments: the arguments of the loss.
+        is_spread: whether the ranks of ``group`` have parts of the vocabulary.
+        group: the process group; None for all processes.
+        num_classes, shard_sizes: the number of classes of all ranks and of each rank, see
+            ``vocab_parallel_linear_cross_entropy``.
+    """
+
+    arguments: LinearArguments
+    is_spread: bool
+    group: dist.ProcessGroup | None
+    num_classes: int | None
+    shard_sizes: tuple[int, ...] | None
+
+
+def _plain_arguments(
+    caller: Caller, arguments: LinearArguments, group: Any, num_classes: int | None, shard_sizes: Any
+) -> _PlacedArguments:
+    """Return the arguments without DTensors.
+
+    Replicated hidden states with a weight whose classes are sharded over one dimension of the mesh form a sharded
+    vocabulary. Plain hidden states are those of this rank's own tokens, as under FSDP2: a weight that is a DTensor is
+    then gathered, and its gradient averaged over the ranks, as FSDP2 does.
+
+    Raises:
+        TypeError: an argument is not a tensor.
+        NotImplementedError: an unsupported placement; the message names the placements to redistribute to.
+        ValueError: a group or sizes together with a DTensor; sizes without a group.
+    """
+    check_tensors(caller, arguments.tensors(), optional=("linear_bias", "weight", "normalizer", "grad_weight_sum"))
+    weight, input = dtensor(arguments.linear_weight), dtensor(arguments.input)
+    if weight is None:
+        if input is not None:
+            raise NotImplementedError(
+                f"{caller}: input, a DTensor of placements {list(input.placements)}, needs a linear_weight that is "
+                f"a DTensor of placements Shard(0); pass input.to_local(), or distribute linear_weight"
+            )
+        if group is None:
+            check_whole(_WEIGHT_CALLER, num_classes, shard_sizes)
+        return _PlacedArguments(arguments, group is not None, group, num_classes, shard_sizes)
+    check_no_group(_WEIGHT_CALLER, group, shard_sizes)
+    if input is None:
+        check_whole(_WEIGHT_CALLER, num_classes, shard_sizes)
+        return _PlacedArguments(_gathered_layer(caller, weight, arguments), False, None, None, None)
+    layer = local_layer(caller, _WEIGHT_CALLER, weight, arguments)
+    sizes = unpadded_sizes(_WEIGHT_CALLER, layer.spread.sizes, num_classes)
+    return _PlacedArguments(layer.arguments, True, layer.spread.group, None, sizes)
+
+
+def _gathered_layer(caller: Caller, weight: DTensor, arguments: LinearArguments) -> LinearArguments:
+    """Return the arguments with weight and bias of all ranks, whose gradients are averaged over the ranks."""
+    check_member(_WEIGHT_CALLER, weight.device_mesh)
+    if arguments.grad_weight_sum is not None:
+        raise NotImplementedError(
+            f"{caller}: grad_weight_sum is not supported for a linear_weight, a DTensor, that is gathered: its "
+            f"gradient is a sum over the ranks; leave it out"
+        )
+    if dtensor(arguments.target) is not None:
+        raise NotImplementedError(
+            f"{caller}: target must be plain where input is, got a DTensor; pass target.to_local()"
+        )
+    bias = dtensor(arguments.linear_bias)
+    return replace(
+        arguments,
+        linear_weight=averaged(caller, "linear_weight", weight),
+        linear_bias=arguments.linear_bias if bias is None else averaged(caller, "linear_bias", bias),
+    )
 
 
 @hides_unknown
@@ -134,10 +272,10 @@ def linear_token_scores(
         logit_softcap=logit_softcap,
     )
     arguments = LinearArguments(input, linear_weight, target, linear_bias, None, "none", None, grad_weight_sum)
-    placed = plain_arguments(_CALLER, arguments, group, num_classes, shard_sizes)
-    checked = check_target(_CALLER, placed.arguments)
+    placed = _plain_arguments(_CALLER, arguments, group, num_classes, shard_sizes)
+    checked = _check_target(_CALLER, placed.arguments)
     shards = _shards(placed)
-    check_kernels_take(_CALLER, checked, None if shards is None else shards.num_classes)
+    _check_kernels_take(_CALLER, checked, None if shards is None else shards.num_classes)
     check_arguments(_CALLER, checked, None)
     arguments = placed.arguments
     product = checked_product(_CALLER, arguments, product, _product_dtype(arguments, compute_dtype))
@@ -164,12 +302,12 @@ def _product_dtype(arguments: LinearArguments, compute_dtype: torch.dtype | None
     return input.dtype
 
 
-def _shards(placed: PlacedArguments) -> VocabularyShards | None:
+def _shards(placed: _PlacedArguments) -> VocabularyShards | None:
     """Return the shards of the vocabulary; None if this rank has all classes."""
     if not placed.is_spread or placed.arguments.linear_weight.dim() < 1:
         return None
     rows, place = placed.arguments.linear_weight.shape[0], group_place(_CALLER, placed.group)
-    return shards_of_ranks(OF_WEIGHT, rows, place, placed.num_classes, placed.shard_sizes)
+    return shards_of_ranks(_WEIGHT_CALLER, rows, place, placed.num_classes, placed.shard_sizes)
 
 
 def _target_of_rows(arguments: LinearArguments) -> Tensor:

@@ -4,34 +4,106 @@
 """The operators ``torch.ops.nkilib.linear_token_scores_*``: those of the linear cross-entropy, without a loss.
 
 Rows are positions: input [N, D], linear_weight [V, D], targets of any integer type, [N], or [N, K] for K ids of each
-position. Derivatives are in :mod:`.autograd`.
+position. Derivatives are in :mod:`.shards`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.experimental.loss.linear_cross_entropy import linear_token_scores_backward, linear_token_scores_forward
-from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.functions.cross_entropy.operators import Columns, statistics_outputs
 from nkilib.torch.functions.linear_cross_entropy import operators as of_loss
-from nkilib.torch.functions.linear_cross_entropy.operators import (
-    LINEAR,
-    Product,
-    WantedGradients,
-    vocabulary,
-)
-from nkilib.torch.functions.linear_token_scores.results import WantedScores
-from nkilib.torch.functions.vocab_parallel_linear.operators import unrounded
-from nkilib.torch.losses.target_indices import check_range
+from nkilib.torch.functions.linear_cross_entropy.operators import LINEAR, Product, WantedGradients, vocabulary
+from nkilib.torch.functions.vocab_parallel.linear_autograd import unrounded
+from nkilib.torch.losses.indexed import check_range
+
+
+class LinearTokenScores(NamedTuple):
+    """The scores of each position, of the shape of the targets, float32 except for ``argmax``; None for those not
+    requested.
+
+    z denotes the logits after scale, cap and temperature, and p their softmax. Ignored positions have all scores except
+    the log-probability.
+
+    Attributes:
+        logprob: log-probability of the target in nats, at most 0; 0 where it is ignored. Differentiable.
+        entropy: the entropy of the softmax, in nats. Differentiable.
+        lse: log-sum-exp of the logits, in nats. Differentiable.
+        argmax: int64, the first class with the largest logit; V, which is no class, in a row that holds a NaN.
+        log_sum_squares: log of the sum of p^2, at most 0.
+        mean_logit: the mean of z over the classes that no bias of -inf masks.
+    """
+
+    logprob: Tensor
+    entropy: Tensor | None
+    lse: Tensor | None
+    argmax: Tensor | None
+    log_sum_squares: Tensor | None
+    mean_logit: Tensor | None
+
+
+@dataclass(frozen=True)
+class WantedScores:
+    """The requested scores beside log-probability and log-sum-exp, which cost nothing."""
+
+    with_argmax: bool = False
+    with_entropy: bool = False
+    with_log_sum_squares: bool = False
+    with_mean_logit: bool = False
+
+
+class ScoreResults(NamedTuple):
+    """The results of the forward operator, [N] float32 each except for ``argmax``, int32; a result that is not
+    requested is [0].
+
+    With K target ids of each position, ``logprob`` is [N, K].
+
+    Attributes:
+        logprob, lse, argmax, entropy, log_sum_squares, mean_logit: see :class:`LinearTokenScores`.
+        maximum: the largest logit; the lowest float32 if all are -inf.
+        log_sum: the log of the sum of exp(logit - maximum), in nats.
+    """
+
+    logprob: Tensor
+    lse: Tensor
+    maximum: Tensor
+    log_sum: Tensor
+    argmax: Tensor
+    entropy: Tensor
+    log_sum_squares: Tensor
+    mean_logit: Tensor
+
+
+class ShardScores(NamedTuple):
+    """The scores that one shard of the vocabulary has for each position, [N] float32 each; a score that is not
+    requested is [0].
+
+    With K target ids of each position, ``target_logit`` is [N, K].
+
+    Attributes:
+        maximum, log_sum, target_logit, argmax, entropy: see ``ShardStatistics``.
+        log_sum_squares: log of the sum of p^2, for the softmax p over the shard's classes alone.
+        mean_logit: the mean of z over the shard's classes that no bias of -inf masks.
+    """
+
+    maximum: Tensor
+    log_sum: Tensor
+    target_logit: Tensor
+    argmax: Tensor
+    entropy: Tensor
+    log_sum_squares: Tensor
+    mean_logit: Tensor
+
 
 LINEAR_TOKEN_SCORES: Final = Caller("linear_token_scores", "input", "input", LINEAR.instead)
 

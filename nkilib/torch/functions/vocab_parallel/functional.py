@@ -13,10 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Unpack
 
-from nkilib.core.host.keywords import shows
-from nkilib.core.host.options import check_flags
-from nkilib.core.host.reductions import REDUCTIONS
-from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
+from nkilib.core.host.options import REDUCTIONS, check_flags, shows
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions
 from nkilib.torch.dispatch.dtensors import OF_PARTS, dtensor
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
 from nkilib.torch.functions.cross_entropy.checks import (
@@ -27,11 +25,14 @@ from nkilib.torch.functions.cross_entropy.checks import (
     check_weight,
     checked_options,
 )
-from nkilib.torch.functions.cross_entropy.functional import cross_entropy
+from nkilib.torch.functions.cross_entropy.functional import (
+    CrossEntropyOutputs,
+    cross_entropy,
+    loss_part,
+    returned_values,
+)
 from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, Wanted
 from nkilib.torch.functions.cross_entropy.operators import VOCAB_PARALLEL as _CALLER
-from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
-from nkilib.torch.functions.cross_entropy.parts import loss_part
 from nkilib.torch.functions.vocab_parallel.autograd import vocab_parallel_results
 from nkilib.torch.functions.vocab_parallel.shards import group_place, shards_of_ranks, without_padding
 

@@ -12,9 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from nkilib.experimental.loss import extended_cross_entropy_backward, extended_cross_entropy_forward
-from nkilib.experimental.loss.cross_entropy.host.bounds import bfloat16_allowance, error_over_bound, float16_allowance
-from nkilib.experimental.loss.cross_entropy.host.extended_bounds import extended_forward_bounds, extended_gradient_bound
-from nkilib.experimental.loss.cross_entropy.host.reference import (
+from nkilib.experimental.loss.cross_entropy.bounds import (
+    bfloat16_allowance,
+    error_over_bound,
+    extended_forward_bounds,
+    extended_gradient_bound,
+    float16_allowance,
+)
+from nkilib.experimental.loss.cross_entropy.reference import (
     BackwardInputs,
     ExtendedLoss,
     extended_backward_reference,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nkilib.experimental.loss import cross_entropy_backward, cross_entropy_forward
-from nkilib.experimental.loss.cross_entropy.host.bounds import forward_error_over_bound, gradient_error_over_bound
+from nkilib.experimental.loss.cross_entropy.bounds import forward_error_over_bound, gradient_error_over_bound
 from nkilib.nki import nl
 
 Array = npt.NDArray[Any]

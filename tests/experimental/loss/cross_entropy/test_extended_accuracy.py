@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss
+from nkilib.experimental.loss.cross_entropy.reference import ExtendedLoss
 
 from .extended_checks import Array, Launch, Upstream, assert_gradient, check_backward, check_forward
 from .loss_checks import same_bits

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from nkilib.experimental.loss import choose_tiling
-from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss
+from nkilib.experimental.loss.cross_entropy.reference import ExtendedLoss
 from nkilib.experimental.loss.profiling import profile_launch
 
 from . import extended_checks
@@ -23,7 +23,7 @@ from .extended_checks import Launch, Upstream
 from .loss_checks import as_nl, backward, check_backward, check_forward, forward, same_bits
 from .loss_inputs import BF16, FP16, FP32, Array, confident_batch, hard_batch, normal_batch, pair_name
 from .test_hard_rows import INF, ROWS, _assert_classes
-from .test_shifted_entropy import check_scores
+from .test_shifted_forward import check_scores
 
 VOCABULARY = 307
 TILING: dict[str, Any] = {"positions_per_batch": 7, "chunk_size": 64}

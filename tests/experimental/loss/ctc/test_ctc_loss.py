@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of CTC against float64, over layouts of sequences, blocks and chunks, and hard values."""
+"""CTC: the kernels against float64, over layouts of sequences, blocks and chunks, and hard values; their refusals, each
+with its whole message; the reference against PyTorch in float64, and bounds at points that can be worked out by hand.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from benchmarks._program_size import program_instructions
 from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.ctc.host.reference import (
+from nkilib.experimental.loss.ctc.registry_entry import (
     CtcLosses,
     ctc_loss_bound,
     ctc_loss_gradient_bound,
@@ -28,6 +30,7 @@ from nkilib.experimental.loss.ctc.host.reference import (
 )
 from nkilib.nki import nl
 from nkilib.simulator import profile, spec
+from tests.experimental.refusals import CTC_KERNELS, Kernel, Refusal, assert_refused, parametrized
 
 INF = np.inf
 
@@ -215,3 +218,132 @@ def test_modelled_time_of_a_step() -> None:
 @pytest.mark.parametrize("labels", [60, 200, 500])
 def test_long_inputs(labels: int) -> None:
     check(batch_of(1203, 3, 30, labels))
+
+
+FORWARD, BACKWARD = ("ctc_loss_forward",), ("ctc_loss_backward",)
+
+REFUSALS = [
+    Refusal(
+        "trn1",
+        "needs trn2 or newer, because gather and scatter with a vector offset do; the target is trn1",
+        target="trn1",
+    ),
+    Refusal(
+        "log_probs 2-D",
+        "log_probs_hbm must have shape (T, N, C) with at least one element, got (3, 100); launch nothing for an empty "
+        "batch, and unsqueeze(1) a single sequence",
+        {"log_probs_hbm": np.ones((3, 100), np.float32)},
+    ),
+    Refusal(
+        "no time",
+        "log_probs_hbm must have shape (T, N, C) with at least one element, got (0, 3, 100); launch nothing for an "
+        "empty batch, and unsqueeze(1) a single sequence",
+        {"log_probs_hbm": np.ones((0, 3, 100), np.float32)},
+    ),
+    Refusal(
+        "log_probs int32",
+        "log_probs_hbm.dtype must be nl.bfloat16, nl.float16 or nl.float32, got int32; cast it, as with .float()",
+        {"log_probs_hbm": np.ones((1, 3, 100), np.int32)},
+    ),
+    Refusal(
+        "targets of another batch",
+        "targets_hbm must have shape (3, S), S > 0, or be None if no target has a label, got (2, 1); pad the targets",
+        {"targets_hbm": np.ones((2, 1), np.int32)},
+    ),
+    Refusal(
+        "targets uint32",
+        "targets_hbm must be nl.int32, got uint32; cast it",
+        {"targets_hbm": np.ones((3, 1), np.uint32)},
+    ),
+    Refusal(
+        "lengths too short",
+        "input_lengths_hbm must have shape (3,), one for each sequence, got (2,)",
+        {"input_lengths_hbm": np.ones(2, np.int32)},
+    ),
+    Refusal(
+        "lengths float32",
+        "target_lengths_hbm must be nl.int32, got float32; cast it",
+        {"target_lengths_hbm": np.ones(3, np.float32)},
+    ),
+    Refusal("blank", "blank must be a class from 0 to 99, got 100", {"blank": 100}),
+    Refusal("reduction", "reduction must be one of mean, sum, none, got batchmean", {"reduction": "batchmean"}),
+    Refusal("zero_infinity", "zero_infinity must be True or False, got 1", {"zero_infinity": 1}),
+    Refusal(
+        "dtype",
+        "dtype must be nl.bfloat16, nl.float16 or nl.float32, got int32; cast it, as with .float()",
+        {"dtype": nl.int32},
+        FORWARD,
+    ),
+    Refusal(
+        "too many labels",
+        "the states of 4437 labels take 213000 bytes of an SBUF partition, which has 212984; pass shorter targets",
+        {"targets_hbm": np.ones((3, 4437), np.int32)},
+        FORWARD,
+    ),
+    Refusal(
+        "alpha",
+        "alpha_hbm must be float32 of shape (1, 3, 3), as the forward returned it, got float32 of shape (1, 3, 1)",
+        {"alpha_hbm": np.ones((1, 3, 1), np.float32)},
+        BACKWARD,
+    ),
+    Refusal(
+        "nll",
+        "nll_hbm must be float32 of shape (3,), as the forward returned it, got float32 of shape (2,)",
+        {"nll_hbm": np.ones(2, np.float32)},
+        BACKWARD,
+    ),
+    Refusal(
+        "upstream",
+        "grad_loss_hbm must be one float32, the gradient of the reduced loss, got float32 of shape (3,); sum it up and "
+        "cast it",
+        {"grad_loss_hbm": np.ones(3, np.float32)},
+        BACKWARD,
+    ),
+]
+
+
+@parametrized(REFUSALS, CTC_KERNELS)
+def test_refused_with_its_message_and_nothing_written(refusal: Refusal, kernel: Kernel, cores: int | None) -> None:
+    assert_refused(refusal, kernel, cores)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_losses_and_gradients(reduction: str) -> None:
+    import torch
+    import torch.nn.functional as F
+
+    generator = torch.Generator().manual_seed(3)
+    log_probs = torch.randn(15, 4, 5, generator=generator, dtype=torch.float64).log_softmax(2).requires_grad_()
+    targets = torch.tensor([[1, 1, 2, 3], [4, 3, 4, 3], [2, 2, 2, 2], [1, 2, 3, 4]])
+    lengths = torch.tensor([15, 12, 5, 9]), torch.tensor([4, 3, 4, 0])  # the third has too few steps
+    expected = F.ctc_loss(log_probs, targets, *lengths, reduction=reduction, zero_infinity=True)
+    upstream = torch.linspace(-1.0, 2.0, expected.numel(), dtype=torch.float64).reshape(expected.shape)
+    expected.backward(upstream)
+    inputs, of_targets = log_probs.detach().numpy(), lengths[1].numpy()
+    result = ctc_loss_reference(inputs, targets.numpy(), lengths[0].numpy(), of_targets)
+    assert np.isinf(result.losses).tolist() == [False, False, True, False]
+    losses = reduced(result.losses, of_targets, reduction, zero_infinity=True)
+    np.testing.assert_allclose(losses, expected.detach().numpy().reshape(-1), rtol=1e-12)
+    factors = reduction_factors(of_targets, reduction) * upstream.numpy().reshape(-1)
+    gradient = ctc_loss_gradient_reference(inputs, result, lengths[0].numpy(), factors, zero_infinity=True)
+    np.testing.assert_allclose(gradient, log_probs.grad, atol=1e-12)
+
+
+U = 2.0**-23
+
+
+def test_every_step_and_the_end_cost_two_units_of_the_logarithm() -> None:
+    """A step for each time, one sum more at the end; logarithms are as large as the loss and 20."""
+    result = CtcLosses(np.array([5.0, np.inf, 0.0]), np.zeros((7, 3, 2)))
+    bound = ctc_loss_bound(result, np.array([7, 7, 1]), np.array([2, 2, 1]), "none", np.float32)
+    rounded = 0.5 * U * 5.0 + 2.0**-126
+    expected = [2.0 * U * 8 * 25.0 + rounded, 2.0**-126, 2.0 * U * 2 * 20.0 + 2.0**-126]
+    np.testing.assert_allclose(bound, expected, rtol=1e-12)
+
+
+def test_a_sum_adds_the_errors_of_its_losses_and_of_its_additions() -> None:
+    result = CtcLosses(np.array([5.0, 3.0]), np.zeros((7, 2, 2)))
+    bound = ctc_loss_bound(result, np.array([7, 4]), np.array([2, 1]), "sum")
+    additions = 32 * (1 + 2) + 4  # two losses, then 128 partitions, 32 numbers at a time
+    expected = 2.0 * U * (8 * 25.0 + 5 * 23.0) + additions * 0.5 * U * 8.0
+    np.testing.assert_allclose(bound, [expected], rtol=1e-9)

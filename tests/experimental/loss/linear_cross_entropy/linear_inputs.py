@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, ExtendedLoss
+from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs, ExtendedLoss
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
+from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs
 from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
+    linear_forward_bounds,
     linear_forward_reference,
+    linear_gradients_and_bounds,
 )
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
     BF16,

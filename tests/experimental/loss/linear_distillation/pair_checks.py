@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nkilib.experimental.loss.linear.host.bounds import ROUNDOFF
-from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS
+from nkilib.experimental.loss.linear.reference import EVERY_CLASS, ROUNDOFF
 from nkilib.experimental.loss.linear_distillation import (
     linear_distillation_backward,
     linear_distillation_forward,

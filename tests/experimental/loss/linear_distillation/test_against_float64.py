@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 
 from nkilib.experimental.loss.linear_distillation.host.reference import PairProblem
 
-from .hard_pairs import PROBLEMS
-from .host.pairs import BF16, FP16, FP32, Sizes, pair_of
 from .pair_checks import (
     RESULTS,
     Launch,
@@ -29,6 +27,7 @@ from .pair_checks import (
     launched_backward,
     upstream_of,
 )
+from .pair_inputs import BF16, FP16, FP32, PROBLEMS, Sizes, pair_of
 
 TYPES = st.sampled_from((BF16, FP16, FP32))
 LAYOUTS = st.sampled_from(("vd", "dv"))

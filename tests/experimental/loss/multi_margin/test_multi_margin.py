@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""multi_margin_loss against float64, within its derived bounds: types, shapes, powers, weights, cores, in place."""
+"""multi_margin_loss against float64, within its derived bounds: types, shapes, powers, weights, cores, in place; and
+the bounds at points that can be worked out by hand.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nkilib.core.host.exact import reduction_factor
-from nkilib.core.host.rounding import rounding
+from nkilib.core.host.error_bounds import reduction_factor, rounding
 from nkilib.experimental.loss import multi_margin_loss_backward, multi_margin_loss_forward
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.multi_margin.host.reference import (
+from nkilib.experimental.loss.multi_margin.registry_entry import (
     MultiMarginReference,
     gradient_bounds,
+    hinge_errors,
     loss_bounds,
     sum_bound,
 )
@@ -157,3 +159,23 @@ def test_modelled_times(type_name: str, forward: float, backward: float) -> None
     assert result is not None and result <= 1.15 * forward  # a short launch has the latencies of a long one
     result = profile(multi_margin_loss_backward[2], x, targets, one).fraction_of_bound
     assert result is not None and result <= 1.15 * backward
+
+
+U = 2.0**-23
+MARGIN = 1.0
+SCORES = np.array([[2.0, 3.0, -5.0]], np.float32)  # the first one is the target: hinges 2 and 0
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_the_bound_of_a_loss(p: int) -> None:
+    """A hinge h may be off by u (|m| + (|x_t| + h) / 2), its square by twice h times that and u / 2 of the square."""
+    reference = MultiMarginReference.of(SCORES, np.zeros(1, np.int32), p=p, margin=MARGIN)
+    of_hinges = 0.5 * U * (2.0 * MARGIN + 2.0 + np.array([0.0, 2.0, 0.0]))
+    np.testing.assert_allclose(hinge_errors(SCORES, reference, MARGIN)[0], of_hinges, rtol=1e-12)
+    of_terms = of_hinges
+    if p == 2:
+        of_terms = 2.0 * reference.hinges[0] * of_hinges + of_hinges**2 + 0.5 * U * reference.hinges[0] ** 2
+    additions = 3 + 1 + 2  # of the row, of its chunks, and of the target's own term
+    total = of_terms.sum() + 0.5 * U * additions * (2.0**p + MARGIN**p)
+    expected = total / 3.0 + 2.0 * U * 2.0**p / 3.0
+    np.testing.assert_allclose(loss_bounds(SCORES, reference, MARGIN), [expected], rtol=1e-12)

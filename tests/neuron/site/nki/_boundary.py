@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from nkilib.simulator.api import collectives, compiler, isa, language
-from nkilib.simulator.tensors.indexing import DynamicSlice
+from nkilib.simulator.tensors.indexed_views import DynamicSlice
 
 _FUNCTIONS: dict[Any, Any] = {}
 _ENUMERATIONS: dict[type, type[Enum]] = {}

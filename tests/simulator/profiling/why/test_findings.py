@@ -3,21 +3,29 @@
 
 """Each sentence is said of a kernel that has the fault, with its line and its figures, and of no sound kernel.
 
-Under the readings whose times are frozen.
+Under the readings whose times are frozen. Where the descriptors of transfers are the compiler's choice, a finding gives
+both times. The engines that a finding names can run the instruction.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator import AS_ISSUED, Profile, profile, spec
-from nkilib.simulator.timing import parts
+from nkilib.simulator import AS_ISSUED, ModelParameters, NkiValidationError, Profile, profile, spec, using
+from nkilib.simulator.machine.issue import REGISTRY
+from nkilib.simulator.profiling.why.facts import Finding
+from nkilib.simulator.terms.enums import Engine, reduce_cmd
+from nkilib.simulator.timing import footprints
 from nkilib.simulator.timing.footprints import Views
 from tests.simulator.profiling.why import faulty
 
@@ -114,7 +122,7 @@ def test_cores_that_do_different_work_are_not_reported_as_doing_the_same(kernel:
 def test_cores_that_meet_a_part_at_one_moment_do_the_same_work_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each core then has an object of its own for the part; here every view has one."""
     monkeypatch.setattr(Views, "footprint", Views._made)
-    monkeypatch.setattr(parts, "_part", parts._part.__wrapped__)
+    monkeypatch.setattr(footprints, "_part", footprints._part.__wrapped__)
     profiled = profile(nki.jit(faulty.undivided)[2], spec((1024, faulty.WIDE), nl.float32), parameters=AS_ISSUED)
     assert "same work" in {finding.about for finding in profiled.why}
 
@@ -217,3 +225,278 @@ def test_an_empty_kernel_has_no_findings() -> None:
 
     profiled = profile(nki.jit(nothing), spec((1,), nl.float32))
     assert (profiled.why, profiled.critical_path_us, profiled.waits_us) == ((), {}, {})
+
+
+ALWAYS = ModelParameters(software_descriptors="always")
+ROWS, COLUMNS = 1024, faulty.WIDE
+
+
+def _profile(kernel: Any, target: str = "trn2", parameters: ModelParameters | None = None, cores: int = 1) -> Profile:
+    with using(target=target):
+        return profile(nki.jit(kernel)[cores], spec((ROWS, COLUMNS), nl.float32), parameters=parameters)
+
+
+def _said(result: Profile) -> list[Finding]:
+    return [finding for finding in result.why if finding.about == "descriptors"]
+
+
+def _load_line(function: str) -> str:
+    lines = Path(faulty.__file__).read_text(encoding="utf-8").splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(f"def {function}("))
+    return f"faulty.py:{next(number + 1 for number in range(first, len(lines)) if 'dma_copy' in lines[number])}"
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "pauses"),
+    [("trn1", "descriptors that the host has written", (0.3, 1.4)), ("trn2", "hardware descriptors", (0.3, 0.6))],
+)
+def test_both_times_are_those_of_the_two_choices(target: str, kind: str, pauses: tuple[float, float]) -> None:
+    few, many = _profile(faulty.many_triggers, target), _profile(faulty.many_triggers, target, ALWAYS)
+    assert many.time_us > 1.3 * few.time_us
+    software = "software descriptors, which GpSimd writes"
+    in_words = [
+        f"{what} (a trigger every {pause} us in each direction)"
+        for what, pause in zip((kind, software), pauses, strict=True)
+    ]
+    for profiled, other, words, share in (
+        (few, many, in_words, f"{many.time_us / few.time_us - 1:.0%} more"),
+        (many, few, in_words[::-1], f"{1 - few.time_us / many.time_us:.0%} less"),
+    ):
+        (finding,) = _said(profiled)
+        assert f"of 64 transfers to it, most at {_load_line('many_triggers')} dma_copy (64 times)" in finding.text
+        assert f"With {words[0]}, as modelled here, the launch takes {profiled.time_us:.1f} us" in finding.text
+        expected = rf"with {re.escape(words[1])}, .* take about {other.time_us:.1f} us \({share}, an estimate\)"
+        assert re.search(expected, finding.text), finding.text
+        assert finding.time_us == pytest.approx(many.time_us - few.time_us)
+        assert finding.saved_us == (finding.time_us if profiled is many else 0.0)
+        assert finding.place == _load_line("many_triggers")
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("parameters", [None, ALWAYS], ids=["needed", "always"])
+def test_faults_that_do_not_matter_are_not_reported(target: str, parameters: ModelParameters | None) -> None:
+    """Transfers of 4 MiB: the engines move longer than any descriptors take."""
+    profiled = _profile(faulty.sound, target, parameters)
+    assert not _said(profiled)
+    assert profiled.time_us == _profile(faulty.sound, target).time_us
+
+
+def _with(**mode: Any) -> Any:
+    def kernel(x: Any) -> None:
+        for first in range(0, 4096, 64):
+            nisa.dma_copy(nl.ndarray((128, 64), x.dtype), x[0:128, first : first + 64], **mode)
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {"dge_mode": nisa.dge_mode.none},
+        {"dge_mode": nisa.dge_mode.swdge},
+        {"dge_mode": nisa.dge_mode.hwdge},
+        {"dge_mode": nisa.dge_mode.hwdge, "engine": nisa.engine.sync},
+    ],
+    ids=["none", "swdge", "hwdge", "sync"],
+)
+def test_a_kernel_that_says_which_descriptors_it_wants_gets_these(mode: dict[str, Any]) -> None:
+    result, always = _profile(_with(**mode)), _profile(_with(**mode), parameters=ALWAYS)
+    assert not _said(result) and not _said(always)
+    assert result.time_us == always.time_us
+    assert _said(_profile(_with()))
+
+
+def test_what_only_gpsimd_can_write_is_no_choice() -> None:
+    """An address from a register is such a case on trn1; on trn2 the hardware may write its descriptors too."""
+
+    def kernel(x: Any) -> None:
+        at = nl.ndarray((1, 1), nl.int32)
+        nisa.memset(at, 0)
+        for first in range(0, 4096, 64):
+            source = x.ap([[COLUMNS, 128], [1, 64]], offset=first, scalar_offset=at, indirect_dim=0)
+            nisa.dma_copy(nl.ndarray((128, 64), x.dtype), source)
+
+    assert not _said(_profile(kernel, "trn1")) and _said(_profile(kernel, "trn2"))
+
+
+def test_transfers_of_both_cores_count() -> None:
+    (finding,) = _said(_profile(faulty.many_triggers, cores=2))
+    assert "of 128 transfers" in finding.text
+
+
+def test_the_model_without_kinds_of_descriptors_has_no_choice() -> None:
+    assert not _said(_profile(faulty.many_triggers, parameters=AS_ISSUED))
+
+
+TARGETS = ("trn1", "trn2", "trn3")
+Issue = Callable[..., Any]
+
+
+def tile(columns: int = 32, dtype: Any = nl.float32, buffer: Any = nl.sbuf, rows: int = 32) -> Any:
+    """A tile of ones, in SBUF or PSUM."""
+    result = nl.ndarray((rows, columns), dtype, buffer)
+    nisa.memset(result, value=1, engine=nisa.engine.vector)
+    return result
+
+
+def indirect(buffer: Any) -> Any:
+    """A view that an index chooses from a tile in a region."""
+    return tile(64, buffer=buffer).indirect(tile(2, nl.int32))
+
+
+def scalar_operators(op0: Any, op1: Any = None, dtype: Any = nl.float32) -> Issue:
+    """A `tensor_scalar` with one or two operators; a unary one takes no operand."""
+    operand0, operand1 = (None if op in (nl.rsqrt, None) else 1 for op in (op0, op1))
+    return lambda **engine: nisa.tensor_scalar(
+        tile(dtype=dtype), tile(dtype=dtype), op0, operand0, op1=op1, operand1=operand1, **engine
+    )
+
+
+def of_two(op: Any, dtype: Any = nl.float32, buffer: Any = nl.sbuf) -> Issue:
+    return lambda **engine: nisa.tensor_tensor(
+        tile(dtype=dtype, buffer=buffer), tile(dtype=dtype), tile(dtype=dtype), op, **engine
+    )
+
+
+def copied(dst: Any, src: Any) -> Issue:
+    return lambda **engine: nisa.tensor_copy(tile(buffer=dst), tile(buffer=src), **engine)
+
+
+def transposed(rows: int, dst: Any, src: Any) -> Issue:
+    return lambda **engine: nisa.nc_transpose(tile(rows, buffer=dst), tile(rows=rows, buffer=src), **engine)
+
+
+def activated(**arguments: Any) -> Issue:
+    return lambda **engine: nisa.activation(tile(), nl.exp, tile(), bias=tile(1), **arguments, **engine)
+
+
+def reduced() -> Issue:
+    command = reduce_cmd.reset_reduce
+    return lambda **engine: nisa.activation(
+        tile(), nl.exp, tile(), bias=tile(1), reduce_op=nl.add, reduce_res=tile(1), reduce_cmd=command, **engine
+    )
+
+
+CALLS: dict[str, Issue] = {
+    "tensor_scalar: subtract, multiply": scalar_operators(nl.subtract, nl.multiply),
+    "tensor_scalar: add, power": scalar_operators(nl.add, nl.power),
+    "tensor_scalar: maximum, multiply": scalar_operators(nl.maximum, nl.multiply),
+    "tensor_scalar: multiply, add": scalar_operators(nl.multiply, nl.add),
+    "tensor_scalar: add, multiply": scalar_operators(nl.add, nl.multiply),
+    "tensor_scalar: multiply": scalar_operators(nl.multiply),
+    "tensor_scalar: add": scalar_operators(nl.add),
+    "tensor_scalar: subtract": scalar_operators(nl.subtract),
+    "tensor_scalar: rsqrt": scalar_operators(nl.rsqrt),
+    "tensor_scalar: add, rsqrt": scalar_operators(nl.add, nl.rsqrt),
+    "tensor_scalar: bitwise_and": scalar_operators(nl.bitwise_and, dtype=nl.int32),
+    "tensor_scalar: indirect": lambda **engine: nisa.tensor_scalar(
+        tile(64), indirect(nl.sbuf), nl.multiply, 2.0, **engine
+    ),
+    "tensor_tensor: add": of_two(nl.add),
+    "tensor_tensor: power": of_two(nl.power),
+    "tensor_tensor: bitwise_and": of_two(nl.bitwise_and, nl.int32),
+    "tensor_tensor: integers": of_two(nl.multiply, nl.int32),
+    "tensor_tensor: to PSUM": of_two(nl.add, buffer=nl.psum),
+    "tensor_copy": copied(nl.sbuf, nl.sbuf),
+    "tensor_copy: from PSUM": copied(nl.sbuf, nl.psum),
+    "tensor_copy: to PSUM": copied(nl.psum, nl.sbuf),
+    "tensor_copy: gathered": lambda **engine: nisa.tensor_copy(tile(64), indirect(nl.sbuf), **engine),
+    "tensor_copy: scattered": lambda **engine: nisa.tensor_copy(indirect(nl.sbuf), tile(64), **engine),
+    "tensor_copy: scattered to PSUM": lambda **engine: nisa.tensor_copy(indirect(nl.psum), tile(64), **engine),
+    "memset": lambda **engine: nisa.memset(tile(), 0, **engine),
+    "memset: of PSUM": lambda **engine: nisa.memset(tile(buffer=nl.psum), 0, **engine),
+    "activation": activated(),
+    "activation: reduced": reduced(),
+    "activate2": lambda **engine: nisa.activate2(
+        tile(), nl.exp, tile(), 1.0, 1.0, op0=nl.multiply, op1=nl.add, **engine
+    ),
+    "nc_transpose": transposed(32, nl.psum, nl.sbuf),
+    "nc_transpose: larger": transposed(64, nl.psum, nl.sbuf),
+    "nc_transpose: to SBUF": transposed(32, nl.sbuf, nl.sbuf),
+    "nc_transpose: from PSUM": transposed(32, nl.psum, nl.psum),
+    "rng": lambda **engine: nisa.rng(tile(dtype=nl.uint32), **engine),
+    "rand_get_state": lambda **engine: nisa.rand_get_state(tile(6, nl.uint32), **engine),
+    "rand_get_state: of Vector": lambda **engine: nisa.rand_get_state(tile(24, nl.uint32), **engine),
+    "rand_set_state": lambda **engine: nisa.rand_set_state(tile(6, nl.uint32), **engine),
+    "rand_set_state: of Vector": lambda **engine: nisa.rand_set_state(tile(24, nl.uint32), **engine),
+}
+
+
+def launched(issue: Issue, target: str, **engine: Any) -> Profile | None:
+    """The profile of a launch of one call; None if it is an error."""
+
+    @nki.jit
+    def kernel(_: Any) -> None:
+        issue(**engine)
+
+    with nkilib.simulator.using(target=target):
+        try:
+            return profile(kernel, np.zeros((1, 1), np.float32), parameters=AS_ISSUED)
+        except NkiValidationError:
+            return None
+
+
+def accepted(issue: Issue, name: str, target: str) -> dict[str, Profile]:
+    """The profiles of the launches that ask for an engine, by its name, without those that are errors."""
+    engines = REGISTRY[name].engines
+    launches = {engine.name: launched(issue, target, engine=engine) for engine in engines}
+    return {engine: launch for engine, launch in launches.items() if launch is not None}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("call", CALLS)
+def test_the_other_engines_of_a_call_are_those_on_which_its_launch_is_no_error(call: str, target: str) -> None:
+    name, issue = call.partition(":")[0], CALLS[call]
+    launches = accepted(issue, name, target)
+    default = launched(issue, target)
+    for own, launch in launches.items():
+        ((_, log, _),) = launch.recorded._cores
+        kind = log[-1][1]
+        assert (kind.name, kind.engine) == (name, own)
+        assert set(kind.others) == launches.keys() - {own}
+    assert default is None or launches.keys() >= {default.recorded.instructions[-1].engine}
+
+
+def test_every_instruction_with_a_choice_of_engine_is_here() -> None:
+    choosing = {
+        name
+        for name, definition in REGISTRY.items()
+        if "engine" in definition.names and not definition.is_transfer and definition.cost is not None
+    }
+    assert choosing == {call.partition(":")[0] for call in CALLS}
+    assert all("engine" in inspect.signature(getattr(nisa, name)).parameters for name in choosing)
+
+
+def on_vector(operators: Callable[[Any], Any], **engine: Any) -> Profile:
+    """The profile of a kernel whose work is one instruction, 8 times on large tiles."""
+
+    @nki.jit
+    def kernel(_: Any) -> None:
+        values = faulty.tile()
+        nisa.memset(values, 1.0, engine=nisa.engine.gpsimd)
+        for _ in range(8):
+            operators(functools.partial(nisa.tensor_scalar, faulty.tile(), values, **engine))
+
+    return profile(kernel, np.zeros((128, 1), np.float32), parameters=AS_ISSUED)
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [
+        lambda issue: issue(nl.subtract, 2.0, op1=nl.multiply, operand1=3.0),
+        lambda issue: issue(nl.add, 2.0, op1=nl.power, operand1=0.5),
+        lambda issue: issue(nl.maximum, 2.0, op1=nl.multiply, operand1=3.0),
+        lambda issue: issue(nl.multiply, 2.0, op1=nl.add, operand1=3.0),
+        lambda issue: issue(nl.add, 3.0),
+    ],
+    ids=["subtract, multiply", "add, power", "maximum, multiply", "multiply, add", "add"],
+)
+def test_why_names_an_engine_only_where_the_launch_on_it_is_no_error(operators: Callable[[Any], Any]) -> None:
+    named = re.findall(r"engine=nisa\.(\w+)_engine", "".join(found.text for found in on_vector(operators).why))
+    engines = [engine for engine in REGISTRY["tensor_scalar"].engines if engine.name in named]
+    assert len(engines) == len(set(named))
+    for engine in engines:
+        assert on_vector(operators, engine=engine).engine_busy_us[engine.name] > 0.0
+    if not engines:
+        with pytest.raises(NkiValidationError, match="the Scalar engine runs multiply then add"):
+            on_vector(operators, engine=Engine.scalar)

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from nkilib import simulator
 from nkilib.torch import cross_entropy
 from nkilib.torch.dispatch.register import OPERATORS
-from nkilib.torch.functions.cross_entropy.results import ForwardResults, ShardStatistics
+from nkilib.torch.functions.cross_entropy.operators import ForwardResults, ShardStatistics
 from tests.torch.inputs import CLASSES, DTYPES, POSITIONS, make_logits, make_probabilities, make_targets, make_weight
 from tests.torch.stand_in import stand_in_for
 

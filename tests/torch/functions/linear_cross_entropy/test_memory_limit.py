@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, form_bytes, one_launch_bytes
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
+    SCRATCH_BYTES,
+    choose_linear_tiling,
+    form_bytes,
+    one_launch_bytes,
+)
 from nkilib.nki import nl
 from nkilib.torch import linear_cross_entropy
-from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
-from nkilib.torch.functions.linear_cross_entropy.one_launch import granted_scratch
+from nkilib.torch.functions.linear_cross_entropy.checks import LinearArguments
+from nkilib.torch.functions.linear_cross_entropy.functional import granted_scratch
 from nkilib.torch.functions.linear_cross_entropy.operators import WantedGradients
 from tests.fresh_python import CHECKOUT
 from tests.torch.functions.linear_cross_entropy.problem import POSITIONS, make_problem

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nkilib.torch.dispatch.register import OPERATORS
-from nkilib.torch.functions.cross_entropy.results import ForwardResults
+from nkilib.torch.functions.cross_entropy.operators import ForwardResults
 from tests.torch.functions.linear_cross_entropy.problem import CLASSES, DTYPES, FEATURES, POSITIONS, make_problem
 from tests.torch.inputs import make_logits, make_weight
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nkilib.torch.functions.linear_distillation import operators
-from nkilib.torch.functions.linear_distillation.results import DistillationResults, MixtureSums, ShardResults
+from nkilib.torch.functions.linear_distillation.operators import DistillationResults, MixtureSums, ShardResults
 from tests.torch.functions.linear_cross_entropy.problem import CLASSES, FEATURES, POSITIONS
 from tests.torch.functions.linear_distillation.problem import make_distillation
 from tests.torch.inputs import make_logits

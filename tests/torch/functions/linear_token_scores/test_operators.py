@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nkilib.torch.functions.linear_token_scores.results import ScoreResults, ShardScores
+from nkilib.torch.functions.linear_token_scores.operators import ScoreResults, ShardScores
 from tests.torch.functions.linear_cross_entropy.problem import CLASSES, FEATURES, POSITIONS, make_problem
 from tests.torch.inputs import make_logits, make_targets
 

@@ -34,8 +34,8 @@ from tests.torch.functions.vocab_parallel.cases import (
     objective,
     shard,
 )
-from tests.torch.functions.vocab_parallel_linear.cases import linear_all_ignored, linear_cases
-from tests.torch.functions.vocab_parallel_linear.on_ranks import compiled_linear, linear_calls_to_refuse, run_linear
+from tests.torch.functions.vocab_parallel.linear_cases import linear_all_ignored, linear_cases
+from tests.torch.functions.vocab_parallel.linear_on_ranks import compiled_linear, linear_calls_to_refuse, run_linear
 from tests.torch.inputs import make_logits, make_targets
 
 PROCESSES: Final = 3

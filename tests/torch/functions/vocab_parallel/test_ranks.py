@@ -27,18 +27,18 @@ from tests.torch.functions.vocab_parallel.cases import (
     logits_and_targets,
     reference,
 )
-from tests.torch.functions.vocab_parallel.ranks_run import PROCESSES
-from tests.torch.functions.vocab_parallel_linear.cases import (
+from tests.torch.functions.vocab_parallel.linear_cases import (
     LinearCase,
     linear_all_ignored,
     linear_cases,
     linear_reference,
 )
+from tests.torch.functions.vocab_parallel.ranks_run import PROCESSES
 from tests.torch.inputs import exact
 from tests.torch.telling import assert_gradient, assert_loss, assert_within
 
 Found = list[dict[Any, Any]]
-# The largest summand of a loss, as in test_against_pytorch: weight times logit, plus log V.
+# The largest summand of a loss, as in cross_entropy.test_functional: weight times logit, plus log V.
 MAGNITUDE = 30.0
 
 
@@ -165,7 +165,7 @@ def test_all_ignored_is_what_pytorch_makes_of_it(case: Case, found_by_ranks: dic
 
 
 def test_a_full_graph_of_torch_compile_gives_equal_results(found_by_ranks: dict[int, Found]) -> None:
-    """The group's ranks are not those among all; ``test_alone`` compiles the default group."""
+    """The group's ranks are not those among all; ``test_functional`` compiles the default group."""
     for rank in found_by_ranks[2]:
         expected, actual = rank["compiled"]["expected"], rank["compiled"]["actual"]
         assert expected[1].any() and all(torch.equal(*pair) for pair in zip(expected, actual, strict=True))

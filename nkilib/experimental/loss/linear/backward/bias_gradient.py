@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nkilib.core.rows.sizes import PARTITIONS
-from nkilib.experimental.loss.linear.backward.gradient_block import GradientBlock
-from nkilib.experimental.loss.linear.backward.gradient_tile import LastProduct, TilePlace
-from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
-from nkilib.experimental.loss.linear.backward.power_of_two import PowerOfTwo
-from nkilib.experimental.loss.linear.shared.blocks import Block, cut
+from nkilib.core.hardware import PARTITIONS
+from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
+from nkilib.experimental.loss.linear.backward.tile_maker import LastProduct, TilePlace
+from nkilib.experimental.loss.linear.backward.weight_gradient import GradientBlock, PowerOfTwo
+from nkilib.experimental.loss.linear.launch import Block, cut
 from nkilib.nki import nisa, nl
 
 

@@ -6,27 +6,39 @@
 A block of the gradient, of some positions and some classes, is in SBUF twice, as it is and transposed. The larger it
 is, the less crosses HBM: X and dX for every block of classes, W and dW for every block of positions. The memory that it
 leaves goes to the operands that stream past.
+
+Besides the products, :class:`TileNeeds` has what a loss takes for its tiles of the gradient of the logits.
+:class:`OperandPair` has hidden states and an output weight, from which the backward computes logits, and
+:class:`PairBuffers` loads tiles of X^T and, for a block of classes, W^T and the bias.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from nkilib.core.plan_limits import (
-    limited_instructions,
-    limited_weight_tiles,
-)
-from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
-from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.backward.operand_pair import PairSizes
-from nkilib.experimental.loss.linear.backward.tile_needs import NO_NEEDS, SLOTS, TileNeeds
-from nkilib.experimental.loss.linear.shared.logits import CLASSES_OF_TILE
-from nkilib.experimental.loss.linear.shared.sizes import STAGED_ELEMENTS
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
+from nkilib.core.plan_limits import limited_instructions, limited_weight_tiles
+from nkilib.core.rows.sbuf import Ring, dtype_bytes
+from nkilib.experimental.loss.linear.launch import STAGED_ELEMENTS, Block, CastBytes, LinearOperands, Span, cut
+from nkilib.experimental.loss.linear.logits import CLASSES_OF_TILE
+from nkilib.experimental.loss.linear.operands import ClassRow, Matrix, Staging
+from nkilib.nki import nl
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from 3.11 on
+
+
+# Tiles of the gradient of the logits in work at a time, in a ring buffer that every loss has: one on Scalar, one on
+# Vector, one that is rounded.
+GRADIENT_SLOTS: Final = 3
+# Columns of positions, eight of which stay.
+GRADIENT_COLUMNS: Final = 14
+# Instructions of a tile of the gradient.
+GRADIENT_INSTRUCTIONS: Final = 7
+# Further instructions of a tile that is added to sums before it is rounded.
+SUM_INSTRUCTIONS: Final = 2
 
 # Tiles of dW that are accumulated at a time: there are banks for so many.
 _WEIGHT_TILES = 6
@@ -49,6 +61,208 @@ _INSTRUCTIONS_OF_RESULT = 3
 _INSTRUCTIONS_OF_STAGED = 2
 # Bytes of small tiles, with room for alignment.
 _SMALL_BYTES = 3072
+
+
+@dataclass(frozen=True)
+class TileNeeds:
+    """The SBUF and instructions that a loss needs for its tiles of the gradient of the logits.
+
+    Attributes:
+        columns: float32 numbers that stay in each partition, for every tile of positions.
+        rows: float32 rows of a block of classes, such as a bias, or the sums of gradients for its own gradient.
+        rings: ring buffers of :data:`GRADIENT_SLOTS` float32 tiles.
+        tiles: further float32 tiles.
+        numbers: further float32 numbers per partition.
+        place_bytes: bytes that stay for each logit of a block, such as a table place of :class:`IdTiles`.
+        opened: float32 tiles that an opened tile keeps until it is computed, if several are opened before the first of
+            them is computed; 0 otherwise. ``rings`` has :data:`GRADIENT_SLOTS` of each already.
+        instructions: instructions of a tile.
+    """
+
+    columns: int = GRADIENT_COLUMNS
+    rows: int = 0
+    rings: int = 0
+    tiles: int = 0
+    numbers: int = 0
+    place_bytes: int = 0
+    opened: int = 0
+    instructions: int = GRADIENT_INSTRUCTIONS
+
+    def option_bytes(self, num_positions: int, class_block: int, classes_of_tile: int) -> int:
+        """Return the bytes per partition of columns, rows and ring buffers, with the fewest opened tiles."""
+        columns = self.columns * div_ceil(num_positions, PARTITIONS)
+        rings = (self.rings * GRADIENT_SLOTS + self.tiles) * classes_of_tile
+        return (columns + self.rows * class_block + rings + self.numbers) * FLOAT32_BYTES
+
+    def block_bytes(self, position_tiles: int, class_block: int, classes_of_tile: int, opened: int) -> int:
+        """Return the bytes per partition that depend on the plan.
+
+        They hold a ring buffer of tiles and the class numbers, which every loss has, further opened tiles, and places.
+
+        Args:
+            position_tiles: tiles of positions of a block.
+            class_block: classes of a block.
+            classes_of_tile: classes of a tile.
+            opened: the number of tiles in each ring buffer for opened tiles.
+        """
+        places = position_tiles * div_ceil(class_block, classes_of_tile) * classes_of_tile
+        tiles = GRADIENT_SLOTS + self.opened * (opened - GRADIENT_SLOTS)
+        return (tiles * classes_of_tile + class_block) * FLOAT32_BYTES + self.place_bytes * places
+
+
+# The needs of a loss without options.
+NO_NEEDS: Final = TileNeeds()
+
+
+@dataclass(frozen=True)
+class OperandPair:
+    """X and W, and how logits are computed from their product.
+
+    Attributes:
+        operands: X, W and the bias.
+        softcap: the cap of the logits; None for none.
+        lowest_bias: the value that lower biases are raised to; None if the bias stays as it is.
+        masked_score: under a softcap, the value that replaces the tangent of a masked class, whose bias is raised to
+            twice that value; None if the tangent stays -1.
+        scores_stay: whether the scores are needed until a tile of the gradient is computed; else only until it is
+            opened (:meth:`TileMaker.open`).
+    """
+
+    operands: LinearOperands
+    softcap: float | None = None
+    lowest_bias: float | None = None
+    masked_score: float | None = None
+    scores_stay: bool = True
+
+
+@dataclass(frozen=True)
+class PairSizes:
+    """The sizes of an operand pair without gradients that the plan of a backward depends on.
+
+    Attributes:
+        features: D.
+        itemsize: bytes of an element of the products.
+        has_classes_first: W is [V, D].
+        weight_itemsize: bytes of an element of W in HBM if it is cast while it is loaded; else 0.
+        staging_bytes: bytes per partition for a W that is transposed and then cast.
+    """
+
+    features: int
+    itemsize: int
+    has_classes_first: bool = True
+    weight_itemsize: int = 0
+    staging_bytes: int = 0
+
+    @classmethod
+    def of_operands(cls, operands: LinearOperands) -> PairSizes:
+        """Return the sizes of a pair."""
+        itemsize, cast_bytes = dtype_bytes(operands.dtype), operands.casts.weight
+        return cls.of_weight(operands.num_features, itemsize, operands.has_classes_first, cast_bytes)
+
+    @classmethod
+    def of_weight(cls, features: int, itemsize: int, has_classes_first: bool, weight_itemsize: int) -> PairSizes:
+        """Return the sizes of a pair, with the staging memory of its weight: none if the transfer itself casts it."""
+        staging = CastBytes(weight=weight_itemsize).backward_staging(has_classes_first) if has_classes_first else 0
+        return cls(features, itemsize, has_classes_first, weight_itemsize, staging)
+
+    @property
+    def feature_tiles(self) -> int:
+        """The number of tiles of 128 features."""
+        return div_ceil(self.features, PARTITIONS)
+
+    @property
+    def loaded_itemsize(self) -> int:
+        """The bytes of an element of W in HBM."""
+        return self.weight_itemsize or self.itemsize
+
+    @property
+    def tile_bytes(self) -> int:
+        """The bytes per partition of 128 positions of X^T, or of 128 classes of W^T."""
+        return self.feature_tiles * PARTITIONS * self.itemsize
+
+
+@dataclass(frozen=True)
+class WeightPart:
+    """A part of W^T of some classes, as large as one transfer.
+
+    Attributes:
+        pair: the number of the operand pair.
+        classes: the classes, in HBM.
+        at: the first of the classes, counted in the block of classes.
+        span: the part: some of these classes, counted from the first of them, if W is [V, D]; some features if it is
+            [D, V].
+    """
+
+    pair: int
+    classes: Block
+    at: int
+    span: Span
+
+
+@dataclass(frozen=True)
+class PairBuffers:
+    """The buffers of an operand pair.
+
+    Attributes:
+        number: the number of the pair.
+        operands: X, W and the bias.
+        inputs: tiles of X^T, [128, tiles of features, 128]; if logits are kept, tiles of logits, float32 [128,
+            classes].
+        weight_sbuf: W^T of a block of classes, [128, tiles of features, classes]; None if logits are kept, or if W^T
+            streams.
+        bias: the bias of a block; None without a bias.
+        staging: the staging memory for a W of another type than the products; X has the type of the products here.
+    """
+
+    number: int
+    operands: LinearOperands
+    inputs: Ring
+    weight_sbuf: nl.NkiTensor | None
+    bias: ClassRow | None
+    staging: Staging | None
+
+    @property
+    def feature_tiles(self) -> int:
+        """The number of tiles of 128 features."""
+        return div_ceil(self.operands.num_features, PARTITIONS)
+
+    def load_input(self, positions: Span, tile: int) -> nl.NkiTensor:
+        """Load a tile of X^T of a block of positions into the next buffer."""
+        rows = min(PARTITIONS, positions.size - tile * PARTITIONS)
+        tile_sbuf = self.inputs.next_tile()
+        of_tile = Matrix(self.operands.input_hbm).rows_of(positions.first + tile * PARTITIONS, rows)
+        of_tile.load_transposed(tile_sbuf)
+        return tile_sbuf
+
+    def weight(self, classes: Block) -> Matrix:
+        """Return W of some classes, [classes, features]."""
+        has_classes_first = self.operands.has_classes_first
+        weight_hbm = classes.of(self.operands.weight_hbm, 0 if has_classes_first else 1)
+        return Matrix(weight_hbm, not has_classes_first, self.staging)
+
+    def weight_parts(self, classes: Block, at: int, class_tiles: int) -> list[WeightPart]:
+        """Return the parts in which W^T of some classes is loaded, for blocks of ``class_tiles`` tiles of classes."""
+        if self.weight_sbuf is None:
+            return []
+        if self.operands.has_classes_first:
+            pieces = cut(classes.size, PARTITIONS)
+        else:
+            step = div_ceil(self.feature_tiles, class_tiles) * PARTITIONS
+            pieces = cut(self.operands.num_features, step)
+        return [WeightPart(self.number, classes, at, span) for span in pieces]
+
+    def load_weight(self, part: WeightPart) -> None:
+        """Load a part of W^T; kept logits do not need it."""
+        if self.weight_sbuf is None:
+            return
+        weight, span = self.weight(part.classes), part.span
+        if self.operands.has_classes_first:
+            at = part.at + span.first
+            weight.rows_of(span.first, span.size).load_transposed(self.weight_sbuf[:, :, at : at + span.size])
+            return
+        tiles_sbuf = self.weight_sbuf[:, span.first // PARTITIONS : div_ceil(span.end, PARTITIONS), :]
+        at_sbuf = tiles_sbuf[:, :, part.at : part.at + part.classes.size]
+        weight.columns_of(span.first, span.size).load_transposed(at_sbuf)
 
 
 def weight_tiles() -> int:
@@ -128,7 +342,7 @@ class BackwardBuffers:
     weight_slices: int = 0
     streams_inputs: int = 0
     shares_memory: int = 0
-    opened: int = SLOTS
+    opened: int = GRADIENT_SLOTS
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.backward.operand_pair import WeightPart
-from nkilib.experimental.loss.linear.backward.parts import BackwardParts
-from nkilib.experimental.loss.linear.backward.rounds import Round, Unit
-from nkilib.experimental.loss.linear.backward.streams import BackwardStreams
+from nkilib.core.hardware import div_ceil
+from nkilib.experimental.loss.linear.backward.geometry import WeightPart
+from nkilib.experimental.loss.linear.backward.rounds import Round, SharedBuffers, Unit
+from nkilib.experimental.loss.linear.backward.streams import BackwardStreams, WeightSlices
 from nkilib.experimental.loss.linear.backward.weight_gradient import WeightGroup
-from nkilib.experimental.loss.linear.backward.weight_slices import WeightSlices
-from nkilib.experimental.loss.linear.shared.blocks import Span
+from nkilib.experimental.loss.linear.launch import Span
 from nkilib.nki import nl
 
 # Tiles of dX of the first stripe before the last tiles are transposed.
@@ -89,7 +87,7 @@ class WeightGroups:
         earlier: the loaded values that the sums of the current group are added to.
     """
 
-    parts: BackwardParts
+    parts: SharedBuffers
     round: Round
     groups: list[WeightGroup] = field(default_factory=list)
     earlier: list[nl.NkiTensor] = field(default_factory=list)
@@ -124,7 +122,7 @@ class GradientProducts:
         parts: the parts of the launch.
     """
 
-    parts: BackwardParts
+    parts: SharedBuffers
 
     def multiply(self, round_: Round, first_stripe_sbuf: nl.NkiTensor | None) -> None:
         """Compute dX, dW and db of the block, except for the products that were computed together with its gradient."""

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.core.hardware import PARTITIONS
 from nkilib.experimental.loss.linear.backward.bias_gradient import UnroundedBiasGradient
-from nkilib.experimental.loss.linear.backward.gradient_tile import LastProduct, TilePlace
-from nkilib.experimental.loss.linear.backward.parts import TRANSPOSED_LATER, BackwardParts
-from nkilib.experimental.loss.linear.backward.rounds import Round
-from nkilib.experimental.loss.linear.backward.weight_slices import WeightSlices
-from nkilib.experimental.loss.linear.shared.blocks import Span, cut
-from nkilib.experimental.loss.linear.shared.logits import multiply
+from nkilib.experimental.loss.linear.backward.rounds import TRANSPOSED_LATER, Round, SharedBuffers
+from nkilib.experimental.loss.linear.backward.streams import WeightSlices
+from nkilib.experimental.loss.linear.backward.tile_maker import LastProduct, TilePlace
+from nkilib.experimental.loss.linear.launch import Span, cut
+from nkilib.experimental.loss.linear.logits import multiply
 from nkilib.nki import nl
 
 # With kept logits, which leave Tensor idle, a tile is multiplied after so many more tiles.
@@ -29,7 +28,7 @@ class LogitGradient:
         parts: the parts of the launch.
     """
 
-    parts: BackwardParts
+    parts: SharedBuffers
 
     def make(self, round_: Round) -> nl.NkiTensor | None:
         """Compute the block of the gradient; return the first stripe of W if it is loaded already.

@@ -8,12 +8,16 @@ For a block of classes and a block of positions:
 1. The logits are computed tile by tile, then the gradient of each tile, and its transpose by Tensor.
 2. One stripe of features after another, dX = G W over the classes and dW = G^T X over the positions are computed
    alternately, while W^T of the next block is loaded. With many features W^T streams past X^T in step 1 instead
-   (:mod:`.weight_slices`).
+   (:class:`.streams.WeightSlices`).
 
 Each core has a share of the classes. At the end the cores add up their float32 sums of dX: one stripe of the last block
 of classes while the next stripe is computed. The first block stores its dX, and all others add theirs to it; so the
-first one is before the device loop (:mod:`.class_blocks`). A program without room for that clears dX first, and a
-program with room for a single block has the loop alone (:mod:`.class_cover`).
+first one is before the device loop (:class:`ClassBlocks`). A program without room for that clears dX first, and a
+program with room for a single block has the loop alone (:class:`.rounds.ClassCover`).
+
+Per-position values take SBUF, and each tile of positions takes instructions. So a launch of very many positions splits
+them into parts, and repeats the backward for each part in a device loop. dW and db are added up in float32 over the
+parts, and dW is rounded once, at the end. dX of a part is the dX of a launch of these positions.
 """
 
 from __future__ import annotations
@@ -21,22 +25,277 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from nkilib.core.cores import synchronise
+from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require
-from nkilib.experimental.loss.linear.backward.class_blocks import plan_of_program, planned_blocks
-from nkilib.experimental.loss.linear.backward.class_cover import ClassCover, planned_cover
-from nkilib.experimental.loss.linear.backward.geometry import POSITIONS_OF_PROGRAM, BackwardSizes
+from nkilib.experimental.loss.linear.backward.geometry import COPIES_OF_PROGRAM, POSITIONS_OF_PROGRAM, BackwardSizes
 from nkilib.experimental.loss.linear.backward.gradient_products import GradientProducts
 from nkilib.experimental.loss.linear.backward.logit_gradient import LogitGradient
-from nkilib.experimental.loss.linear.backward.parts import BackwardParts, BackwardProblem
-from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
-from nkilib.experimental.loss.linear.backward.position_parts import write_gradients_of_parts
-from nkilib.experimental.loss.linear.backward.rounds import Round
-from nkilib.experimental.loss.linear.shared.blocks import Block, Span, Step, shares_of_cores
-from nkilib.experimental.loss.linear.shared.kept_logits import KeptLogits
-from nkilib.experimental.loss.linear.shared.launch import Gradients, LinearOperands
-from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, PositionParts
-from nkilib.nki import nl
+from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
+from nkilib.experimental.loss.linear.backward.rounds import (
+    BackwardProblem,
+    ClassCover,
+    Round,
+    SharedBuffers,
+    planned_cover,
+)
+from nkilib.experimental.loss.linear.launch import (
+    FEWEST_ITERATIONS,
+    Block,
+    BlockSchedule,
+    Gradients,
+    LinearOperands,
+    LinearTiling,
+    PositionParts,
+    Span,
+    Step,
+    cut,
+    plan_blocks,
+    shares_of_cores,
+)
+from nkilib.experimental.loss.linear.logits import KeptLogits
+from nkilib.nki import nisa, nl
+
+# Zeros of a partition that sums are cleared with.
+_ZEROS = 2048
+
+WriteGradients = Callable[[Block, Gradients], None]
+
+
+def write_gradients_of_parts(
+    operands: LinearOperands, gradients: Gradients, parts: PositionParts, write: WriteGradients
+) -> None:
+    """Write the gradients of all positions.
+
+    Args:
+        operands, gradients: the operands and gradients of all positions.
+        parts: the parts of the positions, several.
+        write: a function that writes the gradients of a part. It must add dW to the sum in the gradients.
+    """
+    sums = _Sums.make(operands, gradients, parts.size)
+    sums.clear()
+
+    def run(block: Block) -> None:
+        of_part = sums.of_part(block)
+        write(block, of_part)
+        sums.finish_part(block, of_part)
+
+    end = parts.whole * parts.size
+    nl.fori_loop(0, end, lambda first: run(Block(first, parts.size)), parts.size)
+    if parts.rest > 0:
+        run(Block(end, parts.rest))
+    sums.finish()
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """The gradients, and the tensors that they are summed in.
+
+    Attributes:
+        gradients: the gradients of the launch.
+        share: the classes of this core.
+        has_classes_first: dW is [V, D].
+        weight_sum_hbm: the sum of dW, float32: a tensor of its own, dW itself if it is float32, or the caller's sum;
+            None if dW is not wanted.
+        part_bias_hbm: db of a part, float32 [V]; None if db is not wanted.
+        part_input_hbm: dX of a part, which is then moved to its place, because transfers that add take no address that
+            is a loop variable. None if dX is not wanted.
+    """
+
+    gradients: Gradients
+    share: Span
+    has_classes_first: bool
+    weight_sum_hbm: nl.NkiTensor | None
+    part_bias_hbm: nl.NkiTensor | None
+    part_input_hbm: nl.NkiTensor | None
+
+    @classmethod
+    def make(cls, launch: LinearOperands, gradients: Gradients, size: int) -> _Sums:
+        """Allocate the sums for parts of ``size`` positions."""
+
+        def scratch(name: str, shape: tuple[int, ...], dtype: nl.DType) -> nl.NkiTensor:
+            return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name=name)
+
+        weight_hbm, input_hbm, bias_hbm = gradients.weight_hbm, gradients.input_hbm, gradients.bias_hbm
+        weight_sum_hbm = weight_hbm
+        if weight_hbm is not None and weight_hbm.dtype != nl.float32:
+            weight_sum_hbm = scratch("grad_weight_sum_hbm", tuple(weight_hbm.shape), nl.float32)
+        part_input_hbm = None
+        if input_hbm is not None:
+            part_input_hbm = scratch("grad_input_of_part_hbm", (size, launch.num_features), input_hbm.dtype)
+        return cls(
+            gradients,
+            shares_of_cores(launch.vocab_size, nl.num_programs())[nl.program_id(0)],
+            launch.has_classes_first,
+            weight_sum_hbm,
+            None if bias_hbm is None else scratch("grad_bias_of_part_hbm", (launch.vocab_size,), nl.float32),
+            part_input_hbm,
+        )
+
+    def clear(self) -> None:
+        """Store zeros in the sums, except in a sum that the caller has."""
+        if self.share.size == 0:
+            return
+        if self.weight_sum_hbm is not None and not self.gradients.adds_to_weight:
+            _clear(self._own(self.weight_sum_hbm))
+        if self.gradients.bias_hbm is not None:
+            _clear(self.gradients.bias_hbm[self.share.first : self.share.end].expand_dim(0))
+
+    def of_part(self, block: Block) -> Gradients:
+        """Return the tensors that a part writes its gradients to."""
+        input_hbm = self.part_input_hbm
+        if input_hbm is not None and block.size < input_hbm.shape[0]:
+            input_hbm = input_hbm[0 : block.size]
+        return Gradients(input_hbm, self.weight_sum_hbm, self.part_bias_hbm, self.weight_sum_hbm)
+
+    def finish_part(self, block: Block, of_part: Gradients) -> None:
+        """Move dX to its place, half of it by each core, and add up db, each core its own classes."""
+        grad_input_hbm, part_input_hbm = self.gradients.input_hbm, of_part.input_hbm
+        if grad_input_hbm is not None and part_input_hbm is not None:
+            synchronise(part_input_hbm)
+            half = div_ceil(block.size, nl.num_programs())
+            first = nl.program_id(0) * half
+            rows = min(half, block.size - first)
+            if rows > 0:
+                nisa.dma_copy(dst=block.part(first, rows).of(grad_input_hbm), src=part_input_hbm[first : first + rows])
+            synchronise(part_input_hbm)
+        bias_hbm, part_bias_hbm = self.gradients.bias_hbm, of_part.bias_hbm
+        if bias_hbm is not None and part_bias_hbm is not None and self.share.size > 0:
+            classes = slice(self.share.first, self.share.end)
+            sum_hbm = bias_hbm[classes]
+            nisa.dma_compute(dst=sum_hbm, srcs=[sum_hbm, part_bias_hbm[classes]], reduce_op=nl.add)
+
+    def finish(self) -> None:
+        """Round the sum of dW into dW."""
+        weight_hbm, sum_hbm = self.gradients.weight_hbm, self.weight_sum_hbm
+        if weight_hbm is None or sum_hbm is None or weight_hbm.dtype == nl.float32 or self.share.size == 0:
+            return
+        nisa.dma_copy(dst=self._own(weight_hbm), src=self._own(sum_hbm))
+
+    def _own(self, weight_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the view of this core's classes."""
+        return weight_hbm.slice(0 if self.has_classes_first else 1, self.share.first, self.share.end)
+
+
+def _clear(sum_hbm: nl.NkiTensor) -> None:
+    """Store zeros in a tensor, float32 [rows, columns]."""
+    zeros_sbuf = nl.ndarray((PARTITIONS, _ZEROS), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=zeros_sbuf, value=0.0)
+    rows, columns = sum_hbm.shape
+    whole = rows // PARTITIONS * PARTITIONS
+    for span in cut(columns, _ZEROS):
+        place_hbm = sum_hbm.slice(1, span.first, span.end)
+        if whole > 0:
+            tiles_hbm = place_hbm.slice(0, 0, whole).reshape_dim(0, (whole // PARTITIONS, PARTITIONS))
+            source_sbuf = zeros_sbuf[:, 0 : span.size].expand_dim(1).broadcast(1, whole // PARTITIONS)
+            nisa.dma_copy(dst=tiles_hbm.permute((1, 0, 2)), src=source_sbuf)
+        if whole < rows:
+            nisa.dma_copy(dst=place_hbm.slice(0, whole, rows), src=zeros_sbuf[0 : rows - whole, 0 : span.size])
+
+
+@dataclass(frozen=True)
+class ClassBlocks:
+    """The blocks of classes of a core.
+
+    Attributes:
+        lead: the number of classes of the block before the loop; 0 if there is no such block.
+        blocks: the blocks after it.
+    """
+
+    lead: int
+    blocks: BlockSchedule
+
+    @property
+    def has_first(self) -> bool:
+        """Whether the first block is known when the kernel is built: it is before the loop, or there is no loop."""
+        return self.lead > 0 or self.blocks.iterations == 0
+
+    def instructions(self, plan: BackwardPlan, num_positions: int) -> int:
+        """Return the approximate number of instructions of the program."""
+        blocks = self.blocks
+        sizes = [span.size for span in blocks.rest]
+        if self.lead > 0:
+            sizes.append(self.lead)
+        if blocks.iterations > 0:
+            sizes += [blocks.size] * blocks.blocks_per_iteration
+        return sum(plan.instructions(num_positions, size) for size in sizes)
+
+
+def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassBlocks:
+    """Return the usual blocks of a core, or those of the shortest program if the program of the usual ones is too long.
+
+    All cores make the same choice, because the device requires the same loop on all of them.
+    """
+    cores = range(len(shares))
+    usual = [_usual_blocks(plan, shares, number, num_positions) for number in cores]
+    if all(blocks.instructions(plan, num_positions) <= plan.program_limit(num_positions) for blocks in usual):
+        return usual[core]
+    shortest = [_blocks_of_two_copies(plan, shares, number) for number in cores]
+    return shortest[core] or usual[core]
+
+
+def _blocks_of_two_copies(plan: BackwardPlan, shares: list[Span], core: int) -> ClassBlocks | None:
+    """Return a loop of blocks that are one tile shorter than the largest, and one block behind it; None if impossible.
+
+    Shares of cores differ by up to a tile. With blocks of one size the core with more classes would need a third copy.
+    """
+    tiles_per_block = plan.class_tiles - 1
+    tiles = [div_ceil(share.size, PARTITIONS) for share in shares]
+    iterations = (min(tiles) - 1) // tiles_per_block if tiles_per_block > 0 else 0
+    if iterations < FEWEST_ITERATIONS or max(tiles) - iterations * tiles_per_block > plan.class_tiles:
+        return None
+    share, done = shares[core], iterations * tiles_per_block * PARTITIONS
+    rest = Span(share.first + done, share.size - done)
+    return ClassBlocks(0, BlockSchedule(share.first, tiles_per_block * PARTITIONS, 1, iterations, (rest,)))
+
+
+def _usual_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassBlocks:
+    """Return the blocks of a core that take the least time.
+
+    If the program has no room for all blocks, they are a loop and the blocks behind it. A short block is then before
+    the loop, where there is room for it too: the first block stores its dX, which takes less time than adding it to
+    the sum, and the last block of the loop can load a whole block for the one behind it.
+    """
+    most = plan.class_tiles * PARTITIONS
+    allowed = plan.blocks_of_program(num_positions)
+    unrolled = plan_blocks(shares, core, most, max(COPIES_OF_PROGRAM, int(allowed)))
+    shortest = plan.instructions(num_positions, PARTITIONS) / plan.instructions(num_positions, most)
+    if unrolled.iterations == 0 or allowed < COPIES_OF_PROGRAM + shortest:
+        return ClassBlocks(0, unrolled)
+    tiles = max(div_ceil(share.size, PARTITIONS) for share in shares)
+    tiles_per_block = div_ceil(tiles, div_ceil(tiles, plan.class_tiles))
+    lead = (tiles - 1) % tiles_per_block + 1
+    if lead <= tiles_per_block // 2:
+        # Too short for its transfers: the block behind the loop is shorter instead.
+        lead = div_ceil(lead + tiles_per_block, 2)
+    # A long program has room for the loop and a whole block behind it, and for a part of a block before it.
+    lead = min(lead, max(1, int((allowed - COPIES_OF_PROGRAM) * tiles_per_block)))
+    rests = [Span(share.first + lead * PARTITIONS, share.size - lead * PARTITIONS) for share in shares]
+    bodies = max(COPIES_OF_PROGRAM, int(allowed - lead / tiles_per_block))
+    return ClassBlocks(lead * PARTITIONS, plan_blocks(rests, core, tiles_per_block * PARTITIONS, bodies))
+
+
+def plan_of_program(plan: BackwardPlan, shares: list[Span], num_positions: int) -> BackwardPlan:
+    """Return the plan with blocks so short that the programs of all cores are within their limit.
+
+    If no blocks are short enough, it is the plan of the shortest program.
+    """
+
+    def instructions(plan: BackwardPlan) -> int:
+        return max(
+            planned_blocks(plan, shares, core, num_positions).instructions(plan, num_positions)
+            for core in range(len(shares))
+        )
+
+    shortest = plan
+    while instructions(plan) > plan.program_limit(num_positions):
+        if plan.class_tiles == 1:
+            return shortest
+        plan = plan.shorter()
+        if instructions(plan) < instructions(shortest):
+            shortest = plan
+    return plan
 
 
 def program_share(parts: PositionParts) -> float:
@@ -113,7 +372,7 @@ def write_gradients(
     cover = planned_cover(plan, shares, core, operands.num_positions)
     if cover is None:
         plan = plan_of_program(plan, shares, operands.num_positions)
-    parts = BackwardParts.make(problem, plan, gradients, partials_hbm, core, kept, cover)
+    parts = SharedBuffers.make(problem, plan, gradients, partials_hbm, core, kept, cover)
     backward = _Backward(parts, LogitGradient(parts), GradientProducts(parts))
     if cover is None:
         backward.run(shares)
@@ -140,7 +399,7 @@ class _Backward:
         logit_gradient, products: the two halves of a round.
     """
 
-    parts: BackwardParts
+    parts: SharedBuffers
     logit_gradient: LogitGradient
     products: GradientProducts
 

@@ -10,12 +10,18 @@ from math import prod
 from typing import Any, NamedTuple
 
 from nkilib.base.guarantee import Guarantee
+from nkilib.core.hardware import FLOAT32_BYTES
 from nkilib.core.host.sizes import dtype_name
-from nkilib.core.rows.sizes import FLOAT32_BYTES
-from nkilib.experimental.loss.linear.host.memory import backward_bytes, split_backward_bytes
-from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, position_parts
-from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks, one_launch_bytes
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD_BACKWARD, choose_linear_tiling
+from nkilib.experimental.loss.linear.backward_tiling import backward_bytes, split_backward_bytes
+from nkilib.experimental.loss.linear.launch import LinearTiling, position_parts
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
+    BACKWARD,
+    FORWARD_BACKWARD,
+    SCRATCH_BYTES,
+    choose_linear_tiling,
+    logits_blocks,
+    one_launch_bytes,
+)
 
 
 def backward_workspace_bytes(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from nkilib.core.host.launchable import Launchable
-from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
+from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,

@@ -1,44 +1,323 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The choice of a tiling for the linear cross-entropy kernels: arithmetic only.
+"""The choice of a tiling for the linear cross-entropy kernels, and the bytes of HBM that they take: arithmetic only.
 
-Of the blocks that fit SBUF, those with the least estimated time are chosen: for the forward in :mod:`.forward_tiling`,
-for gradients in :mod:`nkilib.experimental.loss.linear.host.backward_tiling`. ``nkilib.simulator.profile`` models times;
+Of the blocks that fit SBUF, those with the least estimated time are chosen: for the forward by :class:`ForwardSizes`,
+for gradients in :mod:`nkilib.experimental.loss.linear.backward_tiling`. The more positions are on chip, the less often
+W is read; the more classes a block has, the fewer instructions there are. ``nkilib.simulator.profile`` models times;
 tests check the choice against it.
+
+Bytes of HBM beyond inputs and outputs (:func:`form_bytes`):
+
+- The forward takes none.
+- The backward keeps a float32 sum of dX for each core, and where the positions take several blocks a float32 sum of dW
+  of one class block for each core, of at most 64 MiB.
+- The backward of more than 65,536 positions processes them in parts: its sums of dX are those of a part. Besides them
+  it keeps dX of a part, and a float32 sum of dW if dW is not float32 itself.
+- Loss and gradients in a single launch keep the float32 logits of a block of positions and the sums of dX, and if there
+  are several blocks a float32 sum of dW. The logits of all positions and classes are kept only where they take no more
+  than the logits of a block and the sum of dW may take.
+- With a ``compute_dtype``, gradients take a copy of an X of another type. W and the bias are never copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.host.sizes import checked_size, dtype_name
-from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
-from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
-from nkilib.experimental.loss.linear.backward.tile_needs import TileNeeds
-from nkilib.experimental.loss.linear.forward.plan import fastest_tiling
-from nkilib.experimental.loss.linear.host.backward_tiling import BackwardLaunch, choose_backward_tiling
-from nkilib.experimental.loss.linear.shared.launch import (
+from nkilib.core.plan_limits import PlanLimits, limited_instructions, limited_sbuf_bytes, limits_in_force
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, TileNeeds
+from nkilib.experimental.loss.linear.backward_tiling import BackwardLaunch, backward_bytes, choose_backward_tiling
+from nkilib.experimental.loss.linear.class_schedule import (
+    CLASS_BLOCKS,
+    SHARED_BLOCKS_MAX,
+    SwapTimes,
+    fastest_tiling,
+    looped_positions,
+    shared_by_override,
+    shared_classes,
+    unrolled_positions,
+)
+from nkilib.experimental.loss.linear.launch import (
     CLASSES_FIRST,
     CLASSES_MAX,
     FEATURES_MAX,
     FEATURES_MIN,
     POSITIONS_MAX,
+    SBUF_BYTES,
+    STAGED_ELEMENTS,
     WEIGHT_LAYOUTS,
+    WINDOW,
+    CastBytes,
+    LinearTiling,
+    PositionSplit,
+    position_parts,
 )
-from nkilib.experimental.loss.linear.shared.sizes import SBUF_BYTES, CastBytes, LinearTiling, position_parts
-from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import tile_needs
-from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes
-from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks
-from nkilib.experimental.loss.linear_cross_entropy.shared.forward_needs import ForwardNeeds
-from nkilib.experimental.loss.linear_cross_entropy.shared.options import IDS_MAX
+from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
+from nkilib.experimental.loss.linear_cross_entropy.launch import GROUPS, IDS_MAX, ForwardNeeds
 
 __all__ = ["BACKWARD", "FORWARD", "FORWARD_BACKWARD", "LinearTiling", "choose_linear_tiling"]
 
+
+# Tiles of positions whose logits are side by side in the forward.
+_GROUP_TILES = 4
+# The same under a cap, where Scalar loads two tables for each group, if Scalar has about as much to do as Tensor: with
+# up to _CAPPED_DEPTH tiles of features.
+_CAPPED_GROUP_TILES, _CAPPED_DEPTH = 8, 12
+# Bytes of an element of the terms of a sum.
+_TERM_BYTES = 2
+# Numbers per position besides its statistics: plain, and further ones with any option.
+_POSITION_NUMBERS, _OPTION_NUMBERS = 16, 16
+
+# Bytes of tiles that do not depend on the tiling, with room for alignment.
+_SMALL_BYTES = 2048
+# The time of a swap of the cores, and of a load until its first byte arrives. The blocks of classes that the cores
+# share take as long as a swap.
+_SWAP_US, _LOAD_US = 6.0, 2.3
+# Instructions of a core's program for up to so many positions, and beyond.
+_FEW_POSITIONS = 4096
+_INSTRUCTIONS, _INSTRUCTIONS_OF_MANY = 28_000, 56_000
+# Instructions of a block of classes besides those of its tiles.
+_BLOCK_INSTRUCTIONS = 20
+# Numbers per target id of a position, if there are several: its place, the logit there, and values computed from it.
+_ID_NUMBERS = 14
+# Instructions of a staged tile: a transfer and a cast.
+_STAGED_INSTRUCTIONS = 2
+
+# Modelled rates of trn2 (docs/explanation/performance_model.md): Tensor takes a column a cycle, DMA transposes at 90%.
+_COLUMNS_PER_US = 2400.0
+_BYTES_PER_US = 331_000.0
+# A pass of Vector and of Scalar over a tile: a column a cycle, and the time between two instructions. A table load.
+_VECTOR_COLUMNS_PER_US, _SCALAR_COLUMNS_PER_US, _GAP_COLUMNS, _TABLE_US = 960.0, 1200.0, 164.0, 1.28
+# A loop's start and end; the edge of an iteration; the fixed time of a block of classes, and of a block of positions.
+_LOOP_US, _ITERATION_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
+
+# The default number of bytes that one launch may take for logits.
+SCRATCH_BYTES = 512 * 2**20
 FORWARD, BACKWARD, FORWARD_BACKWARD = "forward", "backward", "forward_backward"
 _ITEMSIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class ForwardSizes:
+    """The sizes and options of a forward launch from which its tiling is chosen.
+
+    Attributes:
+        num_positions, num_features, vocab_size: N, D and V.
+        itemsize: bytes of an element of X and W.
+        cores: the number of cores of the launch.
+        needs: the options that take memory or time, beyond loss and log-sum-exp.
+        program_share: the forward's share of the instructions that a program may have.
+        weight_itemsize: bytes of an element of W in HBM if it is cast while it is loaded; else 0.
+        staging_bytes: bytes per partition for operands that are transposed and then cast.
+        ids: the number of target ids per position.
+    """
+
+    num_positions: int
+    num_features: int
+    vocab_size: int
+    itemsize: int
+    cores: int
+    needs: ForwardNeeds = field(default_factory=ForwardNeeds)
+    program_share: float = 1.0
+    weight_itemsize: int = 0
+    staging_bytes: int = 0
+    ids: int = 1
+
+    @property
+    def loaded_itemsize(self) -> int:
+        """The bytes of an element of W that DMA moves."""
+        return self.weight_itemsize or self.itemsize
+
+    @property
+    def depth(self) -> int:
+        """The number of tiles of features."""
+        return div_ceil(self.num_features, PARTITIONS)
+
+    @property
+    def position_tiles(self) -> int:
+        """The number of tiles of positions."""
+        return div_ceil(self.num_positions, PARTITIONS)
+
+    @property
+    def class_tiles(self) -> int:
+        """The number of tiles of classes of the core with the most classes."""
+        return div_ceil(div_ceil(self.vocab_size, PARTITIONS), self.cores)
+
+    @property
+    def passes(self) -> int:
+        """The number of passes that Tensor takes for a product: four for float32, else one."""
+        return 4 if self.itemsize == 4 else 1
+
+    @property
+    def group_tiles(self) -> int:
+        """The largest number of tiles of positions whose logits are processed side by side, as a group."""
+        is_busy = self.needs.softcap and self.passes * self.depth <= _CAPPED_DEPTH
+        return _CAPPED_GROUP_TILES if is_busy else _GROUP_TILES
+
+    def bytes_of(self, tiles: int, class_block: int) -> int:
+        """Return the bytes per partition of SBUF for blocks of ``tiles`` tiles of positions.
+
+        They hold X and two blocks of W; logits, tangents, z for the argmax and exponentials of two groups; two tiles of
+        16 bits each for Scalar and for Vector; two rows each of bias and class weights, and one row that marks the
+        classes that are not masked; the statistics of a window of blocks of classes, which the cores swap, and values
+        computed from them.
+        """
+        needs = self.needs
+        operands = self.depth * self.itemsize * (tiles * PARTITIONS + 2 * class_block)
+        rings = GROUPS * min(tiles, self.group_tiles) * needs.group_rings * class_block * FLOAT32_BYTES
+        terms = GROUPS * (1 + needs.has_vector_terms) * class_block * _TERM_BYTES
+        rows = (2 * (needs.bias + needs.class_weights) + needs.counts_classes) * class_block * FLOAT32_BYTES
+        columns = self.cores * (WINDOW + 1) + SHARED_BLOCKS_MAX
+        numbers = (needs.exchanged_statistics + needs.further_statistics) * columns + _POSITION_NUMBERS
+        numbers += 0 if needs == ForwardNeeds() else _OPTION_NUMBERS
+        numbers += _ID_NUMBERS * self.ids if self.ids > 1 else 0
+        of_tiles = tiles * numbers * FLOAT32_BYTES
+        return operands + rings + terms + rows + of_tiles + self.staging_bytes + _SMALL_BYTES
+
+    def position_plan(self, position_block: int, class_block: int) -> PositionSplit:
+        """Return the split of the positions into blocks of about equal size.
+
+        The blocks are a loop if a program with all blocks of classes for each of them would be too long, or if there
+        are very many positions, however few classes there are.
+        """
+        unrolled = unrolled_positions(self.num_positions, position_block)
+        steps = div_ceil(self.class_tiles, class_block // PARTITIONS)
+        return looped_positions(unrolled, self.num_positions, self.most_bodies(unrolled) < steps)
+
+    def most_bodies(self, plan: PositionSplit) -> int:
+        """Return how many blocks of classes the program of a core may have for each block of positions."""
+        of_tile = self.depth + self.needs.instructions
+        of_block = _BLOCK_INSTRUCTIONS
+        if self.staging_bytes > 0:
+            of_block += _STAGED_INSTRUCTIONS * div_ceil(self.depth * CLASS_BLOCKS[0], STAGED_ELEMENTS)
+        total = limited_instructions(_INSTRUCTIONS if self.num_positions <= _FEW_POSITIONS else _INSTRUCTIONS_OF_MANY)
+        return max(2 * WINDOW, int(total * self.program_share) // plan.copies // (plan.tiles * of_tile + of_block))
+
+    def shared_classes(self, plan: PositionSplit, class_block: int) -> int:
+        """Return how many of the last classes the cores share, so that their products take longer than a swap does.
+
+        It is 0 where a block of them would be multiplied before the next one is loaded, or where they would be too
+        many. Both conditions are about time alone; a test may set the number
+        (:class:`nkilib.core.plan_limits.PlanLimits`).
+
+        Raises:
+            ValueError: if a test asks for more classes than the statistics have columns for.
+        """
+        if self.cores == 1:
+            return 0
+        override = limits_in_force().shared_classes
+        if override is not None:
+            return shared_by_override("linear_cross_entropy_forward", override, class_block, self.vocab_size)
+        of_class = self.passes * self.depth * (plan.tiles // 2) / _COLUMNS_PER_US
+        load = self.depth * PARTITIONS * self.loaded_itemsize / _BYTES_PER_US
+        return shared_classes(of_class, load, class_block, self.vocab_size, SwapTimes(_SWAP_US, _LOAD_US))
+
+    def time_us(self, tiles: int, class_block: int) -> float:
+        """Return the approximate time of the launch in us."""
+        plan = self.position_plan(tiles * PARTITIONS, class_block)
+        tiles = plan.tiles
+        steps = div_ceil(self.class_tiles, class_block // PARTITIONS)
+        columns = self.class_tiles * PARTITIONS
+        product = self.passes * self.depth * columns / _COLUMNS_PER_US
+        vector = self.needs.vector_passes * (columns + steps * _GAP_COLUMNS) / _VECTOR_COLUMNS_PER_US
+        scalar = self.needs.scalar_passes * (columns + steps * _GAP_COLUMNS) / _SCALAR_COLUMNS_PER_US
+        if self.needs.softcap:
+            scalar += 2 * _TABLE_US * steps / min(tiles, self.group_tiles)
+        load = columns * self.depth * PARTITIONS * self.loaded_itemsize / _BYTES_PER_US
+        tile = self.depth * PARTITIONS * PARTITIONS * self.itemsize / _BYTES_PER_US
+        block_us = max(tiles * max(product, vector, scalar), load) + steps * _STEP_US + tile + _POSITIONS_US
+        bodies = self.most_bodies(plan)
+        if steps > bodies:
+            block_us += _LOOP_US + _ITERATION_US * steps / (bodies - WINDOW)
+        return plan.blocks * block_us + (_LOOP_US if plan.is_loop else 0.0)
+
+
+class LogitsBlocks(NamedTuple):
+    """The blocks of positions of a fused forward-backward launch.
+
+    Attributes:
+        positions: the positions of a block, whole tiles of 128 except for the last block.
+        number: the number of blocks.
+    """
+
+    positions: int
+    number: int
+
+
+class FormBytes(NamedTuple):
+    """The bytes of HBM beyond inputs and outputs that a training step takes as two launches, and as one.
+
+    Attributes:
+        two_launches: the bytes of separate forward and backward launches: the larger of the two.
+        one_launch: the bytes of a single launch of both.
+    """
+
+    two_launches: int
+    one_launch: int
+
+
+def logits_blocks(
+    num_positions: int, num_features: int, vocab_size: int, scratch_bytes: int = SCRATCH_BYTES
+) -> LogitsBlocks:
+    """Return the blocks of positions whose logits one launch keeps.
+
+    There is one block if its logits take no more than ``scratch_bytes`` plus the sum of dW that several blocks need;
+    otherwise the fewest blocks whose logits fit ``scratch_bytes``, as equal as tiles of 128 positions can be. Very many
+    positions are several blocks however few classes there are.
+
+    Args:
+        num_positions: N.
+        num_features: D.
+        vocab_size: V.
+        scratch_bytes: the bytes that logits may take, at least the logits of 128 positions.
+    """
+    of_position, parts = FLOAT32_BYTES * vocab_size, position_parts(num_positions, num_features)
+    fits = num_positions * of_position <= scratch_bytes + FLOAT32_BYTES * vocab_size * num_features
+    if fits and not parts.is_split:
+        return LogitsBlocks(num_positions, 1)
+    tiles = div_ceil(num_positions, PARTITIONS)
+    blocks = div_ceil(tiles, max(1, min(scratch_bytes // of_position, parts.size) // PARTITIONS))
+    of_block = div_ceil(tiles, blocks)
+    return LogitsBlocks(of_block * PARTITIONS, div_ceil(tiles, of_block))
+
+
+def one_launch_bytes(
+    num_positions: int, num_features: int, vocab_size: int, scratch_bytes: int = SCRATCH_BYTES, cores: int = 2
+) -> int:
+    """Return the bytes that ``linear_cross_entropy_forward_backward`` takes on ``cores`` cores.
+
+    See :func:`logits_blocks` for the other arguments.
+    """
+    blocks = logits_blocks(num_positions, num_features, vocab_size, scratch_bytes)
+    logits = blocks.positions * vocab_size
+    weight_sum = vocab_size * num_features if blocks.number > 1 else 0
+    return FLOAT32_BYTES * (cores * num_positions * num_features + logits + weight_sum)
+
+
+def form_bytes(
+    num_positions: int,
+    num_features: int,
+    vocab_size: int,
+    position_block: int,
+    class_block: int,
+    *,
+    scratch_bytes: int = SCRATCH_BYTES,
+    cores: int = 2,
+) -> FormBytes:
+    """Return the bytes for two launches and for one.
+
+    See :func:`backward_bytes` and :func:`logits_blocks` for the arguments.
+    """
+    return FormBytes(
+        backward_bytes(num_positions, num_features, position_block, class_block, cores=cores),
+        one_launch_bytes(num_positions, num_features, vocab_size, scratch_bytes, cores),
+    )
 
 
 class _Launch(NamedTuple):

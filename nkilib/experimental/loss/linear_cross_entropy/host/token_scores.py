@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Float64 log-probabilities of several target ids per position, their gradients, and bounds of the kernels' errors.
+"""Token scores: their names, float64 log-probabilities of several target ids per position, gradients, and bounds.
 
 The log-probability of an id is minus the loss of linear cross-entropy, and has the same bounds. The gradient of the
 logits is that of log-sum-exp and entropy, plus ``sum_k g_k (1[t_k = v] - p_v)`` for gradients g_k of the ids t_k,
@@ -10,42 +10,36 @@ divided by the temperature and multiplied by the derivative of a cap.
 The gradient may be off by the bound for a single id whose gradient has the size of all of them, S = sum |g_k|. At the
 ids it may be off by (K + 4) u S more, u = 2^-24, for the sums of g_k and of all of them, which are not added in the
 same order, and by 8 u of the gradient for the sum with the other terms. A cap c, through whose tangent the error dz of
-a logit (``linear.host.bounds``) acts, adds 2 |tanh| dz / c of the gradient.
+a logit (``linear.reference``) acts, adds 2 |tanh| dz / c of the gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
-from nkilib.experimental.loss.cross_entropy.host.bounds import FORWARD_UNITS
-from nkilib.experimental.loss.cross_entropy.host.extended_bounds import CAP_UNITS, coefficient_sizes
-from nkilib.experimental.loss.cross_entropy.host.reference import (
-    BackwardInputs,
-    ExtendedResults,
-    Float64Array,
-)
-from nkilib.experimental.loss.linear.host.bounds import ROUNDOFF
-from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, GradientRows, LinearGradients
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
-    bounded_gradients,
-    gradients_of_logits,
-    linear_forward_bounds,
-    logit_bounds,
-)
+from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT
+from nkilib.experimental.loss.cross_entropy.bounds import CAP_UNITS, FORWARD_UNITS, coefficient_sizes
+from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs, ExtendedResults, Float64Array
+from nkilib.experimental.loss.linear.reference import EVERY_CLASS, ROUNDOFF, GradientRows, LinearGradients
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
+    bounded_gradients,
     gradient_of_logits,
+    gradients_of_logits,
+    linear_forward_bounds,
     linear_forward_reference,
+    logit_bounds,
 )
 
 # Results for one target, which token scores do not have.
 _OF_LOSS = ("loss", "position_weight", "distance_sum")
+
+OUTPUTS: Final = ("entropy", "lse", "argmax", "log_sum_squares", "mean_logit")
 
 
 @dataclass(frozen=True)
@@ -269,3 +263,23 @@ def _of_largest(problem: LinearProblem) -> LinearProblem:
     largest = [problem.logits_of(rows, weight).argmax(axis=1) for rows in problem.row_blocks()]
     options = replace(problem.options, ignore_index=-100)
     return problem.with_targets(np.concatenate(largest), options)
+
+
+def checked_outputs(caller: object, outputs: Any) -> tuple[str, ...]:
+    """Return the names of the requested scores, in the order of :data:`OUTPUTS`.
+
+    Raises:
+        TypeError: if ``outputs`` is not an iterable, or is a string.
+        ValueError: for an unknown name.
+    """
+    if isinstance(outputs, str) or not isinstance(outputs, Iterable):
+        remedy = f"; pass ({outputs!r},)" if isinstance(outputs, str) else ""
+        raise TypeError(f"{caller}: argument 'outputs' must be an iterable of names, not {outputs!r}{remedy}")
+    names = tuple(outputs)
+    for name in names:
+        if name not in OUTPUTS:
+            raise ValueError(
+                f"{caller}: outputs must be among {', '.join(OUTPUTS)}, got {name!r}; leave it out, the "
+                f"log-probability is always there"
+            )
+    return tuple(name for name in OUTPUTS if name in names)

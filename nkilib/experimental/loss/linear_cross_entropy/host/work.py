@@ -13,8 +13,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from nkilib.base.work import Work
-from nkilib.core.rows.sizes import FLOAT32_BYTES
+from nkilib.base.statements import Work
+from nkilib.core.hardware import FLOAT32_BYTES
 
 
 def linear_forward_work(

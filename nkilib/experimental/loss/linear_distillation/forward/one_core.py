@@ -12,29 +12,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant
-from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.results import GroupResult
-from nkilib.experimental.loss.linear.forward.class_schedule import ClassSchedule, divide_classes
-from nkilib.experimental.loss.linear.forward.streams import ClassStream, load_input
-from nkilib.experimental.loss.linear.forward.target_logits import TargetLogits
-from nkilib.experimental.loss.linear.shared.blocks import Block, Step
-from nkilib.experimental.loss.linear.shared.operands import store_positions
-from nkilib.experimental.loss.linear.shared.sizes import WINDOW, LinearTiling
-from nkilib.experimental.loss.linear.shared.staging import Staging
-from nkilib.experimental.loss.linear_distillation.forward.pair_positions import PairPositions
-from nkilib.experimental.loss.linear_distillation.forward.pair_results import (
+from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, ClassStream, divide_classes, load_input
+from nkilib.experimental.loss.linear.launch import WINDOW, Block, LinearTiling, Step
+from nkilib.experimental.loss.linear.logit_passes import TargetLogits
+from nkilib.experimental.loss.linear.operands import Staging, store_positions
+from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import (
+    PairPositions,
     PairResults,
+    PairStatistics,
     divergence_results,
     label_results,
     results_of_models,
 )
-from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import PairStatistics
 from nkilib.experimental.loss.linear_distillation.forward.pair_tiles import PairClasses, PairInputs, PairTiles
 from nkilib.experimental.loss.linear_distillation.forward.visits import PairTotals, SecondVisit
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes
-from nkilib.experimental.loss.linear_distillation.shared.options import PairLaunch
+from nkilib.experimental.loss.linear_distillation.launch import PairLaunch
 from nkilib.nki import nl
 
 

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from nkilib.core.rows.sizes import PARTITIONS
-from nkilib.experimental.loss.linear.forward.class_schedule import ClassSchedule
-from nkilib.experimental.loss.linear.shared.blocks import Block, Span, Step
+from nkilib.core.hardware import PARTITIONS
+from nkilib.experimental.loss.linear.class_schedule import ClassSchedule
+from nkilib.experimental.loss.linear.launch import Block, Span, Step
 from nkilib.nki import nisa, nl
 
 _MODELS = 2

@@ -7,11 +7,11 @@ Notation: u = 2^-23, the unit in the last place of 1; P, Q, M the distributions 
 z their logits after scale, softcap and temperature T; r = log(P / Q); dz the error of z, and likewise for other
 letters; E_P the mean under P.
 
-- The error of z: dz = s dy / T, where dy is the error of the product and its bias (``linear.host.bounds``); the
+- The error of z: dz = s dy / T, where dy is the error of the product and its bias (``linear.reference``); the
   operands have the type of the products. A softcap adds 4 u c / T, for its tangent and the product with c. If logit
   scales or softcaps of the models differ, the teacher's scores are multiplied by the ratio of both, which is rounded:
   2 u |z|.
-- The error of the divergence for exact z: as in ``distillation.host.bounds``, u (a_P + a_Q) (2 + E|r|) with
+- The error of the divergence for exact z: as in ``distillation.bounds``, u (a_P + a_Q) (2 + E|r|) with
   a = 8 + 2 max|z| of each row, and -2 log(beta (1 - beta)) more for a mixture.
 - The effect of dz on the divergence: its derivative D at z, times dz, summed over the classes. For KL(P||Q) the
   derivative with respect to the teacher's z is P (r - KL(P||Q)), with respect to the student's z Q - P. For KL(Q||P) r
@@ -22,7 +22,7 @@ letters; E_P the mean under P.
 - The moment KL(Q||M): likewise; its derivatives also have the terms of M, (1 - beta) Q (Q/M - E_Q[Q/M]) and
   beta P (Q/M - E_P[Q/M]), in which (1 - beta) Q/M and beta P/M are at most 1.
 - Entropy, log-sum-exp, log-probability: the bounds of cross-entropy for the student's exact logits
-  (``cross_entropy.host.extended_bounds``), and the effect of dz: on lse at most the largest dz, on the log-probability
+  (``cross_entropy.bounds``), and the effect of dz: on lse at most the largest dz, on the log-probability
   that and the label's own dz, on the entropy twice sum Q |log Q + H| dz and the square of the largest dz.
 - Sums of the mixture kernel, which receives log-sum-exps: a term q log(q/M) has a relative error of u a + dz for q, and
   an error of q beta p/M times the error of r, u a + dz of both models. Sums have an error of 8 u of their magnitudes.
@@ -33,7 +33,7 @@ letters; E_P the mean under P.
   onehot - Q has an error of (u a + dz) Q and 4 u of itself. If the received log-sum-exps and moment are results of a
   forward, while the reference has exact ones, their errors are added: ``StatisticsErrors``.
 - The gradient G of a product is the gradient of z times s (1 - tanh^2) / T: an error of 3 u of s / T, and of
-  2 |tanh| s dy / c of itself. For dX, dW and db from G see ``linear.host.bounds``.
+  2 |tanh| s dy / c of itself. For dX, dW and db from G see ``linear.reference``.
 
 The bounds hold for the simulator; hardware was never measured.
 """
@@ -47,12 +47,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
-from nkilib.experimental.loss.cross_entropy.host.extended_bounds import CAP_UNITS, extended_forward_bounds
-from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss, Float64Array
-from nkilib.experimental.loss.distillation.host.reference import Distributions
-from nkilib.experimental.loss.linear.host.bounds import ResultTypes, gradients_and_bounds, logit_bounds
-from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, GradientRows, LinearGradients
+from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT
+from nkilib.experimental.loss.cross_entropy.bounds import CAP_UNITS, extended_forward_bounds
+from nkilib.experimental.loss.cross_entropy.reference import ExtendedLoss, Float64Array
+from nkilib.experimental.loss.distillation.registry_entry import Distributions
+from nkilib.experimental.loss.linear.reference import (
+    EVERY_CLASS,
+    GradientRows,
+    LinearGradients,
+    ResultTypes,
+    gradients_and_bounds,
+    logit_bounds,
+)
 from nkilib.experimental.loss.linear_distillation.host.reference import (
     MixtureSums,
     ModelProblem,

@@ -4,16 +4,20 @@
 """The tiling of the forward of two models: the room in SBUF, the length of the program, and the modelled time.
 
 As in linear cross-entropy, with two streams of W^T: both use the same blocks of classes and of positions.
+
+:class:`PairNeeds` has the room and instructions that pairs of tiles of logits need, by the options of a launch. In the
+first visit they are tiles of both models; in the backward they become tiles of the gradient of the student's logits
+(:func:`gradient_needs`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.plan_limits import limited_instructions, limits_in_force
-from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
-from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.forward.plan import (
+from nkilib.experimental.loss.linear.backward.geometry import SUM_INSTRUCTIONS, TileNeeds
+from nkilib.experimental.loss.linear.class_schedule import (
     CLASS_BLOCKS,
     SHARED_BLOCKS_MAX,
     SwapTimes,
@@ -22,13 +26,24 @@ from nkilib.experimental.loss.linear.forward.plan import (
     shared_classes,
     unrolled_positions,
 )
-from nkilib.experimental.loss.linear.shared.sizes import STAGED_ELEMENTS, WINDOW, PositionPlan
-from nkilib.experimental.loss.linear_distillation.host.needs import PairNeeds
+from nkilib.experimental.loss.linear.launch import STAGED_ELEMENTS, WINDOW, PositionSplit
+
+# Tiles of positions whose scores stand side by side if Scalar computes tangents: it loads the tables of a tangent and
+# of an exponential once for a group of pairs. More where products are short.
+_CAPPED_GROUP, _SHORT_GROUP = 2, 3
+# Groups whose tiles are on chip at a time: one is multiplied while the sums of those before it are taken.
+_SLOTS, _CAPPED_SLOTS = 3, 2
+# Products of at most this many passes of Tensor over a column of a pair of tiles are short.
+_SHORT_PASSES = 16
+# Float32 columns of positions: those that stay, and those that they are computed from.
+_COLUMNS = 14
+# Tiles that an opened tile keeps: the student's scores, and the teacher's or the differences of both.
+_OPENED_TILES = 2
 
 # Tiles of a ring buffer without a softcap.
-_FEWEST_SLOTS = 3
+_UNCAPPED_RING_TILES = 3
 # Numbers of a position besides its statistics: per-row scalars and the operands of results; and more with labels.
-_OF_POSITION, _OF_LABEL = 48, 16
+_POSITION_NUMBERS, _LABEL_NUMBERS = 48, 16
 # Bytes of a partition for tiles that do not depend on the tiling, with room for alignment.
 _SMALL_BYTES = 3072
 # Times that determine how many classes the cores share.
@@ -37,8 +52,7 @@ _SWAP = SwapTimes(6.0, 2.3)
 _FEW_POSITIONS = 4096
 _INSTRUCTIONS, _INSTRUCTIONS_OF_MANY = 27_000, 54_000
 # Instructions of a block of classes besides those of its pairs; of a staged tile: a transfer and a cast.
-_OF_BLOCK, _OF_STAGED = 30, 2
-
+_BLOCK_INSTRUCTIONS, _STAGED_INSTRUCTIONS = 30, 2
 # Rates of trn2 as modelled (docs/explanation/performance_model.md): Tensor takes a column per cycle, DMA transposes at
 # 90%.
 _COLUMNS_PER_US = 2400.0
@@ -46,9 +60,176 @@ _BYTES_PER_US = 331_000.0
 # A pass over a tile: Vector and Scalar take a column per cycle, GpSimd takes two cycles; the gap between two
 # instructions, in columns; the load of a table.
 _VECTOR_COLUMNS_PER_US, _SCALAR_COLUMNS_PER_US, _GPSIMD_COLUMNS_PER_US = 960.0, 1200.0, 600.0
-_BETWEEN, _TABLE_US = 80.0, 1.28
+_GAP_COLUMNS, _TABLE_US = 80.0, 1.28
 # A loop's start and end; the edge of an iteration; the fixed time of a block of classes, and of a block of positions.
 _LOOP_US, _ITERATION_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.3, 20.0
+
+
+@dataclass(frozen=True)
+class ModelNeeds:
+    """The options of one model that take room or time.
+
+    Attributes:
+        bias: whether there is a bias, which may mask classes.
+        softcap: whether the logits are capped.
+        scale: whether z differs from the scores: there is a cap, a logit scale or a temperature.
+    """
+
+    bias: bool = False
+    softcap: bool = False
+    scale: bool = False
+
+
+@dataclass(frozen=True)
+class PairNeeds:
+    """The options of a launch that take room or time.
+
+    Attributes:
+        student, teacher: the options of each model.
+        mixed: whether the divergence is that of a mixture: the first visit computes no differences of scores.
+        reverse: whether the student's probabilities are the weights of the divergence.
+        target: whether the student's scores at labels are wanted.
+        ratio: whether the scores of the models have different units.
+        short: whether the products of a pair of tiles take little longer than the work on them.
+        sums_bias: whether the gradient of the student's bias is summed from gradients before they are rounded.
+    """
+
+    student: ModelNeeds = ModelNeeds()
+    teacher: ModelNeeds = ModelNeeds()
+    mixed: bool = False
+    reverse: bool = False
+    target: bool = False
+    ratio: bool = False
+    short: bool = False
+    sums_bias: bool = False
+
+    @classmethod
+    def everything(cls, mixed: bool = False) -> PairNeeds:
+        """Return all options at once: sizes that fit with them fit with any of them."""
+        model = ModelNeeds(True, True, True)
+        return cls(model, model, mixed, False, True, not mixed, sums_bias=True)
+
+    def of_products(self, products: int) -> PairNeeds:
+        """Return the options with ``short`` set for ``products`` passes of Tensor over a column of a pair of tiles."""
+        return replace(self, short=self.softcap and not self.mixed and products <= _SHORT_PASSES)
+
+    @property
+    def models(self) -> tuple[ModelNeeds, ModelNeeds]:
+        """The options of student and teacher."""
+        return self.student, self.teacher
+
+    @property
+    def softcap(self) -> bool:
+        """Whether Scalar computes tangents."""
+        return self.student.softcap or self.teacher.softcap
+
+    @property
+    def group_tiles(self) -> int:
+        """The largest number of tiles of positions of a group."""
+        if not self.softcap:
+            return 1
+        return _SHORT_GROUP if self.short else _CAPPED_GROUP
+
+    @property
+    def slots(self) -> int:
+        """The number of groups whose tiles are on chip at a time."""
+        return _CAPPED_SLOTS if self.softcap and not self.short else _SLOTS
+
+    @property
+    def rings(self) -> int:
+        """The number of float32 tiles per pair of tiles: scores and exponentials of both models, and differences."""
+        return 4 + (not self.mixed)
+
+    @property
+    def exchanged_statistics(self) -> int:
+        """The number of values per position and block of classes that the cores exchange."""
+        return 5 + (not self.mixed) + self.target
+
+    @property
+    def further_statistics(self) -> int:
+        """The number of values per position and block of classes that are computed when exchanged ones are combined."""
+        return 4 + sum(model.scale for model in self.models) + 2 * (not self.mixed)
+
+    @property
+    def vector_passes(self) -> int:
+        """The number of Vector's passes over a pair of tiles: two maxima, the entropy, and the weighted differences."""
+        return 3 + (not self.mixed) + sum(model.bias and model.softcap for model in self.models)
+
+    @property
+    def scalar_passes(self) -> int:
+        """The number of Scalar's passes over a pair of tiles: exponentials, and tangents."""
+        return 2 + sum(model.softcap for model in self.models)
+
+    @property
+    def gpsimd_passes(self) -> int:
+        """The number of GpSimd's passes over a pair of tiles: differences of scores, and the ratio of units if any."""
+        return 0 if self.mixed else 1 + self.ratio
+
+    @property
+    def instructions(self) -> int:
+        """The number of instructions of a pair of tiles besides its products, with its share of those of a group."""
+        of_gap = 0 if self.mixed else 2 + 2 * self.ratio
+        of_models = sum(model.scale + (model.bias or model.softcap) for model in self.models)
+        return self.vector_passes + self.scalar_passes + of_gap + of_models + self.target
+
+
+def opens_groups(needs: PairNeeds) -> bool:
+    """Tell whether Scalar computes tangents or logs of mixtures, which need another table than exponentials."""
+    return needs.mixed or needs.softcap
+
+
+def copies_student(needs: PairNeeds) -> bool:
+    """Tell whether the student's products are copied from PSUM in the backward.
+
+    Vector reads one operand from there, and a bank is not kept for a tile that is opened long before it is computed.
+    """
+    is_plain = not needs.student.bias and not needs.student.softcap
+    return is_plain and (opens_groups(needs) or (takes_differences(needs) and teacher_is_plain(needs)))
+
+
+def copies_teacher(needs: PairNeeds) -> bool:
+    """Tell whether the teacher's products are copied from PSUM; see :func:`copies_student`."""
+    return teacher_is_plain(needs) and opens_groups(needs) and not takes_differences(needs)
+
+
+def takes_differences(needs: PairNeeds) -> bool:
+    """Tell whether the gradient needs the differences of both models' scores."""
+    return needs.mixed or needs.reverse
+
+
+def teacher_is_plain(needs: PairNeeds) -> bool:
+    """Tell whether the teacher's scores are its products."""
+    return not needs.teacher.bias and not needs.teacher.softcap
+
+
+def spares_scores(needs: PairNeeds) -> bool:
+    """Tell whether the student's scores may be in the tile that the gradient is computed in.
+
+    Not if several pairs are opened before the first of them is computed. Nor if their differences are taken: the scores
+    are then needed for longer, and the next exponentials would wait for the tile.
+    """
+    return not opens_groups(needs) and not takes_differences(needs)
+
+
+def gradient_needs(needs: PairNeeds) -> TileNeeds:
+    """Return the room and instructions that the tiles of the gradient need.
+
+    There are ring buffers of biases, of tangents, of copies, of the differences or the teacher's exponentials, and for
+    the gradient at a label.
+    """
+    models = sum(model.bias + model.softcap for model in needs.models)
+    if needs.sums_bias and (needs.student.softcap or spares_scores(needs)):
+        models -= 1  # the sums of logits and bias are in other tiles
+    copies = copies_student(needs) + copies_teacher(needs)
+    biases = sum(model.bias for model in needs.models) + needs.sums_bias * SUM_INSTRUCTIONS
+    of_softcaps = sum(model.softcap * (1 + model.bias) for model in needs.models) + 2 * needs.student.softcap
+    return TileNeeds(
+        columns=_COLUMNS,
+        rows=sum(model.bias for model in needs.models) + needs.sums_bias,
+        rings=models + copies + 1 + needs.target,
+        opened=_OPENED_TILES if opens_groups(needs) else 0,
+        instructions=4 + needs.mixed + 3 * needs.target + copies + of_softcaps + biases,
+    )
 
 
 @dataclass(frozen=True)
@@ -142,15 +323,15 @@ class PairForwardSizes:
         needs = self.needs
         operands = (self.student.chip_bytes + self.teacher.chip_bytes) * (tiles * PARTITIONS + 2 * class_block)
         # For a single tile a softcap needs fewer slots; but sizes that fit with every option must fit without one too.
-        group = max(_FEWEST_SLOTS, needs.slots * min(tiles, needs.group_tiles))
+        group = max(_UNCAPPED_RING_TILES, needs.slots * min(tiles, needs.group_tiles))
         rings = group * needs.rings * class_block * FLOAT32_BYTES
         rows = 2 * sum(model.bias for model in needs.models) * class_block * FLOAT32_BYTES
         columns = self.cores * (WINDOW + 1) + SHARED_BLOCKS_MAX
-        numbers = (needs.exchanged_statistics + needs.further_statistics) * columns + _OF_POSITION
-        numbers += _OF_LABEL if needs.target else 0
+        numbers = (needs.exchanged_statistics + needs.further_statistics) * columns + _POSITION_NUMBERS
+        numbers += _LABEL_NUMBERS if needs.target else 0
         return operands + rings + rows + tiles * numbers * FLOAT32_BYTES + self.staging_bytes + _SMALL_BYTES
 
-    def position_plan(self, position_block: int, class_block: int) -> PositionPlan:
+    def position_plan(self, position_block: int, class_block: int) -> PositionSplit:
         """Plan blocks of about equal size, in a loop if a program with all blocks of classes would be too long.
 
         Very many positions always have a loop, however few classes there are.
@@ -159,7 +340,7 @@ class PairForwardSizes:
         steps = div_ceil(self.class_tiles, class_block // PARTITIONS)
         return looped_positions(unrolled, self.num_positions, self.most_bodies(unrolled) < steps)
 
-    def most_bodies(self, plan: PositionPlan) -> int:
+    def most_bodies(self, plan: PositionSplit) -> int:
         """Return the largest number of blocks of classes in the program of a core for each block of positions."""
         total = int(limited_instructions(self.most_instructions) * self.program_share)
         body = plan.tiles * self.pair_instructions + self.block_instructions
@@ -178,13 +359,13 @@ class PairForwardSizes:
     @property
     def block_instructions(self) -> int:
         """The number of instructions of a block of classes besides those of its pairs."""
-        of_block = _OF_BLOCK
+        of_block = _BLOCK_INSTRUCTIONS
         for stream in (self.student, self.teacher):
             if stream.staging_bytes > 0:
-                of_block += _OF_STAGED * div_ceil(stream.depth * CLASS_BLOCKS[0], STAGED_ELEMENTS)
+                of_block += _STAGED_INSTRUCTIONS * div_ceil(stream.depth * CLASS_BLOCKS[0], STAGED_ELEMENTS)
         return of_block
 
-    def shared_classes(self, plan: PositionPlan, class_block: int) -> int:
+    def shared_classes(self, plan: PositionSplit, class_block: int) -> int:
         """Return how many of the last classes the cores share, so that their products take longer than an exchange.
 
         It is 0 if a block of them would be multiplied before the next one is loaded, or if they would be too many. Both
@@ -208,7 +389,7 @@ class PairForwardSizes:
         tiles, needs = plan.tiles, self.needs
         steps = div_ceil(self.class_tiles, class_block // PARTITIONS)
         columns = self.class_tiles * PARTITIONS
-        vector_columns = columns + steps * _BETWEEN
+        vector_columns = columns + steps * _GAP_COLUMNS
         product = self.products * columns / _COLUMNS_PER_US
         vector = needs.vector_passes * vector_columns / _VECTOR_COLUMNS_PER_US
         scalar = needs.scalar_passes * vector_columns / _SCALAR_COLUMNS_PER_US

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from nkilib.core.host.launchable import Launchable
-from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
+from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear_distillation import (
     linear_distillation_backward,
     linear_distillation_forward,

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nkilib.experimental.loss.cross_entropy.host.reference import Float64Array
-from nkilib.experimental.loss.distillation.host.reference import Distributions, kl
-from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, LinearGradients, OutputLayer
+from nkilib.experimental.loss.cross_entropy.reference import Float64Array
+from nkilib.experimental.loss.distillation.registry_entry import Distributions, kl
+from nkilib.experimental.loss.linear.reference import EVERY_CLASS, LinearGradients, OutputLayer
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ Among the blocks that fit SBUF the choice is the one that is estimated to be fas
 models times; tests check the choice against it.
 
 The estimate of a backward is the one of both linear losses
-(:mod:`nkilib.experimental.loss.linear.host.backward_tiling`), with X^T and W^T of the teacher in the work of Tensor and
+(:mod:`nkilib.experimental.loss.linear.backward_tiling`), with X^T and W^T of the teacher in the work of Tensor and
 the DMA engines.
 """
 
@@ -20,21 +20,18 @@ from typing import Any, Final, NamedTuple
 
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
-from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
-from nkilib.experimental.loss.linear.backward.operand_pair import PairSizes
-from nkilib.experimental.loss.linear.forward.plan import fastest_tiling
-from nkilib.experimental.loss.linear.host.backward_tiling import BackwardLaunch, choose_backward_tiling
-from nkilib.experimental.loss.linear.shared.launch import (
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, PairSizes
+from nkilib.experimental.loss.linear.backward_tiling import BackwardLaunch, choose_backward_tiling
+from nkilib.experimental.loss.linear.class_schedule import fastest_tiling
+from nkilib.experimental.loss.linear.launch import (
     CLASSES_FIRST,
     CLASSES_MAX,
     FEATURES_MAX,
     FEATURES_MIN,
     POSITIONS_MAX,
-    WEIGHT_LAYOUTS,
-)
-from nkilib.experimental.loss.linear.shared.sizes import (
     POSITIONS_UNSPLIT,
     SBUF_BYTES,
+    WEIGHT_LAYOUTS,
     CastBytes,
     LinearTiling,
     PositionParts,
@@ -42,12 +39,17 @@ from nkilib.experimental.loss.linear.shared.sizes import (
 )
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     PairForwardSizes,
+    PairNeeds,
     StreamSizes,
+    gradient_needs,
 )
-from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes, choose_kept_tiling
-from nkilib.experimental.loss.linear_distillation.host.memory import MEMORY_LIMIT, keeps_scores
-from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes
-from nkilib.experimental.loss.linear_distillation.host.needs import PairNeeds, gradient_needs
+from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import (
+    MEMORY_LIMIT,
+    KeptSizes,
+    MixtureSizes,
+    choose_kept_tiling,
+    keeps_scores,
+)
 
 # Bytes of a partition for X^T and W^T of both models, for 128 positions and classes. Above this size the columns of so
 # many positions leave no room for them; then a part has fewer positions.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The sums that a second visit computes from the scores of both models, which give the divergences from the mixture.
+"""The sums that a second visit computes from the scores of both models, and the divergences from the mixture.
 
 With M = beta P + (1 - beta) Q and x = log(P / Q) + log(beta / (1 - beta)),
 
@@ -22,6 +22,18 @@ nothing there, and softplus of the other side is 0: it adds log(1 / beta) or log
 The exponents of all blocks of classes are shifted by the same maximum of the whole row, so the sums of blocks are only
 added up, and in the end the sums of both cores. The sums of a window of blocks stand side by side, and are added at
 once.
+
+The per-row scalars (:class:`MixtureRows`) need the log-sum-exps of both models. With r = log P - log Q, the scores y of
+both models and log odds = log(beta / (1 - beta)),
+
+    x = r + log odds = scale * (ratio * y_teacher - y_student) + b,    b = log odds - (lse_teacher - lse_student).
+
+An error of b shifts r of a whole row, and cancels in the divergence to first order: the derivatives of both parts with
+respect to such a shift are beta (1 - beta) E and -beta (1 - beta) E with the same E = sum of P Q / M.
+
+Results: with S the sum of the exponentials e of the student, and A the sum of e * log(M / Q), KL(student || mixture) is
+-A / S, and likewise for the teacher with log(M / P). A divergence is clamped at 0, because rounding may make it
+negative.
 """
 
 from __future__ import annotations
@@ -29,17 +41,147 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import log, log1p
 
-from nkilib.core.rows.sizes import PARTITIONS
-from nkilib.experimental.loss.distillation.totals import sum_of_products
-from nkilib.experimental.loss.linear.shared.blocks import Step
-from nkilib.experimental.loss.linear.shared.sizes import WINDOW
+from nkilib.core.hardware import PARTITIONS
+from nkilib.core.rows.tiles import difference, float32_like, product, scaled
+from nkilib.experimental.loss.distillation.pair import Exponentials
+from nkilib.experimental.loss.distillation.totals import log_ratio, sum_of_products
+from nkilib.experimental.loss.linear.launch import WINDOW, Block, Step
+from nkilib.experimental.loss.linear.operands import load_positions, store_positions
+from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import PairPositions, add_nan_of_empty
+from nkilib.experimental.loss.linear_distillation.forward.visits import ModelTotals
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import GROUPS, SUMS
-from nkilib.experimental.loss.linear_distillation.mixture.rows import MixtureRows
-from nkilib.experimental.loss.linear_distillation.shared.options import PairLaunch
+from nkilib.experimental.loss.linear_distillation.launch import PairLaunch
 from nkilib.nki import nisa, nl
+
+# The largest z of the rows behind the last position: their exponentials are 0.
+_FAR_ABOVE = 2.0**100
 
 # The summands: e_student * log(M / Q), e_teacher * log(M / P), and the exponentials themselves.
 STUDENT_LOGS, TEACHER_LOGS, STUDENT_MASS, TEACHER_MASS = range(4)
+# A row behind the last position may have no mass.
+_LEAST_MASS = 2.0**-100
+
+
+@dataclass(frozen=True)
+class PairVectors:
+    """The log-sum-exps of all positions over all classes, float32 [N] in HBM.
+
+    Attributes:
+        student_maximum_hbm, teacher_maximum_hbm: the largest z of each model.
+        student_log_sum_hbm, teacher_log_sum_hbm: log of the sum of exp(z - maximum).
+    """
+
+    student_maximum_hbm: nl.NkiTensor
+    student_log_sum_hbm: nl.NkiTensor
+    teacher_maximum_hbm: nl.NkiTensor
+    teacher_log_sum_hbm: nl.NkiTensor
+
+    def named(self) -> dict[str, nl.NkiTensor]:
+        """Return the vectors by the names of the arguments."""
+        return {
+            "student_maximum_hbm": self.student_maximum_hbm,
+            "student_log_sum_hbm": self.student_log_sum_hbm,
+            "teacher_maximum_hbm": self.teacher_maximum_hbm,
+            "teacher_log_sum_hbm": self.teacher_log_sum_hbm,
+        }
+
+    def of_positions(self, block: Block) -> PairVectors:
+        """Return views of some positions."""
+        return PairVectors(*(block.of(vector_hbm) for vector_hbm in self.named().values()))
+
+
+@dataclass(frozen=True)
+class MixtureRows:
+    """The per-row scalars of a block of positions, float32 [128, tiles].
+
+    Attributes:
+        student_bias_sbuf, teacher_bias_sbuf: -m, where m is the largest z of each model.
+        ratio_bias_sbuf: b of the module docstring.
+        opposite_bias_sbuf: -b.
+    """
+
+    student_bias_sbuf: nl.NkiTensor
+    teacher_bias_sbuf: nl.NkiTensor
+    ratio_bias_sbuf: nl.NkiTensor
+    opposite_bias_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, tiles: int) -> MixtureRows:
+        """Allocate the tiles."""
+        return cls(*(nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf) for _ in range(4)))
+
+    def of_tiles(self, tiles: int) -> MixtureRows:
+        """Return views of the first tiles."""
+        scalars = (self.student_bias_sbuf, self.teacher_bias_sbuf, self.ratio_bias_sbuf, self.opposite_bias_sbuf)
+        return MixtureRows(*(scalars_sbuf[:, 0:tiles] for scalars_sbuf in scalars))
+
+    def of_totals(self, launch: PairLaunch, student: ModelTotals, teacher: ModelTotals) -> None:
+        """Compute the scalars from the statistics of a first visit."""
+        scale = launch.student.scale
+        for bias_sbuf, totals, model in zip(
+            (self.student_bias_sbuf, self.teacher_bias_sbuf), (student, teacher), launch.models, strict=True
+        ):
+            nisa.tensor_scalar(dst=bias_sbuf, data=totals.neg_max_sbuf, op0=nl.multiply, operand0=model.scale)
+        # The difference of the maxima in the unit of the student's scores, which is exact where they are close.
+        center_sbuf = self.ratio_bias_sbuf
+        nisa.scalar_tensor_tensor(
+            dst=center_sbuf,
+            data=teacher.neg_max_sbuf,
+            op0=nl.multiply,
+            operand0=-launch.ratio,
+            op1=nl.add,
+            operand1=student.neg_max_sbuf,
+        )
+        nisa.scalar_tensor_tensor(
+            dst=center_sbuf,
+            data=center_sbuf,
+            op0=nl.multiply,
+            operand0=scale,
+            op1=nl.add,
+            operand1=log_ratio(_exponentials(teacher), _exponentials(student)),
+        )
+        self._finish(launch)
+
+    def of_vectors(self, launch: PairLaunch, vectors: PairVectors) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+        """Compute the scalars from vectors of the block of positions.
+
+        Returns:
+            The log sums of student and teacher, float32 [128, tiles].
+        """
+        maxima = [
+            load_positions(vector_hbm, fill=_FAR_ABOVE)
+            for vector_hbm in (vectors.student_maximum_hbm, vectors.teacher_maximum_hbm)
+        ]
+        log_sums = (
+            load_positions(vectors.student_log_sum_hbm, fill=0.0),
+            load_positions(vectors.teacher_log_sum_hbm, fill=0.0),
+        )
+        for bias_sbuf, maximum_sbuf in zip((self.student_bias_sbuf, self.teacher_bias_sbuf), maxima, strict=True):
+            nisa.tensor_scalar(dst=bias_sbuf, data=maximum_sbuf, op0=nl.multiply, operand0=-1.0)
+        nisa.tensor_tensor(
+            dst=self.ratio_bias_sbuf,
+            data1=difference(maxima[1], maxima[0]),
+            data2=difference(log_sums[1], log_sums[0]),
+            op=nl.add,
+        )
+        self._finish(launch)
+        return log_sums
+
+    def _finish(self, launch: PairLaunch) -> None:
+        """Compute b and -b from lse_teacher - lse_student, in place."""
+        odds = log_odds(launch.options.beta)
+        nisa.tensor_scalar(dst=self.opposite_bias_sbuf, data=self.ratio_bias_sbuf, op0=nl.subtract, operand0=odds)
+        nisa.tensor_scalar(dst=self.ratio_bias_sbuf, data=self.opposite_bias_sbuf, op0=nl.multiply, operand0=-1.0)
+
+
+def log_odds(beta: float) -> float:
+    """Return log(beta / (1 - beta))."""
+    return log(beta) - log1p(-beta)
+
+
+def _exponentials(totals: ModelTotals) -> Exponentials:
+    """Return the sums as an argument of :func:`log_ratio`, which reads nothing else."""
+    return Exponentials(1.0, totals.neg_max_sbuf, totals.neg_max_sbuf, totals.sums_sbuf)
 
 
 @dataclass(frozen=True)
@@ -266,3 +408,146 @@ class MixtureTerms:
             (pair.teacher_logs_sbuf, log(beta), pair.teacher_sbuf, TEACHER_LOGS),
         ):
             sum_of_products(logs_sbuf, constant, nl.add, exponentials_sbuf, sums.place(which, pair.tile, step))
+
+
+@dataclass(frozen=True)
+class MixtureResults:
+    """The results of the kernel that computes mixture sums alone, float32 [N] in HBM.
+
+    Attributes:
+        student_terms_hbm, teacher_terms_hbm: sums of q log(q / M) and of p log(p / M) over the classes of the shard.
+        student_mass_hbm, teacher_mass_hbm: sums of q and of p.
+    """
+
+    student_terms_hbm: nl.NkiTensor
+    teacher_terms_hbm: nl.NkiTensor
+    student_mass_hbm: nl.NkiTensor
+    teacher_mass_hbm: nl.NkiTensor
+
+    @classmethod
+    def make(cls, num_positions: int) -> MixtureResults:
+        """Allocate the vectors."""
+        names = ("student_terms_hbm", "teacher_terms_hbm", "student_mass_hbm", "teacher_mass_hbm")
+        return cls(*(nl.ndarray((num_positions,), dtype=nl.float32, buffer=nl.shared_hbm, name=name) for name in names))
+
+    def returned(self) -> tuple[nl.NkiTensor, ...]:
+        """Return the vectors in the order of the kernel's results."""
+        return (self.student_terms_hbm, self.teacher_terms_hbm, self.student_mass_hbm, self.teacher_mass_hbm)
+
+    def store(
+        self,
+        block: Block,
+        sums_sbuf: nl.NkiTensor,
+        rows: MixtureRows,
+        log_sums: tuple[nl.NkiTensor, nl.NkiTensor],
+    ) -> None:
+        """Store the results of a block of positions, each core two of them.
+
+        Args:
+            block: the positions.
+            sums_sbuf: float32 [128, sums, tiles].
+            rows: the per-row scalars.
+            log_sums: the log sums of student and teacher over all shards.
+        """
+        terms: list[nl.NkiTensor] = []
+        masses: list[nl.NkiTensor] = []
+        for logs, mass, log_sum_sbuf in (
+            (STUDENT_LOGS, STUDENT_MASS, log_sums[0]),
+            (TEACHER_LOGS, TEACHER_MASS, log_sums[1]),
+        ):
+            inverse_sbuf = float32_like(log_sum_sbuf)
+            nisa.activation(dst=inverse_sbuf, op=nl.exp, data=log_sum_sbuf, scale=-1.0)
+            terms.append(scaled(product(sums_sbuf[:, logs], inverse_sbuf), -1.0))
+            masses.append(product(sums_sbuf[:, mass], inverse_sbuf))
+        values = (*terms, *masses)
+        for number, (vector_hbm, values_sbuf) in enumerate(zip(self.returned(), values, strict=True)):
+            if number % nl.num_programs() == nl.program_id(0):
+                store_positions(block.of(vector_hbm), values_sbuf)
+
+
+@dataclass(frozen=True)
+class MixtureStore:
+    """The vectors that the divergences from a mixture over all classes are stored to.
+
+    Attributes:
+        launch: the launch of the kernel.
+        divergence_hbm, moment_hbm: float32 [N] in HBM.
+    """
+
+    launch: PairLaunch
+    divergence_hbm: nl.NkiTensor
+    moment_hbm: nl.NkiTensor
+
+    def store(self, block: Block, sums_sbuf: nl.NkiTensor, neg_maxima: tuple[nl.NkiTensor, nl.NkiTensor]) -> None:
+        """Store the results of a block of positions, after loading its labels and row weights.
+
+        Args:
+            block: the positions.
+            sums_sbuf: float32 [128, sums, tiles].
+            neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
+        """
+        divergences = MixtureDivergences.of_sums(self.launch, sums_sbuf)
+        add_nan_of_empty(self.launch, divergences.moment_sbuf, neg_maxima)
+        add_nan_of_empty(self.launch, divergences.divergence_sbuf, neg_maxima)
+        weighted_sbuf = PairPositions.load(self.launch, block).weighted(divergences.divergence_sbuf)
+        values = ((self.divergence_hbm, weighted_sbuf), (self.moment_hbm, divergences.moment_sbuf))
+        for number, (vector_hbm, values_sbuf) in enumerate(values):
+            if number % nl.num_programs() == nl.program_id(0):
+                store_positions(block.of(vector_hbm), values_sbuf)
+
+    def store_of_vectors(
+        self,
+        block: Block,
+        sums_sbuf: nl.NkiTensor,
+        rows: MixtureRows,
+        log_sums: tuple[nl.NkiTensor, nl.NkiTensor],
+    ) -> None:
+        """Store the results of a block of positions, with the largest scores derived from the per-row scalars."""
+        student_sbuf, teacher_sbuf = (
+            scaled(bias_sbuf, 1.0 / model.scale)
+            for bias_sbuf, model in zip(
+                (rows.student_bias_sbuf, rows.teacher_bias_sbuf), self.launch.models, strict=True
+            )
+        )
+        self.store(block, sums_sbuf, (student_sbuf, teacher_sbuf))
+
+
+@dataclass(frozen=True)
+class MixtureDivergences:
+    """The divergences of rows, float32 [128, tiles].
+
+    Attributes:
+        divergence_sbuf: beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), not weighted.
+        moment_sbuf: KL(student || mixture).
+    """
+
+    divergence_sbuf: nl.NkiTensor
+    moment_sbuf: nl.NkiTensor
+
+    @classmethod
+    def of_sums(cls, launch: PairLaunch, sums_sbuf: nl.NkiTensor) -> MixtureDivergences:
+        """Compute the divergences from sums over all classes, float32 [128, sums, tiles]."""
+        beta = launch.options.beta
+        moment_sbuf = _divergence(sums_sbuf[:, STUDENT_LOGS], sums_sbuf[:, STUDENT_MASS])
+        teacher_sbuf = _divergence(sums_sbuf[:, TEACHER_LOGS], sums_sbuf[:, TEACHER_MASS])
+        nisa.tensor_scalar(dst=teacher_sbuf, data=teacher_sbuf, op0=nl.multiply, operand0=beta)
+        divergence_sbuf = float32_like(teacher_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=divergence_sbuf,
+            data=moment_sbuf,
+            op0=nl.multiply,
+            operand0=1.0 - beta,
+            op1=nl.add,
+            operand1=teacher_sbuf,
+        )
+        return cls(divergence_sbuf, moment_sbuf)
+
+
+def _divergence(logs_sbuf: nl.NkiTensor, mass_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return -logs / mass, at least 0."""
+    mean_sbuf = float32_like(logs_sbuf)
+    nisa.tensor_scalar(dst=mean_sbuf, data=mass_sbuf, op0=nl.maximum, operand0=_LEAST_MASS)
+    nisa.reciprocal(dst=mean_sbuf, data=mean_sbuf)
+    nisa.tensor_tensor(dst=mean_sbuf, data1=mean_sbuf, data2=logs_sbuf, op=nl.multiply)
+    nisa.tensor_scalar(dst=mean_sbuf, data=mean_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.maximum, operand1=0.0)
+    return mean_sbuf

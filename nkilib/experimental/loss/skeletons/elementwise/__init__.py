@@ -7,12 +7,9 @@ It streams the tensors, sums or stores the losses, multiplies by weights and ups
 the work between two cores; a loss definition states the computation on a piece of a tile. From a kernel
 down:
 
-- :mod:`.run`: checks, allocates and computes; a kernel passes names, tensors and a loss definition;
-- :mod:`.definition`: the interface of a loss definition, three functions of tiles; :mod:`.weighted` multiplies one by a
-  weight;
-- :mod:`.passes`: the losses of a core, their gradients, or both; :mod:`.results`: the destinations of losses;
-- :mod:`.stream`, :mod:`.tiles`: tiles of the tensors, loaded ahead; :mod:`.tiling`: the choice of their sizes;
-- :mod:`.host.reference`: the float64 results of a loss, and its accepted errors;
-- :mod:`.host.row`: the registry entry of an elementwise loss, and the data derived from it; :mod:`.host.work`: the work
-  that bounds its time.
+- ``run``: checks, allocates and runs the passes of a core; a kernel passes names, tensors and a loss definition;
+- ``definition``: the interface of a loss definition, three functions of tiles;
+- ``results``: the destinations of losses, and the product of any loss with a weight;
+- ``stream``: tiles of the tensors, loaded ahead; ``tiling``: the choice of their sizes;
+- ``registry_entry``: the registry entry of an elementwise loss, its work, and its float64 results with accepted errors.
 """

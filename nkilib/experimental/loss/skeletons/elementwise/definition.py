@@ -6,7 +6,7 @@
 The skeleton streams the tensors of a loss, all of one shape and each of its own type, through SBUF, tile by tile, and
 cuts each tile into pieces; a weight may also have one value per row or per column (:mod:`.stream`). For a piece a loss
 definition computes the losses, and their derivatives with respect to each of the tensors. The skeleton handles
-streams, sums, upstream gradients, weights and stores (:mod:`.passes`, :mod:`.weighted`).
+streams, sums, upstream gradients, weights and stores (:mod:`.run`, :mod:`.results`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nkilib.core.rows.arithmetic import product
 from nkilib.core.rows.checks import require
-from nkilib.core.rows.scratch import Scratch
+from nkilib.core.rows.sbuf import Scratch
 from nkilib.nki import nl
 
 if TYPE_CHECKING:

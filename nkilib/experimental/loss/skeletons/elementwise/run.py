@@ -1,30 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The common part of the kernels of all elementwise losses: checks, allocation, and the computation.
+"""The common part of the kernels of all elementwise losses: checks, allocation, and the passes of a core over its
+tiles.
 
-A kernel passes names, tensors and a loss definition.
+A kernel passes names, tensors and a loss definition. A gradient is the derivative of a piece times the upstream
+gradient, rounded once. Losses and gradients are computed in one pass over the tensors if the upstream gradient is known
+before the losses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 
+from nkilib.core.hardware import PARTITIONS
 from nkilib.core.host.options import is_integer
-from nkilib.core.losses.checks import require_floats, require_reduction, require_upstream
-from nkilib.core.losses.upstream import Upstream
+from nkilib.core.loss_arguments import UPSTREAM, Upstream, require_floats, require_reduction, require_upstream
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import FREE_AXIS_MAX, require, require_flag
-from nkilib.core.rows.sbuf import dtype_bytes
-from nkilib.core.rows.sizes import PARTITIONS
-from nkilib.experimental.loss.skeletons.elementwise.definition import POSITIVE_WEIGHT, WEIGHT, LossDefinition
-from nkilib.experimental.loss.skeletons.elementwise.passes import (
-    backward_of_core,
-    forward_backward_of_core,
-    forward_of_core,
+from nkilib.core.rows.sbuf import dtype_bytes, ring_of
+from nkilib.core.rows.stream import run_overlapped
+from nkilib.experimental.loss.skeletons.elementwise.definition import (
+    POSITIVE_WEIGHT,
+    WEIGHT,
+    Derivative,
+    LossDefinition,
+    Prepared,
 )
-from nkilib.experimental.loss.skeletons.elementwise.stream import Launch
+from nkilib.experimental.loss.skeletons.elementwise.results import StoredLosses, SummedLosses, destination_of
+from nkilib.experimental.loss.skeletons.elementwise.stream import Launch, PlacedPiece, Stream
 from nkilib.experimental.loss.skeletons.elementwise.tiling import (
     ElementwiseTiling,
     choose_elementwise_tiling,
@@ -33,7 +39,173 @@ from nkilib.experimental.loss.skeletons.elementwise.tiling import (
     piece_columns,
     run_columns,
 )
-from nkilib.nki import nl
+from nkilib.nki import nisa, nl
+
+BATCHMEAN = "batchmean"
+# Losses and derivatives of a piece have separate tiles.
+_PASSES = 2
+# Tensors that may have one number per row, or per column.
+_SHARED = (f"{WEIGHT}_hbm", f"{POSITIVE_WEIGHT}_hbm")
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """The pass that computes the losses of a core. The first steps of a piece are issued before the previous one
+    is finished.
+
+    Attributes:
+        definition: the loss definition.
+        destination: the destination of the losses.
+    """
+
+    definition: LossDefinition
+    destination: StoredLosses | SummedLosses
+
+    def begin(self, placed: PlacedPiece) -> Prepared:
+        """Issue the first steps of a piece's losses."""
+        return self.definition.prepare(placed.piece)
+
+    def finish(self, placed: PlacedPiece, begun: Prepared) -> None:
+        """Compute the losses of a piece and pass them to their destination."""
+        self.destination.take(placed, self.definition, begun)
+
+
+def forward_of_core(launch: Launch, definition: LossDefinition, loss_hbm: nl.NkiTensor, factor: float | None) -> None:
+    """Compute the losses of this core, and store them or their sum.
+
+    Args:
+        launch, loss_hbm, factor: see :func:`.results.destination_of`.
+        definition: the loss definition.
+    """
+    stream = Stream.make(launch, launch.tensors_hbm)
+    destination = destination_of(launch, loss_hbm, factor, stream.num_tiles)
+    run_overlapped(stream, _Losses(definition, destination))
+    destination.finish()
+    destination.store()
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The pass that computes the gradients of a core. The derivatives of a piece are issued before those of the
+    previous piece are multiplied by their upstream gradients.
+
+    Attributes:
+        definition: the loss definition.
+        upstream: the upstream gradients of the losses.
+        scales_sbuf: by the factor of a derivative, the product of this factor and the upstream gradient that
+            all losses share.
+        gradients_hbm: the gradients, [elements], by the name of the tensor.
+        buffers_sbuf: ring buffers for the tiles of gradients, by the name of the tensor.
+    """
+
+    definition: LossDefinition
+    upstream: Upstream
+    scales_sbuf: dict[float, nl.NkiTensor]
+    gradients_hbm: dict[str, nl.NkiTensor]
+    buffers_sbuf: dict[str, list[nl.NkiTensor]]
+
+    @classmethod
+    def make(
+        cls, definition: LossDefinition, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor], launch: Launch
+    ) -> Gradients:
+        """Allocate the buffers of a launch."""
+        tiling = launch.tiling
+        buffers = {
+            name: ring_of(tiling.buffers, tiling.columns, gradient_hbm.dtype)
+            for name, gradient_hbm in gradients_hbm.items()
+        }
+        flats = {name: gradient_hbm.reshape((launch.elements,)) for name, gradient_hbm in gradients_hbm.items()}
+        return cls(definition, upstream, {}, flats, buffers)
+
+    def begin(self, placed: PlacedPiece) -> dict[str, Derivative]:
+        """Issue the derivatives of the losses and return them by the name of the tensor."""
+        return self.definition.derivative(placed.piece, tuple(self.gradients_hbm))
+
+    def finish(self, placed: PlacedPiece, begun: dict[str, Derivative]) -> None:
+        """Multiply the derivatives of a piece by the upstream gradient, and store the gradients."""
+        for name in self.gradients_hbm:
+            self._take(placed, name, begun[name])
+
+    def _take(self, placed: PlacedPiece, name: str, derivative: Derivative) -> None:
+        """Compute the gradient of a piece for the named tensor; the last piece of a tile stores the whole tile."""
+        tile, ring = placed.tile, self.buffers_sbuf[name]
+        gradient_sbuf = ring[placed.visit % len(ring)][0 : tile.rows, 0 : tile.columns]
+        self._scale(gradient_sbuf[:, placed.start : placed.end], derivative, placed)
+        if placed.is_last:
+            nisa.dma_copy(dst=tile.of(self.gradients_hbm[name]), src=gradient_sbuf)
+
+    def _scale(self, dst_sbuf: nl.NkiTensor, derivative: Derivative, placed: PlacedPiece) -> None:
+        derivative_sbuf = derivative.product_sbuf()
+        if self.upstream.is_of_each:
+            nisa.scalar_tensor_tensor(
+                dst=dst_sbuf,
+                data=derivative_sbuf,
+                op0=nl.multiply,
+                operand0=derivative.factor,
+                op1=nl.multiply,
+                operand1=placed.piece[UPSTREAM],
+            )
+            return
+        scale_sbuf = self._scale_of(derivative.factor)[0 : placed.tile.rows, :]
+        if derivative.on_scalar:
+            nisa.activation(dst=dst_sbuf, op=nl.copy, data=derivative_sbuf, scale=scale_sbuf)
+        else:
+            nisa.tensor_scalar(dst=dst_sbuf, data=derivative_sbuf, op0=nl.multiply, operand0=scale_sbuf)
+
+    def _scale_of(self, factor: float) -> nl.NkiTensor:
+        if factor not in self.scales_sbuf:
+            self.scales_sbuf[factor] = self.upstream.scale(factor)
+        return self.scales_sbuf[factor]
+
+
+def backward_of_core(
+    launch: Launch, definition: LossDefinition, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor]
+) -> None:
+    """Compute this core's part of the gradients with respect to the tensors named in ``gradients_hbm``, and store
+    it there.
+    """
+    stream = Stream.make(launch, upstream.with_tensors(launch.tensors_hbm, definition.needed(tuple(gradients_hbm))))
+    run_overlapped(stream, Gradients.make(definition, upstream, gradients_hbm, launch))
+
+
+@dataclass(frozen=True)
+class _ForwardBackward:
+    """The pass that computes both the losses of a core and their gradients.
+
+    Attributes:
+        losses, gradients: the two passes that are combined.
+    """
+
+    losses: _Losses
+    gradients: Gradients
+
+    def begin(self, placed: PlacedPiece) -> tuple[Prepared, dict[str, Derivative]]:
+        """Issue the first steps of losses and gradients."""
+        return self.losses.begin(placed), self.gradients.begin(placed)
+
+    def finish(self, placed: PlacedPiece, begun: tuple[Prepared, dict[str, Derivative]]) -> None:
+        """Finish the losses and the gradients of a piece."""
+        prepared, derivatives = begun
+        self.losses.finish(placed, prepared)
+        self.gradients.finish(placed, derivatives)
+
+
+def forward_backward_of_core(
+    launch: Launch,
+    definition: LossDefinition,
+    loss_hbm: nl.NkiTensor,
+    upstream: Upstream,
+    gradients_hbm: dict[str, nl.NkiTensor],
+) -> None:
+    """Compute and store the losses of this core, or their sum, and its part of the gradients named in
+    ``gradients_hbm``.
+    """
+    stream = Stream.make(launch, upstream.with_tensors(launch.tensors_hbm, tuple(launch.tensors_hbm)))
+    destination = destination_of(launch, loss_hbm, upstream.factor, stream.num_tiles)
+    gradients = Gradients.make(definition, upstream, gradients_hbm, launch)
+    run_overlapped(stream, _ForwardBackward(_Losses(definition, destination), gradients))
+    destination.finish()
+    destination.store()
 
 
 def require_tensors(function: str, tensors: dict[str, nl.NkiTensor], shared: tuple[str, ...] = ()) -> None:
@@ -102,11 +274,85 @@ def checked_tiling(
     return tiling
 
 
-BATCHMEAN = "batchmean"
-# Losses and derivatives of a piece have separate tiles.
-_PASSES = 2
-# Tensors that may have one number per row, or per column.
-_SHARED = (f"{WEIGHT}_hbm", f"{POSITIVE_WEIGHT}_hbm")
+def _tiling(
+    function: str,
+    present_hbm: Mapping[str, nl.NkiTensor],
+    streamed: list[nl.DType],
+    scratch_tiles: int,
+    columns: int | None,
+    buffers: int | None,
+) -> ElementwiseTiling:
+    """Return the checked tiling of a launch that streams elements of the types ``streamed``.
+
+    The type of a per-row weight counts twice, because such a weight is on chip twice.
+    """
+    shape = tuple(next(iter(present_hbm.values())).shape)
+    shared = [tensor_hbm for tensor_hbm in present_hbm.values() if tuple(tensor_hbm.shape) != shape]
+    streamed = streamed + [tensor_hbm.dtype for tensor_hbm in shared if tensor_hbm.shape[1] == 1]
+    row_columns = shape[1] if shared else None
+    return checked_tiling(function, prod(shape), streamed, scratch_tiles, columns, buffers, row_columns)
+
+
+def _losses(shape: tuple[int, ...], dtype: nl.DType, factor: float | None) -> nl.NkiTensor:
+    shape, dtype = (shape, dtype) if factor is None else ((1,), nl.float32)
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name="loss_hbm")
+
+
+def _gradient(name: str, like_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    shape = tuple(like_hbm.shape)
+    return nl.ndarray(shape, dtype=like_hbm.dtype, buffer=nl.shared_hbm, name=f"grad_{name}_hbm")
+
+
+def _gradients(
+    present_hbm: Mapping[str, nl.NkiTensor], names: tuple[str, ...], inplace: bool
+) -> dict[str, nl.NkiTensor]:
+    """Allocate the gradients of the named tensors, by name; in place, the first one is the tensor itself."""
+    first = next(iter(present_hbm))
+    return {
+        name: present_hbm[name] if inplace and name == first else _gradient(name, present_hbm[name]) for name in names
+    }
+
+
+def _checked_tensors(function: str, tensors_hbm: Mapping[str, nl.NkiTensor | None]) -> dict[str, nl.NkiTensor]:
+    """Return the tensors that are not None, after checking them."""
+    present_hbm = {name: tensor_hbm for name, tensor_hbm in tensors_hbm.items() if tensor_hbm is not None}
+    require_tensors(function, {f"{name}_hbm": tensor_hbm for name, tensor_hbm in present_hbm.items()}, _SHARED)
+    return present_hbm
+
+
+def _require_wanted(
+    function: str, present_hbm: Mapping[str, nl.NkiTensor], wanted: Mapping[str, bool], inplace: bool
+) -> None:
+    flags = {f"grad_{name}_wanted": is_wanted for name, is_wanted in wanted.items()}
+    for flag, is_wanted in {**flags, "inplace": inplace}.items():
+        require_flag(function, flag, is_wanted)
+    require(
+        any(flags.values()),
+        f"{function}: {' or '.join(flags)} must be True, got False for all; launch nothing",
+    )
+    for name in [name for name, is_wanted in wanted.items() if is_wanted]:
+        require(
+            name in present_hbm,
+            f"{function}: grad_{name}_wanted must be False without {name}_hbm, got True; pass the tensor",
+        )
+        require(
+            present_hbm[name].shape == present_hbm[next(iter(present_hbm))].shape,
+            f"{function}: grad_{name}_wanted must be False for a {name} of rows or of columns, got True for "
+            f"{name}_hbm of shape {tuple(present_hbm[name].shape)}; expand it",
+        )
+    require(
+        wanted[next(iter(present_hbm))] or not inplace,
+        f"{function}: inplace must be False without the gradient of {next(iter(present_hbm))}, which it stores, "
+        f"got True",
+    )
+
+
+def _factor(reduction: str, shape: tuple[int, ...]) -> float | None:
+    """Return the factor by which a reduction multiplies the sum of the losses; None if there is no sum."""
+    if reduction == "none":
+        return None
+    divisors = {"sum": 1, "mean": prod(shape), BATCHMEAN: shape[0] if shape else 1}
+    return 1.0 / divisors[reduction]
 
 
 def run_forward(
@@ -239,84 +485,3 @@ def run_forward_backward(
         Launch(present_hbm, tiling, scratch_tiles), definition, loss_hbm, Upstream(grad_loss_hbm, factor), gradients
     )
     return loss_hbm, *gradients.values()
-
-
-def _tiling(
-    function: str,
-    present_hbm: Mapping[str, nl.NkiTensor],
-    streamed: list[nl.DType],
-    scratch_tiles: int,
-    columns: int | None,
-    buffers: int | None,
-) -> ElementwiseTiling:
-    """Return the checked tiling of a launch that streams elements of the types ``streamed``.
-
-    The type of a per-row weight counts twice, because such a weight is on chip twice.
-    """
-    shape = tuple(next(iter(present_hbm.values())).shape)
-    shared = [tensor_hbm for tensor_hbm in present_hbm.values() if tuple(tensor_hbm.shape) != shape]
-    streamed = streamed + [tensor_hbm.dtype for tensor_hbm in shared if tensor_hbm.shape[1] == 1]
-    row_columns = shape[1] if shared else None
-    return checked_tiling(function, prod(shape), streamed, scratch_tiles, columns, buffers, row_columns)
-
-
-def _losses(shape: tuple[int, ...], dtype: nl.DType, factor: float | None) -> nl.NkiTensor:
-    shape, dtype = (shape, dtype) if factor is None else ((1,), nl.float32)
-    return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name="loss_hbm")
-
-
-def _gradients(
-    present_hbm: Mapping[str, nl.NkiTensor], names: tuple[str, ...], inplace: bool
-) -> dict[str, nl.NkiTensor]:
-    """Allocate the gradients of the named tensors, by name; in place, the first one is the tensor itself."""
-    first = next(iter(present_hbm))
-    return {
-        name: present_hbm[name] if inplace and name == first else _gradient(name, present_hbm[name]) for name in names
-    }
-
-
-def _checked_tensors(function: str, tensors_hbm: Mapping[str, nl.NkiTensor | None]) -> dict[str, nl.NkiTensor]:
-    """Return the tensors that are not None, after checking them."""
-    present_hbm = {name: tensor_hbm for name, tensor_hbm in tensors_hbm.items() if tensor_hbm is not None}
-    require_tensors(function, {f"{name}_hbm": tensor_hbm for name, tensor_hbm in present_hbm.items()}, _SHARED)
-    return present_hbm
-
-
-def _require_wanted(
-    function: str, present_hbm: Mapping[str, nl.NkiTensor], wanted: Mapping[str, bool], inplace: bool
-) -> None:
-    flags = {f"grad_{name}_wanted": is_wanted for name, is_wanted in wanted.items()}
-    for flag, is_wanted in {**flags, "inplace": inplace}.items():
-        require_flag(function, flag, is_wanted)
-    require(
-        any(flags.values()),
-        f"{function}: {' or '.join(flags)} must be True, got False for all; launch nothing",
-    )
-    for name in [name for name, is_wanted in wanted.items() if is_wanted]:
-        require(
-            name in present_hbm,
-            f"{function}: grad_{name}_wanted must be False without {name}_hbm, got True; pass the tensor",
-        )
-        require(
-            present_hbm[name].shape == present_hbm[next(iter(present_hbm))].shape,
-            f"{function}: grad_{name}_wanted must be False for a {name} of rows or of columns, got True for "
-            f"{name}_hbm of shape {tuple(present_hbm[name].shape)}; expand it",
-        )
-    require(
-        wanted[next(iter(present_hbm))] or not inplace,
-        f"{function}: inplace must be False without the gradient of {next(iter(present_hbm))}, which it stores, "
-        f"got True",
-    )
-
-
-def _factor(reduction: str, shape: tuple[int, ...]) -> float | None:
-    """Return the factor by which a reduction multiplies the sum of the losses; None if there is no sum."""
-    if reduction == "none":
-        return None
-    divisors = {"sum": 1, "mean": prod(shape), BATCHMEAN: shape[0] if shape else 1}
-    return 1.0 / divisors[reduction]
-
-
-def _gradient(name: str, like_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    shape = tuple(like_hbm.shape)
-    return nl.ndarray(shape, dtype=like_hbm.dtype, buffer=nl.shared_hbm, name=f"grad_{name}_hbm")

@@ -13,11 +13,10 @@ from functools import lru_cache
 from itertools import product
 from typing import Final, NamedTuple
 
-from nkilib.core.partial_sums import LEAF
+from nkilib.core.cores import LEAF
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.plan_limits import limited_piece_columns, limited_sbuf_bytes
-from nkilib.core.rows.scratch import PIECES_AT_A_TIME
-from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
-from nkilib.core.tiling import div_ceil
+from nkilib.core.rows.sbuf import PIECES_AT_A_TIME
 
 # Columns of a piece at most: instructions of so many have little overhead, and their float32 tiles are 8 KiB a
 # partition. A loss of many tiles takes smaller pieces, so that tensors have room.

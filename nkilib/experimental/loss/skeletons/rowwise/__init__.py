@@ -7,11 +7,9 @@ It streams tensors [N, D]. It computes losses from statistics of the rows, such 
 per-row coefficients that the forward keeps. A loss definition states the computation on a piece of a
 chunk of rows. From a kernel down:
 
-- :mod:`.run`: the checks of the kernels' arguments, and the allocation of results and gradients;
-- :mod:`.definition`: the interface of a loss definition; :mod:`.combination`, :mod:`.row_scalars`: arithmetic that loss
-  definitions share;
-- :mod:`.forward`, :mod:`.backward`: the losses of a core, and their gradients;
-- :mod:`.stream`, :mod:`.piece`: chunks of rows, loaded ahead, and their pieces; :mod:`.geometry`: tiles and groups;
-- :mod:`.host.tiling`, :mod:`.host.reference`, :mod:`.host.row`: host code: the tiling of a launch, its reference
-  results, and the registry entry of a row-wise loss.
+- ``run``: the checks of the kernels' arguments, results and gradients, and the losses of a core;
+- ``definition``: the interface of a loss definition, and arithmetic that loss definitions share;
+- ``backward``: the gradients of a core, and sums of terms that they are made of;
+- ``stream``: chunks of rows, loaded ahead, and their pieces; ``tiling``: the choice of their sizes;
+- ``registry_entry``: the registry entry of a row-wise loss, its work, and its float64 results with accepted errors.
 """

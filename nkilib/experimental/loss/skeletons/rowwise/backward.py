@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradients of a core, computed from the elements of rows and the coefficients of each row, and rounded
-once.
+"""The gradients of a core, computed from the elements of rows and the coefficients of each row, and rounded once; and
+sums of terms, each a tile times a per-row scalar, from which loss definitions make them.
 
 A tensor that all rows share has a single row of gradients: the sum of the contributions of all rows,
 bitwise identical on one core and on two.
@@ -19,20 +19,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Generic
 
-from nkilib.core.losses.upstream import Upstream
-from nkilib.core.rows.rings import ring_of
-from nkilib.core.tiling import div_ceil
+from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.loss_arguments import Upstream
+from nkilib.core.rows.sbuf import ring_of
 from nkilib.experimental.loss.skeletons.rowwise.definition import Factors, RowLossDefinition
-from nkilib.experimental.loss.skeletons.rowwise.geometry import RowGroup, RowLaunch
-from nkilib.experimental.loss.skeletons.rowwise.stream import Chunk, PlacedPiece, RowStream, loaded_rows
+from nkilib.experimental.loss.skeletons.rowwise.stream import (
+    Chunk,
+    Piece,
+    PlacedPiece,
+    RowGroup,
+    RowLaunch,
+    RowStream,
+    loaded_rows,
+)
 from nkilib.nki import nisa, nl
 
 # The sums of tiles, each of every second tile: as many as a launch has cores at most.
 SUMS: Final = 2
-_PARTITIONS: Final = 128
 # Float32 numbers per partition of a PSUM bank, and the tiles that are transposed into it.
 _BANK_COLUMNS: Final = 512
-_TRANSPOSED_TILES: Final = _BANK_COLUMNS // _PARTITIONS
+_TRANSPOSED_TILES: Final = _BANK_COLUMNS // PARTITIONS
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class SharedGradient:
     def make(cls, launch: RowLaunch, gradient_hbm: nl.NkiTensor) -> SharedGradient:
         """Allocate the sums and set them to zero."""
         tiling, count = launch.tiling, SUMS // nl.num_programs()
-        shape = (_PARTITIONS, tiling.width)
+        shape = (PARTITIONS, tiling.width)
         sums_sbuf = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(count)]
         gradient = cls(gradient_hbm, tiling.columns, tiling.each, sums_sbuf)
         gradient._restart()
@@ -105,8 +111,8 @@ class SharedGradient:
             second_sbuf = sum_sbuf[:, (rows - half) * columns : rows * columns]
             nisa.tensor_tensor(dst=first_sbuf, data1=first_sbuf, data2=second_sbuf, op=nl.add)
             rows -= half
-        tiles = div_ceil(columns, _PARTITIONS)
-        part_sbuf = nl.ndarray((_PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf)
+        tiles = div_ceil(columns, PARTITIONS)
+        part_sbuf = nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=part_sbuf, value=0.0)
         for first in range(0, tiles, _TRANSPOSED_TILES):
             self._add_partitions(part_sbuf, sum_sbuf[:, 0:columns], first, min(first + _TRANSPOSED_TILES, tiles))
@@ -116,9 +122,9 @@ class SharedGradient:
         """Add up the partitions of column tiles [first, end) into ``part_sbuf``; the last tile may be narrower than
         128 columns.
         """
-        transposed_psum = nl.ndarray((_PARTITIONS, end - first, _PARTITIONS), dtype=nl.float32, buffer=nl.psum)
+        transposed_psum = nl.ndarray((PARTITIONS, end - first, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
         for tile in range(first, end):
-            columns_sbuf = sum_sbuf[:, tile * _PARTITIONS : min((tile + 1) * _PARTITIONS, sum_sbuf.shape[1])]
+            columns_sbuf = sum_sbuf[:, tile * PARTITIONS : min((tile + 1) * PARTITIONS, sum_sbuf.shape[1])]
             width = columns_sbuf.shape[1]
             place_psum = transposed_psum[0:width, tile - first]
             nisa.nc_transpose(dst=place_psum, data=columns_sbuf)
@@ -137,17 +143,17 @@ def _store_columns(columns_hbm: nl.NkiTensor, part_sbuf: nl.NkiTensor) -> None:
     line.
     """
     columns, tiles = columns_hbm.shape[0], part_sbuf.shape[1]
-    transposed_psum = nl.ndarray((tiles, _PARTITIONS), dtype=nl.float32, buffer=nl.psum)
+    transposed_psum = nl.ndarray((tiles, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=transposed_psum, data=part_sbuf)
-    lines_sbuf = nl.ndarray((tiles, _PARTITIONS), dtype=columns_hbm.dtype, buffer=nl.sbuf)
+    lines_sbuf = nl.ndarray((tiles, PARTITIONS), dtype=columns_hbm.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=lines_sbuf, src=transposed_psum)
-    whole, remainder = divmod(columns, _PARTITIONS)
+    whole, remainder = divmod(columns, PARTITIONS)
     if whole > 0:
-        lines_hbm = columns_hbm[0 : whole * _PARTITIONS].reshape((whole, _PARTITIONS))
+        lines_hbm = columns_hbm[0 : whole * PARTITIONS].reshape((whole, PARTITIONS))
         nisa.dma_copy(dst=lines_hbm, src=lines_sbuf[0:whole])
     if remainder > 0:
         nisa.dma_copy(
-            dst=columns_hbm[whole * _PARTITIONS : columns].reshape((1, remainder)),
+            dst=columns_hbm[whole * PARTITIONS : columns].reshape((1, remainder)),
             src=lines_sbuf[whole:tiles, 0:remainder],
         )
 
@@ -287,3 +293,102 @@ class _Backward(Generic[Factors]):
                 nisa.dma_copy(
                     dst=chunk.tile.part_of(self.gradients_hbm[number], chunk.start, chunk.end), src=chunk_sbuf
                 )
+
+
+@dataclass(frozen=True)
+class Term:
+    """The term ``(tile + offset) * factor``.
+
+    Attributes:
+        tile_sbuf: the tile of a piece, [partitions, elements], of any floating type.
+        factor_sbuf: the factors, float32 [partitions, rows of the group].
+        offset: the number that is added to the tile.
+    """
+
+    tile_sbuf: nl.NkiTensor
+    factor_sbuf: nl.NkiTensor
+    offset: float = 0.0
+
+
+def multiply(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term) -> None:
+    """Write one term to ``dst_sbuf``, on Vector."""
+    if piece.is_long:
+        nisa.tensor_scalar(
+            dst=dst_sbuf,
+            data=term.tile_sbuf,
+            op0=nl.add,
+            operand0=term.offset,
+            op1=nl.multiply,
+            operand1=piece.of_rows(term.factor_sbuf),
+        )
+        return
+    nisa.scalar_tensor_tensor(
+        dst=piece.by_row(dst_sbuf),
+        data=piece.by_row(term.tile_sbuf),
+        op0=nl.add,
+        operand0=term.offset,
+        op1=nl.multiply,
+        operand1=piece.of_elements(term.factor_sbuf),
+    )
+
+
+def _add(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term, partial_sbuf: nl.NkiTensor) -> None:
+    """Write a partial sum plus one more term to ``dst_sbuf``."""
+    if piece.is_long:
+        nisa.scalar_tensor_tensor(
+            dst=dst_sbuf,
+            data=term.tile_sbuf,
+            op0=nl.multiply,
+            operand0=piece.of_rows(term.factor_sbuf),
+            op1=nl.add,
+            operand1=partial_sbuf,
+        )
+        return
+    product_sbuf = piece.float32()
+    multiply(piece, product_sbuf, term)
+    nisa.scalar_tensor_tensor(
+        dst=dst_sbuf, data=product_sbuf, op0=nl.add, operand0=0.0, op1=nl.add, operand1=partial_sbuf
+    )
+
+
+def combine(piece: Piece, dst_sbuf: nl.NkiTensor, terms: list[Term], bias_sbuf: nl.NkiTensor | None = None) -> None:
+    """Compute the sum of terms, rounded once to the type of ``dst_sbuf``.
+
+    For long rows, Scalar computes the first term and Vector the others; for short rows, Vector computes all.
+
+    Args:
+        piece: the piece, from whose scratch one float32 tile is taken for every two terms.
+        dst_sbuf: the result, [partitions, elements].
+        terms: the terms, at least one.
+        bias_sbuf: the sum of ``offset * factor`` of all terms, float32 [partitions, rows of the group]; None if
+            offsets are 0.
+    """
+    partial_sbuf = dst_sbuf if len(terms) == 1 else piece.float32()
+    if not piece.is_long:
+        multiply(piece, partial_sbuf, terms[0])
+    else:
+        keywords = {} if bias_sbuf is None else {"bias": piece.of_rows(bias_sbuf)}
+        nisa.activation(
+            dst=partial_sbuf,
+            op=nl.copy,
+            data=terms[0].tile_sbuf,
+            scale=piece.of_rows(terms[0].factor_sbuf),
+            **keywords,
+        )
+    for number, term in enumerate(terms[1:]):
+        to_sbuf = dst_sbuf if number == len(terms) - 2 else partial_sbuf
+        _add(piece, to_sbuf, term, partial_sbuf)
+
+
+def add_to_sum(piece: Piece, sum_sbuf: nl.NkiTensor, term: Term) -> None:
+    """Add a term without offset to a float32 sum, on Vector; the term's tile, float32 too, is overwritten."""
+    if not piece.is_long:
+        multiply(piece, term.tile_sbuf, term)
+    nisa.scalar_tensor_tensor(
+        dst=sum_sbuf,
+        data=term.tile_sbuf,
+        op0=nl.multiply,
+        operand0=piece.of_rows(term.factor_sbuf) if piece.is_long else 1.0,
+        op1=nl.add,
+        operand1=sum_sbuf,
+    )

@@ -1,23 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The interface of a row-wise loss definition: a few functions of tiles.
+"""The interface of a row-wise loss definition: a few functions of tiles; and arithmetic on tiles with one number per
+row, for loss definitions.
 
 The skeleton streams tensors [N, D] through SBUF, tile by tile, and cuts each tile into pieces. For a piece,
 a loss definition computes statistics of its rows, float32 sums or maxima. From the statistics of whole rows
 it computes the losses, and coefficients of each row for the backward. There it computes the gradients of a
 piece from the coefficients and the tensors. The skeleton handles streams, sums, upstream gradients and
-stores (:mod:`.forward`, :mod:`.backward`).
+stores (:mod:`.run`, :mod:`.backward`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from nkilib.core.hardware import LIMIT_OF_LOG
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST, constant, float32_like, product, scaled
 from nkilib.experimental.loss.skeletons.elementwise.definition import Prepared
-from nkilib.experimental.loss.skeletons.rowwise.piece import Piece
+from nkilib.experimental.loss.skeletons.rowwise.stream import Piece
 from nkilib.nki import nisa, nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
+
+
+# ``sqrt`` is documented on [2^-116, 2^118]: numbers outside of these limits are brought there by a power of two.
+_SMALL = 2.0**-100
+_STEP, _ROOT_OF_STEP = 2.0**100, 2.0**50
+_LEAST_OF_SQRT = 2.0**-116
+_SMALLEST_NORMAL = 2.0**-126
 
 # The factors of the gradients, a type of each loss definition.
 Factors = TypeVar("Factors")
@@ -125,3 +138,122 @@ class RowLossDefinition(Protocol[Factors]):
 
         For a tensor that all rows share, the tile is a float32 sum, to which the gradients are added.
         """
+
+
+def compared(values_sbuf: nl.NkiTensor, op: Operator, number: float) -> nl.NkiTensor:
+    """Return 1 where ``value <op> number`` holds, else 0."""
+    is_true_sbuf = float32_like(values_sbuf)
+    nisa.tensor_scalar(dst=is_true_sbuf, data=values_sbuf, op0=op, operand0=number)
+    return is_true_sbuf
+
+
+def mask_of(is_true_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return a mask of ones and zeros as uint32, the type that predicates must have."""
+    mask_sbuf = nl.ndarray(is_true_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=mask_sbuf, src=is_true_sbuf)
+    return mask_sbuf
+
+
+def shifted(values_sbuf: nl.NkiTensor, number: float) -> nl.NkiTensor:
+    """Return value + number."""
+    shifted_sbuf = float32_like(values_sbuf)
+    nisa.tensor_scalar(dst=shifted_sbuf, data=values_sbuf, op0=nl.add, operand0=number)
+    return shifted_sbuf
+
+
+def at_least_zero(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return max(value, 0); NaN for NaN."""
+    limited_sbuf = float32_like(values_sbuf)
+    nisa.tensor_scalar(dst=limited_sbuf, data=values_sbuf, op0=nl.maximum, operand0=0.0)
+    return limited_sbuf
+
+
+def combined(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) -> nl.NkiTensor:
+    """Return left <op> right."""
+    combined_sbuf = float32_like(left_sbuf)
+    nisa.tensor_tensor(dst=combined_sbuf, data1=left_sbuf, data2=right_sbuf, op=op)
+    return combined_sbuf
+
+
+def square_root(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return the square root of numbers of at least 0, in the whole range of float32; infinity and NaN give
+    themselves.
+    """
+    rescaled = _rescaled(values_sbuf, _SMALL, _STEP)
+    root_sbuf = rescaled.values_sbuf
+    nisa.tensor_scalar(
+        dst=root_sbuf, data=root_sbuf, op0=nl.maximum, operand0=_LEAST_OF_SQRT, op1=nl.minimum, operand1=1.0 / _SMALL
+    )
+    nisa.activation(dst=root_sbuf, op=nl.sqrt, data=root_sbuf)
+    return _of_positive_numbers(values_sbuf, product(root_sbuf, rescaled.factor_sbuf(1.0 / _ROOT_OF_STEP)))
+
+
+def root(values_sbuf: nl.NkiTensor, p: float) -> nl.NkiTensor:
+    """Return the p-th root, p > 0, with the range of :func:`square_root`: ``exp(log(value) / p)``."""
+    rescaled = _rescaled(values_sbuf, 1.0 / LIMIT_OF_LOG**0.5, LIMIT_OF_LOG)
+    root_sbuf = rescaled.values_sbuf
+    take_logarithm(root_sbuf)
+    nisa.activation(dst=root_sbuf, op=nl.exp, data=root_sbuf, scale=1.0 / p)
+    return _of_positive_numbers(values_sbuf, product(root_sbuf, rescaled.factor_sbuf(LIMIT_OF_LOG ** (-1.0 / p))))
+
+
+def take_logarithm(values_sbuf: nl.NkiTensor) -> None:
+    """Compute the logarithm of a tile in place, after clamping it to the range for which NKI documents ``log``."""
+    nisa.tensor_scalar(
+        dst=values_sbuf,
+        data=values_sbuf,
+        op0=nl.maximum,
+        operand0=1.0 / LIMIT_OF_LOG,
+        op1=nl.minimum,
+        operand1=LIMIT_OF_LOG,
+    )
+    nisa.activation(dst=values_sbuf, op=nl.log, data=values_sbuf)
+
+
+@dataclass(frozen=True)
+class _Rescaled:
+    """Numbers scaled by a power of two into the range in which a function is documented.
+
+    Attributes:
+        values_sbuf: the scaled numbers.
+        is_small_sbuf, is_large_sbuf: 1 where a number was too small, or too large, and has been scaled, else 0.
+    """
+
+    values_sbuf: nl.NkiTensor
+    is_small_sbuf: nl.NkiTensor
+    is_large_sbuf: nl.NkiTensor
+
+    def factor_sbuf(self, step: float) -> nl.NkiTensor:
+        """Return ``step`` where a number was too small, its inverse where it was too large, else 1."""
+        return _power(self.is_small_sbuf, self.is_large_sbuf, step)
+
+
+def _rescaled(values_sbuf: nl.NkiTensor, small: float, step: float) -> _Rescaled:
+    """Multiply numbers below ``small`` by ``step``, and divide numbers above ``1 / small`` by it."""
+    is_small, is_large = compared(values_sbuf, nl.less, small), compared(values_sbuf, nl.greater, 1.0 / small)
+    return _Rescaled(product(values_sbuf, _power(is_small, is_large, step)), is_small, is_large)
+
+
+def _of_positive_numbers(values_sbuf: nl.NkiTensor, root_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return the root of each number, but 0, infinity or NaN where the number is that itself."""
+    is_finite_sbuf = compared(values_sbuf, nl.less_equal, FLOAT32_HIGHEST)
+    is_proper_sbuf = product(compared(values_sbuf, nl.greater, 0.0), is_finite_sbuf)
+    result_sbuf = scaled(values_sbuf, 1.0)
+    nisa.tensor_copy_predicated(dst=result_sbuf, src=root_sbuf, predicate=mask_of(is_proper_sbuf))
+    return result_sbuf
+
+
+def _power(is_small: nl.NkiTensor, is_large: nl.NkiTensor, step: float) -> nl.NkiTensor:
+    """Return ``step`` where a number is small, its inverse where it is large, else 1."""
+    factor_sbuf = constant(is_small, 1.0)
+    for mask_source, factor in ((is_small, step), (is_large, 1.0 / step)):
+        nisa.tensor_copy_predicated(dst=factor_sbuf, src=constant(is_small, factor), predicate=mask_of(mask_source))
+    return factor_sbuf
+
+
+def inverse_or_zero(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return 1 / value of numbers of at least 0, and 0 for 0."""
+    inverse_sbuf = float32_like(values_sbuf)
+    nisa.tensor_scalar(dst=inverse_sbuf, data=values_sbuf, op0=nl.maximum, operand0=_SMALLEST_NORMAL)
+    nisa.reciprocal(dst=inverse_sbuf, data=inverse_sbuf)
+    return product(inverse_sbuf, compared(values_sbuf, nl.greater, 0.0))

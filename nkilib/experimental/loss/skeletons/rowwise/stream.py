@@ -1,24 +1,363 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The stream of the rows of several tensors in chunks, loaded ahead and cut into pieces; per-row scalars in
-HBM and on chip.
+"""The rows of several tensors in chunks, loaded ahead and cut into pieces; per-row scalars in HBM and on chip.
 
-If a partition of a tile has one row, the scalars of the tile's rows are a line in HBM and a column on chip:
-Tensor transposes the lines of all tiles of a group at once, and a transfer has lines of 512 bytes instead
-of single numbers.
+Long rows: each partition of a tile has one row, which is processed in chunks of columns. Short rows: each partition has
+several whole rows, which follow each other in memory. No tile depends on the number of cores.
+
+A piece of a long row is a range of its columns. An engine accumulates one number per run of columns, and a statistic of
+the row is combined from the numbers of all runs in the end. A piece of short rows is several rows, which Vector reduces
+along their columns.
+
+If a partition of a tile has one row, the scalars of the tile's rows are a line in HBM and a column on chip: Tensor
+transposes the lines of all tiles of a group at once, and a transfer has lines of 512 bytes instead of single numbers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from nkilib.core.rows.rings import ring_of
-from nkilib.core.rows.scratch import Scratch
-from nkilib.experimental.loss.skeletons.rowwise.geometry import RowGroup, RowLaunch, RowTile
-from nkilib.experimental.loss.skeletons.rowwise.host.tiling import width_of_piece
-from nkilib.experimental.loss.skeletons.rowwise.piece import Piece
+from nkilib.core.hardware import div_ceil
+from nkilib.core.rows.arithmetic import product
+from nkilib.core.rows.sbuf import Scratch, ring_of
+from nkilib.experimental.loss.skeletons.rowwise.tiling import (
+    RUN_COLUMNS,
+    RowwiseTiling,
+    partitions_of_tile,
+    width_of_piece,
+)
 from nkilib.nki import nisa, nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
+
+
+# Tiles whose rows are finished together: the small instructions for them cost the same for one and for all.
+GROUP_TILES = 16
+# The maximum rows of a partition of a group of several tiles.
+GROUP_ROWS = 512
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """A tile of adjacent rows, of which each partition has ``each``.
+
+    Attributes:
+        number: the index among all tiles of the launch.
+        first: the first row.
+        partitions: the number of partitions that the tile takes.
+        each: the rows of a partition.
+    """
+
+    number: int
+    first: int
+    partitions: int
+    each: int
+
+    @property
+    def end(self) -> int:
+        """The index of the row after the tile's last one."""
+        return self.first + self.partitions * self.each
+
+    def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
+        """Return columns [start, end) of the tile's rows of a matrix, as a view [partitions, each * columns].
+
+        If ``each`` is over 1, they must be all columns.
+        """
+        if self.each == 1:
+            return matrix_hbm[self.first : self.end, start:end]
+        return matrix_hbm[self.first : self.end, :].reshape((self.partitions, self.each * matrix_hbm.shape[1]))
+
+    def of_vector(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the numbers of the tile's rows in a vector [N], as a view [partitions, each]."""
+        return vector_hbm[self.first : self.end].reshape((self.partitions, self.each))
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A group of tiles of a core, all of one size, whose losses are computed together.
+
+    Attributes:
+        tiles: the tiles in order; their numbers differ by the number of cores.
+        start: the index of the first tile among the tiles of the core.
+        cores: the number of cores of the launch.
+    """
+
+    tiles: list[RowTile]
+    start: int
+    cores: int
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions of each tile."""
+        return self.tiles[0].partitions
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in each partition, over all tiles of the group."""
+        return len(self.tiles) * self.tiles[0].each
+
+    def columns(self, tile: int) -> tuple[int, int]:
+        """Return the columns of tile number ``tile`` in a tensor [partitions, rows] of the group, as (first, end)."""
+        each = self.tiles[0].each
+        return tile * each, (tile + 1) * each
+
+    def lines_of(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the numbers of the group's rows in a vector [N], as a view [tiles, partitions], if each partition of
+        a tile has one row.
+        """
+        first, last, size = self.tiles[0], self.tiles[-1], self.partitions
+        lines_hbm = vector_hbm[first.first : last.end].reshape(((last.end - first.first) // size, size))
+        return lines_hbm if len(self.tiles) == 1 else lines_hbm[:: self.cores, :]
+
+
+def row_tiles(rows: int, partitions: int, each: int) -> list[RowTile]:
+    """Return all tiles for a number of rows: full ones; then, for the rest, at most one of fewer rows per partition,
+    and at most one of fewer partitions, with one row each.
+
+    Args:
+        rows: N.
+        partitions, each: the partitions and the rows per partition of a full tile.
+    """
+    tiles: list[RowTile] = []
+    done = 0
+    for share in sorted({each, 1}, reverse=True):
+        while rows - done >= partitions * share:
+            tiles.append(RowTile(len(tiles), done, partitions, share))
+            done += partitions * share
+        left = (rows - done) // partitions
+        if share > 1 and left > 1:
+            tiles.append(RowTile(len(tiles), done, partitions, left))
+            done += partitions * left
+    if done < rows:
+        tiles.append(RowTile(len(tiles), done, rows - done, 1))
+    return tiles
+
+
+def _joins(group: RowGroup, tile: RowTile) -> bool:
+    last = group.tiles[-1]
+    is_alike = (last.partitions, last.each) == (tile.partitions, tile.each)
+    most = min(GROUP_TILES, max(1, GROUP_ROWS // tile.each))
+    return is_alike and len(group.tiles) < most
+
+
+def groups_of_core(tiles: list[RowTile], cores: int, core: int) -> list[RowGroup]:
+    """Return the tiles of a core, every ``cores``-th one, in groups of adjacent tiles of one size."""
+    own = tiles[core::cores]
+    groups: list[RowGroup] = []
+    for number, tile in enumerate(own):
+        if groups and _joins(groups[-1], tile):
+            groups[-1].tiles.append(tile)
+        else:
+            groups.append(RowGroup([tile], number, cores))
+    return groups
+
+
+@dataclass(frozen=True)
+class RowLaunch:
+    """The tensors of a launch, of one shape, and the sizes into which they are cut.
+
+    Attributes:
+        matrices_hbm: [N, D] each, in the order of the loss definition's numbers; [1, D] for one that all rows share.
+        vectors_hbm: per-row scalars, float32 [N] each, in the order of the loss definition.
+        tiling: the tiling of the rows.
+    """
+
+    matrices_hbm: tuple[nl.NkiTensor, ...]
+    tiling: RowwiseTiling
+    vectors_hbm: tuple[nl.NkiTensor, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """The number of rows, N."""
+        return int(self.matrices_hbm[0].shape[0])
+
+    @property
+    def columns(self) -> int:
+        """The number of columns, D."""
+        return int(self.matrices_hbm[0].shape[1])
+
+    def tiles(self) -> list[RowTile]:
+        """Return the tiles of all cores."""
+        return row_tiles(self.rows, partitions_of_tile(self.rows), self.tiling.each)
+
+    def groups(self) -> list[RowGroup]:
+        """Return the groups of this core."""
+        return groups_of_core(self.tiles(), nl.num_programs(), nl.program_id(0))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of columns of a long row in each partition, or several short rows.
+
+    Attributes:
+        tensors: the parts of the tensors on chip, [partitions, elements] in their types, by the number of the
+            tensor.
+        scratch: the source of float32 tiles of the piece's size.
+        row: the index of the piece's first row among the rows that a partition has in the group.
+        rows: the number of rows in each partition.
+        is_long: whether the rows are long, so that other pieces may have further columns of them.
+        numbers_sbuf: the values of each statistic, float32 [partitions, runs] for a long row, [partitions, rows] for
+            short ones; empty in a backward.
+        later: in a backward, functions that are called, to issue work, after the next piece has begun, so that
+            no engine waits for another one.
+    """
+
+    tensors: dict[int, nl.NkiTensor]
+    scratch: Scratch
+    row: int
+    rows: int
+    is_long: bool
+    numbers_sbuf: list[nl.NkiTensor] = field(default_factory=list)
+    later: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape as (partitions, elements per partition)."""
+        partitions, elements = next(iter(self.tensors.values())).shape
+        return partitions, elements
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """The runs of a piece of a long row, each as (first element, end)."""
+        elements = self.shape[1]
+        return [(start, min(start + RUN_COLUMNS, elements)) for start in range(0, elements, RUN_COLUMNS)]
+
+    def float32(self) -> nl.NkiTensor:
+        """Return an uninitialised float32 tile of the piece's size from the scratch.
+
+        A piece may take as many as its loss definition says.
+        """
+        return self.scratch.next(*self.shape)
+
+    def by_row(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return a tile of the piece's size in the shape [partitions, rows, columns]."""
+        partitions, elements = self.shape
+        return tile_sbuf.reshape((partitions, self.rows, elements // self.rows))
+
+    def of_rows(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the numbers of the piece's rows, [partitions, rows], from those of all rows of the group."""
+        return values_sbuf[0 : self.shape[0], self.row : self.row + self.rows]
+
+    def of_elements(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return, for each element, the number of its row: a view [partitions, rows, columns] of the numbers of the
+        group's rows.
+        """
+        return self.of_rows(values_sbuf).expand_dim(2).broadcast(2, self.shape[1] // self.rows)
+
+    def add_function(
+        self,
+        statistic: int,
+        op: Operator,
+        dst_sbuf: nl.NkiTensor,
+        data_sbuf: nl.NkiTensor,
+        bias_sbuf: nl.NkiTensor | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """Add the elements of ``op(data * scale + bias)`` to the sum of each run or short row, on Scalar; short rows
+        are summed by Vector.
+
+        Args:
+            statistic: the number of the statistic that is the sum.
+            op: an activation function.
+            dst_sbuf: a float32 tile for the values, which may be the tile of the data.
+            data_sbuf: a tile of any type.
+            bias_sbuf: the bias, float32 [partitions or more, 1]; None for 0.
+            scale: the factor of the data.
+        """
+        keywords = {} if bias_sbuf is None else {"bias": bias_sbuf[0 : self.shape[0], :]}
+        if not self.is_long:
+            nisa.activation(dst=dst_sbuf, op=op, data=data_sbuf, scale=scale, **keywords)
+            self.add(statistic, dst_sbuf)
+            return
+        for number, (start, end) in enumerate(self.runs):
+            nisa.activation(
+                dst=dst_sbuf[:, start:end],
+                op=op,
+                data=data_sbuf[:, start:end],
+                scale=scale,
+                reduce_op=nl.add,
+                reduce_res=self.numbers_sbuf[statistic][:, number : number + 1],
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+                **keywords,
+            )
+
+    def add_product(
+        self, statistic: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor
+    ) -> None:
+        """Add the elements of ``left * right`` to a sum, statistic number ``statistic``, on Vector.
+
+        The products are written to ``dst_sbuf``, a float32 tile.
+        """
+        if not self.is_long:
+            product(dst_sbuf, left_sbuf, right_sbuf)
+            self.add(statistic, dst_sbuf)
+            return
+        for number, (start, end) in enumerate(self.runs):
+            nisa.scalar_tensor_tensor(
+                dst=dst_sbuf[:, start:end],
+                data=left_sbuf[:, start:end],
+                op0=nl.multiply,
+                operand0=1.0,
+                op1=nl.multiply,
+                operand1=right_sbuf[:, start:end],
+                reduce_op=nl.add,
+                reduce_res=self.numbers_sbuf[statistic][:, number : number + 1],
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )
+
+    def add(self, statistic: int, values_sbuf: nl.NkiTensor) -> None:
+        """Add the elements of a float32 tile to a sum, statistic number ``statistic``, on Vector."""
+        self._reduce(statistic, values_sbuf, nl.add)
+
+    def take_maximum(self, statistic: int, values_sbuf: nl.NkiTensor) -> None:
+        """Compute the maximum of each run, or of each short row, of a tile for statistic number ``statistic``, on
+        Vector.
+        """
+        self._reduce(statistic, values_sbuf, nl.maximum)
+
+    def count_equal(self, statistic: int, values_sbuf: nl.NkiTensor, numbers_sbuf: nl.NkiTensor) -> None:
+        """Count the elements that equal the number of their run or short row, for statistic number ``statistic``, on
+        Vector.
+
+        Args:
+            statistic: the number of the statistic that is the count.
+            values_sbuf: the elements, overwritten.
+            numbers_sbuf: the number of each run of a long row, or of each short row.
+        """
+        if not self.is_long:
+            columns = self.shape[1] // self.rows
+            nisa.tensor_tensor(
+                dst=self.by_row(values_sbuf),
+                data1=self.by_row(values_sbuf),
+                data2=numbers_sbuf.expand_dim(2).broadcast(2, columns),
+                op=nl.equal,
+            )
+        else:
+            for number, (start, end) in enumerate(self.runs):
+                nisa.tensor_scalar(
+                    dst=values_sbuf[:, start:end],
+                    data=values_sbuf[:, start:end],
+                    op0=nl.equal,
+                    operand0=numbers_sbuf[:, number : number + 1],
+                )
+        self.add(statistic, values_sbuf)
+
+    def _reduce(self, statistic: int, values_sbuf: nl.NkiTensor, op: Operator) -> None:
+        numbers_sbuf = self.numbers_sbuf[statistic]
+        if not self.is_long:
+            nisa.tensor_reduce(dst=numbers_sbuf, op=op, data=self.by_row(values_sbuf), axis=2)
+            return
+        for number, (start, end) in enumerate(self.runs):
+            nisa.tensor_reduce(dst=numbers_sbuf[:, number : number + 1], op=op, data=values_sbuf[:, start:end], axis=1)
+
+
+def runs_of(elements: int) -> int:
+    """Return the number of runs of a row of ``elements`` elements: pieces of at most ``RUN_COLUMNS`` neighbours."""
+    return div_ceil(elements, RUN_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -82,6 +421,13 @@ class PlacedPiece:
         return self.end == self.chunk.width
 
 
+def _load_shared(dst_sbuf: nl.NkiTensor, row_hbm: nl.NkiTensor, tile: RowTile) -> None:
+    """Load a row of numbers [1, columns] that all rows share, once for each row of the tile."""
+    columns = row_hbm.shape[1]
+    every_hbm = row_hbm.reshape((1, 1, columns)).broadcast(0, tile.partitions).broadcast(1, tile.each)
+    nisa.dma_copy(dst=dst_sbuf.reshape((tile.partitions, tile.each, columns)), src=every_hbm)
+
+
 @dataclass(frozen=True)
 class RowStream:
     """The stream of the chunks of a core.
@@ -137,7 +483,7 @@ class RowStream:
 
     @property
     def visits(self) -> int:
-        """The number of visits, one per chunk, as required by :class:`nkilib.core.rows.overlap.PieceStream`."""
+        """The number of visits, one per chunk, as required by :class:`nkilib.core.rows.stream.PieceStream`."""
         return len(self.chunks)
 
     def pieces(self, visit: int) -> list[PlacedPiece]:
@@ -181,11 +527,25 @@ class RowStream:
         return ring[visit % len(ring)][0 : chunk.tile.partitions, 0 : chunk.width]
 
 
-def _load_shared(dst_sbuf: nl.NkiTensor, row_hbm: nl.NkiTensor, tile: RowTile) -> None:
-    """Load a row of numbers [1, columns] that all rows share, once for each row of the tile."""
-    columns = row_hbm.shape[1]
-    every_hbm = row_hbm.reshape((1, 1, columns)).broadcast(0, tile.partitions).broadcast(1, tile.each)
-    nisa.dma_copy(dst=dst_sbuf.reshape((tile.partitions, tile.each, columns)), src=every_hbm)
+def _cast(values: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
+    """Return a copy of a tile, in SBUF and in the type ``dtype``."""
+    cast_sbuf = nl.ndarray(values.shape, dtype=dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=cast_sbuf, src=values)
+    return cast_sbuf
+
+
+def _transposed(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return the float32 transpose, in PSUM."""
+    rows, columns = values_sbuf.shape
+    transposed_psum = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=transposed_psum, data=values_sbuf)
+    return transposed_psum
+
+
+def _loaded(shape: tuple[int, int], src_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    loaded_sbuf = nl.ndarray(shape, dtype=src_hbm.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=loaded_sbuf, src=src_hbm)
+    return loaded_sbuf if src_hbm.dtype == nl.float32 else _cast(loaded_sbuf, nl.float32)
 
 
 def loaded_rows(vector_hbm: nl.NkiTensor, group: RowGroup) -> nl.NkiTensor:
@@ -212,24 +572,3 @@ def store_rows(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor, group: RowGr
     for place, tile in enumerate(group.tiles):
         start, end = group.columns(place)
         nisa.dma_copy(dst=tile.of_vector(vector_hbm), src=cast_sbuf[:, start:end])
-
-
-def _loaded(shape: tuple[int, int], src_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    loaded_sbuf = nl.ndarray(shape, dtype=src_hbm.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=loaded_sbuf, src=src_hbm)
-    return loaded_sbuf if src_hbm.dtype == nl.float32 else _cast(loaded_sbuf, nl.float32)
-
-
-def _cast(values: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-    """Return a copy of a tile, in SBUF and in the type ``dtype``."""
-    cast_sbuf = nl.ndarray(values.shape, dtype=dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=cast_sbuf, src=values)
-    return cast_sbuf
-
-
-def _transposed(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the float32 transpose, in PSUM."""
-    rows, columns = values_sbuf.shape
-    transposed_psum = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=transposed_psum, data=values_sbuf)
-    return transposed_psum

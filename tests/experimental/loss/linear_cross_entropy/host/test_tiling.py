@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The choice of a tiling: it fits whatever the launch is, and no other one is modelled to be much faster."""
+"""The choice of a tiling, and the bytes of HBM that the kernels use.
+
+A choice fits whatever the launch is, and no other one is modelled to be much faster. The use of HBM equals numbers
+worked out by hand, no choice uses more than it may, and the table of docs/reference/linear_cross_entropy.md of memory
+for well-known models is what arithmetic says.
+"""
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from typing import Any
 
@@ -15,11 +21,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nkilib.experimental.loss import LinearTiling, choose_linear_tiling
-from nkilib.experimental.loss.linear.shared.sizes import SBUF_BYTES
+from nkilib.experimental.loss.linear.backward_tiling import backward_bytes
+from nkilib.experimental.loss.linear.launch import SBUF_BYTES
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
+    SCRATCH_BYTES,
+    LogitsBlocks,
+    form_bytes,
+    logits_blocks,
+    one_launch_bytes,
+)
 from nkilib.experimental.loss.profiling import profile_linear_launch
 from nkilib.nki import nl
 from nkilib.simulator import NkiValidationError, spec, using
+from tests.fresh_python import CHECKOUT
 from tests.torch_types import named_type
+from tools.write_plots import loss_bytes
 
 DIRECTIONS = ("forward", "backward", "forward_backward")
 # Of the best tiling of the grid; modelled times are exact, so a choice that became worse is seen at once.
@@ -28,6 +44,12 @@ POSITION_BLOCKS = (512, 1024, 2048, 4096)
 CLASS_BLOCKS = {"forward": (256, 384, 512), "backward": (384, 512, 768, 1024, 1536)}
 
 Launch = tuple[int, int, int, str, str]
+
+MIB = 2**20
+PAGE = (CHECKOUT / "docs" / "reference" / "linear_cross_entropy.md").read_text(encoding="utf-8")
+SECTION = PAGE.split("## Memory and sequence length")[1].split("\n## ")[0]
+ROWS = re.findall(r"^\| ([\w. -]+) \| (\d+), ([\d,]+) \| (.*) \|$", SECTION, re.MULTILINE)
+UNITS = {"MiB": 2**20, "GiB": 2**30}
 
 
 def every_option(classes: int) -> dict[str, Any]:
@@ -207,3 +229,63 @@ def test_what_is_out_of_range(changed: dict[str, Any], error: type[Exception], s
     with pytest.raises(error) as caught:
         choose_linear_tiling(**{**launch, **changed})
     assert str(caught.value) == f"choose_linear_tiling: {said}"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "blocks", "mebibytes"),
+    [
+        ((2048, 2048, 65536), LogitsBlocks(2048, 1), 32 + 512),
+        ((4096, 4096, 131072), LogitsBlocks(4096, 1), 128 + 2048),
+        ((8192, 4096, 131072), LogitsBlocks(1024, 8), 256 + 512 + 2048),
+        ((4096, 512, 131072), LogitsBlocks(1024, 4), 16 + 512 + 256),
+    ],
+)
+def test_one_launch_by_hand(sizes: tuple[int, int, int], blocks: LogitsBlocks, mebibytes: int) -> None:
+    assert logits_blocks(*sizes) == blocks
+    assert one_launch_bytes(*sizes) == mebibytes * MIB
+
+
+def test_the_backward_keeps_sums_of_a_class_block_where_positions_take_several_blocks() -> None:
+    assert backward_bytes(4096, 2048, 4096, 768) == 8 * 4096 * 2048
+    assert backward_bytes(4097, 2048, 4096, 768) == 8 * 4097 * 2048 + 2 * 8 * 768 * 2048
+    assert backward_bytes(4096, 2048, 4096, 768, cores=1) == 4 * 4096 * 2048
+
+
+def test_one_launch_is_smaller_only_for_few_logits() -> None:
+    for sizes, is_smaller in (((2048, 2048, 65536, 4096, 768), False), ((4096, 4096, 100, 2048, 768), True)):
+        result = form_bytes(*sizes)
+        assert (result.one_launch <= result.two_launches) == is_smaller
+
+
+@given(
+    positions=st.integers(1, 65536),
+    features=st.integers(16, 16384),
+    classes=st.integers(1, 262144),
+    more=st.integers(0, SCRATCH_BYTES),
+)
+def test_a_scratch_is_never_exceeded(positions: int, features: int, classes: int, more: int) -> None:
+    scratch = 128 * 4 * classes + more
+    blocks = logits_blocks(positions, features, classes, scratch)
+    assert (blocks.number - 1) * blocks.positions < positions <= blocks.number * blocks.positions
+    beyond = one_launch_bytes(positions, features, classes, scratch) - 8 * positions * features
+    assert beyond <= scratch + 4 * classes * features
+    if blocks.number > 1:
+        assert blocks.positions % 128 == 0 and 4 * blocks.positions * classes <= scratch
+        assert 4 * positions * classes > scratch + 4 * classes * features
+
+
+def test_the_table_has_rows_and_more_positions_take_no_more() -> None:
+    assert len(ROWS) == 6
+    assert loss_bytes(2**20, 2880, 201_088) <= loss_bytes(2**17, 2880, 201_088)
+
+
+@pytest.mark.parametrize(("model", "width", "vocabulary", "cells"), ROWS, ids=[row[0] for row in ROWS])
+def test_bytes_of_a_model(model: str, width: str, vocabulary: str, cells: str) -> None:
+    features, classes = int(width), int(vocabulary.replace(",", ""))
+    of_logits, *of_kernels, tokens = cells.split(" | ")
+    expected = [14 * 8192 * classes, *(loss_bytes(2**power, features, classes) for power in (13, 16, 17))]
+    for cell, exact in zip([of_logits, *of_kernels], expected, strict=True):
+        number, unit = cell.split()
+        digits = len(number.partition(".")[2])
+        assert f"{exact / UNITS[unit]:.{digits}f}" == number, model
+    assert int(tokens.replace(",", "")) == 4 * 2**30 // (14 * classes)

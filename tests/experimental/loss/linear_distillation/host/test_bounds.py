@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nkilib.experimental.loss.cross_entropy.host.reference import Float64Array
-from nkilib.experimental.loss.linear.host.bounds import logit_bounds
-from nkilib.experimental.loss.linear.host.reference import LinearGradients
+from nkilib.experimental.loss.cross_entropy.reference import Float64Array
+from nkilib.experimental.loss.linear.reference import LinearGradients, logit_bounds
 from nkilib.experimental.loss.linear_distillation.host.bounds import (
     StatisticsErrors,
     mixture_bounds,
@@ -30,7 +29,7 @@ from nkilib.experimental.loss.linear_distillation.host.reference import (
     pair_forward_reference,
 )
 
-from .pairs import BF16, FP16, pair_of
+from ..pair_inputs import BF16, FP16, pair_of
 
 BETAS = (0.0, 1e-3, 0.3, 1.0 - 1e-3, 1.0)
 OPTIONS: tuple[dict[str, Any], ...] = (

@@ -20,7 +20,7 @@ from nkilib.experimental.loss.linear_distillation.host.reference import (
     pair_forward_reference,
 )
 
-from .pairs import pair_of
+from ..pair_inputs import pair_of
 
 if TYPE_CHECKING:
     import torch

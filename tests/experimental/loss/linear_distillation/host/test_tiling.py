@@ -13,10 +13,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nkilib.core.plan_limits import PlanLimits, shrunk
-from nkilib.experimental.loss.linear.shared.sizes import SBUF_BYTES, LinearTiling
+from nkilib.experimental.loss.linear.launch import SBUF_BYTES, LinearTiling
 from nkilib.experimental.loss.linear_distillation import linear_distillation_forward
-from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes, StreamSizes
-from nkilib.experimental.loss.linear_distillation.host.needs import ModelNeeds, PairNeeds
+from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
+    ModelNeeds,
+    PairForwardSizes,
+    PairNeeds,
+    StreamSizes,
+)
 from nkilib.experimental.loss.linear_distillation.host.tiling import choose_linear_distillation_tiling
 from nkilib.nki import nl
 from nkilib.simulator import profile, spec

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nkilib.core.host.exact import Exact
+from nkilib.core.host.error_bounds import Exact
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.kl_div import KlDivReference, kl_div_reference
-from nkilib.experimental.loss.skeletons.elementwise.host import reference
+from nkilib.experimental.loss.elementwise.kl_div import KlDivReference, kl_div_reference
+from nkilib.experimental.loss.skeletons.elementwise import registry_entry as reference
 
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 REDUCTIONS = ("none", "sum", "mean", "batchmean")

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Statements about a kernel, made next to it: its work, the iterations of its loops, and that it may be replayed.
+
+Profiles compare the modelled time with the least time in which the hardware could do this work.
+
+This module imports nothing of this library, so that kernels make statements also on a device, without a simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Work:
+    """The amount of work of a computation, which does not depend on the kernel that computes it.
+
+    Attributes:
+        hbm_bytes: bytes that must cross HBM, in either direction.
+        exponentials: elements that need the exponential (or another activation function).
+        maxima: elements that must pass through a maximum.
+        multiply_adds: scalar multiplications with an addition, of a matrix product.
+        dtype: NKI type of the elements on chip, such as ``nl.bfloat16``, or its name.
+    """
+
+    hbm_bytes: int
+    exponentials: int = 0
+    maxima: int = 0
+    multiply_adds: int = 0
+    dtype: str = "float32"
+
+
+# Functions of a kernel's parameters, by name: one returns the work, one the largest iteration counts of its loops.
+StatesWork = Callable[..., Work]
+StatesTrips = Callable[..., "int | Mapping[str, int]"]
+Statement = TypeVar("Statement", bound=Callable[..., Any])
+
+_WORK: WeakKeyDictionary[Callable[..., Any], StatesWork] = WeakKeyDictionary()
+_TRIPS: WeakKeyDictionary[Callable[..., Any], StatesTrips] = WeakKeyDictionary()
+_REPLAYABLE: WeakSet[Callable[..., Any]] = WeakSet()
+# An item for each block of unreplayed() that is open. Of the process: launches run in several threads.
+_UNREPLAYED: list[None] = []
+
+
+def states_work(work: StatesWork) -> Callable[[Function], Function]:
+    """Attach a statement of work to a kernel function, from which ``nkilib.simulator.profile`` computes a lower bound
+    of its time.
+
+    The function itself stays as it is. ``work`` returns the :class:`Work` of a call, from the kernel's parameters by
+    name.
+
+    Example::
+
+        @nki.jit
+        @states_work(lambda x, **_: Work(hbm_bytes=2 * x.size * x.dtype.itemsize))
+        def double(x): ...
+    """
+    return _states(_WORK, work)
+
+
+def states_trips(most: StatesTrips) -> Callable[[Function], Function]:
+    """Attach the largest iteration counts of a kernel function's loops whose bounds only the device knows.
+
+    ``nkilib.simulator.profile`` of shapes without values then reports the times with no iterations of these loops and
+    with all. The function itself stays as it is.
+
+    Example::
+
+        @nki.jit
+        @states_trips(lambda x, **_: {"again": x.shape[0] // 128})
+        def kernel(x):
+            def again(i): ...
+
+            nl.fori_loop(0, nisa.scalar_load(flagged), again)
+
+    Args:
+        most: a function of the kernel's parameters, by name, that returns one number for all such loops, or a mapping
+            with a number for each loop, named by the function that is its body or by its line, ``"file.py:12"``.
+    """
+    return _states(_TRIPS, most)
+
+
+def replayable(function: Function) -> Function:
+    """State that a kernel depends on nothing that may change but its arguments and the options of the simulator.
+
+    The simulator then replays its repeated launches from a recorded plan, without running its Python
+    (docs/explanation/simulator.md, "Replayed launches"). The statement covers all that the kernel calls:
+
+    - it reads nothing else that changes while the process runs: no variable, attribute, list, dictionary or array that
+      is assigned or written after the import, no file, environment variable, clock or random generator;
+    - it has no other effect than to write tensors: it counts, stores and prints nothing in Python.
+
+    The statement is the author's: where it is wrong, replayed launches give results of earlier values, without an
+    error. The function or kernel itself stays as it is, and under the real NKI the statement has no effect. It may
+    stand above or below ``@nki.jit``. A function or class that is passed to a kernel needs a statement of its own.
+
+    Example::
+
+        @nki.jit
+        @replayable
+        def double(x): ...
+    """
+    # Of a kernel that nki.jit has made, its function states it: kernel[2] is another kernel with the same function.
+    stated = function if isinstance(function, FunctionType) else getattr(function, "__wrapped__", function)
+    with suppress(TypeError):  # no weak reference can point to it, which may be so for kernels of the real NKI
+        _REPLAYABLE.add(stated)
+    return function
+
+
+def is_replayable(function: Callable[..., Any]) -> bool:
+    """Return whether a function itself, and not only one that it wraps, is stated to be :func:`replayable`."""
+    try:
+        return function in _REPLAYABLE
+    except TypeError:  # a callable without a hash
+        return False
+
+
+@contextmanager
+def unreplayed() -> Iterator[None]:
+    """Replay no launch of the process in the ``with`` block, in which constants of kernels have other values."""
+    _UNREPLAYED.append(None)
+    try:
+        yield
+    finally:
+        _UNREPLAYED.pop()
+
+
+def is_unreplayed() -> bool:
+    """Return whether a block of :func:`unreplayed` is open."""
+    return bool(_UNREPLAYED)
+
+
+def stated_work(function: Callable[..., Any]) -> StatesWork | None:
+    """Return the statement of work of a kernel function, or of the function that it wraps; None if there is none."""
+    return _stated(_WORK, function)
+
+
+def stated_trips(function: Callable[..., Any]) -> StatesTrips | None:
+    """Return the iteration counts stated for a kernel function, or for the function that it wraps; None without any."""
+    return _stated(_TRIPS, function)
+
+
+def _states(
+    known: WeakKeyDictionary[Callable[..., Any], Statement], statement: Statement
+) -> Callable[[Function], Function]:
+    def state(function: Function) -> Function:
+        known[function] = statement
+        return function
+
+    return state
+
+
+def _stated(known: WeakKeyDictionary[Callable[..., Any], Statement], function: Callable[..., Any]) -> Statement | None:
+    try:
+        stated = known.get(function)
+    except TypeError:  # a callable without a hash, or that no weak reference can point to
+        return None
+    wrapped: Callable[..., Any] | None = getattr(function, "__wrapped__", None)
+    return stated if stated is not None or wrapped is None else _stated(known, wrapped)

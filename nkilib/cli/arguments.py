@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The parser of all commands, the arguments of a modelled launch, and checks of output files.
+
+Output files are checked before the run, which may take a while.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+_TARGETS = ("trn2", "trn3")  # the kernels need trn2 or newer
+DTYPES = ("bfloat16", "float32", "float16")
+# Short names of types, which every argument of a command accepts.
+SHORT_DTYPES = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "fp16": "float16",
+    "f32": "float32",
+    "fp32": "float32",
+    "tf32": "tfloat32",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+    "u8": "uint8",
+    "u16": "uint16",
+    "u32": "uint32",
+    "f8e4m3": "float8_e4m3",
+    "f8e4m3fn": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+}
+_DIRECTIONS = ("forward", "backward", "forward_backward", "mixture")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that prints an error and names ``--help``, where argparse prints the usage, which has 20 lines here."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error on stderr and end the process with 2.
+
+        Raises:
+            SystemExit: always.
+        """
+        self.exit(2, f"{self.prog}: error: {message}\nsee `{self.prog} --help`\n")
+
+
+def add_launch_arguments(
+    command: argparse.ArgumentParser, *, targets: Sequence[str] = _TARGETS, is_required: bool = True
+) -> None:
+    """Add the arguments of a launch of this library's kernels, except the tiling.
+
+    If they are not required, missing ones are None.
+    """
+    command.add_argument("--positions", type=positive, required=is_required, metavar="N", help="positions (tokens)")
+    command.add_argument("--vocab", type=positive, required=is_required, metavar="V", help="classes")
+    command.add_argument(
+        "--dtype",
+        type=dtype_name,
+        choices=DTYPES,
+        default=DTYPES[0] if is_required else None,
+        help=f"type of logits and tiles, or of hidden states and weights (default {DTYPES[0]}); bf16, f32, fp32 "
+        "and so on are short for them",
+    )
+    command.add_argument(
+        "--direction",
+        choices=_DIRECTIONS,
+        default=_DIRECTIONS[0] if is_required else None,
+        help=f"default {_DIRECTIONS[0]}; forward_backward with --features, mixture with --family linear_distillation",
+    )
+    command.add_argument(
+        "--target", choices=targets, default="trn2" if is_required else None, help="hardware generation (default trn2)"
+    )
+
+
+def reason_against_profiles() -> str | None:
+    """Return the reason why no profile can be made here: no simulator, or invalid environment variables; else None."""
+    try:
+        from nkilib.nki import NOT_SIMULATED, SIMULATED
+        from nkilib.simulator.hardware.options import current_options
+
+        current_options()
+    except (ImportError, ValueError) as error:
+        return str(error)
+    return None if SIMULATED else NOT_SIMULATED
+
+
+def fail(command: str, message: str) -> int:
+    """Print an error of a command, and return the exit code with which it ends."""
+    print(f"python -m nkilib {command}: error: {message}", file=sys.stderr)
+    return 1
+
+
+def dtype_name(text: str) -> str:
+    """Return the name of a type for a name or a short name, with or without ``nl.``; other texts stay as they are."""
+    name = text.removeprefix("nl.")
+    return SHORT_DTYPES.get(name, name)
+
+
+def positive(text: str) -> int:
+    """Parse a positive integer of the command line."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
+    return int(text)
+
+
+def output_file(text: str) -> str:
+    """Check the name of an output file and return it.
+
+    Raises:
+        argparse.ArgumentTypeError: if it cannot be written.
+    """
+    path = Path(text)
+    try:
+        if path.is_dir():
+            raise argparse.ArgumentTypeError(f"must name a file, got the directory {text!r}")
+        if not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"there is no directory {str(path.parent)!r}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise argparse.ArgumentTypeError(f"{text!r} can not be written")
+    except OSError as error:  # of a name that is too long, for instance
+        raise argparse.ArgumentTypeError(f"{text!r} can not be written: {error.strerror}") from None
+    return text
+
+
+def picture_file(text: str) -> str:
+    """Check the name of an output file whose suffix is a picture format of matplotlib, and return it."""
+    output_file(text)
+    formats = picture_formats()
+    suffix = Path(text).suffix[1:]
+    if formats and suffix.lower() not in formats:
+        got = repr(suffix) if suffix else "none"
+        raise argparse.ArgumentTypeError(f"must end in one of {', '.join(formats)}, got {got} in {text!r}")
+    return text
+
+
+def picture_formats() -> list[str]:
+    """Return matplotlib's picture formats by suffix; none without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError:
+        return []
+    return sorted(FigureCanvasAgg.get_supported_filetypes())

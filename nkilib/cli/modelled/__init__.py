@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The kernels of this library that ``profile`` and ``tune`` model.
+
+- ``registry``: all families, and the selection of one by the command line;
+- ``family``: the interface of a family;
+- ``cross_entropy``: cross-entropy from logits;
+- ``linear``: losses from hidden states and output weights;
+- ``losses``: the losses with a registry entry, and distillation from logits;
+- ``softmax``: softmax and log-softmax.
+"""

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The interface through which ``profile`` and ``tune`` model a family of kernels."""
+
+from __future__ import annotations
+
+import argparse
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, overload
+
+from ..arguments import DTYPES
+
+if TYPE_CHECKING:
+    from nkilib.simulator import Profile
+    from nkilib.simulator.profiling.profile import AskedTrips
+
+
+@dataclass(frozen=True)
+class Family(ABC):
+    """A family of kernels, with the options of the command line that describe the launch to model.
+
+    Attributes:
+        NAMES: the names of the kernels in ``--family``.
+        SIZES: the kernel's parameters that set the tiling, with the letter that the help shows for the value of each.
+        OPTIONS: the names of all options that belong to this family only.
+        CHOOSER: the text after "chosen by" in the help, mostly the name of the function that chooses the sizes by
+            default.
+        CONDITION: the text before the help of a size, such as ``"with --family distillation: "``.
+        WHICH: the options that select the family, for the error message if an option of this family is used without
+            them.
+        options: the options of the command line.
+    """
+
+    NAMES: ClassVar[Sequence[str]]
+    SIZES: ClassVar[dict[str, str]]
+    OPTIONS: ClassVar[tuple[str, ...]]
+    CHOOSER: ClassVar[str]
+    CONDITION: ClassVar[str]
+    WHICH: ClassVar[str]
+
+    options: argparse.Namespace
+
+    @property
+    @abstractmethod
+    def kernel(self) -> str:
+        """The name of the kernel."""
+
+    @property
+    def takes_options(self) -> bool:
+        """Whether the kernel has options for ``--arg``."""
+        return True
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason why the family has no launch for these options; None if it has one."""
+        if self.direction == "forward_backward":
+            return "argument --direction: forward_backward is for linear cross-entropy only: add --features"
+        return self._no_mixture
+
+    @abstractmethod
+    def chosen(self, **arguments: Any) -> Any:
+        """Return the default tiling, a named tuple; ``arguments`` are options of the kernel."""
+
+    @abstractmethod
+    def tilings(self) -> Iterable[Any]:
+        """Return the tilings to try; none if there is nothing to choose."""
+
+    @abstractmethod
+    def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
+        """Profile a launch; ``arguments`` are options of the kernel."""
+
+    @property
+    def _no_mixture(self) -> str | None:
+        """The reason why there is no launch in the direction ``mixture``; None for another direction."""
+        if self.direction == "mixture":
+            return (
+                "argument --direction: mixture is for distillation from hidden states only: "
+                "add --family linear_distillation"
+            )
+        return None
+
+    @property
+    def direction(self) -> str:
+        """The direction of the launch."""
+        return self.options.direction or "forward"
+
+    @property
+    def dtype(self) -> str:
+        """The type of the large tensors."""
+        return self.options.dtype or DTYPES[0]
+
+    @property
+    def target(self) -> str:
+        """The hardware generation."""
+        return self.options.target or "trn2"
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether the direction is backward."""
+        return self.direction == "backward"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the large tensors."""
+        return self.options.positions, self.options.vocab
+
+
+@dataclass(frozen=True)
+class LaterNames(Sequence[str]):
+    """A sequence of names that are computed whenever they are read, not when it is made.
+
+    Every command makes the parsers of all commands, even where the kernels, and so the registry of losses, cannot be
+    imported: the doctor also runs in a mixture with another nkilib.
+
+    Attributes:
+        make: the function that returns the names.
+    """
+
+    make: Callable[[], tuple[str, ...]]
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        return self.make()[index]
+
+    def __len__(self) -> int:
+        return len(self.make())

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Losses from hidden states and output weights: cross-entropy, token scores, and distillation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .family import Family
+
+if TYPE_CHECKING:
+    from nkilib.experimental.loss import LinearTiling
+    from nkilib.simulator import Profile
+    from nkilib.simulator.profiling.profile import AskedTrips
+
+LAYOUTS = ("vd", "dv")
+_POSITION_BLOCKS = (512, 1024, 2048, 4096)
+_CLASS_BLOCKS = {"forward": (256, 384, 512), "backward": (384, 512, 768, 1024, 1280, 1536)}
+
+_DISTILLATION_POSITION_BLOCKS = (256, 512, 1024, 2048)
+_DISTILLATION_CLASS_BLOCKS = {
+    "forward": (256, 384, 512),
+    "mixture": (256, 384, 512),
+    "backward": (256, 384, 512, 768, 1024),
+}
+# Options that the chooser of a tiling for distillation takes; any other option makes the launch an extended one.
+_CHOOSER_OPTIONS = ("beta", "memory_limit")
+
+
+@dataclass(frozen=True)
+class LinearKernels(Family):
+    """Cross-entropy from hidden states and output weights."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("linear_cross_entropy",)
+    SIZES: ClassVar[dict[str, str]] = {"position_block": "P", "class_block": "C"}
+    OPTIONS: ClassVar[tuple[str, ...]] = (*SIZES, "features", "weight_layout")
+    CHOOSER: ClassVar[str] = "choose_linear_tiling"
+    CONDITION: ClassVar[str] = "with --features: "
+    WHICH: ClassVar[str] = "with --features"
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason why the family has no launch for these options; None if it has one."""
+        if not self.options.features:
+            return "argument --features: is required for linear_cross_entropy"
+        return self._no_mixture
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel."""
+        return f"linear_cross_entropy_{self.direction}"
+
+    def chosen(self, **arguments: Any) -> LinearTiling:
+        """Return the default tiling."""
+        from nkilib.experimental.loss import choose_linear_tiling
+
+        return choose_linear_tiling(*self._launch, target=self.target, weight_layout=self._layout)
+
+    def tilings(self) -> set[LinearTiling]:
+        """Return the tilings to try."""
+        from nkilib.experimental.loss import LinearTiling
+
+        classes = _CLASS_BLOCKS.get(self.direction, _CLASS_BLOCKS["backward"])
+        sizes = product(self.options.position_block or _POSITION_BLOCKS, self.options.class_block or classes)
+        return {LinearTiling(*size) for size in sizes}
+
+    def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
+        """Profile a launch. It has no loop that ``--trips`` could name."""
+        from nkilib.experimental.loss import LinearTiling
+        from nkilib.experimental.loss.profiling import profile_linear_launch
+
+        target, cut = self.target, LinearTiling(*tiling)
+        return profile_linear_launch(
+            *self._launch, cut, target=target, cores=cores, weight_layout=self._layout, **arguments
+        )
+
+    @property
+    def _layout(self) -> str:
+        return self.options.weight_layout or LAYOUTS[0]
+
+    @property
+    def _launch(self) -> tuple[int, int, int, str, str]:
+        options = self.options
+        return options.positions, options.features, options.vocab, self.dtype, self.direction
+
+
+@dataclass(frozen=True)
+class TokenScoreKernels(LinearKernels):
+    """Log-probabilities of several target ids per position, from hidden states."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("linear_token_scores",)
+    OPTIONS: ClassVar[tuple[str, ...]] = (*LinearKernels.OPTIONS, "ids")
+    WHICH: ClassVar[str] = "with --family linear_token_scores"
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason why the family has no launch for these options; None if it has one."""
+        if self.direction == "forward_backward":
+            return "argument --direction: forward_backward is for linear cross-entropy only: leave out --family"
+        if not self.options.features:
+            return "argument --features: is required for linear_token_scores"
+        return self._no_mixture
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel."""
+        return f"linear_token_scores_{self.direction}"
+
+    def chosen(self, **arguments: Any) -> LinearTiling:
+        """Return the default tiling."""
+        from nkilib.experimental.loss import choose_linear_tiling
+
+        return choose_linear_tiling(*self._launch, target=self.target, weight_layout=self._layout, ids=self._ids)
+
+    def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
+        """Profile a launch. It has no loop that ``--trips`` could name."""
+        from nkilib.experimental.loss import LinearTiling
+        from nkilib.experimental.loss.profiling import profile_token_scores_launch
+
+        positions, features, classes, dtype, direction = self._launch
+        keywords = {"target": self.target, "cores": cores, "weight_layout": self._layout, **arguments}
+        return profile_token_scores_launch(
+            positions, features, classes, self._ids, dtype, direction, LinearTiling(*tiling), **keywords
+        )
+
+    @property
+    def _ids(self) -> int:
+        return self.options.ids or 1
+
+
+@dataclass(frozen=True)
+class LinearDistillationKernels(LinearKernels):
+    """Divergences from hidden states and output weights of both models, whose weights have the same layout."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("linear_distillation",)
+    OPTIONS: ClassVar[tuple[str, ...]] = (*LinearKernels.OPTIONS, "teacher_features")
+    CHOOSER: ClassVar[str] = "choose_linear_distillation_tiling"
+    WHICH: ClassVar[str] = "with --family linear_distillation"
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason why the family has no launch for these options; None if it has one."""
+        if self.direction == "forward_backward":
+            return "argument --direction: forward_backward is for linear cross-entropy only: leave out --family"
+        for name in ("features", "teacher_features"):
+            if not getattr(self.options, name):
+                return f"argument --{name.replace('_', '-')}: is required for linear_distillation"
+        return None
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel."""
+        return f"linear_distillation_{self.direction}"
+
+    def chosen(self, **arguments: Any) -> LinearTiling:
+        """Return the default tiling."""
+        from nkilib.experimental.loss import choose_linear_distillation_tiling
+
+        keywords = {name: arguments[name] for name in _CHOOSER_OPTIONS if name in arguments}
+        return choose_linear_distillation_tiling(
+            *self._sizes,
+            target=self.target,
+            student_weight_layout=self._layout,
+            teacher_weight_layout=self._layout,
+            extended=bool(arguments.keys() - set(_CHOOSER_OPTIONS)),
+            **keywords,
+        )
+
+    def tilings(self) -> set[LinearTiling]:
+        """Return the tilings to try."""
+        from nkilib.experimental.loss import LinearTiling
+
+        classes = self.options.class_block or _DISTILLATION_CLASS_BLOCKS[self.direction]
+        return {
+            LinearTiling(*size)
+            for size in product(self.options.position_block or _DISTILLATION_POSITION_BLOCKS, classes)
+        }
+
+    def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
+        """Profile a launch. It has no loop that ``--trips`` could name."""
+        from nkilib.experimental.loss import LinearTiling
+        from nkilib.experimental.loss.profiling import profile_linear_distillation_launch
+
+        layouts = {f"{name}_weight_layout": self._layout for name in ("student", "teacher")}
+        keywords = {"target": self.target, "cores": cores, **layouts, **arguments}
+        return profile_linear_distillation_launch(*self._sizes, LinearTiling(*tiling), **keywords)
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int, str, str]:
+        options = self.options
+        sizes = options.positions, options.features, options.teacher_features, options.vocab
+        return (*sizes, self.dtype, self.direction)

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The losses with a registry entry, which gives the sizes of the tensors of a launch, and distillation from logits.
+
+The tensors themselves are found from the signature of the kernel. Elementwise and row-wise losses share the loops of
+their skeleton; the others have loops of their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from .family import Family, LaterNames
+
+if TYPE_CHECKING:
+    from nkilib.experimental.loss.distillation.tiling import DistillationTiling
+    from nkilib.experimental.loss.multi_margin.launch import MultiMarginTiling
+    from nkilib.simulator import Profile
+    from nkilib.simulator.profiling.profile import AskedTrips
+
+
+_COLUMNS = (512, 1024, 2048, 4096, 8192)
+_BUFFERS = (2, 3)
+# The default sizes of a batch for connectionist temporal classification.
+SEQUENCES, LABELS = 32, 64
+_CHUNKS = (512, 1024, 2048, 3072, 4096)
+
+
+def _names_of_losses(row: str) -> LaterNames:
+    """Return the names of the losses whose registry entries are of the class named ``row``."""
+
+    def make() -> tuple[str, ...]:
+        from nkilib.experimental.loss.registry import LOSSES
+
+        return tuple(loss.name for loss in LOSSES if type(loss).__name__ == row)
+
+    return LaterNames(make)
+
+
+class TensorSize(NamedTuple):
+    """The shape of a tensor that is passed to the kernel, and the name of its type."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class NoSizes(NamedTuple):
+    """The empty tiling of a kernel that has nothing to choose."""
+
+
+@dataclass(frozen=True)
+class LossKernels(Family):
+    """The forward and backward kernels of a loss, modelled with the mean as reduction. Sizes that are None are the
+    kernel's choice; this base class has no sizes.
+
+    Attributes:
+        ALWAYS: the names of optional tensors that are passed to the kernel in every launch.
+    """
+
+    SIZES: ClassVar[dict[str, str]] = {}
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
+    CHOOSER: ClassVar[str] = ""
+    CONDITION: ClassVar[str] = ""
+    ALWAYS: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel."""
+        return f"{self.options.family}_{self.direction}"
+
+    @property
+    def row(self) -> Any:
+        """The registry entry of the loss, which gives the sizes of its tensors."""
+        from nkilib.experimental.loss.registry import LOSSES
+
+        (row,) = (loss for loss in LOSSES if loss.name == self.options.family)
+        return row
+
+    def chosen(self, **arguments: Any) -> Any:
+        """Return the empty tiling, because there is nothing to choose."""
+        return NoSizes()
+
+    def tilings(self) -> Iterable[Any]:
+        """Return no tilings, because there is nothing to choose."""
+        return ()
+
+    def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
+        """Return the size of a tensor in the registry entry; ``arguments`` are options of the kernel."""
+        size = self.row.size_of(tensor, self.shape, arguments)
+        return TensorSize(size.shape, size.dtype or self.dtype)
+
+    def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
+        """Profile a launch without optional tensors, except those in ``ALWAYS`` and ``arguments``."""
+        from nkilib.experimental import loss
+        from nkilib.simulator import profile, spec, using
+
+        kernel = getattr(loss, self.kernel)
+        tensors: dict[str, Any] = {}
+        for name, parameter in inspect.signature(kernel).parameters.items():
+            if not name.endswith("_hbm"):
+                continue
+            tensor, is_optional = name.removesuffix("_hbm"), str(parameter.annotation).endswith("| None")
+            if is_optional and tensor not in self.ALWAYS:
+                tensors[name] = None
+            else:
+                tensors[name] = spec(*self.size_of(tensor, arguments))
+        with using(target=self.target):
+            return profile(kernel[cores], trips=trips, **{**tensors, **tiling._asdict(), **arguments})
+
+
+class ElementwiseSizes(NamedTuple):
+    """The tiling of a launch, by the names of the kernel's arguments; None: the kernel's choice."""
+
+    columns: int | None = None
+    buffers: int | None = None
+
+
+@dataclass(frozen=True)
+class ElementwiseKernels(LossKernels):
+    """Elementwise losses of tensors of one type; the backward computes the gradient of the first tensor."""
+
+    NAMES: ClassVar[Sequence[str]] = _names_of_losses("ElementwiseLoss")
+    SIZES: ClassVar[dict[str, str]] = {"columns": "C", "buffers": "B"}
+    OPTIONS: ClassVar[tuple[str, ...]] = tuple(SIZES)
+    CHOOSER: ClassVar[str] = "the kernel"
+    CONDITION: ClassVar[str] = "with an elementwise or row-wise loss as --family: "
+    WHICH: ClassVar[str] = "with an elementwise or row-wise loss as --family"
+
+    def chosen(self, **arguments: Any) -> ElementwiseSizes:
+        """Leave the tiling to the kernel."""
+        return ElementwiseSizes()
+
+    def tilings(self) -> set[ElementwiseSizes]:
+        """Return the tilings to try."""
+        sizes = product(self.options.columns or _COLUMNS, self.options.buffers or _BUFFERS)
+        return {ElementwiseSizes(*size) for size in sizes}
+
+
+class RowwiseSizes(NamedTuple):
+    """The tiling of a launch, by the names of the kernel's arguments; None: the kernel's choice."""
+
+    columns: int | None = None
+    each: int | None = None
+    buffers: int | None = None
+
+
+@dataclass(frozen=True)
+class RowwiseKernels(LossKernels):
+    """Row-wise losses whose rows have one type; the backward computes the gradients that are computed by default."""
+
+    NAMES: ClassVar[Sequence[str]] = _names_of_losses("RowwiseLoss")
+    SIZES: ClassVar[dict[str, str]] = {"columns": "C", "each": "R", "buffers": "B"}
+    OPTIONS: ClassVar[tuple[str, ...]] = tuple(SIZES)
+    CHOOSER: ClassVar[str] = "the kernel"
+    CONDITION: ClassVar[str] = "with a row-wise loss as --family: "
+    WHICH: ClassVar[str] = "with a row-wise loss as --family"
+
+    def chosen(self, **arguments: Any) -> RowwiseSizes:
+        """Leave the tiling to the kernel."""
+        return RowwiseSizes()
+
+    def tilings(self) -> set[RowwiseSizes]:
+        """Return the tilings to try: chunks of a row, or as many rows at a time as requested."""
+        columns = self.options.columns or [size for size in _COLUMNS if size <= self.options.vocab]
+        sizes = product(columns or [None], self.options.each or [None], self.options.buffers or _BUFFERS)
+        return {RowwiseSizes(*size) for size in sizes}
+
+
+@dataclass(frozen=True)
+class InChunks(LossKernels):
+    """A loss whose kernels process rows in chunks of ``chunk_size`` elements."""
+
+    SIZES: ClassVar[dict[str, str]] = {"chunk_size": "C"}
+    OPTIONS: ClassVar[tuple[str, ...]] = tuple(SIZES)
+
+    @abstractmethod
+    def chosen(self, **arguments: Any) -> Any:
+        """Return the default tiling."""
+
+    def tilings(self) -> set[Any]:
+        """Return the tilings to try."""
+        chosen = self.chosen()
+        return {chosen._replace(chunk_size=size) for size in self.options.chunk_size or _CHUNKS}
+
+
+@dataclass(frozen=True)
+class MultiMarginKernels(InChunks):
+    """A margin loss with one target per row."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("multi_margin_loss",)
+    CHOOSER: ClassVar[str] = "choose_multi_margin_tiling"
+    CONDITION: ClassVar[str] = "with --family multi_margin_loss: "
+    WHICH: ClassVar[str] = "with --family multi_margin_loss"
+
+    def chosen(self, **arguments: Any) -> MultiMarginTiling:
+        """Return the default tiling."""
+        from nkilib.experimental.loss.multi_margin.launch import choose_multi_margin_tiling
+
+        return choose_multi_margin_tiling(self.options.vocab)
+
+
+@dataclass(frozen=True)
+class MultilabelMarginKernels(LossKernels):
+    """A margin loss with at most as many targets per row as there are classes."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("multilabel_margin_loss",)
+    WHICH: ClassVar[str] = "with --family multilabel_margin_loss"
+
+
+class NllForm(NamedTuple):
+    """The form of an NLL kernel: whether it streams the whole input or gradient, or only gathers and scatters the
+    elements at the targets.
+    """
+
+    streamed: bool
+
+
+@dataclass(frozen=True)
+class NllLossKernels(LossKernels):
+    """Negative log-likelihood from log-probabilities."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("nll_loss",)
+    CHOOSER: ClassVar[str] = "the default"
+    WHICH: ClassVar[str] = "with --family nll_loss"
+    ALWAYS: ClassVar[tuple[str, ...]] = ("total_weight",)
+
+    def chosen(self, **arguments: Any) -> NllForm:
+        """Return the requested form, or the kernels' default form."""
+        from nkilib.experimental.loss.nll.few_classes import is_streamed
+        from nkilib.experimental.loss.skeletons.indexed import Shape
+        from nkilib.nki import nl
+        from nkilib.simulator import using
+
+        with using(target=self.target):
+            default = is_streamed(Shape.of(self.shape), getattr(nl, self.dtype))
+        asked = arguments.get("streamed")
+        return NllForm(default if asked is None else asked)
+
+    def tilings(self) -> Iterable[NllForm]:
+        """Return both forms. The kernel does not accept the streamed form for many classes."""
+        return NllForm(False), NllForm(True)
+
+    def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
+        """Profile a launch in the form of ``tiling``. It has no loop that ``--trips`` could name."""
+        return super().profile(tiling, cores, **{**arguments, **tiling._asdict()})
+
+
+@dataclass(frozen=True)
+class CtcKernels(LossKernels):
+    """Connectionist temporal classification of a batch of sequences; ``--positions`` is the number of steps."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("ctc_loss",)
+    OPTIONS: ClassVar[tuple[str, ...]] = ("sequences", "labels")
+    WHICH: ClassVar[str] = "with --family ctc_loss"
+    ALWAYS: ClassVar[tuple[str, ...]] = ("targets",)
+
+    def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
+        """Return the size in the registry entry, for log-probabilities [T, N, C]."""
+        steps, classes = self.shape
+        log_probs = (steps, int(self.options.sequences or SEQUENCES), classes)
+        size = self.row.size_of(tensor, log_probs, {"labels": int(self.options.labels or LABELS)})
+        return TensorSize(size.shape, size.dtype or self.dtype)
+
+
+@dataclass(frozen=True)
+class DistillationKernels(InChunks):
+    """The divergence of a student's distribution from a teacher's, from the logits of both, which have one type."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("distillation",)
+    CHOOSER: ClassVar[str] = "choose_distillation_tiling"
+    CONDITION: ClassVar[str] = "with --family distillation: "
+    WHICH: ClassVar[str] = "with --family distillation"
+
+    @property
+    def row(self) -> Any:
+        """The module that gives the sizes of the tensors, in place of a registry entry: distillation is not a loss of
+        PyTorch, and so not in the registry.
+        """
+        from nkilib.experimental.loss.distillation import registry_entry as sizes
+
+        return sizes
+
+    def chosen(self, **arguments: Any) -> DistillationTiling:
+        """Return the default tiling."""
+        from nkilib.experimental.loss.distillation.tiling import choose_distillation_tiling
+
+        of_pair = 2 * (4 if self.dtype == "float32" else 2)
+        is_mixed = 0 < arguments.get("beta", 0) < 1
+        return choose_distillation_tiling(self.options.vocab, of_pair, is_mixed, self.is_backward)
+
+    def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
+        """Profile a launch; ``trips`` are the iterations of the forward's loop over recomputed positions."""
+        return super().profile(tiling, cores, None if self.is_backward else trips, **arguments)

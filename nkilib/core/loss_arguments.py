@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Arguments that the kernels of losses share: their checks, and upstream gradients on chip. NKI code may call
+everything here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from nkilib.core.host.options import REDUCTIONS
+from nkilib.core.rows.checks import FLOATS, require
+from nkilib.nki import nisa, nl
+
+# The name of a gradient of each loss among the streamed tensors.
+UPSTREAM = "grad_loss"
+
+
+def require_floats(function: str, name: str, dtype: nl.DType) -> None:
+    """Check that a type is one of the three that tensors may have: bfloat16, float16 or float32."""
+    require(
+        dtype in FLOATS,
+        f"{function}: {name} must be nl.bfloat16, nl.float16 or nl.float32, got {dtype}; cast it, as with .float()",
+    )
+
+
+def require_reduction(function: str, reduction: str, further: tuple[str, ...] = ()) -> None:
+    """Check that a reduction is one of the usual ones or of ``further``."""
+    known = (*REDUCTIONS, *further)
+    require(reduction in known, f"{function}: reduction must be one of {', '.join(known)}, got {reduction}")
+
+
+def require_upstream(function: str, grad_hbm: nl.NkiTensor, shape: tuple[int, ...], is_each: bool) -> None:
+    """Check the upstream gradient: one for each loss, or one float32 for their sum."""
+    if is_each:
+        require(
+            tuple(grad_hbm.shape) == shape,
+            f'{function}: grad_loss_hbm must have the shape of the losses, {shape}, for reduction="none", '
+            f"got {tuple(grad_hbm.shape)}; expand it",
+        )
+        require_floats(function, "grad_loss_hbm.dtype", grad_hbm.dtype)
+        return
+    require(
+        prod(grad_hbm.shape) == 1 and grad_hbm.dtype == nl.float32,
+        f"{function}: grad_loss_hbm must be one float32, the gradient of the reduced loss, "
+        f"got {grad_hbm.dtype} of shape {tuple(grad_hbm.shape)}; sum it up and cast it",
+    )
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The upstream gradients of a launch.
+
+    Attributes:
+        grad_hbm: the gradient of the sum, float32 [1]; or one gradient for each loss.
+        factor: the factor by which the reduction multiplies the sum of the losses, such as that of a mean; None: there
+            is one gradient for each loss.
+    """
+
+    grad_hbm: nl.NkiTensor
+    factor: float | None
+
+    @property
+    def is_of_each(self) -> bool:
+        """Whether each loss has its own gradient, so that the gradients are streamed."""
+        return self.factor is None
+
+    def with_tensors(self, tensors_hbm: dict[str, nl.NkiTensor], names: tuple[str, ...]) -> dict[str, nl.NkiTensor]:
+        """Return the tensors that are streamed: the named ones, and the gradients where there is one for each loss."""
+        streamed = {name: tensors_hbm[name] for name in names}
+        return {**streamed, UPSTREAM: self.grad_hbm} if self.is_of_each else streamed
+
+    def scale(self, factor: float) -> nl.NkiTensor:
+        """Return the gradient that each loss gets from their sum, times ``factor``: float32 [128, 1], all equal.
+
+        The host reads no values.
+        """
+        scale_sbuf = in_all_partitions(self.grad_hbm)
+        of_sum = 1.0 if self.factor is None else self.factor
+        nisa.tensor_scalar(dst=scale_sbuf, data=scale_sbuf, op0=nl.multiply, operand0=factor * of_sum)
+        return scale_sbuf
+
+
+def in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Load one float32 number into each partition: [128, 1]."""
+    partitions = nl.tile_size.pmax
+    number_sbuf = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=number_sbuf, src=number_hbm.reshape((1, 1)).broadcast(0, partitions))
+    return number_sbuf

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The layout of the sequences and states of a batch on partitions, and the chunks of time.
+
+The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and the label beside it. The
+pairs of a sequence lie in up to four blocks, each in partitions of its own, so that instructions are short.
+A block needs the values of one label of its neighbour at the previous time step; therefore it runs a chunk
+of time behind its neighbour. A wavefront is the work that is done together: one chunk of time in each
+block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.plan_limits import usable_sbuf_bytes
+from nkilib.nki import nisa, nl
+
+# Two pairs more than labels: one for the last blank, and one for the label behind it, from which the betas start.
+_FURTHER_PAIRS = 2
+# Blocks, and the partitions from one to the next: instructions start at multiples of 32.
+_STRIDES = {4: 32, 3: 32, 2: 64, 1: 128}
+# Steps of a chunk at most: longer chunks spare few loads, and make a longer program.
+CHUNK_MAX = 32
+# The logarithm of 0, for numbers that stay finite: sums of it with itself and with others stay below NOWHERE.
+NOTHING = -1e30
+NOWHERE = -1e29
+
+
+class BatchShape(NamedTuple):
+    """The shape of the log-probabilities: T, N and C."""
+
+    steps: int
+    sequences: int
+    classes: int
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """The sizes of a launch. They depend on shapes alone, not on the number of cores.
+
+    Attributes:
+        steps, sequences, classes, labels: T, N, C and S.
+        rows: the number of sequences of a group, which lie in adjacent partitions; the last group may have
+            fewer.
+        blocks: the number of blocks into which the pairs of a sequence are divided.
+        pairs: the number of pairs of a block.
+        chunk: time steps that are loaded and stored at a time.
+    """
+
+    steps: int
+    sequences: int
+    classes: int
+    labels: int
+    rows: int
+    blocks: int
+    pairs: int
+    chunk: int
+
+    @classmethod
+    def make(cls, shape: BatchShape, labels: int, fewest_pairs: int, chunk: int) -> BatchLayout:
+        """Choose the sizes for log-probabilities [T, N, C] and at most ``labels`` labels.
+
+        Args:
+            fewest_pairs: the smallest number of pairs of a block; a sequence is not split into smaller blocks.
+            chunk: the largest number of steps of a chunk.
+        """
+        rows = min(PARTITIONS, div_ceil(shape.sequences, 2))  # with two sequences or more, both cores have work
+        needed = labels + _FURTHER_PAIRS
+        possible = [count for count, stride in _STRIDES.items() if rows <= stride and needed >= count * fewest_pairs]
+        blocks = max(possible, default=1)
+        return cls(*shape, labels, rows, blocks, div_ceil(needed, blocks), min(chunk, shape.steps))
+
+    @property
+    def stride(self) -> int:
+        """The distance, in partitions, from the start of one block to the start of the next."""
+        return _STRIDES[self.blocks]
+
+    @property
+    def states(self) -> int:
+        """The number of states of a sequence, ``2 S + 1``."""
+        return 2 * self.labels + 1
+
+    @property
+    def chunks(self) -> int:
+        """The number of chunks of time."""
+        return div_ceil(self.steps, self.chunk)
+
+    @property
+    def wavefronts(self) -> int:
+        """The number of wavefronts until the last block has processed all chunks."""
+        return self.chunks + self.blocks - 1
+
+    @property
+    def groups(self) -> int:
+        """The number of groups of sequences."""
+        return div_ceil(self.sequences, self.rows)
+
+    def own_groups(self) -> list[Group]:
+        """Return the groups of this core."""
+        return [self.group(number) for number in range(nl.program_id(0), self.groups, nl.num_programs())]
+
+    def group(self, number: int) -> Group:
+        """Return group ``number``."""
+        first = number * self.rows
+        return Group(self, number, first, min(self.rows, self.sequences - first))
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of sequences that are processed together, in adjacent partitions.
+
+    Attributes:
+        plan: the plan of the launch.
+        number: the number of the group.
+        first: the first sequence of the group.
+        rows: the number of sequences of the group.
+    """
+
+    plan: BatchLayout
+    number: int
+    first: int
+    rows: int
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions that instructions cover.
+
+        It includes the gaps between the blocks if a group is not full.
+        """
+        return (self.plan.blocks - 1) * self.plan.stride + self.rows
+
+    def block(self, number: int) -> slice:
+        """Return the partitions of a block."""
+        start = number * self.plan.stride
+        return slice(start, start + self.rows)
+
+    def sequences(self, tensor_hbm: nl.NkiTensor, dimension: int) -> nl.NkiTensor:
+        """Return the part of a tensor that belongs to the sequences of the group."""
+        return tensor_hbm.slice(dimension, self.first, self.first + self.rows)
+
+    def tile(self, *columns: int, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        """Allocate a tile [partitions, *columns] for all blocks of the group."""
+        return nl.ndarray((self.partitions, *columns), dtype=dtype, buffer=nl.sbuf)
+
+
+def steps_that_fit(bytes_of_step: int, bytes_taken: int) -> int:
+    """Return the number of time steps of a chunk that fit a partition; 0 if not even one fits.
+
+    Args:
+        bytes_of_step: the bytes of a partition that each step takes.
+        bytes_taken: the bytes of a partition that other tiles take.
+    """
+    return min(CHUNK_MAX, (usable_sbuf_bytes() - bytes_taken) // bytes_of_step)
+
+
+@dataclass(frozen=True)
+class Times:
+    """The time steps of a chunk in one block: the rows of a tile, and their place in the whole input.
+
+    Attributes:
+        first: the time of row 0, a number or a scalar that a loop of the device counts.
+        start, end: the range of rows that exist in the input.
+    """
+
+    first: int | nisa.NkiScalar
+    start: int
+    end: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none of the rows exists in the input."""
+        return self.end <= self.start
+
+    @property
+    def rows(self) -> slice:
+        """The rows that exist, as a slice of a tile of the chunk."""
+        return slice(self.start, self.end)
+
+    def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the view of these times along the first dimension of a tensor in HBM."""
+        if isinstance(self.first, int):
+            return tensor_hbm.slice(0, self.first + self.start, self.first + self.end)
+        return tensor_hbm[nl.ds(self.first, self.end)]
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The lengths and labels of the sequences of a group, and masks of the labels. P is the number of partitions
+    of the group.
+
+    In tiles with ``pairs + 1`` columns, columns k and k + 1 belong to the labels before and behind blank k of
+    the block.
+
+    Attributes:
+        group: the group of the sequences.
+        input_length_sbuf, target_length_sbuf: float32 [P, 1].
+        class_sbuf: float32 [P, pairs + 1], labels as classes; an arbitrary class where there is no label.
+        mask_sbuf: float32 [P, pairs + 1], 0 for a label of the target, else ``NOTHING``, the logarithm of 0.
+        is_end_sbuf: uint32 [P, pairs + 1], 1 for the label behind the target.
+        may_skip_sbuf: uint32 [P, pairs], 1 where the label of pair k may follow the label before it directly.
+    """
+
+    group: Group
+    input_length_sbuf: nl.NkiTensor
+    target_length_sbuf: nl.NkiTensor
+    class_sbuf: nl.NkiTensor
+    mask_sbuf: nl.NkiTensor
+    is_end_sbuf: nl.NkiTensor
+    may_skip_sbuf: nl.NkiTensor
+
+    @classmethod
+    def load(
+        cls,
+        group: Group,
+        targets_hbm: nl.NkiTensor | None,
+        input_lengths_hbm: nl.NkiTensor,
+        target_lengths_hbm: nl.NkiTensor,
+    ) -> Sequences:
+        """Load the lengths and labels of a group from HBM, and compute the masks."""
+        pairs = group.plan.pairs
+        input_length_sbuf = blocks_of_lengths(group, input_lengths_hbm)
+        target_length_sbuf = blocks_of_lengths(group, target_lengths_hbm)
+        label_sbuf, number_sbuf = _labels(group, targets_hbm)
+        is_behind_sbuf = group.tile(pairs + 1)
+        nisa.tensor_scalar(dst=is_behind_sbuf, data=number_sbuf, op0=nl.greater_equal, operand0=target_length_sbuf)
+        mask_sbuf, class_sbuf = group.tile(pairs + 1), group.tile(pairs + 1)
+        is_end_sbuf = group.tile(pairs + 1, dtype=nl.uint32)
+        nisa.tensor_scalar(dst=mask_sbuf, data=is_behind_sbuf, op0=nl.multiply, operand0=NOTHING)
+        nisa.memset(dst=mask_sbuf[0 : group.rows, 0:1], value=NOTHING)  # before the first label
+        nisa.tensor_scalar(dst=is_end_sbuf, data=number_sbuf, op0=nl.equal, operand0=target_length_sbuf)
+        last = float(group.plan.classes - 1)
+        nisa.tensor_scalar(dst=class_sbuf, data=label_sbuf, op0=nl.maximum, operand0=0.0, op1=nl.minimum, operand1=last)
+        # A class that does not exist has probability 0.
+        _add_difference(mask_sbuf, class_sbuf, label_sbuf, is_behind_sbuf)
+        may_skip_sbuf = group.tile(pairs, dtype=nl.uint32)
+        differs_sbuf = group.tile(pairs)
+        nisa.tensor_tensor(
+            dst=differs_sbuf, data1=label_sbuf[:, 1 : pairs + 1], data2=label_sbuf[:, 0:pairs], op=nl.not_equal
+        )
+        nisa.tensor_tensor(dst=may_skip_sbuf, data1=differs_sbuf, data2=is_behind_sbuf[:, 1 : pairs + 1], op=nl.maximum)
+        nisa.memset(dst=may_skip_sbuf[0 : group.rows, 0:1], value=1)  # the first label follows the start
+        return cls(group, input_length_sbuf, target_length_sbuf, class_sbuf, mask_sbuf, is_end_sbuf, may_skip_sbuf)
+
+
+def lengths(rows: int, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Load a vector of int32 lengths as a float32 column [rows, 1]."""
+    loaded_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=loaded_sbuf, src=lengths_hbm.reshape((rows, 1)))
+    length_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=length_sbuf, src=loaded_sbuf)
+    return length_sbuf
+
+
+def blocks_of_lengths(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Load the lengths of a group into each block, float32 [P, 1]."""
+    loaded_sbuf = group.tile(1, dtype=nl.int32)
+    nisa.memset(dst=loaded_sbuf, value=0)
+    for block in range(group.plan.blocks):
+        source = group.sequences(lengths_hbm, 0).reshape((group.rows, 1))
+        nisa.dma_copy(dst=loaded_sbuf[group.block(block)], src=source)
+    length_sbuf = group.tile(1)
+    nisa.tensor_copy(dst=length_sbuf, src=loaded_sbuf)
+    return length_sbuf
+
+
+def _labels(group: Group, targets_hbm: nl.NkiTensor | None) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """Return the labels, 0 where a target has none, and the index of each in its target: float32 [P, pairs + 1]
+    each.
+
+    The first index, of the column before the first label, is -1.
+    """
+    plan = group.plan
+    loaded_sbuf = group.tile(plan.pairs + 1, dtype=nl.int32)
+    number_sbuf = group.tile(plan.pairs + 1)
+    nisa.memset(dst=loaded_sbuf, value=0)
+    nisa.memset(dst=number_sbuf, value=0.0)
+    for block in range(plan.blocks):
+        first = block * plan.pairs - 1
+        start, end = max(0, first), min(plan.labels, first + plan.pairs + 1)
+        partitions = group.block(block)
+        if targets_hbm is not None and start < end:
+            source = group.sequences(targets_hbm, 0).slice(1, start, end)
+            nisa.dma_copy(dst=loaded_sbuf[partitions, start - first : end - first], src=source)
+        nisa.iota(dst=number_sbuf[partitions], pattern=[[1, plan.pairs + 1]], offset=first)
+    label_sbuf = group.tile(plan.pairs + 1)
+    nisa.tensor_copy(dst=label_sbuf, src=loaded_sbuf)
+    return label_sbuf, number_sbuf
+
+
+def _add_difference(
+    mask_sbuf: nl.NkiTensor, class_sbuf: nl.NkiTensor, label_sbuf: nl.NkiTensor, scratch_sbuf: nl.NkiTensor
+) -> None:
+    """Add ``NOTHING`` to the mask where a label is no class, that is where clamping it to a class has changed it."""
+    is_none_sbuf = nl.ndarray(mask_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=is_none_sbuf, data1=class_sbuf, data2=label_sbuf, op=nl.not_equal)
+    nisa.scalar_tensor_tensor(
+        dst=mask_sbuf, data=is_none_sbuf, op0=nl.multiply, operand0=NOTHING, op1=nl.add, operand1=mask_sbuf
+    )

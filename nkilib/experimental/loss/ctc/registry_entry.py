@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The registry entry of connectionist temporal classification: the kernels with guarantees and work, and their float64
+reference. For host code.
+
+The forward reads the log-probabilities and writes the alphas; the backward reads both and writes the gradient. The
+recursion is bound by latency, which the work does not include: each time step waits for the previous one.
+
+u = 2^-23; rounding to float32 once costs u / 2 of the number. A time step rounds a logarithm three times (two log-adds
+and the emission), and softplus adds 2 u of a number below log 2. Errors of the operands are averaged, because the
+derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm. Log-probabilities are at most 0, so
+the logarithm of the probability of a prefix is at least the logarithm of the whole target's, which is -loss. The
+exception are states that contribute next to nothing to the whole: a state with a share below e^-20 counts with that
+share. Thus M = loss + 20 bounds the magnitudes of the logarithms.
+
+The probability of a state is e to the power alpha + beta - emission + loss. It has the errors of alpha and beta, the
+error of the loss, and four further roundings. This error is relative to the occupancy. The exponential has an error of
+``SIMULATED.exp`` units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.base.guarantee import Guarantee
+from nkilib.base.statements import Work
+from nkilib.core.cores import LEAF, levels
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS
+from nkilib.core.host.error_bounds import SIMULATED, SMALLEST_NORMAL, UNIT, Float64Array, rounding
+from nkilib.core.host.launchable import launchable
+from nkilib.core.host.loss import SCALAR, SizedLoss, TensorSize, tensor_bytes
+from nkilib.experimental.loss.ctc import kernels
+
+Integers: TypeAlias = npt.NDArray[Any]
+
+# Units of u that a time step costs; a share below e^-20 counts as that; logarithms with errors in a probability.
+_STEP_UNITS, _UNLIKELY, _LOGARITHMS = 2.0, 20.0, 3
+
+
+def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
+    """Return the size of a tensor of a launch on log-probabilities [T, N, C].
+
+    The tensors include labels, lengths, and the results that the forward keeps for the backward. The option ``labels``
+    is the number of labels of the longest target.
+    """
+    steps, sequences, _ = shape
+    sizes = {
+        "log_probs": TensorSize(shape),
+        "targets": TensorSize((sequences, options["labels"]), "int32"),
+        "input_lengths": TensorSize((sequences,), "int32"),
+        "target_lengths": TensorSize((sequences,), "int32"),
+        "nll": TensorSize((sequences,), "float32"),
+        "alpha": TensorSize((steps, sequences, 2 * options["labels"] + 1), "float32"),
+        "grad_loss": SCALAR,
+    }
+    return sizes[tensor]
+
+
+def forward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
+    """Return the work of ``ctc_loss_forward``, whose parameters it takes."""
+    return _work(log_probs_hbm, targets_hbm, 1)
+
+
+def backward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
+    """Return the work of ``ctc_loss_backward``, whose parameters it takes.
+
+    The log-probabilities are read, and a gradient of their size is written.
+    """
+    return _work(log_probs_hbm, targets_hbm, 2)
+
+
+def _work(log_probs_hbm: Any, targets_hbm: Any, passes: int) -> Work:
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    steps, sequences, _ = log_probs_hbm.shape
+    states = 1 if targets_hbm is None else 2 * targets_hbm.shape[1] + 1
+    alphas = steps * sequences * states * FLOAT32_BYTES
+    return Work(passes * tensor_bytes(log_probs_hbm) + alphas, dtype=as_dtype(log_probs_hbm.dtype))
+
+
+ctc_loss_forward = launchable(
+    kernels.ctc_loss_forward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=None,
+        error="2 u times the logarithm for each time step, u = 2^-23",
+        notes="a sum adds 32 losses at a time, in an order that depends only on the shape; alpha is an output",
+    ),
+    forward_work,
+)
+ctc_loss_backward = launchable(
+    kernels.ctc_loss_backward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=None,
+        error="6 u times the logarithm for each time step, relative to the occupancy of a class, plus 8 u times the "
+        "probability, plus the rounding of the gradient; u = 2^-23",
+        notes="the groups of sequences, blocks of states and chunks of time steps depend only on shape and type",
+    ),
+    backward_work,
+)
+
+CTC: Final = SizedLoss(
+    name="ctc_loss",
+    module="CTCLoss",
+    forward=ctc_loss_forward,
+    backward=ctc_loss_backward,
+    formula="-log sum of prod_t p_t(a_t) over alignments a of the target",
+    derivative="exp(x) - occupancy, as in PyTorch, for x from log_softmax",
+    differentiated=("log_probs",),
+    options=("blank", "zero_infinity"),
+    tests=("tests/experimental/loss/ctc", "tests/torch/functions"),
+    edges="without an alignment the loss is inf and the gradient NaN, or both are 0 with zero_infinity; a class of "
+    "probability 0 that is not a label has gradient 0, where PyTorch's is NaN",
+    differences="bfloat16 and float16 are accepted; a label that is not a class has probability 0; gradients are those "
+    "of the loss even where the blank is among the labels; the numbers of classes and labels are limited, see below",
+    size_of=size_of,
+)
+
+
+class CtcLosses(NamedTuple):
+    """The losses and occupancies of all sequences.
+
+    Attributes:
+        losses: [N], infinite where there is no alignment.
+        occupancies: [T, N, C], the probability that an alignment is at that class at that time; 0 without an alignment.
+    """
+
+    losses: Float64Array
+    occupancies: Float64Array
+
+
+def ctc_loss_reference(
+    log_probs: npt.NDArray[Any], targets: Integers, input_lengths: Integers, target_lengths: Integers, blank: int = 0
+) -> CtcLosses:
+    """Compute the losses and occupancies by their definition, with a recursion over all states.
+
+    PyTorch equivalent of the losses: ``F.ctc_loss(log_probs.double(), targets, input_lengths, target_lengths, blank,
+    reduction="none")``.
+
+    Args:
+        log_probs: the log-probabilities, [T, N, C].
+        targets: the labels of the targets, [N, S].
+        input_lengths, target_lengths: [N].
+        blank: class of the blank.
+    """
+    exact = log_probs.astype(np.float64)
+    losses, occupancies = np.zeros(exact.shape[1]), np.zeros(exact.shape)
+    for n, (steps, labels) in enumerate(zip(input_lengths, target_lengths, strict=True)):
+        classes = np.full(2 * labels + 1, blank)
+        classes[1::2] = targets[n, :labels]
+        losses[n] = _sequence(exact[:steps, n], classes, blank, occupancies[:steps, n])
+    return CtcLosses(losses, occupancies)
+
+
+def _sequence(log_probs: Float64Array, classes: Integers, blank: int, occupancies: Float64Array) -> float:
+    """Return the loss of a sequence, and add its occupancies to ``occupancies``, which the caller has set to 0."""
+    if len(log_probs) == 0:
+        return 0.0 if len(classes) == 1 else np.inf
+    emissions = log_probs[:, classes]
+    may_skip = np.zeros(len(classes), bool)
+    may_skip[2:] = (classes[2:] != blank) & (classes[2:] != classes[:-2])
+    with np.errstate(all="ignore"):
+        alphas = _alphas(emissions, may_skip)
+        backwards = np.zeros_like(may_skip)
+        backwards[2:] = may_skip[2:][::-1]
+        betas = _alphas(emissions[::-1, ::-1], backwards)[::-1, ::-1]
+        log_likelihood = np.logaddexp.reduce(alphas[-1, -2:])
+        if log_likelihood == -np.inf:
+            return np.inf
+        posteriors = np.exp(np.where(emissions == -np.inf, -np.inf, alphas + betas - emissions) - log_likelihood)
+    for state, number in enumerate(classes):
+        occupancies[:, number] += posteriors[:, state]
+    return -float(log_likelihood)
+
+
+def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64Array:
+    """Return the alphas, [T, states]: the logarithm of the probability of the prefix that ends in each state at
+    each time.
+    """
+    alphas = np.full(emissions.shape, -np.inf)
+    alphas[0, :2] = emissions[0, :2]
+    for t in range(1, len(emissions)):
+        stays, enters, skips = alphas[t - 1], np.full_like(alphas[0], -np.inf), np.full_like(alphas[0], -np.inf)
+        enters[1:] = stays[:-1]
+        skips[2:] = np.where(may_skip[2:], stays[:-2], -np.inf)
+        alphas[t] = np.logaddexp(np.logaddexp(stays, enters), skips) + emissions[t]
+    return alphas
+
+
+def reduction_factors(target_lengths: Integers, reduction: str) -> Float64Array:
+    """Return the factor of each loss in the reduction."""
+    if reduction != "mean":
+        return np.ones(len(target_lengths))
+    return 1.0 / (np.maximum(target_lengths, 1) * float(len(target_lengths)))
+
+
+def reduced(losses: Float64Array, target_lengths: Integers, reduction: str, zero_infinity: bool) -> Float64Array:
+    """Reduce losses as ``F.ctc_loss`` does."""
+    counted = np.where(np.isinf(losses), 0.0, losses) if zero_infinity else losses
+    if reduction == "none":
+        return counted
+    return np.array([(counted * reduction_factors(target_lengths, reduction)).sum()])
+
+
+def ctc_loss_gradient_reference(
+    log_probs: npt.NDArray[Any],
+    reference: CtcLosses,
+    input_lengths: Integers,
+    factors: Float64Array,
+    zero_infinity: bool,
+) -> Float64Array:
+    """Return the gradient with respect to the log-probabilities, as PyTorch defines it.
+
+    It is ``(exp(log_probs) - occupancies) * factors``.
+
+    Args:
+        factors: [N], the upstream gradient of each loss.
+    """
+    is_inside = np.arange(len(log_probs))[:, np.newaxis] < input_lengths
+    without = 0.0 if zero_infinity else np.nan
+    of_sequence = np.where(np.isinf(reference.losses), without, factors)
+    with np.errstate(all="ignore"):
+        gradient = (np.exp(log_probs.astype(np.float64)) - reference.occupancies) * of_sequence[
+            np.newaxis, :, np.newaxis
+        ]
+    return np.where(is_inside[:, :, np.newaxis], gradient, 0.0)
+
+
+def _errors(reference: CtcLosses, input_lengths: Integers) -> Float64Array:
+    """Return the error of each loss; 0 for an infinite one."""
+    magnitude = np.where(np.isinf(reference.losses), 0.0, reference.losses + _UNLIKELY)
+    return np.asarray(_STEP_UNITS * UNIT * (input_lengths + 1) * magnitude)
+
+
+def ctc_loss_bound(
+    reference: CtcLosses, input_lengths: Integers, target_lengths: Integers, reduction: str, dtype: Any = np.float32
+) -> Float64Array:
+    """Return the largest accepted error of losses, stored in ``dtype`` for ``"none"``; infinite losses must be
+    exact.
+    """
+    errors = _errors(reference, input_lengths)
+    losses = np.where(np.isinf(reference.losses), 0.0, reference.losses)
+    if reduction == "none":
+        return errors + rounding(losses, dtype)
+    factors = reduction_factors(target_lengths, reduction)
+    additions = LEAF * (levels(len(losses)) + levels(PARTITIONS)) + 4
+    return np.array([(errors * factors).sum() + additions * 0.5 * UNIT * (losses * factors).sum() + SMALLEST_NORMAL])
+
+
+def ctc_loss_gradient_bound(
+    log_probs: Any,
+    reference: CtcLosses,
+    input_lengths: Integers,
+    factors: Float64Array,
+    exact: Float64Array,
+) -> Float64Array:
+    """Return the largest accepted errors of a gradient whose exact values are ``exact``, in the log-probabilities'
+    type.
+    """
+    relative = np.expm1(_LOGARITHMS * _errors(reference, input_lengths))[np.newaxis, :, np.newaxis] + 4.0 * UNIT
+    probabilities = np.exp(np.minimum(log_probs.astype(np.float64), 0.0))
+    error = relative * reference.occupancies + (SIMULATED.exp + 2.0) * UNIT * (probabilities + reference.occupancies)
+    scaled = np.abs(factors)[np.newaxis, :, np.newaxis] * (error + 2.0**-40)
+    return scaled + rounding(np.nan_to_num(exact), log_probs.dtype) + SMALLEST_NORMAL

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""A launch of the kernels: the logits and labels, the options, and the checks of both before the first instruction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nkilib.core.host.options import is_integer
+from nkilib.core.loss_arguments import require_floats
+from nkilib.core.plan_limits import limited_batches
+from nkilib.core.rows.batches import Batch, batches_of_core
+from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
+from nkilib.core.rows.recomputation import BATCHES_MAX
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.experimental.loss.distillation.tiling import DistillationTiling, Form, most_columns
+from nkilib.nki import nl
+
+# Positions processed at a time, one per partition.
+POSITIONS = 128
+# Columns of a row whose maximum is its shift.
+SAMPLE_COLUMNS = 512
+# Logits are raised to it: finite whatever the temperature is, exp is 0 there, and bfloat16 has it.
+LOWEST = -(2.0**116)
+# The temperatures for which that holds, and for which their squares are normal numbers.
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 1e6
+# The maximum number of parts of a row whose sums are kept.
+MOST_CHUNKS = 512
+_INT32 = 2**31
+
+
+def tile_dtype(dtype: nl.DType) -> nl.DType:
+    """Return the type of logits on chip: float16 has too little range for the finite value that replaces -inf."""
+    return nl.bfloat16 if dtype == nl.bfloat16 else nl.float32
+
+
+@dataclass(frozen=True)
+class DistillationOptions:
+    """Options of the loss, under the names that operators and kernels use.
+
+    Attributes:
+        beta: 0: KL(teacher || student); 1: KL(student || teacher); between them generalized Jensen-Shannon.
+        temperature: T, the divisor of all logits.
+        ignore_index: the label of ignored positions.
+    """
+
+    beta: float = 0.0
+    temperature: float = 1.0
+    ignore_index: int = -100
+
+
+@dataclass(frozen=True)
+class Part:
+    """The positions from ``start`` to ``end``."""
+
+    start: int
+    end: int
+
+    def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """Return a view of a tensor [N] or [N, V]; the tensor itself if the part is all of it."""
+        if (self.start, self.end) == (0, int(tensor_hbm.shape[0])):
+            return tensor_hbm
+        return tensor_hbm.slice(0, self.start, self.end, 1)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of either kernel.
+
+    Attributes:
+        function: the name of the function in error messages.
+        student_hbm, teacher_hbm: the logits, [N, V].
+        labels_hbm: the labels, [N], int32; None means that every position is valid.
+        options: the options of the loss.
+        tiling: the tiling of a row.
+        is_backward: whether the launch computes the gradient.
+    """
+
+    function: str
+    student_hbm: nl.NkiTensor
+    teacher_hbm: nl.NkiTensor
+    labels_hbm: nl.NkiTensor | None
+    options: DistillationOptions
+    tiling: DistillationTiling
+    is_backward: bool
+
+    @property
+    def num_positions(self) -> int:
+        """The number of positions, N."""
+        return int(self.student_hbm.shape[0])
+
+    @property
+    def vocab_size(self) -> int:
+        """The vocabulary size, V."""
+        return int(self.student_hbm.shape[1])
+
+    @property
+    def bytes_of_pair(self) -> int:
+        """The bytes of a logit of the student and one of the teacher, on chip."""
+        return dtype_bytes(tile_dtype(self.student_hbm.dtype)) + dtype_bytes(tile_dtype(self.teacher_hbm.dtype))
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the loss is a Jensen-Shannon divergence, which needs the mixture of both distributions."""
+        return 0.0 < self.options.beta < 1.0
+
+    @property
+    def is_reverse(self) -> bool:
+        """Whether the student's probabilities are the weights of the divergence: KL(student || teacher)."""
+        return self.options.beta == 1.0
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether the shift of a row is the maximum of only a part of it."""
+        return min(self.vocab_size, self.tiling.chunk_size) < self.vocab_size or self.vocab_size > SAMPLE_COLUMNS
+
+    @property
+    def scale(self) -> float:
+        """The factor of the logits, 1 / T."""
+        return 1.0 / self.options.temperature
+
+    def parts(self) -> list[Part]:
+        """Return the positions in parts of at most as many rows as can be collected for recomputation."""
+        most = limited_batches(BATCHES_MAX) * POSITIONS * int(nl.num_programs())
+        return [Part(start, min(start + most, self.num_positions)) for start in range(0, self.num_positions, most)]
+
+    def of_part(self, part: Part) -> Launch:
+        """Return a launch on the positions of a part alone."""
+        return replace(
+            self,
+            student_hbm=part.of(self.student_hbm),
+            teacher_hbm=part.of(self.teacher_hbm),
+            labels_hbm=None if self.labels_hbm is None else part.of(self.labels_hbm),
+        )
+
+    def batches(self) -> list[Batch]:
+        """Return the batches of this core."""
+        return batches_of_core(self.num_positions, nl.num_programs(), nl.program_id(), POSITIONS)
+
+
+def _validate_options(launch: Launch) -> None:
+    beta, temperature = launch.options.beta, launch.options.temperature
+    require(
+        0.0 <= beta <= 1.0,
+        f"{launch.function}: beta must be from 0, for KL(teacher || student), to 1, for KL(student || teacher), "
+        f"got {beta}; 0.5 is the Jensen-Shannon divergence",
+    )
+    require(
+        LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE,
+        f"{launch.function}: temperature must be from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE}, got {temperature}; "
+        f"it divides the logits",
+    )
+
+
+def validate(launch: Launch) -> None:
+    """Check logits, labels and options of either kernel."""
+    function, student_hbm, options = launch.function, launch.student_hbm, launch.options
+    require_indirect_dma(function)
+    shape = tuple(student_hbm.shape)
+    require(
+        len(shape) == 2 and min(shape) > 0,
+        f"{function}: student_hbm must have shape (N, V) with N, V > 0, got {shape}; flatten all positions",
+    )
+    require(
+        tuple(launch.teacher_hbm.shape) == shape,
+        f"{function}: teacher_hbm must have the shape of student_hbm, {shape}, got {tuple(launch.teacher_hbm.shape)}; "
+        f"both models must have one vocabulary",
+    )
+    for name, tensor_hbm in (("student_hbm", student_hbm), ("teacher_hbm", launch.teacher_hbm)):
+        require_floats(function, name, tensor_hbm.dtype)
+    _validate_options(launch)
+    labels_hbm = launch.labels_hbm
+    if labels_hbm is not None:
+        require(
+            tuple(labels_hbm.shape) == shape[:1] and labels_hbm.dtype == nl.int32,
+            f"{function}: labels_hbm must be int32 of shape ({shape[0]},), got {labels_hbm.dtype} of shape "
+            f"{tuple(labels_hbm.shape)}; cast and flatten it as the positions",
+        )
+    require(
+        is_integer(options.ignore_index) and -_INT32 <= options.ignore_index < _INT32,
+        f"{function}: ignore_index must be an int32, got {options.ignore_index}; "
+        f"use a label that is no class, such as -100",
+    )
+
+
+def validate_tiling(launch: Launch) -> None:
+    """Check that chunks fit a partition, and that their sums do."""
+    chunk_size, vocab_size = launch.tiling.chunk_size, launch.vocab_size
+    largest = most_columns(vocab_size, launch.bytes_of_pair, Form.of(launch.is_mixed, launch.is_backward))
+    require(
+        is_integer(chunk_size) and 0 < chunk_size <= largest and vocab_size <= MOST_CHUNKS * chunk_size,
+        f"{launch.function}: chunk_size must be an integer from 1 to {largest} that makes at most {MOST_CHUNKS} "
+        f"chunks of {vocab_size} entries, got {chunk_size}; pass chunk_size={largest}",
+    )
+
+
+def validate_vectors(launch: Launch, vectors: dict[str, nl.NkiTensor]) -> None:
+    """Check the vectors that a backward receives for the positions."""
+    for name, vector_hbm in vectors.items():
+        require_vector(launch.function, name, vector_hbm, launch.num_positions, "the positions")

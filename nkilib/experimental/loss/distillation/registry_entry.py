@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Distillation from logits: the kernels with guarantees and work, and their float64 reference. For host code.
+
+The work is stated independently of the tiling: the minimum of HBM traffic, and activation functions. The simulator is
+imported only when a profile asks for it: on hardware the kernels do not need it. A KL takes two exponentials per
+element, forward and backward, except for the backward of KL(student || teacher), which takes only the student's.
+Jensen-Shannon takes two for the log-sum-exps, and then both again and a softplus; its gradient takes the student's
+exponential and a softplus.
+
+The reference starts from the logits that a kernel receives. docs/explanation/distillation.md derives the accepted
+errors. u is 2^-23, the unit in the last place of 1. An exponential of a row of logits x, under a shift c of the size of
+its logits at most, has a relative error of u * a with a = 8 + 2 * max|x| / T: from the function itself, its argument's
+rounding, and the sum that it enters. With p the weighting distribution and q the other one, r = log(p / q):
+
+- KL: u * (a_p + a_q) * (2 + E_p|r|): the first-order terms of E[d - c] and of the log of the ratio of the sums;
+- Jensen-Shannon: the same with the weighted mean of both distances to the mixture, and with 2 |log((1 - beta) beta)|
+  more in a: logs that are added to the mixture's and subtracted again;
+- gradient: u * (a_p + a_q) of each of its terms, plus half a unit in the last place of the result's type. A probability
+  below 2^-126 is subnormal in float32, has fewer digits, and may be flushed to 0. So the bound adds 2^-126 times the
+  factors of the probability, which are the distances and the upstream gradient.
+
+The error of sums is below u * 8 of the sum of magnitudes: runs of at most 2,048 elements are added up by the engine's
+accumulator in float32, which for terms of one sign is 8 u on average; tests check this at 262,144 classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nkilib.base.guarantee import Guarantee
+from nkilib.base.statements import Work
+from nkilib.core.cores import positions_of_core
+from nkilib.core.hardware import FLOAT32_BYTES
+from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT, rounding
+from nkilib.core.host.launchable import launchable
+from nkilib.core.host.loss import TensorSize, tensor_bytes
+from nkilib.core.rows.recomputation import BATCHES_MAX, most_trips
+from nkilib.core.rows.slots import ROWS_OF_TILE
+from nkilib.experimental.loss.distillation import kernels
+from nkilib.nki import nl
+
+Array = NDArray[np.float64]
+
+# Vectors that the forward returns.
+_RESULTS = 6
+
+
+def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
+    """Return the size of a tensor of a launch on logits [N, V]: logits, labels, or a value for each position."""
+    if tensor in ("student", "teacher"):
+        return TensorSize(shape)
+    return TensorSize(shape[:1], "int32" if tensor == "labels" else "float32")
+
+
+def _vector_bytes(student_hbm: Any, labels_hbm: Any) -> int:
+    return int((_RESULTS + (labels_hbm is not None)) * FLOAT32_BYTES * student_hbm.shape[0])
+
+
+def _work(student_hbm: Any, nbytes: int, functions: int) -> Work:
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return Work(nbytes, exponentials=functions * prod(student_hbm.shape), dtype=as_dtype(student_hbm.dtype))
+
+
+def forward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
+    """Return the work of ``distillation_forward``, if each logit is read once; takes the kernel's parameters."""
+    nbytes = tensor_bytes(student_hbm, teacher_hbm) + _vector_bytes(student_hbm, labels_hbm)
+    return _work(student_hbm, nbytes, 2 if beta in (0.0, 1.0) else 5)
+
+
+def backward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
+    """Return the work of ``distillation_backward``; the function takes the kernel's parameters."""
+    nbytes = tensor_bytes(student_hbm, student_hbm, teacher_hbm) + _vector_bytes(student_hbm, labels_hbm)
+    return _work(student_hbm, nbytes, 1 if beta == 1.0 else 2)
+
+
+def forward_trips(student_hbm: Any, **_: Any) -> dict[str, int]:
+    """Return the maximum iterations of the forward's loop: the number when every row of a part of a core is recomputed.
+
+    Call this while the kernel runs, because the number of cores is known only then.
+    """
+    own = positions_of_core(student_hbm.shape[0], nl.num_programs(), 0)
+    return {"recompute_rows": most_trips(min(own, BATCHES_MAX * ROWS_OF_TILE))}
+
+
+distillation_forward = launchable(
+    kernels.distillation_forward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=None,
+        error="u (a_P + a_Q) (2 + E|log(P/Q)|), absolute, with u = 2^-23 and a = 8 + 2 max|x|/T; the KL of "
+        "equal logits is 0",
+        notes="the chunks depend on V, on the size in bytes of a student logit and of a teacher logit, and on whether "
+        "the divergence is a KL or Jensen-Shannon; each piece is summed in the order of the engine's accumulator, then "
+        "the sums of the pieces are added",
+    ),
+    forward_work,
+    forward_trips,
+)
+distillation_backward = launchable(
+    kernels.distillation_backward,
+    Guarantee(
+        math="float32",
+        accumulator="none",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place="student_hbm",
+        error="u (a_P + a_Q) times each term and the upstream gradient, plus the rounding of the result; a as in the "
+        "forward",
+        notes="the teacher has no gradient",
+    ),
+    backward_work,
+)
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """The distributions of student and teacher, in float64.
+
+    Attributes:
+        student_log, teacher_log: log-probabilities, [N, V].
+    """
+
+    student_log: Array
+    teacher_log: Array
+
+    @classmethod
+    def of_logits(cls, student: Any, teacher: Any, temperature: float = 1.0) -> Distributions:
+        """Return softmax(logits / T) of both."""
+        return cls(_log_softmax(student, temperature), _log_softmax(teacher, temperature))
+
+    @cached_property
+    def student(self) -> Array:
+        """The probabilities of the student, Q."""
+        return np.asarray(np.exp(self.student_log))
+
+    @cached_property
+    def teacher(self) -> Array:
+        """The probabilities of the teacher, P."""
+        return np.asarray(np.exp(self.teacher_log))
+
+    def mixture_log(self, beta: float) -> Array:
+        """Return log(beta * P + (1 - beta) * Q)."""
+        if beta not in self._mixtures:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                terms = np.log(beta) + self.teacher_log, np.log1p(-beta) + self.student_log
+                self._mixtures[beta] = np.asarray(np.logaddexp(*terms), np.float64)
+        return self._mixtures[beta]
+
+    @cached_property
+    def _mixtures(self) -> dict[float, Array]:
+        """The logs of the mixtures that were asked for, by beta."""
+        return {}
+
+
+def kl(log_p: Array, log_q: Array) -> Array:
+    """Return KL(p || q) of each row; 0 * anything is 0."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        terms = np.exp(log_p) * (log_p - log_q)
+    return np.asarray(np.where(log_p == -np.inf, 0.0, terms).sum(axis=1))
+
+
+def distillation_reference(
+    student: Any,
+    teacher: Any,
+    labels: Any = None,
+    beta: float = 0.0,
+    temperature: float = 1.0,
+    ignore_index: int = -100,
+) -> Array:
+    """Return the loss of every position in float64."""
+    distributions = Distributions.of_logits(student, teacher, temperature)
+    if beta == 0.0:
+        loss = kl(distributions.teacher_log, distributions.student_log)
+    elif beta == 1.0:
+        loss = kl(distributions.student_log, distributions.teacher_log)
+    else:
+        mixture = distributions.mixture_log(beta)
+        loss = beta * kl(distributions.teacher_log, mixture) + (1.0 - beta) * kl(distributions.student_log, mixture)
+    return loss if labels is None else np.where(np.asarray(labels) == ignore_index, 0.0, loss)
+
+
+def distillation_gradient_reference(
+    student: Any,
+    teacher: Any,
+    grad_loss: Any,
+    labels: Any = None,
+    beta: float = 0.0,
+    temperature: float = 1.0,
+    ignore_index: int = -100,
+) -> Array:
+    """Return the gradient with respect to the student's logits in float64, for upstream gradients [N]."""
+    distributions = Distributions.of_logits(student, teacher, temperature)
+    upstream = np.asarray(grad_loss, np.float64) / temperature
+    if labels is not None:
+        upstream = np.where(np.asarray(labels) == ignore_index, 0.0, upstream)
+    if beta == 0.0:
+        gradient = distributions.student - distributions.teacher
+    else:
+        against = distributions.teacher_log if beta == 1.0 else distributions.mixture_log(beta)
+        with np.errstate(invalid="ignore"):
+            distance = np.where(distributions.student_log == -np.inf, 0.0, distributions.student_log - against)
+        gradient = (
+            (1.0 if beta == 1.0 else 1.0 - beta)
+            * distributions.student
+            * (distance - kl(distributions.student_log, against)[:, None])
+        )
+    return np.asarray(upstream[:, None] * gradient)
+
+
+def _log_softmax(logits: Any, temperature: float) -> Array:
+    scaled = np.asarray(logits, np.float64) / temperature
+    with np.errstate(invalid="ignore"):
+        distance = scaled - scaled.max(axis=1, keepdims=True)
+        return np.asarray(distance - np.log(np.exp(distance).sum(axis=1, keepdims=True)))
+
+
+def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperature: float = 1.0) -> Array:
+    """Return the accepted error of the loss of every position."""
+    distributions = Distributions.of_logits(student, teacher, temperature)
+    sizes = _size(student, temperature) + _size(teacher, temperature)
+    if beta in (0.0, 1.0):
+        pair = (
+            (distributions.teacher_log, distributions.student_log)
+            if beta == 0.0
+            else (distributions.student_log, distributions.teacher_log)
+        )
+        return np.asarray(UNIT * sizes * (2.0 + _mean_distance(*pair)))
+    mixture = distributions.mixture_log(beta)
+    distance = beta * _mean_distance(distributions.teacher_log, mixture) + (1 - beta) * _mean_distance(
+        distributions.student_log, mixture
+    )
+    sizes = sizes - 2.0 * (np.log(beta) + np.log1p(-beta))
+    return np.asarray(UNIT * sizes * (2.0 + distance))
+
+
+def distillation_gradient_bound(
+    student: Any, teacher: Any, grad_loss: Any, exact: Array, beta: float = 0.0, temperature: float = 1.0
+) -> Array:
+    """Return the accepted error of every element of the gradient.
+
+    ``exact`` is the reference gradient. The result of the kernel has the type of ``student``.
+    """
+    distributions = Distributions.of_logits(student, teacher, temperature)
+    upstream = np.abs(np.asarray(grad_loss, np.float64))[:, None] / temperature
+    sizes = (_size(student, temperature) + _size(teacher, temperature))[:, None]
+    if beta == 0.0:
+        terms, factors = distributions.student + distributions.teacher, np.full_like(distributions.student, 2.0)
+    else:
+        against = distributions.teacher_log if beta == 1.0 else distributions.mixture_log(beta)
+        with np.errstate(invalid="ignore"):
+            distance = np.where(distributions.student_log == -np.inf, 0.0, np.abs(distributions.student_log - against))
+        factors = 2.0 + distance + kl(distributions.student_log, against)[:, None]
+        terms = distributions.student * factors
+    off = upstream * (UNIT * sizes * terms + SMALLEST_NORMAL * factors)
+    return np.asarray(off + rounding(exact, np.asarray(student).dtype))
+
+
+def _size(logits: Any, temperature: float) -> Array:
+    """Return a = 8 + 2 * max|x| / T of each row, over its finite logits."""
+    values = np.asarray(logits, np.float64)
+    return np.asarray(8.0 + 2.0 * np.where(np.isfinite(values), np.abs(values), 0.0).max(axis=1) / temperature)
+
+
+def _mean_distance(log_p: Array, log_q: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        terms = np.exp(log_p) * np.abs(log_p - log_q)
+    return np.asarray(np.where(log_p == -np.inf, 0.0, terms).sum(axis=1))

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The plan of a backward: the buffers beside a block of the gradient, in the memory that the block leaves.
+
+All of it is arithmetic, before anything is traced; :mod:`.geometry` computes the memory of a plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
+from nkilib.core.plan_limits import limited_piece_tiles, limited_resident_features, usable_sbuf_bytes
+from nkilib.experimental.loss.linear.backward.geometry import (
+    FEWEST_RESULTS,
+    GRADIENT_SLOTS,
+    LOGIT_BANKS,
+    SLOTS_OF_MEMORY,
+    BackwardBuffers,
+    BackwardGeometry,
+    BackwardSizes,
+)
+from nkilib.experimental.loss.linear.logits import CLASSES_OF_TILE
+
+# Tiles of positions that are loaded at a time.
+_TILES_OF_PIECE = 4
+# Tiles of X^T that are loaded ahead where there is room: tiles of few features are used up before the next one arrives.
+_INPUT_TILES_MOST = 4
+# Where W^T streams: the number of slices in memory.
+_FEWEST_SLICES, _SLICES_MOST = 4, 8
+# Where X^T streams too. Slices of both move 1 / classes of a tile + 1 / positions of a batch bytes for a column of
+# Tensor, in units in which at 1 / 240 the DMA engines take as long as Tensor.
+_SLICES_OF_BOTH_MOST, _STREAMED_SIZE = 6, 240.0
+# With more features a program has no room for blocks of classes that are long enough.
+_FEATURES_OF_BOTH_MOST = 8192
+# Widths of a tile of logits to try where W^T streams, the widest first. [D, V] takes the widest alone: there tiles of
+# dW are as wide as those of logits.
+_STREAMED_CLASSES = (CLASSES_OF_TILE, 384, 256)
+# Where W^T streams, every batch of tiles of positions reads it again. Two batches are modelled to take 0.79 to 1.03 of
+# the time of a W^T that stays; more were not modelled.
+_BATCHES_MOST = 2
+# W^T streams if there are more features than that, in 16 bits: W^T of a block of classes leaves room for little else.
+# Tensor takes four times as long for float32, where transfers do not matter.
+_FEATURES_OF_RESIDENT_WEIGHT = 6144
+# The largest number of opened tiles, where there is room: Scalar loads a table of functions to open tiles, and one to
+# compute all but one of them. With more tiles than banks it would wait for the products: two operand pairs have the
+# fewest.
+_OPENED_MOST = LOGIT_BANKS + 1
+# Steps of :meth:`BackwardPlan._grown` that give buffers to operands that are not kept.
+_STEPS_OF_STREAMS = 9
+# Classes of a tile of kept logits, for which no product has to fit a bank of PSUM.
+_CLASSES_OF_KEPT_TILE = 1024
+# Features of a stripe for [D, V], so many that sums of dW for 768 classes fit the banks of PSUM.
+_STRIPE_OF_FEATURES = 384
+
+
+def _tiles_of_piece() -> int:
+    return limited_piece_tiles(_TILES_OF_PIECE)
+
+
+def _more_slices() -> list[dict[str, int]]:
+    return [{"weight_slices": slices} for slices in range(_FEWEST_SLICES + 1, _SLICES_OF_BOTH_MOST + 1)]
+
+
+@dataclass(frozen=True)
+class BackwardPlan(BackwardGeometry):
+    """The plan of a backward launch, with as many buffers as there is room for and use of."""
+
+    @classmethod
+    def of(
+        cls, sizes: BackwardSizes, position_block: int, class_block: int, available_bytes: int | None = None
+    ) -> BackwardPlan:
+        """Return the plan for blocks of at most ``position_block`` positions and ``class_block`` classes.
+
+        It has as many buffers as there is room for and use of. :attr:`fits` is False if not even the fewest buffers
+        fit. ``available_bytes`` are the usable bytes of a partition; None: those of the target.
+        """
+        position_block = min(position_block, div_ceil(sizes.num_positions, PARTITIONS) * PARTITIONS)
+        class_block = min(class_block, div_ceil(sizes.vocab_size, PARTITIONS) * PARTITIONS)
+        position_blocks = div_ceil(sizes.num_positions, position_block)
+        most = _CLASSES_OF_KEPT_TILE if sizes.keeps_logits and sizes.has_classes_first else CLASSES_OF_TILE
+        classes_of_tile = div_ceil(class_block, div_ceil(class_block, most))
+        least = cls(
+            sizes.num_features,
+            sizes.itemsize,
+            position_block,
+            class_block,
+            classes_of_tile,
+            stripe=min(sizes.num_features, CLASSES_OF_TILE if sizes.has_classes_first else _STRIPE_OF_FEATURES),
+            buffers=BackwardBuffers(),
+            adds_to_weight=sizes.adds_to_weight,
+            weight_sums=sizes.adds_to_weight + (position_blocks > 1),
+            result_itemsize=FLOAT32_BYTES if sizes.adds_to_weight else sizes.loaded_itemsize,
+            has_classes_first=sizes.has_classes_first,
+            position_blocks=position_blocks,
+            option_bytes=sizes.option_bytes(class_block, classes_of_tile),
+            needs=sizes.needs,
+            keeps_logits=sizes.keeps_logits,
+            program_share=sizes.program_share,
+            staging_bytes=sizes.staging_bytes,
+            available_bytes=usable_sbuf_bytes() if available_bytes is None else available_bytes,
+            further=sizes.further,
+        )
+        return least._grown()
+
+    def _grown(self) -> BackwardPlan:
+        """Return the plan with more buffers; the buffers that matter most are added first."""
+        tiles = self.position_tiles
+        stripes = div_ceil(self.features, self.stripe)
+        steps: list[dict[str, int]] = [
+            {"input_tiles": min(SLOTS_OF_MEMORY, tiles)},
+            {"weight_stripes": 2},
+            {"pieces": 3},
+            {"tiles_of_piece": min(2, tiles)},
+            {"input_results": 4},
+            {"tiles_of_piece": min(_tiles_of_piece(), tiles)},
+            {"input_results": 6},
+            {"weight_results": 2},
+            {"input_results": 8},
+            {"input_tiles": min(_INPUT_TILES_MOST, tiles)},
+        ]
+        if self.position_blocks == 1:
+            pieces = div_ceil(tiles, _tiles_of_piece())
+            steps.append({"pieces": pieces * stripes, "tiles_of_piece": min(tiles, _tiles_of_piece())})
+            if not self.keeps_logits:
+                steps.append({"input_tiles": tiles})
+        streaming = self._streaming(steps) or self._streaming_both(steps)
+        if streaming is not None:
+            return streaming
+        if self.needs.opened > 0 and not self.further:
+            steps += [{"opened": opened} for opened in range(GRADIENT_SLOTS + 1, _OPENED_MOST + 1)]
+        plan = self._with(steps)
+        if plan.is_ample or self.keeps_logits:
+            return plan
+        sharing = {"shares_memory": 1, "input_tiles": min(SLOTS_OF_MEMORY, tiles)}
+        alternative = replace(self, buffers=replace(self.buffers, **sharing))._with(steps[1:_STEPS_OF_STREAMS])
+        return alternative if alternative.is_ample or not plan.fits else plan
+
+    def _streaming(self, steps: list[dict[str, int]]) -> BackwardPlan | None:
+        """Return the plan in which W^T streams past X^T; None if that does not fit or is of no use.
+
+        See :class:`.streams.WeightSlices`. Tiles of logits are as wide as there is room for slices of W^T beside the
+        other streams.
+        """
+        is_of_use = (
+            self.features > limited_resident_features(_FEATURES_OF_RESIDENT_WEIGHT)
+            and self.itemsize < FLOAT32_BYTES
+            and self.batches_of_tiles <= _BATCHES_MOST
+        )
+        if self.keeps_logits or not is_of_use or self.position_blocks > 1 or self.further:
+            return None
+        for most in _STREAMED_CLASSES if self.has_classes_first else _STREAMED_CLASSES[:1]:
+            plan = self._streaming_tiles([step for step in steps if "input_tiles" not in step], most)
+            buffers = plan.buffers
+            is_enough = buffers.weight_stripes > 1 and buffers.input_results > FEWEST_RESULTS
+            if plan.fits and is_enough and buffers.tiles_of_piece >= min(2, self.position_tiles):
+                return plan
+        return None
+
+    def _streaming_tiles(self, steps: list[dict[str, int]], most: int) -> BackwardPlan:
+        """Return the plan in which W^T streams and tiles have at most ``most`` classes, whether it fits or not."""
+        least = replace(
+            self,
+            classes_of_tile=div_ceil(self.class_block, div_ceil(self.class_block, most)),
+            buffers=replace(self.buffers, weight_slices=_FEWEST_SLICES, input_tiles=self.position_tiles),
+        )
+        return least._with([*steps, {"weight_slices": _SLICES_MOST}])
+
+    def _streaming_both(self, steps: list[dict[str, int]]) -> BackwardPlan | None:
+        """Return the plan in which X^T and W^T stream in the first half of a round.
+
+        It is None if that does not fit or is of no use. A W^T that stays is loaded in the second half, where dX, dW, X
+        and W keep the DMA engines busy already, and leaves room for shorter blocks only. Slices of [D, V] would be
+        short rows, slices of another type take twice the bytes, and under a cap tiles of logits are opened in groups,
+        before they leave their banks.
+        """
+        is_plain = self.has_classes_first and self.staging_bytes == 0 and not self.further
+        is_plain = is_plain and self.needs.opened == 0 and self.needs.place_bytes == 0
+        resident = limited_resident_features(_FEATURES_OF_RESIDENT_WEIGHT)
+        is_deep = resident < self.features <= _FEATURES_OF_BOTH_MOST and self.itemsize < FLOAT32_BYTES
+        is_long = self.position_blocks > 1 or self.batches_of_tiles > _BATCHES_MOST
+        if self.keeps_logits or not is_plain or not is_deep or not is_long:
+            return None
+        streams = {"weight_slices": _FEWEST_SLICES, "streams_inputs": 1, "input_tiles": 0}
+        least = replace(self, buffers=replace(self.buffers, **streams))
+        plan = least._with([step for step in steps if "input_tiles" not in step] + _more_slices())
+        is_quick = 1.0 / plan.classes_of_tile + 1.0 / (plan.tiles_of_batch * PARTITIONS) <= 1.0 / _STREAMED_SIZE
+        return plan if is_quick and plan.has_room and plan._has_ample_streams else None
+
+    @property
+    def is_ample(self) -> bool:
+        """Whether the plan fits, and the streams have room to run ahead."""
+        return self._has_ample_streams and self.buffers.input_tiles >= min(SLOTS_OF_MEMORY, self.position_tiles)
+
+    @property
+    def _has_ample_streams(self) -> bool:
+        """Whether the plan fits, and the streams other than X^T have room to run ahead."""
+        buffers, tiles = self.buffers, self.position_tiles
+        return (
+            self.fits
+            and buffers.weight_stripes > 1
+            and buffers.input_results > FEWEST_RESULTS
+            and buffers.tiles_of_piece >= min(_tiles_of_piece(), tiles)
+        )
+
+    def _with(self, steps: list[dict[str, int]]) -> BackwardPlan:
+        """Return the plan with the buffer numbers of ``steps``, in this order, without those that do not fit."""
+        plan = self
+        for step in steps:
+            larger = replace(plan, buffers=replace(plan.buffers, **step))
+            if larger.fits:
+                plan = larger
+        return plan

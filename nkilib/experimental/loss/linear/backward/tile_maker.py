@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The interface that computes tiles of the gradient of the logits; every loss has its own implementation.
+
+A tile is computed in float32 and rounded once, to the type of the products. Some losses open several tiles before they
+compute the first of them, because opening a tile needs another table of functions on Scalar.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from nkilib.experimental.loss.linear.backward.weight_gradient import PowerOfTwo
+from nkilib.experimental.loss.linear.launch import Span
+from nkilib.experimental.loss.linear.operands import ClassRow
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class TilePlace:
+    """The positions and classes of a tile of logits.
+
+    Attributes:
+        column: the column of the positions in tiles [128, tiles of positions].
+        rows: the number of positions, at most 128.
+        classes: the classes of the tile, counted in the block of classes.
+    """
+
+    column: int
+    rows: int
+    classes: Span
+
+    def of(self, column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the scalars of the tile's positions, [rows, 1], from columns [128, tiles of positions]."""
+        return column_sbuf[0 : self.rows, self.column : self.column + 1]
+
+    def of_classes(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the values of the tile's classes, [rows, classes], from a row [128, classes of a block]."""
+        return row_sbuf[0 : self.rows, self.classes.first : self.classes.end]
+
+    def slot(self, tiles_sbuf: list[nl.NkiTensor], number: int) -> nl.NkiTensor:
+        """Return the buffer slot [rows, classes] of tile ``number``; the tiles use the slots round-robin."""
+        return tiles_sbuf[number % len(tiles_sbuf)][0 : self.rows, 0 : self.classes.size]
+
+
+@dataclass(frozen=True)
+class LastProduct:
+    """The last step of a tile, to be issued after the next tile's exponentials, so that Scalar does not wait for it.
+
+    Attributes:
+        dst_sbuf: the tile, rounded.
+        values_sbuf: the values that are multiplied, float32.
+        factor_sbuf: the factor of each position, float32 [rows, 1]; None for 1.
+        sums_sbuf: sums, float32 like the tile, that the product is added to before it is rounded; None without any.
+        begins_sums: whether the product begins the sums.
+        adds_on_vector: whether Vector has time to add to the sums where GpSimd multiplies; there must be a factor.
+    """
+
+    dst_sbuf: nl.NkiTensor
+    values_sbuf: nl.NkiTensor
+    factor_sbuf: nl.NkiTensor | None
+    sums_sbuf: nl.NkiTensor | None = None
+    begins_sums: bool = False
+    adds_on_vector: bool = False
+
+    def issue(self, on_gpsimd: bool) -> None:
+        """Multiply and round, on Scalar, or on GpSimd, which is free but half as fast; and add to the sums.
+
+        If Vector does not add, Scalar multiplies, and GpSimd rounds and adds. Scalar rounds if there is nothing to
+        multiply and GpSimd is not free.
+        """
+        if self.sums_sbuf is not None and not self.adds_on_vector:
+            self._multiply(self.values_sbuf)
+            if self.factor_sbuf is None and not on_gpsimd:
+                nisa.activation(dst=self.dst_sbuf, op=nl.copy, data=self.values_sbuf)
+            else:
+                nisa.tensor_copy(dst=self.dst_sbuf, src=self.values_sbuf, engine=nisa.engine.gpsimd)
+            self._add_on_gpsimd(self.sums_sbuf)
+            return
+        if not on_gpsimd:
+            self._multiply(self.dst_sbuf)
+        elif self.factor_sbuf is not None:
+            factors_sbuf = self.factor_sbuf.broadcast(1, self.dst_sbuf.shape[1])
+            multiply_on_gpsimd(self.dst_sbuf, self.values_sbuf, factors_sbuf)
+        if self.sums_sbuf is not None and self.factor_sbuf is not None:
+            self._add_on_vector(self.sums_sbuf, self.factor_sbuf)
+
+    def _multiply(self, dst_sbuf: nl.NkiTensor) -> None:
+        """Multiply on Scalar; a factor of 1 leaves the values where they are."""
+        if self.factor_sbuf is not None:
+            nisa.activation(dst=dst_sbuf, op=nl.copy, data=self.values_sbuf, scale=self.factor_sbuf)
+
+    def _add_on_gpsimd(self, sums_sbuf: nl.NkiTensor) -> None:
+        """Add the values, which are multiplied already."""
+        engine = nisa.engine.gpsimd
+        if self.begins_sums:
+            nisa.tensor_copy(dst=sums_sbuf, src=self.values_sbuf, engine=engine)
+        else:
+            nisa.tensor_tensor(dst=sums_sbuf, data1=sums_sbuf, data2=self.values_sbuf, op=nl.add, engine=engine)
+
+    def _add_on_vector(self, sums_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
+        """Add the product of values and factor. Scalar begins the sums: its copies of transposes come later."""
+        if self.begins_sums:
+            self._multiply(sums_sbuf)
+            return
+        nisa.scalar_tensor_tensor(
+            dst=sums_sbuf,
+            data=self.values_sbuf,
+            op0=nl.multiply,
+            operand0=factor_sbuf,
+            op1=nl.add,
+            operand1=sums_sbuf,
+        )
+
+
+class TileMaker(Protocol):
+    """Computes the tiles of the gradient of the logits, one after another."""
+
+    @property
+    def power(self) -> PowerOfTwo | None:
+        """The power of two that the gradient is scaled by; None for 1."""
+
+    @property
+    def rows(self) -> list[ClassRow]:
+        """The vectors of one value per class, besides the biases, of which each block of classes loads its part."""
+
+    @property
+    def opens_groups(self) -> bool:
+        """Whether several tiles are opened before the first of them is computed."""
+
+    def begin(self, first_class: int) -> None:
+        """Set the first class of the next block, counted from the first class of W."""
+
+    def advance(self, classes: int) -> None:
+        """Move the first class of the next block by ``classes``."""
+
+    def prepare(self, positions: Span, skipped: int, done: float, end: float) -> None:
+        """Do a share of the work on a block of positions that needs no logits.
+
+        Args:
+            positions: the block of positions.
+            skipped: the number of classes from the class that :meth:`begin` or :meth:`advance` has set to the first
+                class of the block of classes.
+            done, end: the shares of the block's tiles that are prepared before and after the call, from 0 to 1.
+        """
+
+    def open(self, number: int, scores: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
+        """Begin tile ``number``, and return the values of its scores that :meth:`make_tile` needs.
+
+        Args:
+            number: the number of the tile.
+            scores: for each operand pair the logits, or under a cap their tangents ``tanh(logit / cap)``, float32
+                [rows, classes]; in PSUM or in SBUF.
+            place: the positions and classes of the tile.
+        """
+
+    def make_tile(
+        self, number: int, dst_sbuf: nl.NkiTensor, opened: list[nl.NkiTensor], place: TilePlace
+    ) -> LastProduct | None:
+        """Write tile ``number``, except for the last product, which is returned.
+
+        Args:
+            number: the number of the tile.
+            dst_sbuf: the result, [rows, classes], in the type of the products, or its slot of ``float32_tiles``.
+            opened: the result of :meth:`open`; overwritten.
+            place: the positions and classes of the tile.
+        """
+
+    @property
+    def float32_tiles(self) -> list[nl.NkiTensor]:
+        """The buffer slots in which :meth:`make_tile` computes tiles, one of which may hold the result.
+
+        They are :data:`GRADIENT_SLOTS` tiles, float32 [128, classes of a tile].
+        """
+
+    @property
+    def may_hold_scores(self) -> bool:
+        """Whether a slot of ``float32_tiles`` may hold the scores that its tile is computed from."""
+
+
+def multiply_tiles(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, others_sbuf: nl.NkiTensor) -> None:
+    """Write the product of two float32 tiles in SBUF, without ``tensor_tensor``.
+
+    Vector is modelled to take twice as long for ``tensor_tensor``.
+    """
+    nisa.scalar_tensor_tensor(
+        dst=dst_sbuf, data=values_sbuf, op0=nl.multiply, operand0=1.0, op1=nl.multiply, operand1=others_sbuf
+    )
+
+
+def multiply_on_gpsimd(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, others_sbuf: nl.NkiTensor) -> None:
+    """Write the product of two float32 tiles in SBUF on GpSimd, which is half as fast."""
+    nisa.tensor_tensor(dst=dst_sbuf, data1=values_sbuf, data2=others_sbuf, op=nl.multiply, engine=nisa.engine.gpsimd)

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The schedule of a forward: its blocks of positions, a core's blocks of classes, and the operands that stream past.
+
+X^T of a block of positions stays on chip, and W^T streams past it, one block of classes after another, with the bias
+and the class weights (:class:`ClassStream`). A core has possibly a separate block, then the blocks of a plan, and
+shared blocks (:class:`ClassSchedule`):
+
+- A device loop does not start before all issued loads have ended, including X of all positions. So a block is before
+  the loop, whose products take as long as these loads.
+- At the end the cores need each other's statistics, and a swap takes some microseconds. Meanwhile both work on the last
+  classes, each for its part of the positions, of which it then knows everything.
+
+The split of positions and the number of shared classes are arithmetic, the same for any loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.plan_limits import limited_positions
+from nkilib.experimental.loss.linear.launch import (
+    POSITIONS_UNSPLIT,
+    WINDOW,
+    Block,
+    BlockSchedule,
+    LinearOperands,
+    LinearTiling,
+    PositionSplit,
+    Span,
+    Step,
+    balanced_spans,
+    plan_blocks,
+)
+from nkilib.experimental.loss.linear.operands import Matrix, Staging, load_broadcast, store_positions
+from nkilib.nki import nisa, nl
+
+# The unit of classes in which a vocabulary is divided: a multiple of the 16 rows that DMA transposes at a time.
+_GRAIN = 32
+
+# The largest number of blocks of classes that the cores share.
+SHARED_BLOCKS_MAX = 4
+# Possible numbers of classes of a block; the largest fills a bank of PSUM.
+CLASS_BLOCKS = (512, 384, 256, 128)
+# Beyond so many tiles of positions nothing is gained, and statistics take too much.
+POSITION_TILES_MAX = 64
+# Buffer slots of the blocks: one block is multiplied while the next one is loaded.
+BUFFERS = 2
+# The first load of a launch is split along the features, so that the first product starts before all of it is there.
+_PIECES_OF_OPENING = 4
+
+
+class ClassDivision(NamedTuple):
+    """The division of the classes among the cores.
+
+    Attributes:
+        shares: the classes of each core, possibly none.
+        shared: the blocks of classes that all cores work on at the end.
+    """
+
+    shares: list[Span]
+    shared: tuple[Span, ...]
+
+
+def divide_classes(vocab_size: int, shared: int, cores: int, class_block: int) -> ClassDivision:
+    """Divide the classes into one share per core, as even as units of 32 classes allow, and the classes shared by all.
+
+    If ``shared`` is 0, no classes are shared. Otherwise at least ``shared`` are, and up to 127 more.
+    """
+    own = vocab_size if shared == 0 else (vocab_size - shared) // PARTITIONS * PARTITIONS
+    last = Span(own, vocab_size - own)
+    grains = div_ceil(own, _GRAIN)
+    edges = [min(own, div_ceil(grains * core, cores) * _GRAIN) for core in range(cores + 1)]
+    shares = [Span(first, end - first) for first, end in pairwise(edges)]
+    return ClassDivision(shares, tuple(balanced_spans(last, class_block)) if last.size > 0 else ())
+
+
+@dataclass(frozen=True)
+class ClassSchedule:
+    """The blocks of classes that a core works on, in their order.
+
+    Attributes:
+        head: the block before the loop; None without a loop.
+        plan: all other blocks of the core's own classes.
+        shared: the blocks that all cores work on at the end, each for its part of the positions.
+    """
+
+    head: Span | None
+    plan: BlockSchedule
+    shared: tuple[Span, ...]
+
+    @classmethod
+    def make(cls, division: ClassDivision, core: int, class_block: int, bodies: int) -> ClassSchedule:
+        """Return the schedule of a core.
+
+        It has blocks of at most ``class_block`` classes, and at most ``bodies`` blocks in the program.
+        """
+        shares, shared = division
+        bodies -= len(shared)
+        plan = plan_blocks(shares, core, class_block, bodies, WINDOW)
+        if plan.iterations == 0:
+            return cls(None, plan, shared)
+        left = [Span(share.first + class_block, share.size - class_block) for share in shares]
+        most = _most_of_longest_iterations(left, class_block, bodies - 1)
+        head = Span(shares[core].first, class_block)
+        return cls(head, plan_blocks(left, core, class_block, most, WINDOW), shared)
+
+    @property
+    def first(self) -> int:
+        """The first class of the core."""
+        return self.plan.first if self.head is None else self.head.first
+
+    @property
+    def largest(self) -> int:
+        """The number of classes of the largest block; 0 without any."""
+        return max((self.plan.largest, *(span.size for span in self._single)), default=0)
+
+    @property
+    def sizes(self) -> set[int]:
+        """The sizes of the blocks."""
+        return self.plan.sizes | {span.size for span in self._single}
+
+    @property
+    def opening(self) -> Step | None:
+        """The step before all others. Its loads are issued before the schedule runs; None without classes."""
+        if self.head is not None:
+            # The last number of a window, so that the loop begins with a window of its own.
+            return Step(Block(*self.head), WINDOW - 1, self.head.size, self.plan.opening)
+        opening = self.plan.opening
+        return None if opening is None else Step(opening, 0, opening.size, None)
+
+    @property
+    def count(self) -> int:
+        """The number of blocks of the plan, which are numbered from 0."""
+        return self.plan.count
+
+    def run(self, body: Callable[[Step], None]) -> None:
+        """Call ``body`` for each block of the core's own classes; the last step loads the first shared block ahead."""
+
+        def with_following(step: Step) -> None:
+            is_last = step.number == self.count - 1 and self.shared
+            body(replace(step, following=Block(*self.shared[0])) if is_last else step)
+
+        if self.head is not None and self.opening is not None:
+            body(self.opening)
+        self.plan.run(with_following)
+
+    def run_shared(self, body: Callable[[Step], None]) -> None:
+        """Call ``body`` for each block that the cores share; the numbers continue those of the plan."""
+        for number, span in enumerate(self.shared):
+            following = Block(*self.shared[number + 1]) if number + 1 < len(self.shared) else None
+            body(Step(Block(*span), self.count + number, span.size, following))
+
+    @property
+    def _single(self) -> tuple[Span, ...]:
+        """The blocks that are not part of the plan."""
+        return self.shared if self.head is None else (self.head, *self.shared)
+
+
+def _most_of_longest_iterations(shares: list[Span], class_block: int, bodies: int) -> int:
+    """Return the ``most_bodies`` of :func:`plan_blocks` with the fewest iterations and at most ``bodies`` copies.
+
+    A plan reserves room for blocks behind the loop; where these are fewer, its iterations can be longer.
+    """
+    best, fewest = bodies, None
+    for most in range(bodies, 2 * bodies + 2):
+        plans = [plan_blocks(shares, core, class_block, most, WINDOW) for core in range(len(shares))]
+        iterations = plans[0].iterations
+        fits = iterations > 0 and max(plan.bodies for plan in plans) <= bodies
+        if fits and (fewest is None or iterations < fewest):
+            best, fewest = most, iterations
+    return best
+
+
+class TiledSizes(Protocol):
+    """The sizes of a forward that the search for a tiling needs."""
+
+    @property
+    def position_tiles(self) -> int:
+        """The number of tiles of positions."""
+
+    def bytes_of(self, tiles: int, class_block: int) -> int:
+        """Return the bytes per partition of SBUF for blocks of ``tiles`` position tiles and ``class_block`` classes."""
+
+    def time_us(self, tiles: int, class_block: int) -> float:
+        """Return the approximate time of the launch in us."""
+
+
+def fastest_tiling(sizes: TiledSizes, sbuf_bytes: int) -> LinearTiling:
+    """Return the tiling that is modelled to be fastest of those that fit ``sbuf_bytes`` bytes of a partition."""
+    best, least_us = LinearTiling(PARTITIONS, PARTITIONS), float("inf")
+    for class_block in CLASS_BLOCKS:
+        for tiles in range(min(sizes.position_tiles, POSITION_TILES_MAX), 0, -1):
+            if sizes.bytes_of(tiles, class_block) > sbuf_bytes:
+                continue
+            time_us = sizes.time_us(tiles, class_block)
+            if time_us < least_us:
+                best, least_us = LinearTiling(tiles * PARTITIONS, class_block), time_us
+    return best
+
+
+class SwapTimes(NamedTuple):
+    """The time of a swap of the cores' statistics, and of a load until its first byte arrives, in us."""
+
+    swap: float
+    load: float
+
+
+def unrolled_positions(num_positions: int, position_block: int) -> PositionSplit:
+    """Return blocks of about equal size of at most ``position_block`` positions, in whole tiles, without a loop."""
+    tiles = div_ceil(num_positions, PARTITIONS)
+    count = div_ceil(tiles, min(position_block // PARTITIONS, tiles))
+    size = div_ceil(tiles, count) * PARTITIONS
+    return PositionSplit(size, *divmod(num_positions, size), False)
+
+
+def looped_positions(unrolled: PositionSplit, num_positions: int, is_long: bool) -> PositionSplit:
+    """Return the plan, with a device loop if its program is too long or if there are very many positions."""
+    has_many = num_positions > limited_positions(POSITIONS_UNSPLIT)
+    return unrolled._replace(is_loop=unrolled.whole > 1 and (is_long or has_many))
+
+
+def shared_classes(of_class: float, load: float, class_block: int, vocab_size: int, times: SwapTimes) -> int:
+    """Return how many of the last classes the cores share, so that their products take longer than a swap does.
+
+    It is 0 where a block of them would be multiplied before the next one is loaded, or where they would be more than
+    an eighth of the classes.
+
+    Args:
+        of_class: the time of the products of a class, in us, for half the positions of a block.
+        load: the time to load the weights of a class, in us.
+        class_block: the number of classes of a block.
+        vocab_size: the number of all classes.
+        times: the times of the device.
+    """
+    if class_block * (of_class - load) < times.load:
+        return 0
+    classes = div_ceil(int(times.swap / of_class), PARTITIONS) * PARTITIONS
+    return classes - PARTITIONS + 1 if 8 * classes <= vocab_size else 0
+
+
+def shared_by_override(function: str, override: int, class_block: int, vocab_size: int) -> int:
+    """Return the number of shared classes that a test requests, reduced so that at least 128 classes are not shared.
+
+    Raises:
+        ValueError: if the statistics have no columns for so many.
+    """
+    most = SHARED_BLOCKS_MAX * class_block
+    if override > most:
+        raise ValueError(
+            f"{function}: PlanLimits.shared_classes must be at most {SHARED_BLOCKS_MAX} blocks of {class_block} "
+            f"classes, for which the statistics have room, got {override}; give at most {most}"
+        )
+    return max(0, min(override, vocab_size - PARTITIONS))
+
+
+@dataclass(frozen=True)
+class ClassTiles:
+    """The operands of a block of classes.
+
+    Attributes:
+        weight_sbuf: W^T, [128, ceil(D / 128), classes].
+        bias_sbuf, factors_sbuf: bias and class weights, float32 [128, classes], the same on all partitions; None if the
+            launch does not need them.
+    """
+
+    weight_sbuf: nl.NkiTensor
+    bias_sbuf: nl.NkiTensor | None
+    factors_sbuf: nl.NkiTensor | None
+
+    @classmethod
+    def make(cls, launch: LinearOperands, classes: int, has_factors: bool) -> ClassTiles:
+        """Allocate the tiles; nothing is written yet."""
+        shape = (PARTITIONS, div_ceil(launch.num_features, PARTITIONS), classes)
+
+        def vector(is_needed: bool) -> nl.NkiTensor | None:
+            return nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf) if is_needed else None
+
+        weight_sbuf = nl.ndarray(shape, dtype=launch.dtype, buffer=nl.sbuf)
+        return cls(weight_sbuf, vector(launch.bias_hbm is not None), vector(has_factors))
+
+    def part(self, start: int, count: int) -> ClassTiles:
+        """Return views of classes ``start`` to ``start + count``."""
+
+        def of(tile_sbuf: nl.NkiTensor | None) -> nl.NkiTensor | None:
+            return None if tile_sbuf is None else tile_sbuf[:, start : start + count]
+
+        return ClassTiles(self.weight_sbuf[:, :, start : start + count], of(self.bias_sbuf), of(self.factors_sbuf))
+
+
+@dataclass(frozen=True)
+class ClassStream:
+    """The buffers of a stream of classes, and the methods that load them.
+
+    Attributes:
+        launch: the operands of the kernel.
+        buffers: the buffer slots, which the blocks use round-robin.
+        staging: the staging memory for a W of another type than the products.
+    """
+
+    launch: LinearOperands
+    buffers: list[ClassTiles]
+    staging: Staging | None
+
+    @classmethod
+    def make(cls, launch: LinearOperands, classes: int, has_factors: bool, staging: Staging | None) -> ClassStream:
+        """Allocate buffers for blocks of at most ``classes`` classes."""
+        return cls(launch, [ClassTiles.make(launch, classes, has_factors) for _ in range(BUFFERS)], staging)
+
+    def open(self, first: Step | None) -> None:
+        """Load W^T, bias and class weights of the classes that the first step expects to be loaded."""
+        if first is not None:
+            loaded = first.block.part(0, first.loaded)
+            self._load(loaded, self.buffers[first.number % BUFFERS], _PIECES_OF_OPENING)
+
+    @staticmethod
+    def share_a_buffer(step: Step, other: Step | None) -> bool:
+        """Return whether the blocks of two steps use the same buffer."""
+        return other is not None and (step.number - other.number) % BUFFERS == 0
+
+    def advance(self, step: Step) -> ClassTiles:
+        """Load the missing rest of a step's block, begin to load the next one, and return the tiles of this one."""
+        block, tiles = step.block, self.buffers[step.number % BUFFERS]
+        missing = block.size - step.loaded
+        if missing > 0:
+            self._load(block.part(step.loaded, missing), tiles.part(step.loaded, missing), 1)
+        if step.following is not None:
+            self._load(step.following, self.buffers[(step.number + 1) % BUFFERS], 1)
+        return tiles.part(0, block.size)
+
+    def _load(self, block: Block, tiles: ClassTiles, pieces: int) -> None:
+        launch = self.launch
+        weight_hbm = block.of(launch.weight_hbm, 0 if launch.has_classes_first else 1)
+        weight = Matrix(weight_hbm, not launch.has_classes_first, self.staging)
+        depth = div_ceil(launch.num_features, PARTITIONS)
+        tiles_per_piece = div_ceil(depth, pieces)
+        for first in range(0, depth, tiles_per_piece):
+            start, end = first * PARTITIONS, min((first + tiles_per_piece) * PARTITIONS, launch.num_features)
+            part = weight.columns_of(start, end - start) if pieces > 1 else weight
+            part.load_transposed(tiles.weight_sbuf[:, first : min(first + tiles_per_piece, depth), 0 : block.size])
+        for vector_hbm, tile_sbuf in (
+            (launch.bias_hbm, tiles.bias_sbuf),
+            (launch.class_weight_hbm, tiles.factors_sbuf),
+        ):
+            if vector_hbm is not None and tile_sbuf is not None:
+                load_broadcast(tile_sbuf[:, 0 : block.size], block.of(vector_hbm))
+
+
+@dataclass(frozen=True)
+class StoredPositions:
+    """The destination of the results of a block of positions.
+
+    Attributes:
+        block: the positions.
+    """
+
+    block: Block
+
+    @property
+    def start(self) -> int:
+        """The number of the first batch: 0, because the positions are stored by themselves."""
+        return 0
+
+    def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
+        """Store ``values_sbuf``, float32 [128, tiles], at the positions of the block in ``vector_hbm``, [N].
+
+        Returns the last store.
+        """
+        return store_positions(self.block.of(vector_hbm), values_sbuf)[-1]
+
+
+def load_input(
+    tiles_sbuf: Sequence[nl.NkiTensor], input_hbm: nl.NkiTensor, block: Block, staging: Staging | None
+) -> None:
+    """Load X^T of a block, into tiles [128, ceil(D / 128), 128].
+
+    Zeros follow the last position; their logits are finite.
+    """
+    for number, tile_sbuf in enumerate(tiles_sbuf):
+        count = min(PARTITIONS, block.size - number * PARTITIONS)
+        if count < PARTITIONS:
+            nisa.memset(dst=tile_sbuf, value=0.0)
+        of_tile = Matrix(block.part(number * PARTITIONS, count).of(input_hbm), staging=staging)
+        of_tile.load_transposed(tile_sbuf)

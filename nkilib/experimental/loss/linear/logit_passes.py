@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Target logits, and the passes for entropy and argmax, that a forward takes from its tiles of logits.
+
+Target logits are picked exactly from the tiles that hold them (:class:`TargetLogits`). For each position, each tile of
+logits has an element that would be the target's logit if the target were among the classes of the tile. GpSimd gathers
+this element in any case. If it is not the target's, it is moved to the lowest float32, and the largest over all blocks
+of classes is kept. All of it runs on GpSimd, which has nothing else to do. The time of a gather is not published; one
+gather serves up to four tiles. So the logit -inf of a masked class is found as the lowest float32 too.
+
+Entropy and argmax are passes of Vector that wait for another engine (:class:`WaitingPasses`). Meanwhile Vector computes
+the maxima of the next group of tiles. The passes of a tile of one group run between two maxima of the other, so that
+neither products nor exponentials wait for Vector, nor Vector for Scalar and GpSimd.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.rows.argmax import Search
+from nkilib.core.rows.moments import EntropyMoment, raise_negligible
+from nkilib.core.rows.statistics import Place, Statistics
+from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant, float32_like
+from nkilib.nki import nisa, nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
+
+
+_GPSIMD = nisa.engine.gpsimd
+
+
+@dataclass(frozen=True)
+class TargetLogits:
+    """The target logits of a block of positions.
+
+    The tiles are [128, tiles], or [128, tiles, ids] if each position has several targets.
+
+    Attributes:
+        distance_sbuf: the targets minus the first class of the next block of classes, float32.
+        picked_sbuf: the logits found so far, float32.
+        starts_sbuf: the first element of each tile of logits, counted in the tiles that one gather reads, float32.
+        index_sbuf: the indices of the elements to gather, uint32.
+        penalty_sbuf, gathered_sbuf, nearest_sbuf: scratch memory, float32.
+        sizes_sbuf: for each size of a block of classes the size, its last class, 0 and the lowest float32, [128, 4].
+    """
+
+    distance_sbuf: nl.NkiTensor
+    picked_sbuf: nl.NkiTensor
+    starts_sbuf: nl.NkiTensor
+    index_sbuf: nl.NkiTensor
+    penalty_sbuf: nl.NkiTensor
+    gathered_sbuf: nl.NkiTensor
+    nearest_sbuf: nl.NkiTensor
+    sizes_sbuf: dict[int, nl.NkiTensor]
+
+    @classmethod
+    def make(
+        cls,
+        targets_sbuf: nl.NkiTensor,
+        first_class: int,
+        picked_sbuf: nl.NkiTensor,
+        stride: int,
+        side_by_side: int,
+        sizes: set[int],
+    ) -> TargetLogits:
+        """Allocate the tiles; no logit is picked yet.
+
+        Args:
+            targets_sbuf: the targets, float32 [128, tiles], or [128, tiles, ids].
+            first_class: the first class of the core.
+            picked_sbuf: the result, float32, in the same shape.
+            stride: the number of elements from one tile of logits to the next, in the tiles that one gather reads.
+            side_by_side: the number of tiles that one gather reads.
+            sizes: the sizes of the blocks of classes.
+        """
+        nisa.memset(dst=picked_sbuf, value=FLOAT32_LOWEST)
+        distance_sbuf, starts_sbuf = float32_like(targets_sbuf), float32_like(targets_sbuf)
+        nisa.tensor_scalar(dst=distance_sbuf, data=targets_sbuf, op0=nl.subtract, operand0=float(first_class))
+        for place in range(min(side_by_side, targets_sbuf.shape[1])):
+            nisa.memset(dst=starts_sbuf[:, place::side_by_side], value=float(place * stride))
+        return cls(
+            distance_sbuf,
+            picked_sbuf,
+            starts_sbuf,
+            index_sbuf=nl.ndarray(targets_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf),
+            penalty_sbuf=float32_like(targets_sbuf),
+            gathered_sbuf=float32_like(targets_sbuf),
+            nearest_sbuf=float32_like(targets_sbuf),
+            sizes_sbuf={size: _constants(size) for size in sorted(sizes)},
+        )
+
+    def aim(self, classes: int) -> None:
+        """Compute where the targets are in the next block, of ``classes`` classes, for :meth:`gather`."""
+        sizes_sbuf = self.sizes_sbuf[classes]
+        parts_sbuf = [broadcast_like(sizes_sbuf[:, part : part + 1], self.distance_sbuf) for part in range(4)]
+        size_sbuf, last_sbuf, zero_sbuf, lowest_sbuf = parts_sbuf
+        self._combine(self.nearest_sbuf, self.distance_sbuf, last_sbuf, nl.minimum)
+        self._combine(self.nearest_sbuf, self.nearest_sbuf, zero_sbuf, nl.maximum)
+        self._combine(self.penalty_sbuf, self.nearest_sbuf, self.distance_sbuf, nl.not_equal)
+        self._combine(self.penalty_sbuf, self.penalty_sbuf, lowest_sbuf, nl.multiply)
+        self._combine(self.index_sbuf, self.nearest_sbuf, self.starts_sbuf, nl.add)
+        self._combine(self.distance_sbuf, self.distance_sbuf, size_sbuf, nl.subtract)
+
+    def gather(self, logits_sbuf: nl.NkiTensor, start: int) -> None:
+        """Gather one element per target from adjacent tiles of logits, float32 [128, tiles, stride].
+
+        ``start`` is the number of the first tile.
+        """
+        end = start + logits_sbuf.shape[1]
+        nisa.nc_n_gather(dst=self.gathered_sbuf[:, start:end], data=logits_sbuf, indices=self.index_sbuf[:, start:end])
+
+    def keep(self) -> None:
+        """Update the logits found so far with those that :meth:`gather` has found in this block of classes."""
+        self._combine(self.gathered_sbuf, self.gathered_sbuf, self.penalty_sbuf, nl.add)
+        self._combine(self.picked_sbuf, self.picked_sbuf, self.gathered_sbuf, nl.maximum)
+
+    def _combine(
+        self, dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, data2_sbuf: nl.NkiTensor, op: Operator
+    ) -> None:
+        nisa.tensor_tensor(dst=dst_sbuf, data1=data1_sbuf, data2=data2_sbuf, op=op, engine=_GPSIMD)
+
+
+def _constants(size: int) -> nl.NkiTensor:
+    """Return the constants of a block size as tiles, because operands of GpSimd are tiles, not numbers."""
+    constants_sbuf = nl.ndarray((PARTITIONS, 4), dtype=nl.float32, buffer=nl.sbuf)
+    for part, value in enumerate((float(size), float(size - 1), 0.0, FLOAT32_LOWEST)):
+        nisa.memset(dst=constants_sbuf[:, part : part + 1], value=value)
+    return constants_sbuf
+
+
+def restore_masked(picked_sbuf: nl.NkiTensor) -> None:
+    """Replace the lowest float32, the logit of a masked class, by -inf."""
+    is_masked_sbuf = nl.ndarray(picked_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=is_masked_sbuf, data=picked_sbuf, op0=nl.less_equal, operand0=FLOAT32_LOWEST)
+    nisa.tensor_copy_predicated(dst=picked_sbuf, src=constant(picked_sbuf, float("-inf")), predicate=is_masked_sbuf)
+
+
+def broadcast_like(column_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return a tile [rows, 1] as a view in the shape [rows, tiles] or [rows, tiles, ids] of another tile."""
+    view_sbuf = column_sbuf.broadcast(1, like_sbuf.shape[1])
+    if len(like_sbuf.shape) == 2:
+        return view_sbuf
+    return over_ids(view_sbuf, like_sbuf.shape[2])
+
+
+def over_ids(values_sbuf: nl.NkiTensor, ids: int) -> nl.NkiTensor:
+    """Return a tile [rows, tiles] as a view [rows, tiles, ids]: the same number for all ids of a position."""
+    return values_sbuf.expand_dim(2).broadcast(2, ids)
+
+
+class VectorPass(Protocol):
+    """A pass of Vector over one tile."""
+
+    def take(self) -> None:
+        """Issue the pass."""
+
+
+@dataclass(frozen=True)
+class EntropyPass:
+    """The pass that adds one tile to the sums for the entropy, once Scalar has its exponentials.
+
+    Attributes:
+        moment: the sums for the entropies.
+        statistics: the maxima and the sums of the exponentials.
+        scores_sbuf: the tile, float32 [128, classes].
+        exponentials_sbuf: the exponentials of the tile, float32 [128, classes].
+        terms_sbuf: scratch memory, of any float type.
+        place: the place of the tile in the statistics.
+        is_masked: whether the scores may hold -inf; then they are first raised in place (:func:`raise_negligible`).
+    """
+
+    moment: EntropyMoment
+    statistics: Statistics
+    scores_sbuf: nl.NkiTensor
+    exponentials_sbuf: nl.NkiTensor
+    terms_sbuf: nl.NkiTensor
+    place: Place
+    is_masked: bool
+
+    def take(self) -> None:
+        """Issue the pass."""
+        if self.is_masked:
+            raise_negligible(self.scores_sbuf, self.place.of(self.statistics.neg_max_sbuf), self.statistics.scale)
+        self.moment.take_terms(self.statistics, self.scores_sbuf, self.exponentials_sbuf, self.terms_sbuf, self.place)
+
+
+@dataclass(frozen=True)
+class SearchPass:
+    """The pass that searches for the largest z of one tile, for the argmax.
+
+    Attributes:
+        search: the search of the group.
+        number: the number of the tile in the group.
+    """
+
+    search: Search
+    number: int
+
+    def take(self) -> None:
+        """Issue the instructions that search for the largest z of the tile."""
+        self.search.take(self.number)
+
+
+@dataclass(frozen=True)
+class WaitingPasses:
+    """The waiting passes, in their order.
+
+    A group's tiles are written again two groups later, so no pass may wait longer than that. None may wait where a
+    device loop begins or ends: its body is traced once.
+    """
+
+    waiting: deque[VectorPass] = field(default_factory=deque)
+
+    def add(self, vector_pass: VectorPass) -> None:
+        """Add a pass to the waiting ones."""
+        self.waiting.append(vector_pass)
+
+    def share_of(self, parts: int) -> int:
+        """Return how many passes each of ``parts`` parts takes so that none is left."""
+        return div_ceil(len(self.waiting), parts)
+
+    def take(self, count: int) -> None:
+        """Issue up to ``count`` passes, those that have waited longest first."""
+        for _ in range(min(count, len(self.waiting))):
+            self.waiting.popleft().take()
+
+    def take_all(self) -> None:
+        """Issue all waiting passes."""
+        self.take(len(self.waiting))

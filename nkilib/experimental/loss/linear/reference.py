@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""An output layer in float64, and derived bounds of how far the kernels' products may be from it.
+
+Logits and gradients are computed in blocks of positions, so that no [N, V] array is in memory.
+
+Notation of the bounds: u = 2^-24, the unit roundoff of float32; r the unit roundoff of the products' type (2^-8 for
+bfloat16, 2^-11 for float16, u for float32); K = ceil(size / 128), where size is the length of the sum of a product. The
+array adds 128 products, and then one such sum after another is added in float32.
+
+- A logit z: K + 126 additions, and a rounded float32 product, so (K + 128) u sum |x w|, in whatever order BLAS adds the
+  128 products: the simulator gives it no longer sum (engines/tensor/accumulation.py). The bias adds u (|z| + |b|). The
+  sum of both is called dz. No logit is rounded to 16 bits.
+- The gradient G of a logit is rounded once, which may change it by r |G|. A float16 G, which has subnormals, carries a
+  power of two that brings the largest coefficient to at least 1; rounding loses up to 2^-25 of that coefficient.
+- dX: the sum over the classes of the error of G, times |W|; plus (K + 135) u sum |G| |W| for the additions, including
+  those of blocks and cores. The result is rounded once, r |dX| with the r of its own type, and in float16 2^-25 more,
+  half of the spacing of subnormals. dW is bounded in the same way over the positions. db is a sum of G, before G is
+  rounded if 16-bit products round it and the bias has another type.
+
+The bounds hold for the simulator; hardware was never measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.core.hardware import div_ceil
+from nkilib.core.host.error_bounds import HALF_ULP, SMALLEST_NORMAL
+from nkilib.experimental.loss.cross_entropy.reference import Float64Array
+
+# Elements of a block of logits: 16 MiB in float64.
+_BLOCK_ELEMENTS = 1 << 21
+# A layer whose logits have more elements, 64 MiB in float64, keeps none of its products.
+_KEPT_ELEMENTS = 1 << 23
+EVERY_CLASS: Final = slice(None)
+
+ROUNDOFF: Final = HALF_ULP["float32"].relative
+_LANES: Final = 128
+# Additions of a sum beyond those of its tiles: within the array, of blocks and cores, and of an earlier sum.
+_OF_LOGIT, _OF_SUM = 128.0, 135.0
+# Half of the spacing of float16 subnormals, relative to the largest coefficient.
+_FLOAT16_FLOOR: Final = HALF_ULP["float16"].absolute
+
+
+class LinearGradients(NamedTuple):
+    """The float64 gradients of input, [N, D], weight, in its layout, and bias, [V]; or the bounds on their errors."""
+
+    input: Float64Array
+    weight: Float64Array
+    bias: Float64Array
+
+
+class GradientRows(NamedTuple):
+    """The gradient of the logits of R positions.
+
+    Attributes:
+        rows: the positions.
+        gradient: G, [R, V].
+        off: how far G may be off before it is rounded, [R, V].
+    """
+
+    rows: slice
+    gradient: Float64Array
+    off: Float64Array
+
+
+class _Product(NamedTuple):
+    """A product of some positions: "logits" or "magnitudes"."""
+
+    name: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class OutputLayer:
+    """Hidden states, output weights and bias of a model.
+
+    The products of a small layer are computed once for reference and bounds: nothing may change its arrays after the
+    first use.
+
+    Attributes:
+        input: X, [N, D], of any float type.
+        weight: W, [V, D], or [D, V] by ``weight_layout``.
+        bias: [V], or None.
+        weight_layout: ``"vd"`` or ``"dv"``.
+    """
+
+    input: npt.NDArray[Any]
+    weight: npt.NDArray[Any]
+    bias: npt.NDArray[Any] | None = None
+    weight_layout: str = "vd"
+
+    @property
+    def classes_first(self) -> Float64Array:
+        """The weight W as [V, D]."""
+        weight = self.weight.astype(np.float64)
+        return weight if self.weight_layout == "vd" else weight.T
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of classes V."""
+        return int(self.weight.shape[0 if self.weight_layout == "vd" else 1])
+
+    def row_blocks(self) -> Iterator[slice]:
+        """Yield slices that cover the positions in order."""
+        step = max(1, _BLOCK_ELEMENTS // self.vocab_size)
+        for start in range(0, len(self.input), step):
+            yield slice(start, min(start + step, len(self.input)))
+
+    def logits_of(self, rows: slice, weight: Float64Array) -> Float64Array:
+        """Return y = X W^T + b of some positions, read-only; ``weight`` is ``classes_first``."""
+
+        def computed() -> Float64Array:
+            logits: Float64Array = self.input[rows].astype(np.float64) @ weight.T
+            return logits if self.bias is None else logits + self.bias.astype(np.float64)
+
+        return self._once("logits", rows, computed)
+
+    def magnitudes_of(self, rows: slice, weight: Float64Array) -> Float64Array:
+        """Return |X| |W|^T of some positions, read-only; ``weight`` is ``classes_first``."""
+        return self._once("magnitudes", rows, lambda: np.abs(self.input[rows].astype(np.float64)) @ np.abs(weight).T)
+
+    def _once(self, name: str, rows: slice, compute: Callable[[], Float64Array]) -> Float64Array:
+        """Return the product of some positions, which a small layer keeps."""
+        first, last, _ = rows.indices(len(self.input))
+        key = _Product(name, first, last)
+        if key not in self._kept:
+            result = compute()
+            result.flags.writeable = False
+            if len(self.input) * self.vocab_size > _KEPT_ELEMENTS:
+                return result
+            self._kept[key] = result
+        return self._kept[key]
+
+    @cached_property
+    def _kept(self) -> dict[_Product, Float64Array]:
+        """The products that were computed."""
+        return {}
+
+    def gradients(
+        self,
+        blocks: Iterable[tuple[slice, Float64Array]],
+        weight: Float64Array,
+        classes: slice = EVERY_CLASS,
+    ) -> LinearGradients:
+        """Return dX = G W, dW = G^T X and db = sum G, from blocks of positions.
+
+        Args:
+            blocks: blocks of R positions and their G, [R, V]; together they cover all positions.
+            weight: the weight, ``classes_first``.
+            classes: the classes of a vocabulary shard: its part of dX and its own dW and db are returned.
+        """
+        shard_weight = weight[classes]
+        of_input = np.empty(self.input.shape, np.float64)
+        of_weight, of_bias = np.zeros_like(shard_weight), np.zeros(len(shard_weight))
+        for rows, whole in blocks:
+            gradient = whole[:, classes]
+            of_input[rows] = gradient @ shard_weight
+            of_weight += gradient.T @ self.input[rows].astype(np.float64)
+            of_bias += gradient.sum(axis=0)
+        return LinearGradients(of_input, of_weight if self.weight_layout == "vd" else of_weight.T, of_bias)
+
+
+class Roundoff(NamedTuple):
+    """The error of rounding to a type.
+
+    Attributes:
+        relative: the error relative to the value.
+        floor: the absolute error of values so small that they underflow; for the gradient of the logits, relative to
+            the largest coefficient.
+    """
+
+    relative: float
+    floor: float
+
+
+ROUNDOFFS: Final = {
+    np.dtype(np.float32): Roundoff(ROUNDOFF, 0.0),
+    np.dtype(ml_dtypes.bfloat16): Roundoff(HALF_ULP["bfloat16"].relative, 0.0),
+    np.dtype(np.float16): Roundoff(HALF_ULP["float16"].relative, _FLOAT16_FLOOR),
+}
+
+
+class ResultTypes(NamedTuple):
+    """The dtypes of the gradients; None stands for the dtype of the products.
+
+    Attributes:
+        input, weight: the dtypes of dX and dW.
+    """
+
+    input: npt.DTypeLike | None = None
+    weight: npt.DTypeLike | None = None
+
+    def roundoffs(self, of_products: Roundoff) -> tuple[Roundoff, Roundoff]:
+        """Return the roundoffs of dX and dW."""
+        of_input, of_weight = (of_products if dtype is None else ROUNDOFFS[np.dtype(dtype)] for dtype in self)
+        return of_input, of_weight
+
+
+OF_PRODUCTS: Final = ResultTypes()
+
+
+def logit_bounds(layer: OutputLayer, rows: slice, weight: Float64Array) -> Float64Array:
+    """Return dz, [R, V], for R positions: how far a logit before the cap may be off; 0 where the bias is infinite.
+
+    Args:
+        layer: the layer, with X and W of the products' type.
+        rows: the positions.
+        weight: ``layer.classes_first``.
+    """
+    units = (div_ceil(weight.shape[1], _LANES) + _OF_LOGIT) * ROUNDOFF
+    bounds: Float64Array = units * layer.magnitudes_of(rows, weight)
+    if layer.bias is not None:
+        bias = np.abs(layer.bias.astype(np.float64))
+        bounds += ROUNDOFF * (np.abs(layer.logits_of(rows, weight)) + bias)
+        bounds[:, np.isinf(bias)] = 0.0
+    return bounds
+
+
+def gradients_and_bounds(
+    layer: OutputLayer,
+    blocks: Iterable[GradientRows],
+    largest: float,
+    classes: slice = EVERY_CLASS,
+    types: ResultTypes = OF_PRODUCTS,
+) -> tuple[LinearGradients, LinearGradients]:
+    """Return dX, dW and db in float64, and their largest accepted errors, from gradients of logits.
+
+    Args:
+        layer: the layer, with all classes, and X and W of the products' type.
+        blocks: gradients of logits, in blocks that cover all positions.
+        largest: the largest coefficient of a gradient of logits; the power of two of float16 depends on it.
+        classes: the classes of a vocabulary shard: its part of dX and its own dW and db are returned.
+        types: the types of the results.
+    """
+    weight, roundoff = layer.classes_first, ROUNDOFFS[layer.input.dtype]
+    of_dx, of_dw = types.roundoffs(roundoff)
+    floor = roundoff.floor * largest
+    of_input, exact_input = np.empty(layer.input.shape, np.float64), np.empty(layer.input.shape, np.float64)
+    shard_weight = weight[classes]
+    of_weight, of_bias = np.zeros_like(shard_weight), np.zeros(len(shard_weight))
+    exact_weight, exact_bias = np.zeros_like(shard_weight), np.zeros(len(shard_weight))
+    is_other = layer.bias is not None and layer.bias.dtype != layer.input.dtype
+    sums_unrounded = is_other and roundoff.relative > ROUNDOFF
+    of_classes = (div_ceil(len(shard_weight), _LANES) + _OF_SUM) * ROUNDOFF
+    of_positions = (div_ceil(len(layer.input), _LANES) + _OF_SUM) * ROUNDOFF
+    for rows, whole, off_whole in blocks:
+        gradient, off = whole[:, classes], off_whole[:, classes]
+        values = layer.input[rows].astype(np.float64)
+        unrounded = off
+        off = off + roundoff.relative * (np.abs(gradient) + off) + floor
+        size = np.abs(gradient) + off
+        of_input[rows] = (off + of_classes * size) @ np.abs(shard_weight)
+        exact_input[rows] = gradient @ shard_weight
+        of_input[rows] += of_dx.relative * (np.abs(exact_input[rows]) + of_input[rows])
+        of_weight += (off + of_positions * size).T @ np.abs(values)
+        of_bias += ((unrounded if sums_unrounded else off) + of_positions * size).sum(axis=0)
+        exact_weight += gradient.T @ values
+        exact_bias += gradient.sum(axis=0)
+    of_weight += of_dw.relative * (np.abs(exact_weight) + of_weight)
+    of_bias += ROUNDOFF * (np.abs(exact_bias) + of_bias)
+    # For a result in float16, half of the spacing of subnormals.
+    least_input, least_weight = SMALLEST_NORMAL + of_dx.floor, SMALLEST_NORMAL + of_dw.floor
+    if layer.weight_layout != "vd":
+        exact_weight, of_weight = exact_weight.T, of_weight.T
+    bounds = LinearGradients(of_input + least_input, of_weight + least_weight, of_bias + SMALLEST_NORMAL)
+    return LinearGradients(exact_input, exact_weight, exact_bias), bounds

@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Per-position scalars of the gradient of the logits, and what its tiles need of SBUF and of the program.
+
+The scalars are float32 columns [128, tiles], computed once per launch. The terms are those of
+:mod:`nkilib.experimental.loss.cross_entropy.coefficients`. Column t holds positions 128 t to 128 t + 127, one per
+partition.
+
+The needs (:func:`tile_needs`) are arithmetic, before any tracing. With several target ids per position, sorted ids and
+their gradients stay in SBUF for all positions. For each tile of logits Vector looks for eight ids at a time, and the
+places that it finds become a tile of gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.tiles import difference, float32_like, product, scaled, with_nan_of_infinite
+from nkilib.experimental.loss.cross_entropy.coefficients import (
+    PositionUpstream,
+    TargetTerms,
+    loaded_gradient,
+    negated_lse,
+    summed,
+)
+from nkilib.experimental.loss.cross_entropy.launch import Options
+from nkilib.experimental.loss.linear.backward.geometry import (
+    GRADIENT_COLUMNS,
+    GRADIENT_INSTRUCTIONS,
+    SUM_INSTRUCTIONS,
+    BackwardSizes,
+    TileNeeds,
+)
+from nkilib.experimental.loss.linear.backward.weight_gradient import PowerOfTwo
+from nkilib.experimental.loss.linear.launch import IDS_OF_SEARCH, searched_ids
+from nkilib.experimental.loss.linear.operands import load_positions
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, weights_of_targets
+from nkilib.nki import nisa, nl
+
+# Tiles that are gathered at a time.
+ID_SLOTS: Final = 2
+# Instructions of a tile besides the searches: the ids of its positions, how many are below it, a running sum, places,
+# the same as indices, the gather and the sum.
+_ID_INSTRUCTIONS = 7
+# A running sum and, for each buffer slot, indices and gradients.
+_ID_TILES = 1 + 2 * ID_SLOTS
+
+
+@dataclass(frozen=True)
+class AllPositions:
+    """Loads the values of all positions of a launch at once."""
+
+    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        """Return the values of a vector [N] as float32 [128, tiles]; 0 beyond the last position."""
+        return load_positions(vector_hbm, 0.0)
+
+
+@dataclass(frozen=True)
+class GradientColumns:
+    """The per-position scalars of the gradient, float32 [128, tiles] each; None where the launch does not need them.
+
+    With p the softmax, h = p - onehot the error and w the class weights, the gradient of z is
+    (A - D) h + D p - spread w (:mod:`.gradient_tile`).
+
+    Attributes:
+        target_sbuf: the class of the target, counted from the first class that the launch holds.
+        bias_sbuf: the bias of the exponents: -lse, or minus the log of the sum of exponentials relative to the maximum.
+        neg_maximum_sbuf: minus the maximum, which is added to the logits first; None where the bias is -lse.
+        has_target: whether there is a gradient of the loss or of the log-probability.
+        own_sbuf: A - D, the factor of h. Without a target it is D and the factor of p, and it is not read where D
+            grows with the logits.
+        rest_sbuf: D, or, where D grows with the logits, the value of D where the exponents, without their bias, are 0.
+        slope_sbuf: the slope of D over the scores, or over the exponents if the maximum is given; None for 0.
+        spread_sbuf: the factor of the class weights.
+        power: the power of two that the gradient is scaled by; None for 1.
+    """
+
+    target_sbuf: nl.NkiTensor
+    bias_sbuf: nl.NkiTensor
+    neg_maximum_sbuf: nl.NkiTensor | None
+    has_target: bool
+    own_sbuf: nl.NkiTensor
+    rest_sbuf: nl.NkiTensor | None
+    slope_sbuf: nl.NkiTensor | None
+    spread_sbuf: nl.NkiTensor | None
+    power: PowerOfTwo | None
+
+    @classmethod
+    def make(cls, launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> GradientColumns:
+        """Compute the columns of all positions of a launch."""
+        positions = AllPositions()
+        exponents = Exponents.make(positions, launch, upstream)
+        target_sbuf = positions.loaded(launch.targets_hbm)
+        terms = _target_terms(launch, options, upstream, exponents.lse_sbuf, target_sbuf)
+        has_target = upstream.grad_loss_hbm is not None or upstream.grad_logprob_hbm is not None
+        own_sbuf, rest_sbuf, spread_sbuf = terms.own_sbuf, terms.rest_sbuf, terms.spread_sbuf
+        grad_entropy_sbuf = None
+        if upstream.grad_entropy_hbm is not None:
+            grad_entropy_sbuf = loaded_gradient(positions, upstream.grad_entropy_hbm, options)
+        power = None
+        if launch.dtype == nl.float16:
+            # |p (log p + H)| is less than 5, however many classes there are: its coefficient is the gradient alone.
+            power = PowerOfTwo.of_largest(_present(own_sbuf, rest_sbuf, grad_entropy_sbuf))
+            own_sbuf = scaled(own_sbuf, power.factor_sbuf)
+            rest_sbuf, spread_sbuf, grad_entropy_sbuf = (
+                None if column_sbuf is None else scaled(column_sbuf, power.factor_sbuf)
+                for column_sbuf in (rest_sbuf, spread_sbuf, grad_entropy_sbuf)
+            )
+        slope_sbuf = None
+        if grad_entropy_sbuf is not None and upstream.entropy_hbm is not None:
+            entropy_sbuf = positions.loaded(upstream.entropy_hbm)
+            slope_sbuf, offset_sbuf = exponents.entropy_terms(grad_entropy_sbuf, entropy_sbuf, options)
+            rest_sbuf = offset_sbuf if rest_sbuf is None else summed(offset_sbuf, [rest_sbuf])
+        if exponents.factor_sbuf is not None:
+            rest_sbuf = _with_factor(exponents.factor_sbuf, own_sbuf, rest_sbuf)
+            slope_sbuf = None if slope_sbuf is None else product(slope_sbuf, exponents.factor_sbuf)
+        if not has_target and slope_sbuf is None and rest_sbuf is not None:
+            own_sbuf, rest_sbuf = rest_sbuf, None
+        if options.classes.first > 0:
+            target_sbuf = _shifted(target_sbuf, -float(options.classes.first))
+        return cls(
+            target_sbuf,
+            exponents.bias_sbuf,
+            exponents.neg_maximum_sbuf,
+            has_target,
+            own_sbuf,
+            rest_sbuf,
+            slope_sbuf,
+            spread_sbuf,
+            power,
+        )
+
+
+def _target_terms(
+    launch: LinearLaunch,
+    options: Options,
+    upstream: PositionUpstream,
+    lse_sbuf: nl.NkiTensor,
+    target_sbuf: nl.NkiTensor,
+) -> TargetTerms:
+    """Return the terms of the gradient that come from the loss, the log-probability and the log-sum-exp."""
+    positions = AllPositions()
+    valid_sbuf = nl.ndarray(target_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+    # Classes are small enough to be exact in float32, and no other value equals one.
+    nisa.tensor_scalar(dst=valid_sbuf, data=target_sbuf, op0=nl.not_equal, operand0=float(options.recipe.ignore_index))
+    of_loss_hbm = upstream.grad_loss_hbm
+    return TargetTerms.make(
+        options,
+        upstream,
+        positions,
+        lse_sbuf,
+        None if of_loss_hbm is None else loaded_gradient(positions, of_loss_hbm, options),
+        valid_sbuf,
+        _target_weights(launch, options, upstream, target_sbuf),
+        _weight_sum(launch, options, upstream),
+    )
+
+
+@dataclass(frozen=True)
+class Exponents:
+    """The scalars of a softmax of logits: p is ``factor * exp(z + neg_maximum + bias)``, float32 [128, tiles] each.
+
+    Attributes:
+        lse_sbuf: log-sum-exp.
+        bias_sbuf: -lse, or minus the log of the sum of exponentials relative to the maximum; NaN where lse is infinite.
+        neg_maximum_sbuf: minus the maximum; None for 0.
+        log_sum_sbuf: the log of the sum of exponentials relative to the maximum; None if lse is used instead.
+        lost_sbuf: the rounding error of lse, ``lse - maximum - log_sum``; None for 0.
+        factor_sbuf: the exponential of the rounding error; None for 1.
+    """
+
+    lse_sbuf: nl.NkiTensor
+    bias_sbuf: nl.NkiTensor
+    neg_maximum_sbuf: nl.NkiTensor | None = None
+    log_sum_sbuf: nl.NkiTensor | None = None
+    lost_sbuf: nl.NkiTensor | None = None
+    factor_sbuf: nl.NkiTensor | None = None
+
+    @classmethod
+    def make(cls, positions: AllPositions, launch: LinearLaunch, upstream: PositionUpstream) -> Exponents:
+        """Compute the scalars of all positions.
+
+        With the maximum, p is computed from z minus the maximum, which is exact, but takes another pass over a tile.
+        Tensor leaves time for this pass if its products are float32. Otherwise p is computed from z - lse, and its
+        coefficients are multiplied by ``factor_sbuf``; only log p, which the gradient of the entropy needs, keeps the
+        rounding of lse.
+        """
+        lse_sbuf = positions.loaded(upstream.lse_hbm)
+        if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:
+            return cls(lse_sbuf, negated_lse(lse_sbuf, 0.0))
+        maximum_sbuf, log_sum_sbuf = positions.loaded(upstream.maximum_hbm), positions.loaded(upstream.log_sum_hbm)
+        if is_factored(launch, upstream):
+            lost_sbuf = difference(difference(lse_sbuf, maximum_sbuf), log_sum_sbuf)
+            factor_sbuf = float32_like(lost_sbuf)
+            nisa.activation(dst=factor_sbuf, op=nl.exp, data=lost_sbuf)
+            return cls(lse_sbuf, negated_lse(lse_sbuf, 0.0), lost_sbuf=lost_sbuf, factor_sbuf=factor_sbuf)
+        neg_maximum_sbuf = with_nan_of_infinite(scaled(maximum_sbuf, -1.0), lse_sbuf, nl.float32)
+        return cls(lse_sbuf, scaled(log_sum_sbuf, -1.0), neg_maximum_sbuf, log_sum_sbuf)
+
+    def entropy_terms(
+        self, grad_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor, options: Options
+    ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+        """Return slope and offset of -g (log p + H) over the scores, where g is the gradient of the entropy H.
+
+        log p is z - lse. With the maximum, it is the exponents without their bias, over which the slope is then taken,
+        minus the log of the sum.
+        """
+        if self.log_sum_sbuf is not None:
+            return scaled(grad_sbuf, -1.0), product(difference(self.log_sum_sbuf, entropy_sbuf), grad_sbuf)
+        if self.lost_sbuf is not None:
+            entropy_sbuf = summed(entropy_sbuf, [self.lost_sbuf])
+        return scaled(grad_sbuf, -options.scale), product(difference(self.lse_sbuf, entropy_sbuf), grad_sbuf)
+
+
+def is_factored(launch: LinearLaunch, upstream: PositionUpstream) -> bool:
+    """Return whether the rounding error of lse becomes a factor of the coefficients of p.
+
+    If it does not, correcting it takes another pass over every tile.
+    """
+    return upstream.maximum_hbm is not None and launch.dtype != nl.float32
+
+
+def has_rest(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> bool:
+    """Return whether the gradient has terms besides the error at the target; these terms take tiles."""
+    of_loss = options.spread != 0.0 or options.square != 0.0
+    of_others = upstream.grad_lse_hbm is not None or upstream.grad_entropy_hbm is not None
+    return of_loss or of_others or is_factored(launch, upstream)
+
+
+def _present(*columns_sbuf: nl.NkiTensor | None) -> list[nl.NkiTensor]:
+    return [column_sbuf for column_sbuf in columns_sbuf if column_sbuf is not None]
+
+
+def _with_factor(factor_sbuf: nl.NkiTensor, own_sbuf: nl.NkiTensor, rest_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
+    """Return the coefficient of p / factor that takes the place of D: D * factor + (A - D) * (factor - 1).
+
+    The second term is there because the error at the target is computed with p / factor instead of p.
+    """
+    result_sbuf = float32_like(factor_sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=result_sbuf, data=factor_sbuf, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=own_sbuf
+    )
+    return result_sbuf if rest_sbuf is None else summed(result_sbuf, [product(rest_sbuf, factor_sbuf)])
+
+
+def _shifted(values_sbuf: nl.NkiTensor, added: float) -> nl.NkiTensor:
+    shifted_sbuf = float32_like(values_sbuf)
+    nisa.tensor_scalar(dst=shifted_sbuf, data=values_sbuf, op0=nl.add, operand0=added)
+    return shifted_sbuf
+
+
+def _target_weights(
+    launch: LinearLaunch, options: Options, upstream: PositionUpstream, target_sbuf: nl.NkiTensor
+) -> nl.NkiTensor | None:
+    """Return the class weights of the targets; None if there are none, or if ``upstream`` has them."""
+    if launch.class_weight_hbm is None or upstream.target_weight_hbm is not None:
+        return None
+    return weights_of_targets(launch.class_weight_hbm, target_sbuf, options.classes)
+
+
+def _weight_sum(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> float | nl.NkiTensor:
+    """Return the sum of all class weights; float32 [128, 1] if it is computed here."""
+    if launch.class_weight_hbm is None or options.spread == 0.0:
+        return float(options.classes.total)
+    return upstream.weight_sum if upstream.weight_sum is not None else sum_of_vector(launch.class_weight_hbm)
+
+
+def sum_of_vector(vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Return the sum of a vector, float32 [128, 1], the same on all partitions.
+
+    The elements are loaded spread over the partitions; a product with ones adds up the partitions.
+    """
+    columns_sbuf = load_positions(vector_hbm, 0.0)
+    rows = columns_sbuf.shape[0]
+    part_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=part_sbuf, op=nl.add, data=columns_sbuf, axis=1)
+    ones_sbuf = nl.ndarray((rows, rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones_sbuf, value=1.0)
+    total_psum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=total_psum, stationary=ones_sbuf, moving=part_sbuf)
+    total_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=total_sbuf, src=total_psum)
+    return total_sbuf
+
+
+def columns_of_ids(ids: int) -> int:
+    """Return how many numbers a partition keeps for each tile of positions, if there are several ids per position.
+
+    They are the sorted ids, the ids counted from the first class of a block, and the gradients.
+    """
+    return 0 if ids == 1 else 3 * searched_ids(ids) + 1
+
+
+def tiles_of_ids(ids: int) -> int:
+    """Return the number of float32 tiles as large as a tile of logits that several ids per position need.
+
+    They hold the class numbers with and without marks, and are memory for gathers.
+    """
+    return 0 if ids == 1 else 2 + _ID_TILES
+
+
+def numbers_of_ids(ids: int) -> int:
+    """Return how many numbers per partition several ids per position need besides columns and tiles.
+
+    They are the ids behind the class numbers, and a mask of the ids below a tile.
+    """
+    return 0 if ids == 1 else 3 * searched_ids(ids)
+
+
+def instructions_of_ids(ids: int) -> int:
+    """Return the number of instructions that the ids add to a tile of the gradient."""
+    return 0 if ids == 1 else searched_ids(ids) // IDS_OF_SEARCH + _ID_INSTRUCTIONS
+
+
+def tile_needs(
+    has_bias: bool = False,
+    has_class_weights: bool = False,
+    has_softcap: bool = False,
+    has_rest: bool = False,
+    ids: int = 1,
+    keeps_logits: bool = False,
+    sums_bias: bool = False,
+) -> TileNeeds:
+    """Return the SBUF and instructions that a launch needs for its tiles of the gradient.
+
+    Args:
+        has_bias, has_class_weights: whether a row of biases, or of class weights, is needed for the classes of a block.
+        has_softcap: whether the logits are capped.
+        has_rest: whether the gradient has terms besides the error at the target.
+        ids: the number of target ids per position.
+        keeps_logits: whether the logits come from HBM, with their bias and under their cap.
+        sums_bias: whether db is summed from gradients before they are rounded.
+    """
+    return TileNeeds(
+        columns=GRADIENT_COLUMNS + columns_of_ids(ids),
+        rows=has_bias + has_class_weights + sums_bias,
+        rings=(has_bias and not sums_bias) + has_softcap + has_rest,
+        tiles=tiles_of_ids(ids),
+        numbers=numbers_of_ids(ids),
+        place_bytes=int(ids > 1),
+        opened=int(has_softcap and not keeps_logits),
+        instructions=GRADIENT_INSTRUCTIONS + instructions_of_ids(ids) + sums_bias * SUM_INSTRUCTIONS,
+    )
+
+
+def backward_sizes(
+    launch: LinearLaunch, options: Options, upstream: PositionUpstream, adds_to_weight: bool, sums_bias: bool
+) -> BackwardSizes:
+    """Return the sizes and options of a launch that the plan of its backward depends on."""
+    return BackwardSizes(
+        launch.num_positions,
+        launch.num_features,
+        launch.vocab_size,
+        dtype_bytes(launch.dtype),
+        launch.has_classes_first,
+        tile_needs(
+            launch.bias_hbm is not None,
+            options.needs_class_weights,
+            options.softcap is not None,
+            has_rest(launch, options, upstream),
+            launch.ids,
+            sums_bias=sums_bias,
+        ),
+        adds_to_weight,
+        weight_itemsize=launch.casts.weight,
+        staging_bytes=launch.casts.backward_staging(launch.has_classes_first),
+    )

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The gradient of the log-probabilities of several target ids per position.
+
+With gradients g_k of the ids t_k, and p the softmax, the gradient is ``sum_k g_k 1[t_k = v] - p sum_k g_k``: tiles that
+are 0 except for few classes (:class:`IdTiles`), and a coefficient of p (:class:`IdGradient`). All of it is float32, so
+that terms that cancel where an id is confident do so before the only rounding.
+
+Once per launch the ids of a position are sorted, equal ids are joined into one with the sum of their gradients, and
+each gets a place in a table of gradients (:class:`IdColumns`). For a tile of classes Vector marks the classes that are
+ids, eight at a time, in the numbers 0, 1, 2, ...; a running sum of the marks, which starts at the number of ids below
+the tile, gives the places. So a tile costs K / 8 passes of Vector and a few more, instead of two passes per id. GpSimd
+gathers the gradients when the tile is computed.
+
+Vector has little to do while Tensor multiplies a block of gradients with W and X. So the places of the next block are
+found then, and kept in one byte each. ``nc_match_replace8`` is not defined for a value that it does not find. So the
+ids of the position follow the numbers once more, where an id of another tile is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like, product, scaled, selected
+from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream, loaded_gradient, rest_terms, summed
+from nkilib.experimental.loss.cross_entropy.launch import Options
+from nkilib.experimental.loss.linear.backward.weight_gradient import PowerOfTwo
+from nkilib.experimental.loss.linear.launch import IDS_OF_SEARCH, searched_ids
+from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import (
+    ID_SLOTS,
+    AllPositions,
+    Exponents,
+    GradientColumns,
+)
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, load_ids
+from nkilib.nki import nisa, nl
+
+_MARK = -1.0
+
+# Replacements of repeated ids of a position: numbers beyond all classes, which stay different in float32 whatever
+# class is subtracted from them.
+_FIRST_STAND_IN, _NEXT_STAND_IN = 2**25, 256
+# Numbers per partition that are sorted at a time.
+_SORTED_AT_A_TIME = 1024
+_GPSIMD = nisa.engine.gpsimd
+
+
+@dataclass(frozen=True)
+class IdTiles:
+    """Computes the tiles of ``sum_k g_k 1[t_k = v]``, one after another.
+
+    Attributes:
+        table_sbuf: the table of gradients, see :class:`IdColumns`.
+        classes: the largest number of classes of a tile.
+        source_sbuf: 0, 1, 2, ... and the ids of a tile of positions, float32 [128, classes + K'].
+        marked_sbuf: a copy of ``source_sbuf`` with marks.
+        below_sbuf: a mask of the ids below a tile, float32 [128, K'].
+        running_sbuf: minus the running sum of the marks, float32 [128, classes].
+        kept_sbuf: the places in the table, uint8 [128, tiles of positions of a block, tiles of classes of a block,
+            classes].
+        places_sbuf: buffer slots for the places of a tile, uint32 [128, classes].
+        gradients_sbuf: buffer slots for the gradients of a tile, float32 [128, classes].
+    """
+
+    table_sbuf: nl.NkiTensor
+    classes: int
+    source_sbuf: nl.NkiTensor
+    marked_sbuf: nl.NkiTensor
+    below_sbuf: nl.NkiTensor
+    running_sbuf: nl.NkiTensor
+    kept_sbuf: nl.NkiTensor
+    places_sbuf: list[nl.NkiTensor]
+    gradients_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, table_sbuf: nl.NkiTensor, position_tiles: int, block: int, classes: int) -> IdTiles:
+        """Allocate memory for blocks of ``position_tiles`` tiles and ``block`` classes, in tiles of ``classes``."""
+        searched = table_sbuf.shape[2] - 1
+
+        def tile(columns: int, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+            return nl.ndarray((PARTITIONS, columns), dtype=dtype, buffer=nl.sbuf)
+
+        source_sbuf = tile(classes + searched)
+        nisa.iota(dst=source_sbuf[:, 0:classes], pattern=[[1, classes]], offset=0, channel_multiplier=0)
+        shape = (PARTITIONS, position_tiles, div_ceil(block, classes), classes)
+        return cls(
+            table_sbuf,
+            classes,
+            source_sbuf,
+            tile(classes + searched),
+            tile(searched),
+            tile(classes),
+            nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf),
+            [tile(classes, nl.uint32) for _ in range(ID_SLOTS)],
+            [tile(classes) for _ in range(ID_SLOTS)],
+        )
+
+    @property
+    def tiles_of_classes(self) -> int:
+        """The number of tiles of classes of a block."""
+        return self.kept_sbuf.shape[2]
+
+    def search(self, column: int, tile: int, ids_sbuf: nl.NkiTensor, skipped: int) -> None:
+        """Find the table places of a tile of positions and a tile of classes.
+
+        Args:
+            column: the number of the tile of positions.
+            tile: the number of the tile of classes in its block.
+            ids_sbuf: the sorted ids of the positions, float32 [128, K'].
+            skipped: the number of classes between the class that the ids are counted from and the block.
+        """
+        searched = ids_sbuf.shape[1]
+        own_sbuf = self.source_sbuf[:, self.classes :]
+        first = float(skipped + tile * self.classes)
+        nisa.tensor_scalar(dst=own_sbuf, data=ids_sbuf, op0=nl.subtract, operand0=first)
+        count_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar_reduce(
+            dst=self.below_sbuf,
+            data=own_sbuf,
+            op0=nl.less,
+            operand0=0.0,
+            reduce_op=nl.add,
+            reduce_res=count_sbuf,
+            reduce_res_negate=True,
+        )
+        for start in range(0, searched, IDS_OF_SEARCH):
+            nisa.nc_match_replace8(
+                dst=self.marked_sbuf,
+                data=self.source_sbuf if start == 0 else self.marked_sbuf,
+                vals=own_sbuf[:, start : start + IDS_OF_SEARCH],
+                imm=_MARK,
+            )
+        marks_sbuf = self.marked_sbuf[:, 0 : self.classes]
+        nisa.tensor_scalar_cumulative(
+            dst=self.running_sbuf,
+            src=marks_sbuf,
+            op0=nl.minimum,
+            op1=nl.add,
+            imm0=0.0,
+            imm1=count_sbuf,
+            reduce_cmd=nisa.reduce_cmd.load_reduce,
+        )
+        nisa.scalar_tensor_tensor(
+            dst=self._kept(column, tile),
+            data=marks_sbuf,
+            op0=nl.minimum,
+            operand0=0.0,
+            op1=nl.multiply,
+            operand1=self.running_sbuf,
+        )
+
+    def gradients(self, number: int, rows: int, column: int, first: int, classes: int) -> nl.NkiTensor:
+        """Return tile ``number``, whose places have been found, float32 [rows, classes].
+
+        Args:
+            number: the number of the tile.
+            rows: the number of positions.
+            column: the number of the tile of positions.
+            first: the first class of the tile, counted in its block.
+            classes: the number of classes of the tile.
+        """
+        slot = number % ID_SLOTS
+        places_sbuf = self.places_sbuf[slot][0:rows, 0:classes]
+        kept_sbuf = self._kept(column, first // self.classes)[0:rows, 0:classes]
+        nisa.tensor_copy(dst=places_sbuf, src=kept_sbuf, engine=nisa.engine.gpsimd)
+        gradients_sbuf = self.gradients_sbuf[slot][0:rows, 0:classes]
+        nisa.nc_n_gather(dst=gradients_sbuf, data=self.table_sbuf[0:rows, column], indices=places_sbuf)
+        return gradients_sbuf
+
+    def _kept(self, column: int, tile: int) -> nl.NkiTensor:
+        """Return the memory for the places of a tile, [128, classes]; no two tiles of a block share it."""
+        return self.kept_sbuf[:, column % self.kept_sbuf.shape[1], tile]
+
+
+def sorted_at_a_time(ids: int) -> int:
+    """Return the number of tiles of positions that are sorted at a time, for ``ids`` target ids per position."""
+    return _SORTED_AT_A_TIME // searched_ids(ids)
+
+
+@dataclass(frozen=True)
+class IdColumns:
+    """The ids of all positions: K' per position, which is K rounded up to a multiple of 8.
+
+    Attributes:
+        sorted_sbuf: the ids in order, counted from the first class that the launch holds, float32 [128, tiles, K'].
+        table_sbuf: 0, and the gradients of the ids in that order, float32 [128, tiles, 1 + K'].
+        negated_sum_sbuf: minus the sum of all gradients, float32 [128, tiles].
+        size_sbuf: the sum of the magnitudes of the gradients, float32 [128, tiles].
+    """
+
+    sorted_sbuf: nl.NkiTensor
+    table_sbuf: nl.NkiTensor
+    negated_sum_sbuf: nl.NkiTensor
+    size_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, launch: LinearLaunch, options: Options, grad_logprob_hbm: nl.NkiTensor) -> IdColumns:
+        """Compute the columns of all positions of a launch, from gradients [N, K]."""
+        tiles, searched = launch.position_tiles, searched_ids(launch.ids)
+        columns = cls(
+            nl.ndarray((PARTITIONS, tiles, searched), dtype=nl.float32, buffer=nl.sbuf),
+            nl.ndarray((PARTITIONS, tiles, 1 + searched), dtype=nl.float32, buffer=nl.sbuf),
+            nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf),
+            nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf),
+        )
+        nisa.memset(dst=columns.table_sbuf[:, :, 0:1], value=0.0)
+        at_a_time = sorted_at_a_time(launch.ids)
+        for first in range(0, tiles, at_a_time):
+            columns._make_tiles(launch, options, grad_logprob_hbm, first, min(first + at_a_time, tiles))
+        return columns
+
+    def _make_tiles(
+        self, launch: LinearLaunch, options: Options, grad_logprob_hbm: nl.NkiTensor, first: int, end: int
+    ) -> None:
+        """Compute tiles ``first`` to ``end`` of positions."""
+        searched = self.sorted_sbuf.shape[2]
+        start, last = first * PARTITIONS, min(end * PARTITIONS, launch.num_positions)
+        ids_sbuf = load_ids(launch.targets_hbm.slice(0, start, last), -1.0, searched)
+        gradients_sbuf = load_ids(grad_logprob_hbm.slice(0, start, last), 0.0, searched)
+        valid_sbuf = nl.ndarray(ids_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=valid_sbuf, data=ids_sbuf, op0=nl.not_equal, operand0=float(options.recipe.ignore_index))
+        gradients_sbuf = selected(gradients_sbuf, valid_sbuf)
+        if options.temperature != 1.0:
+            gradients_sbuf = scaled(gradients_sbuf, 1.0 / options.temperature)
+        nisa.tensor_reduce(dst=self.negated_sum_sbuf[:, first:end], op=nl.add, data=gradients_sbuf, axis=2, negate=True)
+        size_sbuf = float32_like(gradients_sbuf)
+        nisa.activation(dst=size_sbuf, op=nl.abs, data=gradients_sbuf)
+        nisa.tensor_reduce(dst=self.size_sbuf[:, first:end], op=nl.add, data=size_sbuf, axis=2)
+        sums_sbuf = _join_equal(ids_sbuf, gradients_sbuf, launch.ids)
+        if options.classes.first > 0:
+            nisa.tensor_scalar(dst=ids_sbuf, data=ids_sbuf, op0=nl.subtract, operand0=float(options.classes.first))
+        _sort(self.sorted_sbuf[:, first:end], self.table_sbuf[:, first:end, 1:], ids_sbuf, sums_sbuf)
+
+
+def _join_equal(ids_sbuf: nl.NkiTensor, gradients_sbuf: nl.NkiTensor, ids: int) -> nl.NkiTensor:
+    """Return the gradients of the ids, with the sum of the gradients of equal ids at the first of them.
+
+    Each repeated id is replaced by a number of its own beyond all classes.
+
+    Args:
+        ids_sbuf: the ids, float32 [128, tiles, K'], changed in place.
+        gradients_sbuf: the gradients, float32, in the same shape.
+        ids: K.
+    """
+    sums_sbuf, again_sbuf = float32_like(gradients_sbuf), float32_like(ids_sbuf)
+    equal_sbuf = float32_like(ids_sbuf)
+    nisa.tensor_copy(dst=sums_sbuf, src=gradients_sbuf)
+    nisa.memset(dst=again_sbuf[:, :, 0:ids], value=0.0)
+    if ids < ids_sbuf.shape[2]:
+        nisa.memset(dst=again_sbuf[:, :, ids:], value=1.0)
+    for distance in range(1, ids):
+        later, earlier = slice(distance, ids), slice(0, ids - distance)
+        matches_sbuf = equal_sbuf[:, :, earlier]
+        nisa.tensor_tensor(dst=matches_sbuf, data1=ids_sbuf[:, :, later], data2=ids_sbuf[:, :, earlier], op=nl.equal)
+        places_sbuf = again_sbuf[:, :, later]
+        nisa.tensor_tensor(dst=places_sbuf, data1=places_sbuf, data2=matches_sbuf, op=nl.maximum, engine=_GPSIMD)
+        added_sbuf = product(matches_sbuf, gradients_sbuf[:, :, later])
+        first_sbuf = sums_sbuf[:, :, earlier]
+        nisa.tensor_tensor(dst=first_sbuf, data1=first_sbuf, data2=added_sbuf, op=nl.add)
+    is_again_sbuf = nl.ndarray(ids_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=is_again_sbuf, src=again_sbuf)
+    stand_ins_sbuf = nl.ndarray((PARTITIONS, ids_sbuf.shape[2]), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(
+        dst=stand_ins_sbuf,
+        pattern=[[_NEXT_STAND_IN, ids_sbuf.shape[2]]],
+        offset=_FIRST_STAND_IN,
+        channel_multiplier=0,
+    )
+    stand_ins_sbuf = stand_ins_sbuf.expand_dim(1).broadcast(1, ids_sbuf.shape[1])
+    nisa.tensor_copy_predicated(dst=ids_sbuf, src=stand_ins_sbuf, predicate=is_again_sbuf)
+    return sums_sbuf
+
+
+def _sort(sorted_sbuf: nl.NkiTensor, table_sbuf: nl.NkiTensor, ids_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None:
+    """Sort distinct ids, and their sums with them, all float32 [128, tiles, K']; the eight largest at a time."""
+    searched = ids_sbuf.shape[2]
+    negated_sbuf = scaled(ids_sbuf, -1.0)
+    left_sbuf, largest_sbuf = float32_like(ids_sbuf), float32_like(ids_sbuf)
+    places_sbuf = nl.ndarray(ids_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=left_sbuf, src=negated_sbuf)
+    for tile in range(ids_sbuf.shape[1]):
+        for start in range(0, searched, IDS_OF_SEARCH):
+            eight = slice(start, start + IDS_OF_SEARCH)
+            values_sbuf, rest_sbuf = largest_sbuf[:, tile, eight], left_sbuf[:, tile]
+            nisa.max8(dst=values_sbuf, src=rest_sbuf)
+            nisa.nc_find_index8(dst=places_sbuf[:, tile, eight], data=negated_sbuf[:, tile], vals=values_sbuf)
+            if start + IDS_OF_SEARCH < searched:
+                nisa.nc_match_replace8(dst=rest_sbuf, data=rest_sbuf, vals=values_sbuf, imm=FLOAT32_LOWEST)
+        nisa.nc_n_gather(dst=table_sbuf[:, tile], data=sums_sbuf[:, tile], indices=places_sbuf[:, tile])
+    nisa.tensor_scalar(dst=sorted_sbuf, data=largest_sbuf, op0=nl.multiply, operand0=-1.0)
+
+
+@dataclass(frozen=True)
+class IdGradient:
+    """The per-position values of the gradient for several target ids.
+
+    Attributes:
+        columns: the per-position scalars; their targets are the sorted ids, and their gradient has no error at a
+            target.
+        table_sbuf: the table of gradients, see :class:`IdColumns`; None without a gradient of the log-probabilities.
+    """
+
+    columns: GradientColumns
+    table_sbuf: nl.NkiTensor | None
+
+    @classmethod
+    def make(cls, launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> IdGradient:
+        """Compute the values of all positions of a launch."""
+        positions = AllPositions()
+        exponents = Exponents.make(positions, launch, upstream)
+        ids = None
+        if upstream.grad_logprob_hbm is not None:
+            ids = IdColumns.make(launch, options, upstream.grad_logprob_hbm)
+        terms_sbuf = [] if ids is None else [ids.negated_sum_sbuf]
+        terms_sbuf += rest_terms(upstream, positions, exponents.lse_sbuf, None, options)
+        rest_sbuf = summed(terms_sbuf[0], terms_sbuf[1:]) if terms_sbuf else None
+        entropy_sbuf = None
+        if upstream.grad_entropy_hbm is not None:
+            entropy_sbuf = loaded_gradient(positions, upstream.grad_entropy_hbm, options)
+        table_sbuf, power = None if ids is None else ids.table_sbuf, None
+        if launch.dtype == nl.float16:
+            sizes_sbuf = [None if ids is None else ids.size_sbuf, rest_sbuf, entropy_sbuf]
+            power = PowerOfTwo.of_largest([size_sbuf for size_sbuf in sizes_sbuf if size_sbuf is not None])
+            table_sbuf, rest_sbuf, entropy_sbuf = (
+                None if values_sbuf is None else scaled(values_sbuf, power.factor_sbuf)
+                for values_sbuf in (table_sbuf, rest_sbuf, entropy_sbuf)
+            )
+        slope_sbuf = None
+        if entropy_sbuf is not None and upstream.entropy_hbm is not None:
+            slope_sbuf, offset_sbuf = exponents.entropy_terms(
+                entropy_sbuf, positions.loaded(upstream.entropy_hbm), options
+            )
+            rest_sbuf = offset_sbuf if rest_sbuf is None else summed(offset_sbuf, [rest_sbuf])
+        if rest_sbuf is None:
+            raise ValueError("linear_token_scores_backward: there must be an upstream gradient, got none; pass one")
+        if exponents.factor_sbuf is not None:
+            rest_sbuf = product(rest_sbuf, exponents.factor_sbuf)
+            slope_sbuf = None if slope_sbuf is None else product(slope_sbuf, exponents.factor_sbuf)
+        columns = GradientColumns(
+            target_sbuf=rest_sbuf if ids is None else ids.sorted_sbuf,
+            bias_sbuf=exponents.bias_sbuf,
+            neg_maximum_sbuf=exponents.neg_maximum_sbuf,
+            has_target=False,
+            own_sbuf=rest_sbuf,
+            rest_sbuf=None if slope_sbuf is None else rest_sbuf,
+            slope_sbuf=slope_sbuf,
+            spread_sbuf=None,
+            power=power,
+        )
+        return cls(columns, table_sbuf)
+
+    def tiles(self, position_tiles: int, block: int, classes: int) -> IdTiles | None:
+        """Return an :class:`IdTiles` for blocks of this size; None without a gradient of the log-probabilities."""
+        return None if self.table_sbuf is None else IdTiles.make(self.table_sbuf, position_tiles, block, classes)

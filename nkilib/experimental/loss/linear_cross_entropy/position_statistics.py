@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The forward's statistics of a block of positions: those of cross-entropy, with tiles of positions as batches.
+
+The statistics of a few blocks of classes, a window, are side by side in the columns of
+:mod:`nkilib.core.rows.statistics`; a full window is combined into column 0. At the end both cores swap their columns
+and combine the columns of both at once, so that nothing is combined twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nkilib.core.hardware import PARTITIONS
+from nkilib.core.rows.argmax import VALUES, Argmax
+from nkilib.core.rows.batches import StoredRows
+from nkilib.core.rows.moments import EntropyMoment, FirstMoment, MeanMoment, Moments, SquareMoment
+from nkilib.core.rows.statistics import Columns, Statistics
+from nkilib.core.rows.tiles import finite_limit, float32_like
+from nkilib.experimental.loss.cross_entropy.launch import Options
+from nkilib.experimental.loss.cross_entropy.results import Group, TargetValues
+from nkilib.experimental.loss.linear_cross_entropy.launch import ForwardNeeds
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class PositionStatistics:
+    """The statistics of a block of positions.
+
+    Attributes:
+        window: the number of blocks of classes whose statistics are combined at once.
+        group: the statistics, with columns for both cores: column 0 for the combined statistics, one column for each
+            block of the window, and the same columns of the other core.
+        targets: the targets; their logits are complete at the end.
+        picked_sbuf: the logits at the targets that this core has found: column 0, float32 [128, tiles]; for several ids
+            a tile of its own.
+        exchanged_sbuf: all statistics, [128, columns, statistics, tiles], so that the columns of a core are contiguous:
+            those of this core, those of the other one, and those of blocks of classes that the cores share.
+        received_ids_sbuf: the logits of several ids that the other core has found, float32 [128, tiles, ids]; None for
+            one id.
+    """
+
+    window: int
+    group: Group
+    targets: TargetValues
+    picked_sbuf: nl.NkiTensor
+    exchanged_sbuf: nl.NkiTensor
+    received_ids_sbuf: nl.NkiTensor | None = None
+
+    @classmethod
+    def make(
+        cls,
+        positions: StoredRows,
+        targets: TargetValues,
+        window: int,
+        shared: int,
+        options: Options,
+        needs: ForwardNeeds,
+    ) -> PositionStatistics:
+        """Allocate the statistics before any class is added.
+
+        ``shared`` is the number of blocks of classes that the cores share; each has a column.
+        """
+        tiles, own = targets.logits_sbuf.shape[1], window + 1
+        swapped = nl.num_programs() * own
+        count = needs.exchanged_statistics
+        exchanged_sbuf = nl.ndarray((PARTITIONS, swapped + shared, count, tiles), dtype=nl.float32, buffer=nl.sbuf)
+        parts = iter([exchanged_sbuf[:, :, number].permute((0, 2, 1)) for number in range(count)])
+        columns = Columns(PARTITIONS, tiles, swapped + shared)
+        picked_sbuf, statistics = next(parts), _statistics(columns, options.scale, needs, parts)
+        moments = _moments(columns, options, needs, parts)
+        argmax = None
+        if needs.argmax:
+            # Maxima of z, by which the argmax of blocks is compared: without bias and cap those of the exponentials.
+            maxima_sbuf = statistics.bias_sbuf if needs.has_exact_maxima else next(parts)
+            argmax = _argmax(columns, options.classes.total, maxima_sbuf, parts)
+        for start, end in ((0, own), (swapped, swapped + shared)):
+            if start == end:
+                continue
+            nisa.memset(dst=exchanged_sbuf[:, start:end], value=0.0)
+            nisa.memset(dst=statistics.neg_max_sbuf[:, :, start:end], value=finite_limit(options.scale))
+            if argmax is not None:
+                if argmax.neg_max_sbuf is not statistics.neg_max_sbuf:
+                    nisa.memset(dst=argmax.neg_max_sbuf[:, :, start:end], value=float("inf"))
+                nisa.memset(dst=argmax.found_sbuf[:, :, start:end], value=float(options.classes.total))
+        exact_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        group = Group(positions, statistics, moments, argmax, exact_sbuf, targets)
+        if len(targets.logits_sbuf.shape) == 2:
+            return cls(window, group, targets, picked_sbuf[:, :, 0], exchanged_sbuf)
+        picked_sbuf, received_sbuf = float32_like(targets.logits_sbuf), float32_like(targets.logits_sbuf)
+        return cls(window, group, targets, picked_sbuf, exchanged_sbuf, received_sbuf)
+
+    def column(self, number: int) -> int:
+        """Return the column of block number ``number`` of classes."""
+        return 1 + number % self.window
+
+    def shared_column(self, number: int) -> int:
+        """Return the column of block number ``number`` of the classes that the cores share."""
+        return nl.num_programs() * (self.window + 1) + number
+
+    def combine_window(self) -> None:
+        """Combine a full window into column 0."""
+        self.group.restart(self.window + 1)
+
+    def exchange(self, number: int) -> None:
+        """Swap the statistics of the cores' own classes; this core had ``number`` blocks of them."""
+        self._forget_combined(number)
+        if nl.num_programs() == 1:
+            return
+        own, other = self.window + 1, 1 - nl.program_id()
+        nisa.sendrecv(
+            src=self.exchanged_sbuf[:, 0:own],
+            dst=self.exchanged_sbuf[:, own : 2 * own],
+            send_to_rank=other,
+            recv_from_rank=other,
+            pipe_id=0,
+        )
+        if self.received_ids_sbuf is not None:
+            nisa.sendrecv(
+                src=self.picked_sbuf, dst=self.received_ids_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=0
+            )
+
+    def finish(self, shared_sbuf: nl.NkiTensor | None) -> None:
+        """Combine the statistics of all columns, and take logs.
+
+        Args:
+            shared_sbuf: the logits that were found in the classes that the cores share; None without any.
+        """
+        columns = self.group.statistics.columns.count
+        self.group.take_weights(columns)
+        self.group.combine(columns)
+        self.group.statistics.take_logs()
+        # Beside the logs on Scalar: the last target logits are found later than the maxima.
+        self._join_targets(shared_sbuf)
+
+    def _join_targets(self, shared_sbuf: nl.NkiTensor | None) -> None:
+        picked_sbuf = self.targets.logits_sbuf
+        if nl.num_programs() == 1:
+            nisa.tensor_copy(dst=picked_sbuf, src=self.picked_sbuf)
+            return
+        others_sbuf = self.received_ids_sbuf
+        if others_sbuf is None:
+            others_sbuf = self.exchanged_sbuf[:, self.window + 1, 0]
+        nisa.tensor_tensor(dst=picked_sbuf, data1=self.picked_sbuf, data2=others_sbuf, op=nl.maximum)
+        if shared_sbuf is not None:
+            nisa.tensor_tensor(dst=picked_sbuf, data1=picked_sbuf, data2=shared_sbuf, op=nl.maximum)
+
+    def _forget_combined(self, number: int) -> None:
+        """Clear the columns that the last blocks did not use, which are already combined into column 0.
+
+        The last window is not combined by itself: if it is full, no column is unused. Maxima and places of the argmax
+        do no harm if they are combined a second time.
+        """
+        left = number % self.window
+        if left == 0 or number < self.window:
+            return
+        start, end = left + 1, self.window + 1
+        statistics, moments = self.group.statistics, self.group.moments
+        summed = [statistics.sums_sbuf]
+        if moments is not None and moments.first is not None:
+            summed += [moments.first.factors_sbuf, moments.first.first_sbuf]
+        if moments is not None and moments.entropy is not None:
+            summed.append(moments.entropy.entropy_sbuf)
+        if moments is not None and moments.squares is not None:
+            summed.append(moments.squares.squares_sbuf)
+        if moments is not None and moments.mean is not None:
+            summed += moments.mean.of_chunks
+        for sums_sbuf in summed:
+            nisa.memset(dst=sums_sbuf[:, :, start:end], value=0.0)
+        nisa.memset(dst=statistics.neg_max_sbuf[:, :, start:end], value=finite_limit(statistics.scale))
+
+
+def _statistics(columns: Columns, scale: float, needs: ForwardNeeds, parts: Iterator[nl.NkiTensor]) -> Statistics:
+    neg_max_sbuf, sums_sbuf = next(parts), next(parts)
+    bias_sbuf = neg_max_sbuf
+    if needs.scale:
+        bias_sbuf = next(parts) if needs.argmax and needs.has_exact_maxima else columns.tile()
+    return Statistics(
+        columns,
+        scale,
+        neg_max_sbuf=neg_max_sbuf,
+        bias_sbuf=bias_sbuf,
+        sums_sbuf=sums_sbuf,
+        weights_sbuf=columns.tile(),
+        exact_neg_max_sbuf=nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf),
+        row_neg_max_sbuf=columns.row_tile(),
+        row_sum_sbuf=columns.row_tile(),
+        log_sum_sbuf=columns.row_tile(),
+    )
+
+
+def _moments(columns: Columns, options: Options, needs: ForwardNeeds, parts: Iterator[nl.NkiTensor]) -> Moments | None:
+    if not (needs.sums or needs.entropy or needs.squares or needs.mean):
+        return None
+    first = entropy = squares = mean = None
+    if needs.sums:
+        first = FirstMoment(next(parts), next(parts), columns.row_tile(), columns.row_tile())
+    if needs.entropy:
+        entropy = EntropyMoment(next(parts), columns.row_tile())
+    if needs.squares:
+        squares = SquareMoment(next(parts), columns.row_tile())
+    if needs.mean:
+        counts = (next(parts), columns.row_tile()) if needs.counts_classes else (None, None)
+        mean = MeanMoment(columns, options.classes.count, next(parts), columns.row_tile(), *counts)
+    return Moments(columns, first, entropy, columns.tile(), columns.tile(), squares, mean)
+
+
+def _argmax(columns: Columns, num_classes: int, neg_max_sbuf: nl.NkiTensor, parts: Iterator[nl.NkiTensor]) -> Argmax:
+    def eight(dtype: nl.DType) -> nl.NkiTensor:
+        return nl.ndarray((PARTITIONS, VALUES), dtype=dtype, buffer=nl.sbuf)
+
+    return Argmax(
+        columns,
+        num_classes,
+        neg_max_sbuf=neg_max_sbuf,
+        found_sbuf=next(parts),
+        row_neg_max_sbuf=columns.row_tile(),
+        row_found_sbuf=columns.row_tile(),
+        short_sbuf=eight(nl.float32),
+        values_sbuf=eight(nl.float32),
+        places_sbuf=eight(nl.uint32),
+    )

@@ -1,0 +1,571 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The backward on one core: the gradient of the student's logits, and its products with W and X.
+
+Both linear losses share the loop that keeps blocks of the gradient in SBUF while W and X of the student stream by
+(:mod:`nkilib.experimental.loss.linear.backward.one_core`). The teacher's operands stream too, only for the logits.
+
+With the scores a and b of student and teacher, the ratio r of their units, the student's scale c, which turns a into z,
+and the exponentials e = exp(z - lse) of both, the gradient of z is -1 times
+
+- (e_t * ratio - e_s) for KL(teacher || student), where ratio = exp(lost_t - lost_s),
+- (r b - a - center) * e_s * c for KL(student || teacher), where center = (lse_t - lse_s - KL) / c,
+- (softplus(c (r b - a) + center) + addend) * e_s * (1 - beta) for Jensen-Shannon, where center = lse_s - lse_t +
+  log(beta / (1 - beta)) and addend = KL(student || mixture) + log(1 - beta); the softplus is one function of Scalar
+  whatever the size of the difference is,
+
+times exp(lost_s). lost is the rounding error of a log-sum-exp; its exponential corrects it, as a factor of the
+coefficients. The per-position inputs are computed once per launch (:class:`PairColumns`): column t holds positions 128
+t to 128 t + 127, one in each partition.
+
+The gradient of the log-probability at a label adds a number at its class and a multiple of e_s (:class:`LabelTiles`).
+Under a softcap of the student the sum is multiplied by 1 - tanh^2. A masked score is a large finite number, whose
+exponential is 0. It is multiplied by its exponential before any other factor, so that no product is 0 times an infinite
+number.
+
+Vector reads at most one operand from PSUM, so Scalar copies the student's product first if both operands are there. If
+Scalar also computes logs or tangents, several tiles are opened before the first of them is computed, and no product is
+read at that time (:class:`PairGradientTiles`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import log, log1p
+
+from nkilib.core.hardware import PARTITIONS
+from nkilib.core.rows.tiles import constant, difference, float32_like, product, scaled, selected
+from nkilib.experimental.loss.cross_entropy.softcap import through_cap
+from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, BackwardSizes, OperandPair
+from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
+from nkilib.experimental.loss.linear.backward.one_core import require_fitting_plan, write_gradients_of_positions
+from nkilib.experimental.loss.linear.backward.rounds import BackwardProblem
+from nkilib.experimental.loss.linear.backward.tile_maker import (
+    LastProduct,
+    TilePlace,
+    multiply_on_gpsimd,
+    multiply_tiles,
+)
+from nkilib.experimental.loss.linear.backward.weight_gradient import PowerOfTwo
+from nkilib.experimental.loss.linear.launch import Block, Gradients, LinearTiling, Span
+from nkilib.experimental.loss.linear.operands import ClassRow, load_positions, with_rounded_input
+from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
+    PairNeeds,
+    copies_student,
+    copies_teacher,
+    opens_groups,
+    spares_scores,
+    takes_differences,
+)
+from nkilib.experimental.loss.linear_distillation.launch import (
+    TEACHER,
+    ModelOperands,
+    ModelStatistics,
+    PairLaunch,
+    PairUpstream,
+    backward_needs,
+    parts_of_positions,
+)
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class LogSumExp:
+    """The log-sum-exp of one model: the softmax is exp(z + bias) * exp(lost); float32 [128, tiles] each.
+
+    Attributes:
+        maximum_sbuf, log_sum_sbuf: the two summands of the log-sum-exp.
+        bias_sbuf: minus the log-sum-exp, rounded.
+        lost_sbuf: the rounding error of the log-sum-exp.
+    """
+
+    maximum_sbuf: nl.NkiTensor
+    log_sum_sbuf: nl.NkiTensor
+    bias_sbuf: nl.NkiTensor
+    lost_sbuf: nl.NkiTensor
+
+    @classmethod
+    def loaded(cls, statistics: ModelStatistics) -> LogSumExp:
+        """Load the log-sum-exps of all positions of a launch."""
+        maximum_sbuf = load_positions(statistics.maximum_hbm, 0.0)
+        log_sum_sbuf = load_positions(statistics.log_sum_hbm, 0.0)
+        lse_sbuf = float32_like(maximum_sbuf)
+        nisa.tensor_tensor(dst=lse_sbuf, data1=maximum_sbuf, data2=log_sum_sbuf, op=nl.add)
+        lost_sbuf = difference(difference(lse_sbuf, maximum_sbuf), log_sum_sbuf)
+        return cls(maximum_sbuf, log_sum_sbuf, scaled(lse_sbuf, -1.0), lost_sbuf)
+
+    def less(self, other: LogSumExp) -> nl.NkiTensor:
+        """Return this log-sum-exp minus another one; maxima and logs are subtracted separately first."""
+        maxima_sbuf = difference(self.maximum_sbuf, other.maximum_sbuf)
+        difference_sbuf = difference(self.log_sum_sbuf, other.log_sum_sbuf)
+        nisa.tensor_tensor(dst=difference_sbuf, data1=difference_sbuf, data2=maxima_sbuf, op=nl.add)
+        return difference_sbuf
+
+
+@dataclass(frozen=True)
+class LabelColumns:
+    """The inputs of the gradient of the log-probability at a label; float32 [128, tiles] each.
+
+    Attributes:
+        label_sbuf: the label, counted from the first class of the launch's weights.
+        label_factor_sbuf: the gradient at the label.
+        softmax_factor_sbuf: the factor of e_s.
+    """
+
+    label_sbuf: nl.NkiTensor
+    label_factor_sbuf: nl.NkiTensor
+    softmax_factor_sbuf: nl.NkiTensor
+
+
+@dataclass(frozen=True)
+class PairColumns:
+    """The per-position inputs of the gradient, float32 [128, tiles] each; None if the divergence does not need them.
+
+    Attributes:
+        student_bias_sbuf, teacher_bias_sbuf: minus the log-sum-exp of each model, which is added to z in the exponents.
+        center_sbuf: ``center`` of the module docstring; for KL(teacher || student) ``ratio``.
+        addend_sbuf: ``addend`` of the module docstring; None without a mixture.
+        factor_sbuf: the factor of the whole gradient.
+        labels: the inputs of the gradient of the log-probability; None without one.
+        power: the power of two by which the computed gradient is too large; None for 1.
+    """
+
+    student_bias_sbuf: nl.NkiTensor
+    teacher_bias_sbuf: nl.NkiTensor
+    center_sbuf: nl.NkiTensor
+    addend_sbuf: nl.NkiTensor | None
+    factor_sbuf: nl.NkiTensor
+    labels: LabelColumns | None
+    power: PowerOfTwo | None
+
+    @classmethod
+    def make(cls, launch: PairLaunch, upstream: PairUpstream) -> PairColumns:
+        """Compute the columns of all positions of a launch."""
+        student, teacher = LogSumExp.loaded(upstream.student), LogSumExp.loaded(upstream.teacher)
+        of_rows = _Rows.loaded(launch, upstream)
+        power = None
+        if launch.student.dtype == nl.float16:
+            power = PowerOfTwo.of_largest(of_rows.sizes())
+            of_rows = of_rows.multiplied(power.factor_sbuf)
+        lost_sbuf = _exponential(student.lost_sbuf)
+        factor_sbuf = scaled(product(of_rows.factor_sbuf, lost_sbuf), _weight(launch))
+        labels = None
+        if of_rows.label_sbuf is not None and of_rows.label_factor_sbuf is not None:
+            softmax_factor_sbuf = scaled(product(of_rows.label_factor_sbuf, lost_sbuf), -1.0)
+            labels = LabelColumns(of_rows.label_sbuf, of_rows.label_factor_sbuf, softmax_factor_sbuf)
+        return cls(
+            student.bias_sbuf,
+            teacher.bias_sbuf,
+            _center(launch, student, teacher, of_rows.moment_sbuf),
+            _addend(launch, of_rows.moment_sbuf),
+            factor_sbuf,
+            labels,
+            power,
+        )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The upstream gradients and moments, 0 at ignored positions; float32 [128, tiles] each.
+
+    Attributes:
+        moment_sbuf: the forward's moment: KL(student || teacher), KL(student || mixture), or 0 for KL(teacher ||
+            student).
+        factor_sbuf: the gradient of each divergence, times its weight, the derivative of z with respect to the logit,
+            and for a mixture 1 - beta.
+        label_sbuf, label_factor_sbuf: see :class:`LabelColumns`.
+    """
+
+    moment_sbuf: nl.NkiTensor
+    factor_sbuf: nl.NkiTensor
+    label_sbuf: nl.NkiTensor | None
+    label_factor_sbuf: nl.NkiTensor | None
+
+    @classmethod
+    def loaded(cls, launch: PairLaunch, upstream: PairUpstream) -> _Rows:
+        """Load the upstream gradients of all positions of a launch."""
+        factor_sbuf = load_positions(upstream.grad_divergence_hbm, 0.0)
+        has_moment = launch.options.beta > 0.0
+        moment_sbuf = load_positions(upstream.moment_hbm, 0.0) if has_moment else constant(factor_sbuf, 0.0)
+        if launch.row_weight_hbm is not None:
+            factor_sbuf = product(factor_sbuf, load_positions(launch.row_weight_hbm, 0.0))
+        label_sbuf = label_factor_sbuf = None
+        if launch.labels_hbm is not None:
+            label_sbuf = load_positions(launch.labels_hbm, 0.0)
+            valid_sbuf = nl.ndarray(label_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+            # Classes are small enough for float32, and no other value is equal to one.
+            ignored = float(launch.options.ignore_index)
+            nisa.tensor_scalar(dst=valid_sbuf, data=label_sbuf, op0=nl.not_equal, operand0=ignored)
+            factor_sbuf, moment_sbuf = selected(factor_sbuf, valid_sbuf), selected(moment_sbuf, valid_sbuf)
+            if upstream.grad_logprob_hbm is not None:
+                label_factor_sbuf = selected(load_positions(upstream.grad_logprob_hbm, 0.0), valid_sbuf)
+                label_factor_sbuf = scaled(label_factor_sbuf, slope(launch.student))
+                nisa.tensor_scalar(
+                    dst=label_sbuf, data=label_sbuf, op0=nl.subtract, operand0=float(launch.classes.first)
+                )
+        mixture_factor = 1.0 - launch.options.beta if launch.is_mixed else 1.0
+        return cls(
+            moment_sbuf, scaled(factor_sbuf, mixture_factor * slope(launch.student)), label_sbuf, label_factor_sbuf
+        )
+
+    def sizes(self) -> list[nl.NkiTensor]:
+        """Return bounds on the magnitudes of the gradients of logits, for the power of two of float16.
+
+        |Q (log(Q / P) - KL)| is less than KL(Q || P) + 1.
+        """
+        sizes_sbuf = float32_like(self.moment_sbuf)
+        nisa.tensor_scalar(
+            dst=sizes_sbuf, data=self.moment_sbuf, op0=nl.add, operand0=1.0, op1=nl.maximum, operand1=1.0
+        )
+        sizes = [product(sizes_sbuf, self.factor_sbuf)]
+        return sizes if self.label_factor_sbuf is None else [*sizes, self.label_factor_sbuf]
+
+    def multiplied(self, factor_sbuf: nl.NkiTensor) -> _Rows:
+        """Return rows whose gradients are multiplied by a factor, float32 [128, 1]."""
+        label_factor_sbuf = self.label_factor_sbuf
+        if label_factor_sbuf is not None:
+            label_factor_sbuf = scaled(label_factor_sbuf, factor_sbuf)
+        return _Rows(self.moment_sbuf, scaled(self.factor_sbuf, factor_sbuf), self.label_sbuf, label_factor_sbuf)
+
+
+def slope(student: ModelOperands) -> float:
+    """Return the derivative of z with respect to the logit; under a softcap the derivative where the tangent is 0."""
+    return student.logit_scale / student.temperature
+
+
+def _weight(launch: PairLaunch) -> float:
+    """Return the constant factor of the terms that :class:`PairGradientTiles` computes."""
+    return -launch.student.scale if launch.is_reverse else -1.0
+
+
+def _center(launch: PairLaunch, student: LogSumExp, teacher: LogSumExp, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Compute ``center`` of the module docstring; for KL(teacher || student) ``ratio``."""
+    if launch.options.beta == 0.0:
+        return _exponential(difference(teacher.lost_sbuf, student.lost_sbuf))
+    if launch.is_mixed:
+        center_sbuf, log_odds = student.less(teacher), log(launch.options.beta) - log1p(-launch.options.beta)
+        nisa.tensor_scalar(dst=center_sbuf, data=center_sbuf, op0=nl.add, operand0=log_odds)
+        return center_sbuf
+    center_sbuf = difference(teacher.less(student), moment_sbuf)
+    return center_sbuf if launch.student.scale == 1.0 else scaled(center_sbuf, 1.0 / launch.student.scale)
+
+
+def _addend(launch: PairLaunch, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor | None:
+    """Compute ``addend``, KL(student || mixture) + log(1 - beta); None without a mixture."""
+    if not launch.is_mixed:
+        return None
+    addend_sbuf = float32_like(moment_sbuf)
+    nisa.tensor_scalar(dst=addend_sbuf, data=moment_sbuf, op0=nl.add, operand0=log1p(-launch.options.beta))
+    return addend_sbuf
+
+
+def _exponential(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    exponential_sbuf = float32_like(values_sbuf)
+    nisa.activation(dst=exponential_sbuf, op=nl.exp, data=values_sbuf)
+    return exponential_sbuf
+
+
+@dataclass(frozen=True)
+class LabelTiles:
+    """The tiles for the gradient of log-probabilities at labels.
+
+    Attributes:
+        columns: the columns of the positions.
+        count_sbuf: 0, 1, 2, ... in each partition, float32 [128, classes of a block].
+        places_sbuf: the labels, counted from the first class of the block, float32 [128, tiles].
+        tiles_sbuf: a ring buffer of tiles, float32 [128, classes of a tile].
+    """
+
+    columns: LabelColumns
+    count_sbuf: nl.NkiTensor
+    places_sbuf: nl.NkiTensor
+    tiles_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, columns: LabelColumns, plan: BackwardPlan) -> LabelTiles:
+        """Allocate the tiles for the blocks and tiles of a plan."""
+        block = plan.class_tiles * PARTITIONS
+        count_sbuf = nl.ndarray((PARTITIONS, block), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.iota(dst=count_sbuf, pattern=[[1, block]], offset=0, channel_multiplier=0)
+        places_sbuf = nl.ndarray(columns.label_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+        return cls(columns, count_sbuf, places_sbuf, _ring(True, GRADIENT_SLOTS, plan.classes_of_tile))
+
+    def begin(self, first_class: int) -> None:
+        """Set ``places_sbuf`` to the labels relative to class ``first_class``."""
+        nisa.tensor_scalar(
+            dst=self.places_sbuf, data=self.columns.label_sbuf, op0=nl.subtract, operand0=float(first_class)
+        )
+
+    def advance(self, classes: int) -> None:
+        """Make ``places_sbuf`` relative to a class that is ``classes`` further on, by subtracting ``classes``."""
+        nisa.tensor_scalar(dst=self.places_sbuf, data=self.places_sbuf, op0=nl.subtract, operand0=float(classes))
+
+    def gradient(self, number: int, softmax_sbuf: nl.NkiTensor, place: TilePlace) -> nl.NkiTensor:
+        """Compute the gradient of the log-probabilities of tile ``number`` from its e_s, float32 [rows, classes]."""
+        tile_sbuf = place.slot(self.tiles_sbuf, number)
+        nisa.tensor_scalar(
+            dst=tile_sbuf,
+            data=place.of_classes(self.count_sbuf),
+            op0=nl.equal,
+            operand0=place.of(self.places_sbuf),
+            op1=nl.multiply,
+            operand1=place.of(self.columns.label_factor_sbuf),
+        )
+        nisa.scalar_tensor_tensor(
+            dst=tile_sbuf,
+            data=softmax_sbuf,
+            op0=nl.multiply,
+            operand0=place.of(self.columns.softmax_factor_sbuf),
+            op1=nl.add,
+            operand1=tile_sbuf,
+        )
+        return tile_sbuf
+
+
+@dataclass(frozen=True)
+class PairGradientTiles:
+    """The tiles and operands that compute one tile of the gradient after another.
+
+    Attributes:
+        launch: the launch with scales, softcaps and beta.
+        needs: the options that need tiles.
+        columns: the columns of the positions.
+        labels: the tiles for the gradient at labels; None without a gradient of the log-probability.
+        terms_sbuf: a ring buffer of tiles, float32 [128, classes of a tile], for e_s and the products with it.
+        others_sbuf: a ring buffer of such tiles, for differences of scores, or e_t.
+        students_sbuf, teachers_sbuf: ring buffers of such tiles, for copies of products; empty if none are copied.
+    """
+
+    launch: PairLaunch
+    needs: PairNeeds
+    columns: PairColumns
+    labels: LabelTiles | None
+    terms_sbuf: list[nl.NkiTensor]
+    others_sbuf: list[nl.NkiTensor]
+    students_sbuf: list[nl.NkiTensor]
+    teachers_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, launch: PairLaunch, needs: PairNeeds, columns: PairColumns, plan: BackwardPlan) -> PairGradientTiles:
+        """Allocate the tiles for the blocks and tiles of a plan."""
+        classes, opened = plan.classes_of_tile, plan.buffers.opened
+        return cls(
+            launch,
+            needs,
+            columns,
+            None if columns.labels is None else LabelTiles.make(columns.labels, plan),
+            _ring(True, GRADIENT_SLOTS, classes),
+            _ring(True, opened if takes_differences(needs) else GRADIENT_SLOTS, classes),
+            _ring(copies_student(needs), opened, classes),
+            _ring(copies_teacher(needs), opened, classes),
+        )
+
+    @property
+    def power(self) -> PowerOfTwo | None:
+        """The power of two by which the computed gradient is too large; None for 1."""
+        return self.columns.power
+
+    @property
+    def rows(self) -> list[ClassRow]:
+        """The vectors of one value per class besides the biases: there are none."""
+        return []
+
+    @property
+    def float32_tiles(self) -> list[nl.NkiTensor]:
+        """The buffer slots in which tiles are computed."""
+        return self.terms_sbuf
+
+    @property
+    def may_hold_scores(self) -> bool:
+        """Whether a slot may hold the student's scores; see :func:`spares_scores`."""
+        return spares_scores(self.needs)
+
+    @property
+    def opens_groups(self) -> bool:
+        """Whether Scalar loads another table, for tangents or for logs of mixtures."""
+        return opens_groups(self.needs)
+
+    def begin(self, first_class: int) -> None:
+        """Begin a block of classes that starts with class ``first_class`` of the launch."""
+        if self.labels is not None:
+            self.labels.begin(first_class)
+
+    def advance(self, classes: int) -> None:
+        """Begin a block of classes that starts ``classes`` further on."""
+        if self.labels is not None:
+            self.labels.advance(classes)
+
+    def prepare(self, positions: Span, skipped: int, done: float, end: float) -> None:
+        """Do nothing: there is no work before the logits are computed."""
+
+    def open(self, number: int, scores: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
+        """Return the student's scores, and a second tile.
+
+        It holds the teacher's scores for KL(teacher || student), the differences of both models' scores for
+        KL(student || teacher), and the softplus of these for a mixture.
+        """
+        student, teacher = scores
+        student = _copied(student, self.students_sbuf, number, place)
+        teacher = _copied(teacher, self.teachers_sbuf, number, place)
+        if not takes_differences(self.needs):
+            return [student, teacher]
+        differences_sbuf = place.slot(self.others_sbuf, number)
+        nisa.scalar_tensor_tensor(
+            dst=differences_sbuf,
+            data=teacher,
+            op0=nl.multiply,
+            operand0=self.launch.ratio,
+            op1=nl.subtract,
+            operand1=student,
+        )
+        if self.needs.mixed:
+            nisa.activation(
+                dst=differences_sbuf,
+                op=nl.softplus,
+                data=differences_sbuf,
+                scale=self.launch.student.scale,
+                bias=place.of(self.columns.center_sbuf),
+            )
+        return [student, differences_sbuf]
+
+    def make_tile(
+        self, number: int, dst_sbuf: nl.NkiTensor, opened: list[nl.NkiTensor], place: TilePlace
+    ) -> LastProduct | None:
+        """Write tile ``number``, except for the last product, which is returned.
+
+        Args:
+            number: the number of the tile.
+            dst_sbuf: [rows, classes], in the type of the products.
+            opened: the result of :meth:`open`; overwritten.
+            place: the place of the tile.
+        """
+        student, other = opened
+        terms_sbuf, factor_sbuf = place.slot(self.terms_sbuf, number), place.of(self.columns.factor_sbuf)
+        _exponentials(terms_sbuf, student, self.launch.student.scale, place.of(self.columns.student_bias_sbuf))
+        label_sbuf = None if self.labels is None else self.labels.gradient(number, terms_sbuf, place)
+        self._take_terms(number, terms_sbuf, other, place)
+        tangents = student if self.needs.student.softcap else None
+        if label_sbuf is None:
+            return self._finish(dst_sbuf, terms_sbuf, factor_sbuf, tangents)
+        nisa.scalar_tensor_tensor(
+            dst=dst_sbuf if tangents is None else terms_sbuf,
+            data=terms_sbuf,
+            op0=nl.multiply,
+            operand0=factor_sbuf,
+            op1=nl.add,
+            operand1=label_sbuf,
+        )
+        if tangents is not None:
+            multiply_on_gpsimd(tangents, tangents, tangents)
+            through_cap(dst_sbuf, terms_sbuf, tangents)
+        return None
+
+    def _take_terms(self, number: int, terms_sbuf: nl.NkiTensor, other: nl.NkiTensor, place: TilePlace) -> None:
+        """Compute the terms of the divergence in place of e_s."""
+        columns = self.columns
+        if not takes_differences(self.needs):
+            teacher_sbuf = place.slot(self.others_sbuf, number)
+            _exponentials(teacher_sbuf, other, self.launch.teacher.scale, place.of(columns.teacher_bias_sbuf))
+            nisa.scalar_tensor_tensor(
+                dst=terms_sbuf,
+                data=teacher_sbuf,
+                op0=nl.multiply,
+                operand0=place.of(columns.center_sbuf),
+                op1=nl.subtract,
+                operand1=terms_sbuf,
+            )
+            return
+        added_sbuf = columns.center_sbuf if columns.addend_sbuf is None else columns.addend_sbuf
+        nisa.scalar_tensor_tensor(
+            dst=terms_sbuf,
+            data=other,
+            op0=nl.subtract if columns.addend_sbuf is None else nl.add,
+            operand0=place.of(added_sbuf),
+            op1=nl.multiply,
+            operand1=terms_sbuf,
+        )
+
+    @staticmethod
+    def _finish(
+        dst_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor, tangents: nl.NkiTensor | None
+    ) -> LastProduct | None:
+        """Multiply the terms by their factor, and under a softcap by 1 - tanh^2."""
+        if tangents is None:
+            return LastProduct(dst_sbuf, terms_sbuf, factor_sbuf)
+        multiply_on_gpsimd(tangents, tangents, tangents)
+        nisa.tensor_scalar(
+            dst=tangents,
+            data=tangents,
+            op0=nl.subtract,
+            operand0=1.0,
+            reverse0=True,
+            op1=nl.multiply,
+            operand1=factor_sbuf,
+        )
+        multiply_tiles(dst_sbuf, terms_sbuf, tangents)
+        return None
+
+
+def _ring(is_needed: bool, slots: int, classes: int) -> list[nl.NkiTensor]:
+    """Allocate a ring buffer of tiles; empty if it is not needed."""
+    shape = (PARTITIONS, classes)
+    return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(slots if is_needed else 0)]
+
+
+def _copied(product_psum: nl.NkiTensor, copies_sbuf: list[nl.NkiTensor], number: int, place: TilePlace) -> nl.NkiTensor:
+    """Copy a product on Scalar; return the product itself if there is no tile for copies."""
+    if not copies_sbuf:
+        return product_psum
+    copy_sbuf = place.slot(copies_sbuf, number)
+    nisa.activation(dst=copy_sbuf, op=nl.copy, data=product_psum)
+    return copy_sbuf
+
+
+def _exponentials(dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, scale: float, bias_sbuf: nl.NkiTensor) -> None:
+    """Compute exp(scale * score - lse)."""
+    nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, scale=scale, bias=bias_sbuf)
+
+
+def backward_of_core(
+    launch: PairLaunch, upstream: PairUpstream, sizes: BackwardSizes, tiling: LinearTiling, gradients: Gradients
+) -> None:
+    """Write the gradients of the classes that belong to this core.
+
+    Raises:
+        AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
+    """
+    require_fitting_plan(launch.function, tiling, BackwardPlan.of(sizes, *tiling))
+    parts = parts_of_positions(launch)
+    student, teacher = (with_rounded_input(model, model.prefix) for model in launch.models)
+    launch = replace(launch, student=student, teacher=teacher)
+
+    def problem_of(block: Block) -> BackwardProblem:
+        if not parts.is_split:
+            return _problem(launch, upstream)
+        return _problem(launch.of_positions(block), upstream.of_positions(block))
+
+    write_gradients_of_positions(launch.student, gradients, parts, sizes, tiling, problem_of)
+
+
+def _problem(launch: PairLaunch, upstream: PairUpstream) -> BackwardProblem:
+    """Return the problem that the shared backward computes gradients of."""
+    needs = backward_needs(launch, upstream)
+
+    def make_tiles(plan: BackwardPlan) -> PairGradientTiles:
+        return PairGradientTiles.make(launch, needs, PairColumns.make(launch, upstream), plan)
+
+    return BackwardProblem([_pair(launch, launch.student), _pair(launch, launch.teacher)], make_tiles)
+
+
+def _pair(launch: PairLaunch, model: ModelOperands) -> OperandPair:
+    """Return the operands of a model, with the score and bias of a masked class.
+
+    Under a softcap of the student its tangent may stay -1: the gradient through the softcap is 0 there.
+    """
+    lowest, is_teacher = launch.lowest(model), model.name == TEACHER
+    masked_score = lowest if is_teacher and model.softcap is not None else None
+    lowest_bias = lowest if masked_score is None else 2.0 * lowest
+    # The teacher is only needed for differences of scores.
+    stays = not is_teacher or launch.options.beta == 0.0
+    return OperandPair(model, model.score_cap, lowest_bias, masked_score, stays)

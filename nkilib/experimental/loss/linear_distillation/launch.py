@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The operands and options of a launch of the kernels, and their sizes as host code needs them to choose a tiling.
+
+A backward also receives results of the forward and upstream gradients, :class:`PairUpstream`.
+
+A tile of logits of a model holds scores: the product with its bias, or ``tanh(scale * (product + bias) / cap)`` under a
+softcap. The factor that turns scores into z, :attr:`ModelOperands.scale`, is a constant of the host, so that logit
+scale, softcap and temperature take no instruction except the one for the tangents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.plan_limits import usable_sbuf_bytes
+from nkilib.core.rows.checks import require
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.experimental.loss.cross_entropy.launch import Classes
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, PairSizes
+from nkilib.experimental.loss.linear.backward.one_core import program_share
+from nkilib.experimental.loss.linear.launch import Block, LinearOperands, LinearTiling, PositionParts
+from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
+    ModelNeeds,
+    PairForwardSizes,
+    PairNeeds,
+    StreamSizes,
+    gradient_needs,
+)
+from nkilib.experimental.loss.linear_distillation.host.tiling import pair_parts
+from nkilib.nki import nl
+
+STUDENT, TEACHER = "student", "teacher"
+# A masked class has this logit, times a scale of at least 1. Sums of its differences over a block stay finite.
+_LOWEST = -(2.0**116)
+# A mean of differences of logits of this size counts as infinite.
+_INFINITE = 2.0**48
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """The options of the loss.
+
+    Attributes:
+        beta: 0: KL(teacher || student); 1: KL(student || teacher); between them the generalized Jensen-Shannon
+            divergence.
+        temperature: T, divides the logits of both models.
+        ignore_index: the label of ignored positions.
+    """
+
+    beta: float = 0.0
+    temperature: float = 1.0
+    ignore_index: int = -100
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the divergence needs the mixture of both distributions."""
+        return 0.0 < self.beta < 1.0
+
+    @property
+    def is_reverse(self) -> bool:
+        """Whether the student's probabilities are the weights of the divergence."""
+        return self.beta == 1.0
+
+
+@dataclass(frozen=True)
+class PairWanted:
+    """The results of the forward that a caller can ask for.
+
+    Attributes:
+        logprob: the student's log-probability of the label.
+        target: the student's z at the label.
+    """
+
+    logprob: bool = False
+    target: bool = False
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether the logit at the label is needed."""
+        return self.logprob or self.target
+
+
+@dataclass(frozen=True)
+class ModelOperands(LinearOperands):
+    """The operands of one model, and the options from which z is computed: z = softcap(s * (X W^T + b), c) / T.
+
+    Attributes:
+        name: ``STUDENT`` or ``TEACHER``.
+        logit_scale: s.
+        softcap: c; None for none.
+        temperature: T.
+    """
+
+    name: str = field(default=STUDENT, kw_only=True)
+    logit_scale: float = field(default=1.0, kw_only=True)
+    softcap: float | None = field(default=None, kw_only=True)
+    temperature: float = field(default=1.0, kw_only=True)
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of the names of its tensors."""
+        return f"{self.name}_"
+
+    @property
+    def unit(self) -> float:
+        """The factor that turns a score into a logit: s without a softcap, c with one."""
+        return self.logit_scale if self.softcap is None else self.softcap
+
+    @property
+    def scale(self) -> float:
+        """The factor that turns a score into z."""
+        return self.unit / self.temperature
+
+    @property
+    def score_cap(self) -> float | None:
+        """The softcap of ``X W^T + b``: a score is ``tanh((X W^T + b) / score_cap)``. None without a softcap."""
+        return None if self.softcap is None else self.softcap / self.logit_scale
+
+    def of_positions(self, block: Block) -> ModelOperands:
+        """Return the operands for some positions alone."""
+        return replace(self, input_hbm=block.of(self.input_hbm))
+
+
+@dataclass(frozen=True)
+class PairLaunch:
+    """A launch of any of the kernels.
+
+    Attributes:
+        function: the name of the kernel in error messages.
+        student, teacher: operands of both models, over the same positions and classes.
+        options: the options of the loss.
+        classes: the classes of the vocabulary that the weights contain.
+        labels_hbm: [N], int32; None: every position is valid, and no label is asked for.
+        row_weight_hbm: [N], float32; None for 1.
+        wanted: further results of the forward.
+    """
+
+    function: str
+    student: ModelOperands
+    teacher: ModelOperands
+    options: PairOptions
+    classes: Classes
+    labels_hbm: nl.NkiTensor | None = None
+    row_weight_hbm: nl.NkiTensor | None = None
+    wanted: PairWanted = PairWanted()
+
+    @property
+    def models(self) -> tuple[ModelOperands, ModelOperands]:
+        """The operands of student and teacher."""
+        return self.student, self.teacher
+
+    @property
+    def num_positions(self) -> int:
+        """The number of positions, N."""
+        return self.student.num_positions
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of classes of the weights, V."""
+        return self.student.vocab_size
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the divergence needs the mixture of both distributions."""
+        return self.options.is_mixed
+
+    @property
+    def is_reverse(self) -> bool:
+        """Whether the student's probabilities are the weights of the divergence."""
+        return self.options.is_reverse
+
+    @property
+    def ratio(self) -> float:
+        """The factor that converts the teacher's scores to the unit of the student's.
+
+        It is 1 if logit scales and softcaps are equal: then the conversion does not round differences of scores.
+        """
+        return self.teacher.unit / self.student.unit
+
+    def lowest(self, model: ModelOperands) -> float:
+        """Return the score of a masked class, which is finite, and finite in the student's unit too.
+
+        exp(scale * (lowest - m)) is 0 for any score m of a class that is not masked.
+        """
+        ratio = self.ratio if model.name == TEACHER else 1.0
+        return _LOWEST / max(1.0, model.unit, ratio)
+
+    @property
+    def infinite(self) -> float:
+        """The mean of differences of logits, before the temperature, from which on a divergence is infinite.
+
+        A masked class of probability 2^-68 reaches it.
+        """
+        return _INFINITE * min(1.0, self.student.unit, self.teacher.unit)
+
+    def of_positions(self, block: Block) -> PairLaunch:
+        """Return the launch for some positions alone."""
+
+        def of(vector_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None:
+            return None if vector_hbm is None else block.of(vector_hbm)
+
+        return replace(
+            self,
+            student=self.student.of_positions(block),
+            teacher=self.teacher.of_positions(block),
+            labels_hbm=of(self.labels_hbm),
+            row_weight_hbm=of(self.row_weight_hbm),
+        )
+
+
+@dataclass(frozen=True)
+class ModelStatistics:
+    """The log-sum-exp of one model over all classes, [N] float32 each.
+
+    Attributes:
+        maximum_hbm: the largest z.
+        log_sum_hbm: log(sum(exp(z - maximum))).
+    """
+
+    maximum_hbm: nl.NkiTensor
+    log_sum_hbm: nl.NkiTensor
+
+    def of_positions(self, block: Block) -> ModelStatistics:
+        """Return the statistics of some positions alone."""
+        return ModelStatistics(block.of(self.maximum_hbm), block.of(self.log_sum_hbm))
+
+
+@dataclass(frozen=True)
+class PairUpstream:
+    """Results of the forward and upstream gradients, vectors [N] in HBM, float32.
+
+    Attributes:
+        student, teacher: the statistics of each model.
+        moment_hbm: KL(student || mixture) or KL(student || teacher), from the forward; not read for
+            KL(teacher || student).
+        grad_divergence_hbm: the gradient of each divergence.
+        grad_logprob_hbm: the gradient of each log-probability of a label; None for 0.
+    """
+
+    student: ModelStatistics
+    teacher: ModelStatistics
+    moment_hbm: nl.NkiTensor
+    grad_divergence_hbm: nl.NkiTensor
+    grad_logprob_hbm: nl.NkiTensor | None
+
+    def of_positions(self, block: Block) -> PairUpstream:
+        """Return the vectors of some positions alone."""
+        return PairUpstream(
+            self.student.of_positions(block),
+            self.teacher.of_positions(block),
+            block.of(self.moment_hbm),
+            block.of(self.grad_divergence_hbm),
+            None if self.grad_logprob_hbm is None else block.of(self.grad_logprob_hbm),
+        )
+
+
+def pair_needs(launch: PairLaunch) -> PairNeeds:
+    """Return the options of a forward that take room or time."""
+    student, teacher = (
+        ModelNeeds(model.bias_hbm is not None, model.softcap is not None, model.scale != 1.0) for model in launch.models
+    )
+    return PairNeeds(
+        student,
+        teacher,
+        mixed=launch.is_mixed,
+        reverse=launch.is_reverse,
+        target=launch.wanted.needs_target,
+        ratio=launch.ratio != 1.0,
+    )
+
+
+def stream_sizes(model: ModelOperands) -> StreamSizes:
+    """Return the sizes of one model's operands in a forward."""
+    return StreamSizes(
+        model.num_features,
+        dtype_bytes(model.dtype),
+        weight_itemsize=model.casts.weight,
+        staging_bytes=model.casts.forward_staging(model.has_classes_first),
+    )
+
+
+def forward_sizes(launch: PairLaunch, program_share: float = 1.0) -> PairForwardSizes:
+    """Return the sizes of a forward that may have ``program_share`` of the instructions of a program."""
+    student, teacher = (stream_sizes(model) for model in launch.models)
+    return PairForwardSizes(
+        launch.num_positions,
+        launch.vocab_size,
+        student,
+        teacher,
+        nl.num_programs(),
+        pair_needs(launch).of_products(student.products + teacher.products),
+        program_share,
+    )
+
+
+def require_room(launch: PairLaunch, tiling: LinearTiling, bytes_of: Callable[[int, int], int], chooser: str) -> None:
+    """Check that the tiles of a tiling fit SBUF.
+
+    Args:
+        launch: the launch of the kernel.
+        tiling: the tiling.
+        bytes_of: the function that returns the bytes of a partition, given the numbers of tiles of positions and of
+            classes of a block.
+        chooser: the name of the function that chooses a tiling.
+
+    Raises:
+        AssertionError: if they do not fit; the message names function, requirement, value and remedy.
+    """
+    tiles = min(div_ceil(tiling.position_block, PARTITIONS), div_ceil(launch.num_positions, PARTITIONS))
+    needed, most = bytes_of(tiles, tiling.class_block), usable_sbuf_bytes()
+    remedy = f"None takes the value of {chooser}"
+    if bytes_of(1, PARTITIONS) > most:
+        remedy = "no smaller one fits either: pass compute_dtype=nl.bfloat16 for less, or fewer features"
+    require(
+        needed <= most,
+        f"{launch.function}: position_block and class_block must leave the tiles of {launch.student.num_features} and "
+        f"{launch.teacher.num_features} features at most {most} bytes of a partition, got {needed} with "
+        f"position_block={tiling.position_block} and class_block={tiling.class_block}; {remedy}",
+    )
+
+
+def backward_needs(launch: PairLaunch, upstream: PairUpstream) -> PairNeeds:
+    """Return the options of a backward that its tiles of the gradient depend on."""
+    return replace(pair_needs(launch), target=upstream.grad_logprob_hbm is not None)
+
+
+def parts_of_positions(launch: PairLaunch) -> PositionParts:
+    """Return the parts that the positions of a backward are split into: one, or several for very many positions."""
+    student, teacher = launch.models
+    feature_bytes = sum(model.num_features * dtype_bytes(model.dtype) for model in launch.models)
+    return pair_parts(launch.num_positions, student.num_features, teacher.num_features, feature_bytes)
+
+
+def backward_sizes(
+    launch: PairLaunch, upstream: PairUpstream, adds_to_weight: bool, bias_wanted: bool
+) -> BackwardSizes:
+    """Return the sizes that the plan of a launch depends on, or of a part of its positions if they are split.
+
+    Args:
+        launch, upstream: the launch of the kernel, and its upstream gradients.
+        adds_to_weight: whether the caller has a sum that dW is added to.
+        bias_wanted: whether the gradient of the student's bias is wanted.
+    """
+    parts = parts_of_positions(launch)
+    needs = replace(backward_needs(launch, upstream), sums_bias=bias_wanted and launch.student.rounds_more_than_bias)
+    student, teacher = launch.student, PairSizes.of_operands(launch.teacher)
+    staging = student.casts.backward_staging(student.has_classes_first)
+    return BackwardSizes(
+        parts.size,
+        student.num_features,
+        launch.vocab_size,
+        dtype_bytes(student.dtype),
+        student.has_classes_first,
+        gradient_needs(needs),
+        adds_to_weight or parts.is_split,
+        program_share=program_share(parts),
+        weight_itemsize=student.casts.weight,
+        staging_bytes=max(staging, teacher.staging_bytes),
+        further=(teacher,),
+    )

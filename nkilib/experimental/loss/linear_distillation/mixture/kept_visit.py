@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The second visit of kept scores, during the first visit of the next block of positions.
+
+It has no product: its work on Scalar, Vector and GpSimd fits beside the products of another block, and it advances
+between that block's pairs of tiles. Only the second visit of the last block runs alone, and uses wider tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from nkilib.core.hardware import PARTITIONS
+from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, divide_classes
+from nkilib.experimental.loss.linear.launch import WINDOW, Block, LinearTiling, Span, Step
+from nkilib.experimental.loss.linear_distillation.forward.visits import KeptPair, PairTotals, RunBlock, ScoreGroup
+from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import KeptSizes, MixtureBlocks, group_tiles
+from nkilib.experimental.loss.linear_distillation.launch import PairLaunch
+from nkilib.experimental.loss.linear_distillation.mixture.sums import (
+    MixturePair,
+    MixtureRows,
+    MixtureStore,
+    MixtureSums,
+    MixtureTerms,
+    ends_a_window,
+)
+from nkilib.nki import nisa, nl
+
+# Tiles of positions times runs of blocks of classes that the last second visit unrolls at most; more are a loop.
+_UNROLLED = 400
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """The data that is kept of a block of positions between its two visits.
+
+    Attributes:
+        kept: the scores; None on a core without classes.
+        rows: the per-row scalars.
+        neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
+    """
+
+    kept: KeptPair | None
+    rows: MixtureRows
+    neg_maxima: tuple[nl.NkiTensor, nl.NkiTensor]
+
+    @classmethod
+    def make(cls, tiles: int, share: Span, number: int) -> _Slot:
+        """Allocate a slot for blocks of at most ``tiles`` tiles."""
+        kept = KeptPair.make(tiles, share, number) if share.size > 0 else None
+        student_sbuf, teacher_sbuf = (
+            nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf) for _ in range(2)
+        )
+        return cls(kept, MixtureRows.make(tiles), (student_sbuf, teacher_sbuf))
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A block of positions whose second visit is still to come.
+
+    Attributes:
+        block: the positions.
+        tiles: the number of tiles of 128 positions.
+        slot: the kept data of the block.
+    """
+
+    block: Block
+    tiles: int
+    slot: _Slot
+
+
+class _Waiting(NamedTuple):
+    """A tile whose exponentials are issued.
+
+    Attributes:
+        step: the step with its block of classes.
+        pair: the tile.
+    """
+
+    step: Step
+    pair: MixturePair
+
+
+@dataclass(frozen=True)
+class _WaitingProducts:
+    """The passes of Vector over tiles that wait until Scalar has finished them; meanwhile Vector has other work.
+
+    Attributes:
+        terms, sums: the terms and sums of the visit.
+        waiting: the tiles.
+    """
+
+    terms: MixtureTerms
+    sums: MixtureSums
+    waiting: list[_Waiting] = field(default_factory=list)
+
+    def add(self, step: Step, pair: MixturePair) -> None:
+        """Add a tile that waits."""
+        self.waiting.append(_Waiting(step, pair))
+
+    def take_all(self) -> None:
+        """Issue all passes."""
+        for step, pair in self.waiting:
+            self.terms.take_products(pair, self.sums, step)
+        self.waiting.clear()
+
+
+@dataclass
+class KeptVisit:
+    """The second visit of all blocks of positions.
+
+    Attributes:
+        launch: the launch of the kernel.
+        store: the vectors of the results.
+        schedule: the order of the core's classes, in both visits.
+        blocks: the blocks of positions.
+        slots: the slots that blocks use round-robin.
+        terms: the tiles on chip.
+        sums: the sums of a block of positions.
+        products: the passes that wait.
+        slot_number: the number of the next block, which determines its slot.
+        pending: the block whose scores are kept; None at first.
+        tiles_beside: the number of tiles of the block whose first visit runs meanwhile.
+    """
+
+    launch: PairLaunch
+    store: MixtureStore
+    schedule: ClassSchedule
+    blocks: MixtureBlocks
+    slots: list[_Slot]
+    terms: MixtureTerms
+    sums: MixtureSums
+    products: _WaitingProducts
+    slot_number: int = 0
+    pending: _Pending | None = None
+    tiles_beside: int = 0
+
+    @classmethod
+    def make(cls, launch: PairLaunch, sizes: KeptSizes, tiling: LinearTiling, store: MixtureStore) -> KeptVisit:
+        """Set up the visit for a tiling that fits SBUF."""
+        blocks, class_block = sizes.blocks(tiling), tiling.class_block
+        division = divide_classes(launch.vocab_size, 0, nl.num_programs(), class_block)
+        bodies, core = sizes.most_bodies(blocks, class_block), nl.program_id(0)
+        share = division.shares[core]
+        terms = MixtureTerms.make(launch, group_tiles(blocks.largest, class_block), class_block)
+        sums = MixtureSums.make(blocks.largest)
+        return cls(
+            launch,
+            store,
+            ClassSchedule.make(division, core, class_block, bodies),
+            blocks,
+            [_Slot.make(tiles, share, number) for number, tiles in enumerate(blocks.slots)],
+            terms,
+            sums,
+            _WaitingProducts(terms, sums),
+        )
+
+    @property
+    def tiles(self) -> int:
+        """The number of tiles of the largest block of positions."""
+        return self.blocks.largest
+
+    def run_blocks(self, run: RunBlock) -> None:
+        """Run the first visit of each block of positions, and finally the last second visit on its own."""
+        blocks = self.blocks
+        first = self._run_some(run, 0, blocks.leading)
+        if blocks.pairs > 0:
+            size = blocks.looped * PARTITIONS
+            end = first + 2 * blocks.pairs * size
+
+            def pair(start: nisa.NkiScalar) -> None:
+                # The pending block is the last one of the previous iteration, which had the same slot.
+                self._resume(Block(start - size, size))
+                run(Block(start, size), False, True)
+                run(Block(start + size, size), False, True)
+
+            nl.fori_loop(first, end, pair, 2 * size)
+            self._resume(Block(end - size, size))
+            self._run_some(run, end, blocks.trailing)
+        self._end()
+
+    def begin(self, tiles: int) -> None:
+        """Begin the first visit of a block of positions, and the second visit of the previous block, if any."""
+        self.tiles_beside = tiles
+        if self.pending is not None:
+            self.sums.clear()
+            self.terms.restart()
+
+    def keep(self, scores: ScoreGroup, step: Step) -> None:
+        """Keep the scores of some tiles."""
+        kept = self._next_slot.kept
+        if kept is not None:
+            kept.store(scores, step.block)
+
+    def beside(self, step: Step, is_last: bool) -> Iterator[None]:
+        """Start the second visit of a block of classes, for the previous block of positions."""
+        if self.pending is None:
+            return iter(())
+        visit = _StepVisit(self.pending, self.terms, self.products, step)
+        visit.load_group()
+        return self._advance(visit, is_last)
+
+    def exchange(self) -> None:
+        """Exchange the sums of the previous block of positions with the other core, and store its results.
+
+        This ends the second visit of that block; without a previous block nothing is done.
+        """
+        pending, self.pending = self.pending, None
+        if pending is None:
+            return
+        sums_sbuf = self.sums.exchanged()[:, :, 0 : pending.tiles]
+        student_sbuf, teacher_sbuf = (neg_max_sbuf[:, 0 : pending.tiles] for neg_max_sbuf in pending.slot.neg_maxima)
+        self.store.store(pending.block, sums_sbuf, (student_sbuf, teacher_sbuf))
+
+    def finish(self, totals: PairTotals) -> None:
+        """End the first visit of a block of positions."""
+        slot, tiles = self._next_slot, totals.tiles
+        slot.rows.of_tiles(tiles).of_totals(self.launch, totals.student, totals.teacher)
+        for neg_max_sbuf, model in zip(slot.neg_maxima, (totals.student, totals.teacher), strict=True):
+            nisa.tensor_copy(dst=neg_max_sbuf[:, 0:tiles], src=model.neg_max_sbuf)
+        self.pending = _Pending(totals.block, tiles, slot)
+        self.slot_number += 1
+
+    @property
+    def _next_slot(self) -> _Slot:
+        """The slot of the block whose first visit is running."""
+        return self.slots[self.slot_number % len(self.slots)]
+
+    def _run_some(self, run: RunBlock, first: int, blocks: tuple[int, ...]) -> int:
+        """Run blocks of positions from ``first``, and return the position behind them."""
+        total = self.launch.num_positions
+        for tiles in blocks:
+            size = min(tiles * PARTITIONS, total - first)
+            run(Block(first, size), first == 0, first + size < total)
+            first += size
+        return first
+
+    def _resume(self, block: Block) -> None:
+        """Replace the positions of the pending block, if there is one, by ``block``.
+
+        The body of the device loop is traced once; the pending block of every iteration has its own positions.
+        """
+        if self.pending is not None:
+            self.pending = _Pending(block, self.pending.tiles, self.pending.slot)
+
+    def _advance(self, visit: _StepVisit, is_last: bool) -> Iterator[None]:
+        """Process an equal portion of the tiles of ``visit`` each time the iterator is advanced.
+
+        The first portion is empty, because the scores of the first group are still being loaded.
+        """
+        advances = self.tiles_beside
+        for number in range(advances):
+            # The passes of tiles that Scalar received one pair of the first visit ago.
+            self.products.take_all()
+            is_over = number + 1 == advances
+            visit.take_until(visit.tiles if is_over else visit.tiles * number // (advances - 1))
+            if is_over:
+                self._close(visit.step, is_last)
+            yield
+
+    def _close(self, step: Step, is_last: bool) -> None:
+        """End a block of classes."""
+        if is_last or ends_a_window(step):
+            # A loop of the device ends with a window, and its body is traced once: nothing may wait there.
+            self.products.take_all()
+        self.sums.close(step, is_last)
+
+    def _end(self) -> None:
+        """Run the second visit of the last block of positions, in tiles of as many classes as a group has room for."""
+        pending = self.pending
+        if pending is None:
+            return
+        self.sums.clear()
+        self.terms.restart()
+        runs = _runs(_spans(self.schedule), min(WINDOW, self.terms.group))
+        if len(runs) * pending.tiles > _UNROLLED:
+            self.schedule.run(lambda step: self._visit_run(pending, self.terms, step, 1, self.schedule.count))
+        else:
+            wide = self.terms.with_wide_tiles(WINDOW)
+            for number, run in enumerate(runs):
+                terms = wide if len(run) > 1 else self.terms
+                step = Step(Block(*run[0]), number, run[0].size, None)
+                self._visit_run(pending, terms, step, len(run), len(runs))
+        self.exchange()
+
+    def _visit_run(self, pending: _Pending, terms: MixtureTerms, step: Step, blocks: int, steps: int) -> None:
+        """Visit ``blocks`` blocks of classes, from the block of ``step`` on, with no first visit beside them.
+
+        ``steps`` is the number of all steps.
+        """
+        # Wide tiles use the memory of other tiles.
+        self.products.take_all()
+        visit = _StepVisit(pending, terms, self.products, step, blocks)
+        visit.load_group()
+        visit.take_until(visit.tiles)
+        self._close(step, step.number == steps - 1)
+
+
+def _spans(schedule: ClassSchedule) -> list[Span]:
+    """Return all blocks of classes of a core, in the order of the schedule."""
+    plan = schedule.plan
+    head = [] if schedule.head is None else [schedule.head]
+    count = plan.iterations * plan.blocks_per_iteration
+    return [*head, *(Span(plan.first + number * plan.size, plan.size) for number in range(count)), *plan.rest]
+
+
+def _runs(blocks: list[Span], most: int) -> list[list[Span]]:
+    """Group the blocks into runs of at most ``most`` blocks with the same number of classes."""
+    runs: list[list[Span]] = []
+    for block in blocks:
+        if runs and len(runs[-1]) < most and runs[-1][0].size == block.size:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return runs
+
+
+class _StepVisit:
+    """The second visit of a block of classes.
+
+    Attributes:
+        pending: the block of positions.
+        terms: the tiles on chip.
+        products: the passes that wait.
+        step: the step with the block of classes, or the first one of several blocks of the same size.
+        blocks: the number of blocks.
+    """
+
+    def __init__(
+        self, pending: _Pending, terms: MixtureTerms, products: _WaitingProducts, step: Step, blocks: int = 1
+    ) -> None:
+        self.pending, self.terms, self.products, self.step, self.blocks = pending, terms, products, step, blocks
+        self._loaded: list[MixturePair] = []
+        self._opened: list[MixturePair] = []
+        self._tiles_loaded = self._tiles_taken = 0
+
+    @property
+    def tiles(self) -> int:
+        """The number of tiles of positions."""
+        return self.pending.tiles
+
+    def load_group(self) -> None:
+        """Load the scores of the next group, if any, and compute their differences."""
+        end = min(self._tiles_loaded + self.terms.group, self.tiles)
+        kept = self.pending.slot.kept
+        if kept is None:
+            return
+        for tile in range(self._tiles_loaded, end):
+            pair = self.terms.next_pair(tile, self.blocks, self.step.block.size)
+            kept.load(pair.scores_sbuf, tile, self.step.block)
+            self.terms.take_difference(pair)
+            self._loaded.append(pair)
+        self._tiles_loaded = end
+
+    def take_until(self, end: int) -> None:
+        """Compute logs and exponentials of the tiles before ``end``; their products wait."""
+        rows = self.pending.slot.rows
+        while self._tiles_taken < end:
+            opens = not self._opened
+            if opens:
+                self._opened, self._loaded = self._loaded, []
+                for pair in self._opened:
+                    self.terms.take_logs(pair, rows)
+            pair = self._opened.pop(0)
+            self.terms.take_exponentials(pair, rows, self.products.sums, self.step)
+            if opens:
+                # The next group overwrites the previous one, so nothing of that may wait any more.
+                self.products.take_all()
+                self.load_group()
+            self.products.add(self.step, pair)
+            self._tiles_taken += 1

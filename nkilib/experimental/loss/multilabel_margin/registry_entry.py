@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The registry entry of the multi-label margin loss: the kernels with guarantees and work, and their float64 reference.
+
+The work is one read of the input and of the targets, though the kernels read the targets twice, and in the backward one
+write of the gradient. For host code. The simulator is imported only when a profile asks for the work: on hardware the
+kernels do without it.
+
+u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A term is relu(x_j +
+fl(1 - x_t)), where fl rounds to float32: its error is u / 2 of |1 - x_t| and of the term. The terms of a target are
+summed one after the other, at most C, and then the sums of the targets. One factor follows. A sum of rows adds 32
+numbers at a time. A gradient is an exact count times two factors, if no term is within its error of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.base.guarantee import Guarantee
+from nkilib.base.statements import Work
+from nkilib.core.cores import LEAF, levels
+from nkilib.core.hardware import PARTITIONS
+from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT, Float64Array, rounding
+from nkilib.core.host.launchable import launchable
+from nkilib.core.host.loss import SCALAR, SizedLoss, TensorSize, tensor_bytes
+from nkilib.experimental.loss.multilabel_margin import kernels
+from nkilib.experimental.loss.multilabel_margin.launch import iterations_of
+
+
+def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
+    """Return the size of a tensor of a launch on scores [N, C]; the targets have the same shape."""
+    if tensor == "targets":
+        return TensorSize(shape, "int32")
+    return TensorSize(shape) if tensor == "input" else SCALAR
+
+
+def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> Work:
+    """Return the work of ``multilabel_margin_loss_forward``, whose parameters it takes."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    dtype = as_dtype(input_hbm.dtype)
+    losses = input_hbm.shape[0] * dtype.itemsize if reduction == "none" else 0
+    return Work(tensor_bytes(input_hbm, targets_hbm) + losses, dtype=dtype)
+
+
+def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, **_: Any) -> Work:
+    """Return the work of ``multilabel_margin_loss_backward``, whose parameters it takes."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    nbytes = tensor_bytes(input_hbm, input_hbm, targets_hbm, grad_loss_hbm)
+    return Work(nbytes, dtype=as_dtype(input_hbm.dtype))
+
+
+def forward_trips(input_hbm: Any, **_: Any) -> dict[str, int]:
+    """Return the largest number of iterations of each loop of the forward: a row has at most as many targets as
+    classes.
+    """
+    most = iterations_of(int(input_hbm.shape[1]))
+    return {"find_targets": most, "sum_terms": most}
+
+
+def backward_trips(input_hbm: Any, **_: Any) -> dict[str, int]:
+    """Return the largest number of iterations of each loop of the backward; see :func:`forward_trips`."""
+    most = iterations_of(int(input_hbm.shape[1]))
+    return {"find_targets": most, "count_terms": most, "give": most}
+
+
+multilabel_margin_loss_forward = launchable(
+    kernels.multilabel_margin_loss_forward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=None,
+        error="each term: u / 2 times |1 - x_t|, plus u / 2 times the term; the sum of a row: u / 2 times the sum for "
+        "each of its additions, at most C plus the number of targets; plus half a ulp; u = 2^-23",
+        notes="the terms of a target are added in the order of the engine's accumulator, then the sums of a row's "
+        "targets",
+    ),
+    forward_work,
+    forward_trips,
+)
+multilabel_margin_loss_backward = launchable(
+    kernels.multilabel_margin_loss_backward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place="input_hbm",
+        error="u times the gradient where no term is within its error of 0, plus the rounding of the gradient; "
+        "u = 2^-23",
+        notes="the counts of positive terms are exact, because C is at most 4,096",
+    ),
+    backward_work,
+    backward_trips,
+)
+
+MULTILABEL_MARGIN: Final = SizedLoss(
+    name="multilabel_margin_loss",
+    module="MultiLabelMarginLoss",
+    forward=multilabel_margin_loss_forward,
+    backward=multilabel_margin_loss_backward,
+    formula="sum over targets t and other classes j of relu(1 - x_t + x_j) / C",
+    derivative="number of targets with x_t - x_j < 1, over C; at a target, minus the number of such classes, over C",
+    differentiated=("input",),
+    options=(),
+    tests=("tests/experimental/loss/multilabel_margin", "tests/torch/functions"),
+    edges="the targets end at the first -1; a target listed twice counts twice",
+    differences="at most 4,096 classes; targets may have any integer type; infinite scores count as the largest finite "
+    "number; a NaN in a row makes its loss NaN and its gradient 0, whereas PyTorch omits its hinges",
+    size_of=size_of,
+)
+
+
+@dataclass(frozen=True)
+class MultilabelMarginReference:
+    """The hinges and targets of every row, in float64.
+
+    Attributes:
+        hinges: relu(1 - (x_t - x_j)), an array [targets, C] for each row, with one line for each target t of
+            its list and 0 where j is a target.
+        targets: the targets of each row.
+        classes: C.
+    """
+
+    hinges: list[Float64Array]
+    targets: list[npt.NDArray[Any]]
+    classes: int
+
+    @classmethod
+    def of(cls, input: npt.NDArray[Any], targets: npt.NDArray[Any]) -> MultilabelMarginReference:
+        """Compute the reference from the arguments of ``F.multilabel_margin_loss``, with int32 targets."""
+        x, hinges, lists = input.astype(np.float64), [], []
+        for row, listed in zip(x, targets, strict=True):
+            (ends,) = np.nonzero(listed < 0)
+            wanted = listed[: ends[0] if ends.size else len(listed)]
+            of_row = np.maximum(1.0 - row[wanted][:, None] + row[None, :], 0.0)
+            of_row[:, wanted] = 0.0
+            hinges.append(of_row)
+            lists.append(wanted)
+        return cls(hinges, lists, x.shape[1])
+
+    def losses(self) -> Float64Array:
+        """Return ``F.multilabel_margin_loss(input, target, reduction="none")``, [N]."""
+        return np.array([of_row.sum() / self.classes for of_row in self.hinges])
+
+    def gradient(self, upstream: npt.NDArray[Any]) -> Float64Array:
+        """Return the gradient of the losses times ``upstream`` ([N] or one number), [N, C]."""
+        gradient = np.zeros((len(self.hinges), self.classes))
+        for row, (of_row, wanted) in enumerate(zip(self.hinges, self.targets, strict=True)):
+            counted = of_row > 0.0
+            gradient[row] = counted.sum(axis=0)
+            np.subtract.at(gradient[row], wanted, counted.sum(axis=1))
+        return gradient * (upstream.astype(np.float64) / self.classes).reshape(-1, 1)
+
+
+def _errors_of_row(row: Float64Array, hinges: Float64Array, wanted: npt.NDArray[Any]) -> Float64Array:
+    """Return the error of each term, [targets, C]."""
+    errors: Float64Array = 0.5 * UNIT * (np.abs(1.0 - row[wanted])[:, None] + hinges) + SMALLEST_NORMAL
+    return errors
+
+
+def loss_bounds(input: npt.NDArray[Any], reference: MultilabelMarginReference) -> Float64Array:
+    """Return the largest accepted error of the loss of each row in float32, [N]."""
+    x, errors = input.astype(np.float64), []
+    for row, hinges, wanted in zip(x, reference.hinges, reference.targets, strict=True):
+        additions = reference.classes + len(wanted) + 2
+        errors.append(_errors_of_row(row, hinges, wanted).sum() + 0.5 * UNIT * additions * hinges.sum())
+    return np.array(errors) / reference.classes + UNIT * reference.losses() + SMALLEST_NORMAL
+
+
+def sum_bound(input: npt.NDArray[Any], reference: MultilabelMarginReference) -> float:
+    """Return the largest accepted error of the sum of the losses."""
+    additions = LEAF * (levels(len(input) // PARTITIONS + 2) + levels(PARTITIONS))
+    return float(loss_bounds(input, reference).sum() + 0.5 * UNIT * additions * reference.losses().sum())
+
+
+def gradient_bounds(
+    input: npt.NDArray[Any], reference: MultilabelMarginReference, upstream: npt.NDArray[Any]
+) -> Float64Array:
+    """Return the largest accepted error of each element of the gradient in the type of the input, [N, C]."""
+    x, exact = input.astype(np.float64), reference.gradient(upstream)
+    doubtful = np.zeros(x.shape)
+    for number, (row, hinges, wanted) in enumerate(zip(x, reference.hinges, reference.targets, strict=True)):
+        distances = np.abs(1.0 - row[wanted][:, None] + row[None, :])
+        is_near = distances <= _errors_of_row(row, hinges, wanted)
+        is_near[:, wanted] = False
+        doubtful[number] = is_near.sum(axis=0)
+        np.add.at(doubtful[number], wanted, is_near.sum(axis=1))
+    scale = np.abs(upstream.astype(np.float64) / reference.classes).reshape(-1, 1)
+    bounds: Float64Array = scale * doubtful + 2.0 * UNIT * np.abs(exact) + rounding(exact, input.dtype)
+    return bounds

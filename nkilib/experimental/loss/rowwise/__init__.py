@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Row-wise losses of ``torch.nn.functional`` on the row-wise skeleton.
+
+- ``cosine_embedding``, ``multilabel_soft_margin``: a file per loss, with definition, kernels, reference and registry
+  entry;
+- ``triplet_margin``: definition and kernels; ``triplet_distances``: the distances of rows that it compares;
+  ``triplet_margin_entry``: reference and registry entry.
+"""

@@ -1,0 +1,530 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Multi-label soft margin loss of a row: the mean over its classes of the binary cross-entropy, from logits.
+
+For a logit x and a target t the cross-entropy is the sum of two terms, ``softplus(-abs(x)) + x ([x > 0] - t)``. For t
+in [0, 1] both are at least 0, so nothing cancels, however large x is.
+``torch.nn.functional.multilabel_soft_margin_loss`` computes two logarithms of sigmoids instead.
+
+The derivative with respect to x is ``sigmoid(x) - t``, and with respect to t ``-x``; each times weight / classes. The
+derivative with respect to the weight is the cross-entropy / classes.
+
+Errors of float32 arithmetic.
+
+Let u = 2^-23. For a logit x and a target t, s = softplus(-|x|) has an error of u / 2, and h = x ([x > 0] - t) rounds
+twice.
+
+Each is summed over the C classes with n consecutive additions, n u / 2 of the sum of magnitudes. The sum of both sums,
+1 / C and the product with it round once each. Let T be the sum of s + |h|, divided by C, which is the loss itself for
+targets in [0, 1]:
+
+    |error| <= u (n / 2 + 5 / 2) T        u more for softplus: u of the mean of s
+
+With a weight, s + h is rounded, and so is the product with the weight: u T more. The error of a derivative consists of
+those of the sigmoid, the difference and three products; for the weight, of the error of s + h, and u for 1 / C and the
+product with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from nkilib.base.guarantee import TermError
+from nkilib.core.hbm import HbmTensor
+from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors
+from nkilib.core.host.loss import Form, Sample
+from nkilib.core.loss_arguments import Upstream, require_floats, require_reduction, require_upstream
+from nkilib.core.rows.arithmetic import product
+from nkilib.core.rows.checks import require
+from nkilib.core.rows.sbuf import Scratch
+from nkilib.core.rows.tiles import scaled
+from nkilib.experimental.loss.skeletons.elementwise.definition import Prepared
+from nkilib.experimental.loss.skeletons.rowwise.backward import Term, add_to_sum, backward_of_core, combine, multiply
+from nkilib.experimental.loss.skeletons.rowwise.definition import RowResults, Statistic, Sum, combined
+from nkilib.experimental.loss.skeletons.rowwise.registry_entry import (
+    RowGradients,
+    RowTensors,
+    Tensors,
+    rowwise_loss,
+    summed,
+)
+from nkilib.experimental.loss.skeletons.rowwise.run import (
+    checked_tiling,
+    factor_of,
+    forward_of_core,
+    new_gradients,
+    new_outputs,
+    require_matrices,
+    require_wanted,
+)
+from nkilib.experimental.loss.skeletons.rowwise.stream import Piece, RowLaunch
+from nkilib.nki import nisa, nl
+
+# The numbers of the tensors, and of the statistics of a row.
+INPUT, TARGET, WEIGHT = 0, 1, 2
+_SOFT, _HARD = 0, 1
+
+
+def needed_tensors(wanted: tuple[int, ...], has_weight: bool) -> tuple[int, ...]:
+    """Return the numbers of the tensors from which the gradients of the ``wanted`` tensors are computed.
+
+    The target is needed for every gradient but its own; the weight is needed for the gradients of input and target.
+    """
+    of_labels = (INPUT,) if set(wanted) == {TARGET} else (INPUT, TARGET)
+    return (*of_labels, WEIGHT) if has_weight and set(wanted) != {WEIGHT} else of_labels
+
+
+def backward_tiles(wanted: tuple[int, ...]) -> int:
+    """Return half the number of float32 tiles that two pieces have in the backward, see
+    :class:`~nkilib.experimental.loss.skeletons.rowwise.definition.RowLossDefinition`.
+
+    It is one for each gradient of input and target, wanted or not, and two for the gradient of the weight.
+    """
+    return 4 if WEIGHT in wanted else 2
+
+
+@dataclass(frozen=True)
+class LabelFactors:
+    """The factors by which the derivatives of each row are multiplied, float32 [partitions, rows] each.
+
+    Attributes:
+        of_input: the factor for the input's gradient: upstream gradient / classes.
+        of_target: the factor for the target's gradient: the negative of ``of_input``.
+    """
+
+    of_input: nl.NkiTensor
+    of_target: nl.NkiTensor
+
+
+def _add(hard_sbuf: nl.NkiTensor, soft_sbuf: nl.NkiTensor) -> None:
+    """Add the tile ``soft_sbuf`` to the tile ``hard_sbuf``."""
+    nisa.scalar_tensor_tensor(dst=hard_sbuf, data=hard_sbuf, op0=nl.add, operand0=0.0, op1=nl.add, operand1=soft_sbuf)
+
+
+def _label(piece: Piece, short: Scratch) -> nl.NkiTensor:
+    """Return [x > 0] - t, where Vector compares, four times as fast for 16 bits, and GpSimd subtracts.
+
+    Vector will multiply it by x while it sums up the products.
+    """
+    is_positive_sbuf, label_sbuf = short.next(*piece.shape), piece.float32()
+    nisa.tensor_scalar(dst=is_positive_sbuf, data=piece.tensors[INPUT], op0=nl.greater, operand0=0.0)
+    nisa.tensor_tensor(
+        dst=label_sbuf,
+        data1=is_positive_sbuf,
+        data2=piece.tensors[TARGET],
+        op=nl.subtract,
+        engine=nisa.engine.gpsimd,
+    )
+    return label_sbuf
+
+
+def _hard_term(piece: Piece) -> nl.NkiTensor:
+    """Return x * ([x > 0] - t), the second term of the loss, for Scalar to sum up.
+
+    The product is computed by GpSimd, because Vector also computes the magnitudes abs(x).
+    """
+    input_sbuf, term_sbuf = piece.tensors[INPUT], piece.float32()
+    nisa.scalar_tensor_tensor(
+        dst=term_sbuf,
+        data=input_sbuf,
+        op0=nl.greater,
+        operand0=0.0,
+        op1=nl.subtract,
+        operand1=piece.tensors[TARGET],
+    )
+    nisa.tensor_tensor(dst=term_sbuf, data1=term_sbuf, data2=input_sbuf, op=nl.multiply, engine=nisa.engine.gpsimd)
+    return term_sbuf
+
+
+@dataclass(frozen=True)
+class MultilabelSoftMargin:
+    """The definition of the loss, with or without a weight.
+
+    Attributes:
+        classes: the number of classes, which is the divisor.
+        has_weight: whether a third tensor multiplies the elementwise losses.
+        short: scratch tiles in the type of the input, if that has 16 bits, because Vector writes them four
+            times as fast; else None.
+        backward_tiles: see :class:`~nkilib.experimental.loss.skeletons.rowwise.definition.RowLossDefinition`.
+        is_weight_shared: whether all rows share one row of weights, whose gradient is the sum over the rows.
+    """
+
+    classes: int
+    has_weight: bool
+    short: Scratch | None = None
+    backward_tiles: int = 2
+    is_weight_shared: bool = False
+    forward_tiles = 3
+
+    @classmethod
+    def make(cls, launch: RowLaunch) -> MultilabelSoftMargin:
+        """Return the definition for the forward of a launch."""
+        dtype, shape = launch.matrices_hbm[INPUT].dtype, (nl.tile_size.pmax, launch.tiling.piece_width)
+        short = None
+        if dtype != nl.float32:
+            short = Scratch([nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(4)])
+        return cls(launch.columns, len(launch.matrices_hbm) > WEIGHT, short)
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        """The sums over a row: one for each of the two terms of the loss; with a weight, a single one of the weighted
+        losses.
+        """
+        return (Sum(),) if self.has_weight else (Sum(), Sum())
+
+    def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the needed tensors; see :func:`needed_tensors`."""
+        return needed_tensors(wanted, self.has_weight)
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """Compute the operands of both terms for :meth:`accumulate`: abs(x), and [x > 0] - t or x times it.
+
+        The operands are computed on engines that have time for it. With a weight the first operand is the first
+        term itself.
+        """
+        short = self.short
+        hard_sbuf = _hard_term(piece) if short is None or self.has_weight else _label(piece, short)
+        soft_sbuf = piece.float32() if short is None else short.next(*piece.shape)
+        nisa.tensor_scalar(dst=soft_sbuf, data=piece.tensors[INPUT], op0=nl.abs, operand0=None)
+        if self.has_weight:
+            magnitude_sbuf, soft_sbuf = soft_sbuf, piece.float32()
+            nisa.activation(dst=soft_sbuf, op=nl.softplus, data=magnitude_sbuf, scale=-1.0)
+        return soft_sbuf, hard_sbuf
+
+    def accumulate(self, piece: Piece, prepared: Prepared) -> None:
+        """Add both terms to their sums, or with a weight the sum of both terms times the weight to its sum."""
+        soft_sbuf, hard_sbuf = prepared
+        if self.has_weight:
+            _add(hard_sbuf, soft_sbuf)
+            piece.add_product(_SOFT, hard_sbuf, hard_sbuf, piece.tensors[WEIGHT])
+            return
+        piece.add_function(_SOFT, nl.softplus, piece.float32(), soft_sbuf, scale=-1.0)
+        if self.short is None:
+            piece.add_function(_HARD, nl.copy, hard_sbuf, hard_sbuf)
+        else:
+            piece.add_product(_HARD, hard_sbuf, hard_sbuf, piece.tensors[INPUT])
+
+    def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
+        """Return the loss of each row: the sums over classes, divided by the number of classes. There are no
+        coefficients.
+        """
+        total_sbuf = statistics_sbuf[_SOFT]
+        if not self.has_weight:
+            total_sbuf = combined(total_sbuf, statistics_sbuf[_HARD], nl.add)
+        return RowResults(scaled(total_sbuf, 1.0 / self.classes), [])
+
+    def factors(self, upstream_sbuf: nl.NkiTensor, coefficients_sbuf: list[nl.NkiTensor]) -> LabelFactors:
+        """Return the upstream gradients divided by the number of classes."""
+        return LabelFactors(scaled(upstream_sbuf, 1.0 / self.classes), scaled(upstream_sbuf, -1.0 / self.classes))
+
+    def gradients(self, piece: Piece, factors: LabelFactors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
+        """Compute the wanted gradients: from sigmoid(x) - t for the input, -x for the target, and both terms for the
+        weight.
+        """
+        if INPUT in dst_sbuf:
+            self._by_input(piece, factors, dst_sbuf[INPUT])
+        if TARGET in dst_sbuf:
+            derivative_sbuf = piece.tensors[INPUT]
+            if self.has_weight:
+                derivative_sbuf = piece.float32()
+                product(derivative_sbuf, piece.tensors[INPUT], piece.tensors[WEIGHT])
+            combine(piece, dst_sbuf[TARGET], [Term(derivative_sbuf, factors.of_target)])
+        if WEIGHT in dst_sbuf:
+            self._by_weight(piece, factors, dst_sbuf[WEIGHT])
+
+    def _by_weight(self, piece: Piece, factors: LabelFactors, dst_sbuf: nl.NkiTensor) -> None:
+        """Compute the gradient of the weight from both terms of the loss.
+
+        If all rows share the weight, the terms are added to the sum over the rows after the next piece has begun.
+        """
+        soft_sbuf = piece.float32()
+        nisa.tensor_scalar(dst=soft_sbuf, data=piece.tensors[INPUT], op0=nl.abs, operand0=None)
+        nisa.activation(dst=soft_sbuf, op=nl.softplus, data=soft_sbuf, scale=-1.0)
+        hard_sbuf = _hard_term(piece)
+        if self.is_weight_shared:
+            terms = [Term(term_sbuf, factors.of_input) for term_sbuf in (hard_sbuf, soft_sbuf)]
+            piece.later.extend(partial(add_to_sum, piece, dst_sbuf, term) for term in terms)
+            return
+        _add(hard_sbuf, soft_sbuf)
+        combine(piece, dst_sbuf, [Term(hard_sbuf, factors.of_input)])
+
+    def _by_input(self, piece: Piece, factors: LabelFactors, dst_sbuf: nl.NkiTensor) -> None:
+        """Compute the gradient of the input on Scalar, GpSimd and Vector in this order, so that no engine waits for a
+        later one.
+        """
+        derivative_sbuf = piece.float32()
+        nisa.activation(dst=derivative_sbuf, op=nl.sigmoid, data=piece.tensors[INPUT])
+        nisa.tensor_tensor(
+            dst=derivative_sbuf,
+            data1=derivative_sbuf,
+            data2=piece.tensors[TARGET],
+            op=nl.subtract,
+            engine=nisa.engine.gpsimd,
+        )
+        if self.has_weight:
+            product(derivative_sbuf, derivative_sbuf, piece.tensors[WEIGHT])
+        multiply(piece, dst_sbuf, Term(derivative_sbuf, factors.of_input))
+
+
+def _required(
+    function: str,
+    input_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    weight_hbm: nl.NkiTensor | None,
+    reduction: str,
+) -> tuple[nl.NkiTensor, ...]:
+    """Check the arguments, and return the tensors in the order of their numbers."""
+    require_matrices(function, {"input_hbm": input_hbm, "target_hbm": target_hbm})
+    require_reduction(function, reduction)
+    if weight_hbm is None:
+        return input_hbm, target_hbm
+    rows, classes = input_hbm.shape
+    require(
+        tuple(weight_hbm.shape) in ((1, classes), (rows, classes)),
+        f"{function}: weight_hbm must have shape (1, {classes}) or ({rows}, {classes}), got {tuple(weight_hbm.shape)}; "
+        f"reshape it, as with [None, :]",
+    )
+    require_floats(function, "weight_hbm.dtype", weight_hbm.dtype)
+    return input_hbm, target_hbm, weight_hbm
+
+
+def multilabel_soft_margin_loss_forward(
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None = None,
+    reduction: str = "mean",
+    dtype: nl.DType | None = None,
+    columns: int | None = None,
+    each: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor:
+    """Compute the multi-label soft margin loss of every row.
+
+    It is the mean over classes of the binary cross-entropy from logits. For a logit x and a target t the cross-entropy
+    is ``softplus(-abs(x)) + x * ([x > 0] - t)``, times the weight. Equivalent to
+    ``F.multilabel_soft_margin_loss(input, target, weight, reduction=reduction)`` in PyTorch, computed in float32.
+    Launch with ``multilabel_soft_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores.
+
+    Dimensions:
+        N: rows, N > 0.
+        C: classes, C > 0.
+
+    Args:
+        input_hbm: logits [N, C], bfloat16, float16 or float32, in HBM.
+        target_hbm: the targets, [N, C], in any of these types.
+        weight_hbm: the weights, [1, C] for all rows or [N, C], in any of these types; None: 1.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over rows).
+        dtype: type of the losses for ``"none"``; None: the type of the input.
+        columns: the number of classes of a chunk of a row; None: chosen from shape and types.
+        each: the number of rows that a partition processes at a time, if a chunk has all columns; None: chosen.
+        buffers: the number of tiles of each tensor on chip at a time; None: 3.
+
+    Returns:
+        loss_hbm: the losses, [N], for ``"none"``; else their sum or mean, [1], float32.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    function = "multilabel_soft_margin_loss_forward"
+    tensors = _required(function, input_hbm, target_hbm, weight_hbm, reduction)
+    dtype = input_hbm.dtype if dtype is None else dtype
+    require_floats(function, "dtype", dtype)
+    rows, classes = input_hbm.shape
+    streamed = [each_hbm.dtype for each_hbm in tensors]
+    tiles = MultilabelSoftMargin.forward_tiles
+    tiling = checked_tiling(function, (rows, classes), streamed, tiles, columns, each, buffers)
+    launch = RowLaunch(tensors, tiling)
+    outputs = new_outputs(rows, dtype, factor_of(reduction, rows), 0, coefficients_wanted=False)
+    forward_of_core(launch, MultilabelSoftMargin.make(launch), outputs)
+    return outputs.loss_hbm
+
+
+def multilabel_soft_margin_loss_backward(
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None = None,
+    reduction: str = "mean",
+    grad_input_wanted: bool = True,
+    grad_target_wanted: bool = False,
+    grad_weight_wanted: bool = False,
+    inplace: bool = False,
+    columns: int | None = None,
+    each: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
+    """Compute the gradients of the multi-label soft margin loss. For a logit x and a target t they are
+    ``sigmoid(x) - t`` with respect to the input and ``-x`` with respect to the target, each times weight / C
+    and the upstream gradient.
+
+    The gradient of the weight is the loss of each element / C, summed over the rows if all rows share the weight.
+
+    Equivalent to the gradients of ``F.multilabel_soft_margin_loss`` in PyTorch. Launch like
+    :func:`multilabel_soft_margin_loss_forward`.
+
+    Dimensions:
+        N: rows, N > 0.
+        C: classes, C > 0.
+
+    Args:
+        input_hbm, target_hbm, weight_hbm, reduction: the arguments of the forward. The gradient of the target does not
+            read the target, and the gradient of the weight does not read the weight.
+        grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, which is read on the device.
+        grad_input_wanted, grad_target_wanted, grad_weight_wanted: flags of the gradients to compute, at least one.
+        inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
+        columns, each, buffers: see :func:`multilabel_soft_margin_loss_forward`.
+
+    Returns:
+        grad_input_hbm, grad_target_hbm, grad_weight_hbm: the wanted gradients, in shape and type of their tensor; with
+        ``inplace`` the first is ``input_hbm``.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    function = "multilabel_soft_margin_loss_backward"
+    tensors = _required(function, input_hbm, target_hbm, weight_hbm, reduction)
+    flags = {"input": grad_input_wanted, "target": grad_target_wanted, "weight": grad_weight_wanted}
+    require_wanted(function, flags, inplace)
+    require(
+        weight_hbm is not None or not grad_weight_wanted,
+        f"{function}: grad_weight_wanted must be False without weight_hbm, got True; pass the weights",
+    )
+    rows, classes = input_hbm.shape
+    factor = factor_of(reduction, rows)
+    require_upstream(function, grad_loss_hbm, (rows,), is_each=factor is None)
+    named = zip(flags, (input_hbm, target_hbm, weight_hbm), strict=True)
+    likes = {name: each_hbm if flags[name] else None for name, each_hbm in named}
+    wanted = tuple(number for number, like_hbm in enumerate(likes.values()) if like_hbm is not None)
+    needed = needed_tensors(wanted, weight_hbm is not None)
+    streamed = [tensors[number].dtype for number in needed]
+    # a sum over rows is on chip twice in float32, which a stream of float32 has room for
+    streamed += [tensors[number].dtype if tensors[number].shape[0] == rows else nl.float32 for number in wanted]
+    tiles = backward_tiles(wanted)
+    tiling = checked_tiling(function, (rows, classes), streamed, tiles, columns, each, buffers)
+    gradients = new_gradients(likes, inplace)
+    is_shared = weight_hbm is not None and weight_hbm.shape[0] < rows
+    definition = MultilabelSoftMargin(classes, weight_hbm is not None, backward_tiles=tiles, is_weight_shared=is_shared)
+    backward_of_core(RowLaunch(tensors, tiling), definition, Upstream(grad_loss_hbm, factor), [], gradients)
+    results = tuple(gradients.values())
+    return results[0] if len(results) == 1 else results
+
+
+ERROR: Final = TermError(2.5, {"softplus": 1.0}, additions=0.5)
+WEIGHTED_ERROR: Final = TermError(3.5, {"softplus": 1.0}, form="with weight", additions=0.5)
+
+
+class _Terms(NamedTuple):
+    """The two terms of the loss of each element, without a weight.
+
+    Attributes:
+        soft, hard: s = softplus(-|x|) and h = x ([x > 0] - t).
+    """
+
+    soft: Float64Array
+    hard: Float64Array
+
+    @classmethod
+    def of(cls, tensors: Tensors) -> _Terms:
+        """Compute the terms from input and target."""
+        x, t = tensors["input"], tensors["target"]
+        return cls(np.log1p(np.exp(-np.abs(x))), np.where(x == 0.0, 0.0, x * ((x > 0.0) - t)))
+
+    @property
+    def size(self) -> Float64Array:
+        """The magnitude s + |h|."""
+        return self.soft + np.abs(self.hard)
+
+    @property
+    def units(self) -> Float64Array:
+        """The error of s and h together, in multiples of u."""
+        return 0.5 * self.soft + np.abs(self.hard)
+
+
+@dataclass(frozen=True)
+class MultilabelSoftMarginReference:
+    """``F.multilabel_soft_margin_loss(..., reduction="none")`` in float64, with the optional tensor ``"weight"``.
+
+    Attributes:
+        has_weight: whether there is a weight.
+    """
+
+    has_weight: bool = False
+
+    @property
+    def stated(self) -> TermError:
+        """The error that the guarantee of the loss states, with or without a weight."""
+        return WEIGHTED_ERROR if self.has_weight else ERROR
+
+    def value(self, tensors: Tensors) -> Derived:
+        """Return the loss of each row: the mean over its classes."""
+        terms, classes = _Terms.of(tensors), tensors["input"].shape[1]
+        weight = tensors["weight"] if self.has_weight else np.ones(1)
+        size = np.abs(weight)
+        units = size * (terms.units + (terms.size if self.has_weight else 0.0))
+        sums = summed(size * terms.size, UNIT * units)
+        own = (sums.error + 1.5 * UNIT * sums.value) / classes
+        functions = {"softplus": UNIT * (size * terms.soft).sum(axis=1) / classes}
+        value = (weight * (terms.soft + terms.hard)).sum(axis=1) / classes
+        return Derived(value, sums.value / classes, own, functions)
+
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
+        """Return the derivatives: those of input and target from sigmoid(x) - t and -x, that of the weight from both
+        terms.
+        """
+        x, t, classes = tensors["input"], tensors["target"], tensors["input"].shape[1]
+        scale = (tensors["weight"] if self.has_weight else np.ones(1)) / classes
+        sigmoid = np.where(x >= 0.0, 1.0, np.exp(-np.abs(x))) / (1.0 + np.exp(-np.abs(x)))
+        error = functions.sigmoid * UNIT * sigmoid + 2.0 * UNIT * np.abs(sigmoid - t)
+        derivatives = {
+            "input": Exact(scale * (sigmoid - t), np.abs(scale) * error),
+            "target": Exact(-scale * x, np.abs(scale) * 1.5 * UNIT * np.abs(x)),
+        }
+        if self.has_weight:
+            terms = _Terms.of(tensors)
+            units = terms.units + 1.5 * terms.size + functions.further("softplus") * terms.soft
+            derivatives["weight"] = Exact((terms.soft + terms.hard) / classes, UNIT * units / classes)
+        return derivatives
+
+
+_SAMPLES: Final = {"input": Sample.WIDE_LOGITS, "target": Sample.LABELS}
+MULTILABEL_SOFT_MARGIN: Final = rowwise_loss(
+    "multilabel_soft_margin_loss",
+    "MultiLabelSoftMarginLoss",
+    multilabel_soft_margin_loss_forward,
+    multilabel_soft_margin_loss_backward,
+    formula="mean of w (softplus(-|x|) + x ([x > 0] - t)) over classes",
+    derivative="w (sigmoid(x) - t) / C",
+    errors=(ERROR, WEIGHTED_ERROR),
+    gradients=RowGradients(
+        "input: 6 u (sigmoid(x) + t), target: 6 u |x|, each times the weight and the upstream gradient, plus half a "
+        "ulp; weight: (n / 2 + 7 / 2) u times the sum of the terms' magnitudes; n is the number of successive "
+        "additions, u = 2^-23",
+        "gradients of target and weight are computed only on request; the gradient of the weight is a sum over all "
+        "rows: tiles of rows are added in order, even and odd tiles separately, then the rows of a partition, then the "
+        "partitions, and last the even and odd sums",
+        accumulator="float32",
+    ),
+    rows=RowTensors(
+        shared="weight",
+        needed=lambda wanted, arguments: needed_tensors(wanted, arguments["weight_hbm"] is not None),
+    ),
+    # A softplus an element; a sigmoid for the gradient of the input, and a softplus for that of the weight.
+    functions=1,
+    functions_of=("input", "weight"),
+    time_limits=((1.4, 1.1), (1.05, 1.05)),
+    forms=(
+        Form(MultilabelSoftMarginReference(has_weight=False), _SAMPLES),
+        Form(
+            MultilabelSoftMarginReference(has_weight=True),
+            {**_SAMPLES, "weight": Sample.CLASS_WEIGHTS},
+            label=", weighted",
+        ),
+    ),
+    edges="x = inf with t = 1, and -inf with t = 0, give NaN",
+    differences="the gradient is infinite, not NaN, where a weight is infinite",
+)

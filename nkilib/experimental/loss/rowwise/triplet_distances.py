@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The distances that the triplet margin loss compares: the pairs of its tensors, and the p-norm of a row of ``left -
+right + eps``, as in ``torch.nn.functional.pairwise_distance``.
+
+A norm accumulates statistics of a row of differences d, such as the sum of their squares, and computes the
+distance from them. The derivative of the distance with respect to a difference is an element of a tile
+times a factor of its row. The norms for p = 2, 1 and infinity have instructions of their own; any other
+p > 1 is :class:`Minkowski`, which uses logarithms and exponentials.
+
+The instruction ``power`` is not used: NKI does not document its precision, and only GpSimd has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Final, Protocol
+
+from nkilib.core.hardware import LIMIT_OF_LOG
+from nkilib.core.rows.arithmetic import multiply_on_gpsimd
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST, constant, scaled
+from nkilib.experimental.loss.skeletons.rowwise.definition import (
+    Maximum,
+    Statistic,
+    Sum,
+    combined,
+    compared,
+    inverse_or_zero,
+    root,
+    square_root,
+    take_logarithm,
+)
+from nkilib.experimental.loss.skeletons.rowwise.stream import Piece
+from nkilib.nki import nisa, nl
+
+# The numbers of the tensors.
+ANCHOR, POSITIVE, NEGATIVE = 0, 1, 2
+# Tensors whose distance is taken, in order; the last one for ``swap`` alone.
+PAIRS: Final = ((ANCHOR, POSITIVE), (ANCHOR, NEGATIVE), (POSITIVE, NEGATIVE))
+# Distances from here on are infinite, where p has logarithms: a little below the limit, for the roundings.
+_INFINITE = 0.999 * LIMIT_OF_LOG
+
+
+@dataclass(frozen=True)
+class Minkowski:
+    """The norm for any other p > 1: the p-th root of the sum of ``exp(p log |d + eps|)``, for differences d.
+
+    Its derivative is ``sign(d + eps) exp((p - 1) log(|d + eps| / distance))``. Logarithms are documented on
+    [2^-64, 2^64]. Smaller magnitudes, also 0, count as 2^-64, and larger ones make the distance infinite.
+    Shares |d + eps| / distance below 2^-64 count as 2^-64, too.
+
+    Attributes:
+        p: exponent of the norm.
+        eps: the number that is added to differences.
+        eps_sbuf: the same number in each partition, float32 [128, 1].
+    """
+
+    p: float
+    eps: float
+    eps_sbuf: nl.NkiTensor
+    statistics = (Sum(),)
+    derivative_offset = 0.0
+    keeps_row_scalar = True
+
+    def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
+        """Add abs(d + eps)^p to the sum of each row, for differences d."""
+        take_magnitude(difference_sbuf, difference_sbuf, self.eps)
+        take_logarithm(difference_sbuf)
+        piece.add_function(first, nl.exp, difference_sbuf, difference_sbuf, scale=self.p)
+
+    def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
+        """Return the p-th root of the sum; infinity where a magnitude may have exceeded the limit of the logarithm."""
+        root_sbuf = root(statistics_sbuf[0], self.p)
+        beyond_sbuf = scaled(compared(root_sbuf, nl.greater_equal, _INFINITE), FLOAT32_HIGHEST)
+        return combined(combined(root_sbuf, beyond_sbuf, nl.add), beyond_sbuf, nl.add)
+
+    def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
+        """Return 1, but 0 at a distance of 0, as in PyTorch."""
+        return compared(distance_sbuf, nl.not_equal, 0.0)
+
+    def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return 1 / distance."""
+        return inverse_or_zero(distance_sbuf)
+
+    def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
+        """Compute sign(d + eps) (|d + eps| / distance)^(p - 1), for differences d.
+
+        The power of the quotient, unlike separate powers of magnitude and distance, neither overflows nor vanishes.
+        """
+        if number_sbuf is None:
+            raise TypeError("the derivative of a norm takes 1 / distance")
+        share_sbuf, bias_sbuf = piece.float32(), self.eps_sbuf[0 : piece.shape[0], :]
+        take_magnitude(share_sbuf, difference_sbuf, self.eps)
+        nisa.tensor_tensor(
+            dst=piece.by_row(share_sbuf),
+            data1=piece.by_row(share_sbuf),
+            data2=piece.of_elements(number_sbuf),
+            op=nl.multiply,
+        )
+        take_logarithm(share_sbuf)
+        nisa.activation(dst=share_sbuf, op=nl.exp, data=share_sbuf, scale=self.p - 1.0)
+        nisa.activation(dst=difference_sbuf, op=nl.sign, data=difference_sbuf, bias=bias_sbuf)
+        multiply_on_gpsimd(difference_sbuf, difference_sbuf, share_sbuf)
+
+
+def take_magnitude(dst_sbuf: nl.NkiTensor, difference_sbuf: nl.NkiTensor, eps: float) -> None:
+    """Write abs(d + eps) of differences d to ``dst_sbuf``."""
+    nisa.tensor_scalar(dst=dst_sbuf, data=difference_sbuf, op0=nl.add, operand0=eps, op1=nl.abs, operand1=None)
+
+
+class Norm(Protocol):
+    """The interface of a p-norm of rows of differences d."""
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        """The statistics that are accumulated over a row of differences."""
+
+    @property
+    def derivative_offset(self) -> float:
+        """The number that has to be added to each element that :meth:`derivative` writes."""
+
+    @property
+    def keeps_row_scalar(self) -> bool:
+        """Whether :meth:`derivative` takes a scalar of each row, which the forward then keeps for the backward."""
+
+    def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
+        """Add a tile of differences, which is overwritten, to the norm's statistics, whose first one has the number
+        ``first``.
+        """
+
+    def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
+        """Return the distances of rows from their statistics."""
+
+    def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
+        """Return the factor by which the result of :meth:`derivative` is multiplied in each row."""
+
+    def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the scalar of each row that :meth:`derivative` takes if :attr:`keeps_row_scalar`."""
+
+    def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
+        """Replace differences by the derivatives of the distance, without :attr:`derivative_offset` and
+        :meth:`row_factor`.
+
+        Args:
+            piece: the piece that the differences belong to.
+            difference_sbuf: the differences, float32, of the size of the piece.
+            number_sbuf: the result of :meth:`row_scalar` for the rows of the group.
+        """
+
+
+@dataclass(frozen=True)
+class Euclidean:
+    """The norm for p = 2: the root of the sum of squares. Its derivative is (d + eps) / distance, for differences d.
+
+    Attributes:
+        eps: the number that is added to differences.
+        eps_sbuf: the same number in each partition, float32 [128, 1].
+    """
+
+    eps: float
+    eps_sbuf: nl.NkiTensor
+    statistics = (Sum(),)
+    keeps_row_scalar = False
+
+    @property
+    def derivative_offset(self) -> float:
+        """The number eps, which the differences do not contain yet."""
+        return self.eps
+
+    def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
+        """Add (d + eps)^2 to the sum of each row, for differences d."""
+        piece.add_function(first, nl.square, difference_sbuf, difference_sbuf, self.eps_sbuf)
+
+    def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
+        """Return the root of the sum of squares."""
+        return square_root(statistics_sbuf[0])
+
+    def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
+        """Return 1 / distance; 0 at a distance of 0, as in PyTorch."""
+        return inverse_or_zero(distance_sbuf)
+
+    def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the distance."""
+        return distance_sbuf
+
+    def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
+        """Leave the differences unchanged: plus eps and times 1 / distance they are the derivative."""
+
+
+@dataclass(frozen=True)
+class Manhattan:
+    """The norm for p = 1: the sum of magnitudes. Its derivative is sign(d + eps), for differences d.
+
+    Attributes:
+        eps_sbuf: the number that is added to differences, in each partition, float32 [128, 1].
+    """
+
+    eps_sbuf: nl.NkiTensor
+    statistics = (Sum(),)
+    derivative_offset = 0.0
+    keeps_row_scalar = False
+
+    def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
+        """Add abs(d + eps) to the sum of each row, for differences d."""
+        piece.add_function(first, nl.abs, difference_sbuf, difference_sbuf, self.eps_sbuf)
+
+    def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
+        """Return the sum of magnitudes."""
+        return statistics_sbuf[0]
+
+    def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
+        """Return a factor of 1."""
+        return constant(distance_sbuf, 1.0)
+
+    def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the distance."""
+        return distance_sbuf
+
+    def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
+        """Compute the sign of d + eps; 0 for 0."""
+        bias_sbuf = self.eps_sbuf[0 : piece.shape[0], :]
+        nisa.activation(dst=difference_sbuf, op=nl.sign, data=difference_sbuf, bias=bias_sbuf)
+
+
+@dataclass(frozen=True)
+class CountOfMaximum:
+    """The statistic that counts how often the maximum of a row occurs; the maximum must be the statistic before
+    it.
+    """
+
+    def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], earlier_sbuf: list[nl.NkiTensor]) -> None:
+        """Add up the counts of those runs of a row whose maximum is the maximum of the row."""
+        counts_sbuf = runs_sbuf[-1]
+        chosen_sbuf = nl.ndarray(counts_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=chosen_sbuf,
+            data=runs_sbuf[-2],
+            op0=nl.equal,
+            operand0=earlier_sbuf[-1],
+            op1=nl.multiply,
+            operand1=counts_sbuf,
+        )
+        nisa.tensor_reduce(dst=dst_sbuf, op=nl.add, data=chosen_sbuf, axis=1)
+
+
+@dataclass(frozen=True)
+class Chebyshev:
+    """The norm for p = infinity: the largest magnitude.
+
+    For differences d, its derivative is sign(d + eps) at the elements of the largest magnitude, divided by
+    the number of such elements, and 0 elsewhere.
+
+    Attributes:
+        eps: the number that is added to differences.
+    """
+
+    eps: float
+    statistics = (Maximum(), CountOfMaximum())
+    derivative_offset = 0.0
+    keeps_row_scalar = True
+
+    def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
+        """Compute the largest abs(d + eps) of each run of a long row, or of each short row, and count how often it
+        occurs there.
+        """
+        take_magnitude(difference_sbuf, difference_sbuf, self.eps)
+        piece.take_maximum(first, difference_sbuf)
+        piece.count_equal(first + 1, difference_sbuf, piece.numbers_sbuf[first])
+
+    def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
+        """Return the largest magnitude."""
+        return statistics_sbuf[0]
+
+    def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
+        """Return 1 / the number of elements that have the largest magnitude."""
+        return inverse_or_zero(statistics_sbuf[1])
+
+    def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the distance."""
+        return distance_sbuf
+
+    def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
+        """Compute sign(d + eps) where abs(d + eps) is the distance, else 0."""
+        if number_sbuf is None:
+            raise TypeError("the derivative of a maximum takes the distance")
+        magnitude_sbuf = piece.float32()
+        nisa.tensor_scalar(dst=difference_sbuf, data=difference_sbuf, op0=nl.add, operand0=self.eps)
+        nisa.tensor_scalar(dst=magnitude_sbuf, data=difference_sbuf, op0=nl.abs, operand0=None)
+        nisa.activation(dst=difference_sbuf, op=nl.sign, data=difference_sbuf)
+        nisa.tensor_tensor(
+            dst=piece.by_row(magnitude_sbuf),
+            data1=piece.by_row(magnitude_sbuf),
+            data2=piece.of_elements(number_sbuf),
+            op=nl.equal,
+        )
+        nisa.tensor_tensor(dst=difference_sbuf, data1=difference_sbuf, data2=magnitude_sbuf, op=nl.multiply)
+
+
+def norm_of(p: float, eps: float) -> Norm:
+    """Return the norm for a p of at least 1, with its constant eps in SBUF where it needs that."""
+    if p == inf:
+        return Chebyshev(eps)
+    eps_sbuf = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=eps_sbuf, value=eps)
+    if p == 1.0:
+        return Manhattan(eps_sbuf)
+    return Euclidean(eps, eps_sbuf) if p == 2.0 else Minkowski(p, eps, eps_sbuf)
+
+
+def pairs_of(swap: bool) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of tensors whose distances the loss uses, by the numbers of the tensors."""
+    return PAIRS if swap else PAIRS[:2]
+
+
+def needed_pairs(wanted: tuple[int, ...], swap: bool) -> list[int]:
+    """Return the numbers of the pairs that contain a ``wanted`` tensor: its gradient needs the derivatives of
+    their distances.
+    """
+    return [number for number, pair in enumerate(pairs_of(swap)) if set(pair) & set(wanted)]
+
+
+def needed_tensors(wanted: tuple[int, ...], swap: bool) -> tuple[int, ...]:
+    """Return the numbers of the tensors of the pairs from :func:`needed_pairs`."""
+    return tuple(sorted({tensor for number in needed_pairs(wanted, swap) for tensor in PAIRS[number]}))
+
+
+def num_coefficients(p: float, swap: bool) -> int:
+    """Return the number of coefficients that the forward keeps for each row.
+
+    There is one for each distance; for a p other than 1 and 2 another one, a function of the distance that its
+    derivative needs.
+    """
+    return len(pairs_of(swap)) * (1 if p in (1.0, 2.0) else 2)
+
+
+def forward_tiles(swap: bool) -> int:
+    """Return the number of float32 tiles that a piece takes in the forward: one for the difference of each pair."""
+    return len(pairs_of(swap))
+
+
+def backward_tiles(swap: bool) -> int:
+    """Return half of the float32 tiles that a piece takes in the backward, where it has the scratch of two pieces.
+
+    A piece takes two for each pair, and two for each gradient that is the sum of two terms.
+    """
+    return 6 if swap else 4

@@ -1,0 +1,442 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The registry entry of an elementwise loss, and the data derived from it: its guarantees, its work, and its float64
+results with the accepted errors. For host code.
+
+An entry states only data found nowhere else: names, kernels, the formula in words, errors, modelled times, and the
+forms that are checked. Tensors, gradients and options are read from the signatures of the kernels; guarantees and
+bounds are derived here. The work is that of any tiling: every tensor that is needed crosses HBM once. The simulator is
+imported only when a profile asks for it: on hardware the kernels do not need it.
+
+u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. The
+reference of a loss derives the error of the loss and of its derivatives before they are summed, multiplied by an
+upstream gradient or rounded to a type; the errors of these steps are the same for all losses and are added here. Errors
+are of first order in u.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.base.guarantee import Guarantee, TermError
+from nkilib.base.statements import StatesWork, Work
+from nkilib.core.cores import LEAF, levels
+from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.host.error_bounds import (
+    SIMULATED,
+    SMALLEST_NORMAL,
+    UNIT,
+    WEIGHT_UNITS,
+    Derived,
+    Exact,
+    Float64Array,
+    FunctionErrors,
+    Tensors,
+    as_float64,
+    reduction_factor,
+    rounding,
+    within_range,
+)
+from nkilib.core.host.launchable import launchable
+from nkilib.core.host.loss import (
+    SCALAR,
+    Form,
+    ModelledLaunch,
+    Sample,
+    SizedLoss,
+    TensorSize,
+    gradients_of,
+    options_of,
+    sized_launch,
+    tensors_of,
+)
+from nkilib.experimental.loss.skeletons.elementwise.definition import INPUT, TARGET, WEIGHT
+from nkilib.experimental.loss.skeletons.elementwise.tiling import PIECE_COLUMNS, RUN_COLUMNS, SUMS_OF_RUN, run_columns
+
+# Arguments of every kernel.
+_OF_EVERY_LOSS: Final = ("reduction", "dtype", "columns", "buffers")
+_SHAPE: Final = (4096, 32128)
+_RUNS: Final = (
+    "sums: runs of 512 elements (2,048 for 16-bit tensors) are added in the order of the engine's accumulator, then 32 "
+    "numbers at a time; the tiling depends only on shape and types"
+)
+NUMBERS: Final = {INPUT: Sample.NUMBERS, TARGET: Sample.NUMBERS}
+"""Tensors of most losses."""
+
+
+def _present_tensors(names: tuple[str, ...], arguments: Mapping[str, Any]) -> list[Any]:
+    tensors = [arguments[f"{name}_hbm"] for name in names]
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _work(first: Any, read: list[Any], of_each: list[Any], functions: int) -> Work:
+    """Return the work of a launch.
+
+    Args:
+        first: the tensor whose shape gives the number of elements.
+        read: the tensors that are read, some of which may be weights per row or per column.
+        of_each: the type of each further number per element that is read or written, such as a gradient.
+        functions: the number of activation functions per element.
+    """
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    elements = prod(first.shape)
+    nbytes = elements * sum(as_dtype(dtype).itemsize for dtype in of_each)
+    nbytes += sum(prod(tensor.shape) * as_dtype(tensor.dtype).itemsize for tensor in read)
+    return Work(nbytes, exponentials=functions * elements, dtype=as_dtype(first.dtype))
+
+
+def forward_work(*names: str, functions: int = 0) -> StatesWork:
+    """Return a function that computes the work of a forward from its arguments.
+
+    The forward streams the named tensors; ``functions`` is the number of activation functions per element.
+    """
+
+    def work(reduction: str, dtype: Any, **arguments: Any) -> Work:
+        tensors = _present_tensors(names, arguments)
+        result = tensors[0].dtype if dtype is None else dtype
+        return _work(tensors[0], tensors, [result] if reduction == "none" else [], functions)
+
+    return work
+
+
+def backward_work(
+    *names: str,
+    needed: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
+    functions: int = 0,
+    flags: tuple[str, ...] = (),
+) -> StatesWork:
+    """Return a function that computes the work of a backward from its arguments.
+
+    Args:
+        names: the names of the tensors of the loss.
+        needed: a function that returns, for the names of tensors, the names of those from which their gradients
+            are computed; None means that all are needed.
+        functions: the number of activation functions per element.
+        flags: names of arguments of the kernel, which needs the activation functions only if one of them is
+            True; empty means always.
+    """
+
+    def work(grad_loss_hbm: Any, reduction: str, **arguments: Any) -> Work:
+        wanted = tuple(name for name in names if arguments.get(f"grad_{name}_wanted", name == names[0]))
+        read = _present_tensors(names if needed is None else needed(wanted), arguments)
+        of_each = [tensor.dtype for tensor in _present_tensors(wanted, arguments)]
+        of_each += [grad_loss_hbm.dtype] if reduction == "none" else []
+        first = arguments[f"{names[0]}_hbm"]
+        return _work(first, read, of_each, functions if not flags or any(arguments[name] for name in flags) else 0)
+
+    return work
+
+
+def forward_backward_work(*names: str, functions: int = 0) -> StatesWork:
+    """Return a function that computes the work of a fused forward-backward, one pass over the named tensors."""
+
+    def work(grad_loss_hbm: Any, reduction: str, dtype: Any, **arguments: Any) -> Work:
+        tensors = _present_tensors(names, arguments)
+        wanted = tuple(name for name in names if arguments[f"grad_{name}_wanted"])
+        of_each = [tensor.dtype for tensor in _present_tensors(wanted, arguments)]
+        of_each += [tensors[0].dtype if dtype is None else dtype, grad_loss_hbm.dtype] if reduction == "none" else []
+        return _work(tensors[0], tensors, of_each, functions)
+
+    return work
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """The accepted error of a gradient.
+
+    Attributes:
+        bound: the bound in words, with every activation function rounded correctly.
+        functions: by activation function, the error that each further u of the function's own error adds, in u
+            of the quantity that ``bound`` multiplies by u.
+        notes: further notes.
+    """
+
+    bound: str
+    functions: Mapping[str, float] = field(default_factory=dict)
+    notes: str = "gradients of the other tensors are computed only on request"
+
+    def __str__(self) -> str:
+        """Return the error in words.
+
+        An example is ``"4 u times the gradient; plus 2 u for each further u of log; plus half a ulp; u = 2^-23"``.
+        """
+        further = "".join(f"; plus {units:g} u for each further u of {name}" for name, units in self.functions.items())
+        return f"{self.bound}{further}; plus half a ulp; u = 2^-23"
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The numbers of activation functions per element that the kernels of a loss cannot do without.
+
+    Attributes:
+        forward: the number for the losses.
+        backward: the number for the gradients.
+        flags: names of arguments of the backward, which needs its activation functions only if one of them is
+            True; empty means always.
+        needed: a function that returns, for the names of tensors, the names of those from which their gradients
+            are computed; None means that all are needed.
+    """
+
+    forward: int = 1
+    backward: int = 0
+    flags: tuple[str, ...] = ()
+    needed: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class ElementwiseLoss(SizedLoss):
+    """The registry entry of an elementwise loss.
+
+    Attributes:
+        forward_backward: the fused forward-backward kernel, which gives losses and gradients in a single launch; None
+            if there is none.
+        forms: the forms of the loss, with their options, that are checked.
+    """
+
+    forward_backward: Callable[..., Any] | None = None
+    forms: tuple[Form, ...] = ()
+
+
+def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
+    """Return the size of a tensor of a launch: all have the shape ``shape``, except the upstream gradient, a
+    scalar.
+    """
+    return SCALAR if tensor == "grad_loss" else TensorSize(shape)
+
+
+def launch_of(
+    label: str, kernel: Callable[..., Any], time_limits: tuple[float, float], **options: Any
+) -> ModelledLaunch:
+    """Return a launch on matrices, without optional tensors; see :func:`nkilib.core.host.loss.sized_launch`."""
+    return sized_launch(label, kernel, time_limits, size_of, _SHAPE, **options)
+
+
+def _forward_guarantee(errors: tuple[TermError, ...], notes: str) -> Guarantee:
+    return Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=None,
+        error=f"{'; '.join(map(str, errors))}; plus half a ulp for 16-bit losses; u = 2^-23",
+        notes="; ".join(filter(None, (_RUNS, notes))),
+        term_errors=errors,
+    )
+
+
+def _backward_guarantee(error: GradientError, in_place: str) -> Guarantee:
+    return Guarantee(
+        math="float32",
+        accumulator="none",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=in_place,
+        error=str(error),
+        notes=error.notes,
+    )
+
+
+def _launchable_forward_backward(
+    forward_backward: Callable[..., Any], of_losses: Guarantee, gradient_error: GradientError, functions: Functions
+) -> Any:
+    tensors = [name for name in tensors_of(forward_backward) if name != "grad_loss"]
+    bounds = "; ".join(map(str, of_losses.term_errors))
+    promise = replace(
+        of_losses,
+        in_place=f"{tensors[0]}_hbm",
+        error=f"loss: {bounds}, plus half a ulp for 16-bit losses; gradient: {gradient_error.bound}, plus half a ulp; "
+        "u = 2^-23",
+    )
+    return launchable(forward_backward, promise, forward_backward_work(*tensors, functions=functions.forward))
+
+
+def elementwise_loss(
+    name: str,
+    module: str,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    *,
+    formula: str,
+    derivative: str,
+    errors: tuple[TermError, ...],
+    gradient_error: GradientError,
+    functions: Functions,
+    time_limits: tuple[tuple[float, float], tuple[float, float]],
+    forms: tuple[Form, ...] = (),
+    further_launches: tuple[ModelledLaunch, ...] = (),
+    forward_backward: Callable[..., Any] | None = None,
+    edges: str = "",
+    differences: str = "",
+    notes: str = "",
+) -> ElementwiseLoss:
+    """Return the registry entry of a loss, and make its kernels launchable.
+
+    Args:
+        name, module, formula, derivative, edges, differences: see :class:`nkilib.core.host.loss.Loss`.
+        forward, backward, forward_backward: the kernel functions; the last one is the fused forward-backward kernel.
+        errors: bounds on the error of the losses, one for each form.
+        gradient_error: the bound on the error of the gradients.
+        functions: the numbers of activation functions that the kernels need.
+        time_limits: the largest accepted modelled times of forward and backward, in multiples of the bound,
+            each as (in bfloat16, in float32).
+        forms: the forms that :mod:`nkilib.verify` and the tests of all elementwise losses check.
+        further_launches: further launches, whose modelled times the page of the loss shows after those of
+            ``time_limits``.
+        notes: further notes on the losses.
+    """
+    tensors = tensors_of(forward)
+    promise = _forward_guarantee(errors, notes)
+    return ElementwiseLoss(
+        name=name,
+        module=module,
+        forward=launchable(forward, promise, forward_work(*tensors, functions=functions.forward)),
+        backward=launchable(
+            backward,
+            _backward_guarantee(gradient_error, f"{next(iter(tensors))}_hbm"),
+            backward_work(*tensors, needed=functions.needed, functions=functions.backward, flags=functions.flags),
+        ),
+        forward_backward=forward_backward
+        and _launchable_forward_backward(forward_backward, promise, gradient_error, functions),
+        formula=formula,
+        derivative=derivative,
+        differentiated=gradients_of(backward),
+        options=options_of(forward, _OF_EVERY_LOSS),
+        tests=("tests/experimental/loss/skeletons/elementwise", "tests/torch/functions"),
+        edges=edges,
+        differences=differences,
+        launches=(
+            launch_of("forward, mean", forward, time_limits[0]),
+            launch_of("backward, mean", backward, time_limits[1]),
+            *further_launches,
+        ),
+        size_of=size_of,
+        forms=forms,
+    )
+
+
+class ElementwiseReference(Protocol):
+    """An elementwise loss in float64; tensors are passed under the names of its loss definition."""
+
+    @property
+    def stated(self) -> TermError:
+        """The error of :meth:`value` that the guarantee of the loss states, in numbers."""
+
+    def value(self, tensors: Tensors) -> Derived:
+        """Return the losses and the error of float32 arithmetic."""
+
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
+        """Return the derivative with respect to each differentiable tensor, by name.
+
+        The error of each is that of float32 arithmetic with activation functions that have the given errors.
+        """
+
+
+def _times(exact: Exact, weight: Float64Array) -> Exact:
+    value = exact.value * weight
+    return Exact(value, exact.error * np.abs(weight) + 0.5 * UNIT * np.abs(value))
+
+
+@dataclass(frozen=True)
+class WeightedReference:
+    """The reference of a loss times the tensor ``"weight"``; the product rounds once more, u / 2 of itself.
+
+    Attributes:
+        reference: the reference without the weight.
+    """
+
+    reference: ElementwiseReference
+
+    @property
+    def stated(self) -> TermError:
+        """The error of :meth:`value` that the guarantee states: that of the loss, plus the rounding of the product."""
+        stated = self.reference.stated
+        return replace(stated, own=stated.own + WEIGHT_UNITS)
+
+    def value(self, tensors: Tensors) -> Derived:
+        """Return loss * weight."""
+        return self.reference.value(tensors).times(tensors[WEIGHT])
+
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
+        """Return each derivative times the weight; the derivative with respect to the weight is the loss."""
+        slopes = self.reference.derivative(tensors, functions)
+        derivatives = {name: _times(slope, tensors[WEIGHT]) for name, slope in slopes.items()}
+        return {**derivatives, WEIGHT: self.reference.value(tensors).exact(functions)}
+
+
+def losses(
+    reference: ElementwiseReference,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    dtype: Any,
+    functions: FunctionErrors = SIMULATED,
+) -> Exact:
+    """Return the losses, stored in ``dtype``, with their accepted errors; float32 adds no rounding error."""
+    with np.errstate(all="ignore"):
+        exact = reference.value(as_float64(tensors)).exact(functions)
+        error = exact.error + SMALLEST_NORMAL
+        if np.dtype(dtype) != np.float32:
+            error = error + rounding(exact.value, dtype)
+        return Exact(within_range(exact.value, dtype), error)
+
+
+def sum_bound(losses: Float64Array, errors: Float64Array, columns: int, run: int) -> float:
+    """Return the accepted error of a sum of losses whose own errors are bounded by ``errors``.
+
+    The losses are summed in tiles of ``columns`` columns, which are summed in runs of ``run`` columns.
+    """
+    tiles = div_ceil(losses.size, PARTITIONS * columns) + 2
+    additions = run + SUMS_OF_RUN * div_ceil(columns, RUN_COLUMNS) + LEAF * (levels(tiles) + levels(PARTITIONS))
+    return float(errors.sum() + additions * 0.5 * UNIT * np.abs(losses).sum()) + SMALLEST_NORMAL
+
+
+def _run(tensors: Mapping[str, npt.NDArray[Any]]) -> int:
+    """Return the maximum number of columns of a run, see :func:`.tiling.run_columns`, for these tensors."""
+    return run_columns([tensor.dtype.itemsize for tensor in tensors.values()], PIECE_COLUMNS)
+
+
+def reduced(
+    reference: ElementwiseReference,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    reduction: str,
+    columns: int,
+    functions: FunctionErrors = SIMULATED,
+) -> Exact:
+    """Return the sum or mean of the losses in tiles of ``columns`` columns, [1], with its accepted error."""
+    with np.errstate(all="ignore"):
+        exact = reference.value(as_float64(tensors)).exact(functions)
+        factor = reduction_factor(exact.value.shape, reduction)
+        total = factor * exact.value.sum()
+        error = factor * sum_bound(exact.value, exact.error, columns, _run(tensors)) + UNIT * abs(total)
+    return Exact(np.array([total]), np.array([error]))
+
+
+def gradients(
+    reference: ElementwiseReference,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    upstream: npt.NDArray[Any],
+    reduction: str,
+    functions: FunctionErrors = SIMULATED,
+) -> dict[str, Exact]:
+    """Return the gradient of each tensor in the tensor's type, with its accepted error.
+
+    The product with the upstream gradient and the factor of the reduction rounds twice.
+    """
+    results = {}
+    with np.errstate(all="ignore"):
+        doubled = as_float64(tensors)
+        grad = upstream.astype(np.float64) * reduction_factor(next(iter(doubled.values())).shape, reduction)
+        for name, exact in reference.derivative(doubled, functions).items():
+            value = grad * exact.value
+            error = np.abs(grad) * exact.error + UNIT * np.abs(value) + SMALLEST_NORMAL
+            dtype = tensors[name].dtype
+            results[name] = Exact(within_range(value, dtype), error + rounding(value, dtype))
+    return results

@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The registry entry of a row-wise loss, and the data derived from it: its guarantees, its work, and its float64
+results with the accepted errors. For host code.
+
+An entry states only data found nowhere else; tensors, gradients and options are read from the signatures of the
+kernels. The work is that of any tiling: every tensor that is needed crosses HBM once. The simulator is imported only
+when a profile asks for it: on hardware the kernels do not need it.
+
+u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. The
+reference of a loss derives the error of the loss of a row and of its derivatives; the errors of sums over rows, of
+products with upstream gradients and of rounding to other types are added here. A sum of a row of D numbers has
+:func:`additions` consecutive additions, each of which costs u / 2 of the sum.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.base.guarantee import Guarantee, TermError
+from nkilib.base.statements import StatesWork, Work
+from nkilib.core.cores import LEAF, levels
+from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
+from nkilib.core.host.error_bounds import (
+    SIMULATED,
+    SMALLEST_NORMAL,
+    UNIT,
+    Derived,
+    Exact,
+    Float64Array,
+    FunctionErrors,
+    as_float64,
+    rounding,
+)
+from nkilib.core.host.launchable import launchable
+from nkilib.core.host.loss import (
+    SCALAR,
+    Form,
+    SizedLoss,
+    TensorSize,
+    gradients_of,
+    options_of,
+    sized_launch,
+    tensor_bytes,
+    tensors_of,
+)
+from nkilib.experimental.loss.skeletons.rowwise.tiling import MOST_EACH, RUN_COLUMNS, partitions_of_tile
+
+Arguments = Mapping[str, Any]
+Tensors = Mapping[str, Float64Array]
+# Arguments of every kernel.
+_OF_EVERY_LOSS: Final = ("reduction", "coefficients_wanted", "dtype", "columns", "each", "buffers")
+_SHAPE: Final = (4096, 32128)
+_COEFFICIENTS, _UPSTREAM = "coefficients", "grad_loss"
+_HALF: Final = 0.5 * UNIT
+_ROWS: Final = (
+    "each row: runs of 1,024 elements are added in the order of the engine's accumulator, then the sums of the runs; "
+    "reduction over rows: the rows of a partition are added first, then 32 numbers at a time; the tiling depends only "
+    "on shape and types"
+)
+
+
+def _none(arguments: Arguments) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class RowTensors:
+    """The tensors of a loss besides its matrices [N, D] of one shape, and the matrices that gradients need.
+
+    Attributes:
+        vectors: the names of vectors with one float32 per row, which the forward takes.
+        shared: the name of a tensor that may have one number per column, and may be None.
+        coefficients: a function that returns, for the arguments of a kernel, the number of scalars per row that
+            the forward keeps for the backward.
+        needed: a function that returns, for the numbers of the tensors whose gradients are requested and the
+            arguments of the kernel, the numbers of the tensors from which these gradients are computed; None
+            means that all are needed.
+    """
+
+    vectors: tuple[str, ...] = ()
+    shared: str = ""
+    coefficients: Callable[[Arguments], int] = _none
+    needed: Callable[[tuple[int, ...], Arguments], tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class RowGradients:
+    """The guarantees of the backward of a loss, besides those that all row-wise losses share.
+
+    Attributes:
+        error: the bound on the error of gradients, in words.
+        notes: further notes.
+        accumulator: the precision of sums over rows, if a gradient is such a sum.
+    """
+
+    error: str
+    notes: str
+    accumulator: str = "none"
+
+
+@dataclass(frozen=True)
+class RowwiseLoss(SizedLoss):
+    """The registry entry of a row-wise loss.
+
+    Attributes:
+        rows: the tensors besides matrices.
+        forms: the forms of the loss, with their options, that are checked.
+    """
+
+    rows: RowTensors = RowTensors()
+    forms: tuple[Form, ...] = ()
+
+
+def _size_of(
+    forward: Callable[..., Any], rows: RowTensors, tensor: str, shape: tuple[int, ...], options: Arguments
+) -> TensorSize:
+    if tensor == _UPSTREAM:
+        return SCALAR
+    if tensor == _COEFFICIENTS:
+        defaults = {name: parameter.default for name, parameter in inspect.signature(forward).parameters.items()}
+        return TensorSize((rows.coefficients({**defaults, **options}), shape[0]), "float32")
+    if tensor in rows.vectors:
+        return TensorSize(shape[:1], "float32")
+    return TensorSize((1, shape[1]) if tensor == rows.shared else shape)
+
+
+def _forward_guarantee(errors: tuple[TermError, ...], notes: str) -> Guarantee:
+    return Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=None,
+        error=f"{'; '.join(map(str, errors))}; n is the number of successive additions, u = 2^-23",
+        notes="; ".join(filter(None, (_ROWS, notes))),
+        term_errors=errors,
+    )
+
+
+def _backward_guarantee(gradients: RowGradients, in_place: str) -> Guarantee:
+    return Guarantee(
+        math="float32",
+        accumulator=gradients.accumulator,
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=in_place,
+        error=gradients.error,
+        notes=gradients.notes,
+    )
+
+
+def _matrices(kernel: Callable[..., Any], rows: RowTensors) -> tuple[str, ...]:
+    others = {*rows.vectors, rows.shared, _COEFFICIENTS, _UPSTREAM}
+    return tuple(name for name in tensors_of(kernel) if name not in others)
+
+
+def _work(first: Any, nbytes: int, functions: int) -> Work:
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return Work(nbytes, exponentials=functions * prod(first.shape), dtype=as_dtype(first.dtype))
+
+
+def _forward_work(forward: Callable[..., Any], rows: RowTensors, functions: int) -> StatesWork:
+    """Return a function that computes the work of a forward: all matrices, the vectors, and the stored results
+    cross HBM.
+    """
+    matrices = _matrices(forward, rows)
+
+    def work(**arguments: Any) -> Work:
+        from nkilib.simulator.terms.dtypes import as_dtype
+
+        first, dtype = arguments[f"{matrices[0]}_hbm"], arguments["dtype"]
+        numbers = len(rows.vectors)
+        numbers += rows.coefficients(arguments) if arguments.get("coefficients_wanted") else 0
+        loss_bytes = as_dtype(first.dtype if dtype is None else dtype).itemsize
+        row_bytes = numbers * FLOAT32_BYTES + (loss_bytes if arguments["reduction"] == "none" else 0)
+        nbytes = tensor_bytes(*(arguments[f"{name}_hbm"] for name in (*matrices, *filter(None, [rows.shared]))))
+        return _work(first, nbytes + first.shape[0] * row_bytes, functions)
+
+    return work
+
+
+def _backward_work(backward: Callable[..., Any], rows: RowTensors, functions_of: tuple[str, ...]) -> StatesWork:
+    """Return a function that computes the work of a backward.
+
+    The tensors that gradients need, coefficients, upstream gradients and stored results cross HBM.
+    """
+    matrices = _matrices(backward, rows)
+    names = (*matrices, *filter(None, [rows.shared]))
+
+    def work(**arguments: Any) -> Work:
+        wanted = tuple(number for number, name in enumerate(names) if arguments.get(f"grad_{name}_wanted"))
+        everything = tuple(range(len(names)))
+        needed = everything if rows.needed is None else rows.needed(wanted, arguments)
+        nbytes = tensor_bytes(*(arguments[f"{names[number]}_hbm"] for number in (*needed, *wanted)))
+        first = arguments[f"{matrices[0]}_hbm"]
+        nbytes += first.shape[0] * rows.coefficients(arguments) * FLOAT32_BYTES + tensor_bytes(
+            arguments["grad_loss_hbm"]
+        )
+        return _work(first, nbytes, sum(bool(arguments[f"grad_{name}_wanted"]) for name in functions_of))
+
+    return work
+
+
+def rowwise_loss(
+    name: str,
+    module: str,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    *,
+    formula: str,
+    derivative: str,
+    errors: tuple[TermError, ...],
+    gradients: RowGradients,
+    rows: RowTensors,
+    time_limits: tuple[tuple[float, float], tuple[float, float]],
+    forms: tuple[Form, ...],
+    functions: int = 0,
+    functions_of: tuple[str, ...] = (),
+    edges: str = "",
+    differences: str = "",
+    notes: str = "",
+) -> RowwiseLoss:
+    """Return the registry entry of a loss, and make its kernels launchable.
+
+    Args:
+        name, module, formula, derivative, edges, differences: see :class:`nkilib.core.host.loss.Loss`.
+        forward, backward: the kernel functions.
+        errors: bounds on the error of the losses, one for each form; activation functions are assumed to be
+            correctly rounded, and n is the number of consecutive additions in the sum of a row.
+        gradients: the guarantees of the backward.
+        rows: the tensors besides matrices.
+        time_limits: the largest accepted modelled times of forward and backward, in multiples of the bound,
+            each as (in bfloat16, in float32).
+        forms: the forms that :mod:`nkilib.verify` and the tests of all row-wise losses check.
+        functions: the number of activation functions per element that the losses need.
+        functions_of: the names of the tensors whose gradients need one activation function per element each.
+        notes: further notes on the losses.
+    """
+    size_of = partial(_size_of, forward, rows)
+    tests = ("tests/experimental/loss/skeletons/rowwise", "tests/torch/functions")
+    return RowwiseLoss(
+        name=name,
+        module=module,
+        forward=launchable(forward, _forward_guarantee(errors, notes), _forward_work(forward, rows, functions)),
+        backward=launchable(
+            backward,
+            _backward_guarantee(gradients, f"{next(iter(tensors_of(backward)))}_hbm"),
+            _backward_work(backward, rows, functions_of),
+        ),
+        formula=formula,
+        derivative=derivative,
+        differentiated=gradients_of(backward),
+        options=options_of(forward, _OF_EVERY_LOSS),
+        tests=tests,
+        edges=edges,
+        differences=differences,
+        launches=(
+            sized_launch("forward, mean", forward, time_limits[0], size_of, _SHAPE),
+            sized_launch("backward, mean", backward, time_limits[1], size_of, _SHAPE),
+        ),
+        size_of=size_of,
+        rows=rows,
+        forms=forms,
+    )
+
+
+class RowwiseReference(Protocol):
+    """A row-wise loss in float64; tensors are passed under the names of the kernel's arguments."""
+
+    @property
+    def stated(self) -> TermError:
+        """The error of :meth:`value` that the guarantee of the loss states, in numbers; n is :func:`additions`."""
+
+    def value(self, tensors: Tensors) -> Derived:
+        """Return the losses [N] and the error of float32 arithmetic."""
+
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
+        """Return the derivative with respect to each differentiable tensor, [N, D] whatever the tensor's shape.
+
+        An error is infinite where rounding to float32 may select another branch of the loss.
+        """
+
+
+def additions(columns: int) -> float:
+    """Return the number of consecutive additions when ``columns`` numbers are summed in runs, and then the runs
+    are summed.
+    """
+    return min(columns, RUN_COLUMNS) + div_ceil(columns, RUN_COLUMNS) + 1.0
+
+
+def summed(terms: Float64Array, errors: Float64Array) -> Exact:
+    """Return the sum of each row of ``terms``, whose own errors are ``errors``, with the accepted error of the
+    sum.
+    """
+    cost = additions(terms.shape[1]) * _HALF * np.abs(terms).sum(axis=1)
+    return Exact(terms.sum(axis=1), errors.sum(axis=1) + cost)
+
+
+def losses(
+    reference: RowwiseReference,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    dtype: Any,
+    functions: FunctionErrors = SIMULATED,
+) -> Exact:
+    """Return the losses, stored in ``dtype``, with their accepted errors."""
+    with np.errstate(all="ignore"):
+        exact = reference.value(as_float64(tensors)).exact(functions)
+        error = exact.error + SMALLEST_NORMAL
+        return Exact(exact.value, error if np.dtype(dtype) == np.float32 else error + rounding(exact.value, dtype))
+
+
+def factor_of(reduction: str, rows: int) -> float:
+    """Return the factor by which a reduction multiplies the sum of the losses; 1 for ``"none"``."""
+    return 1.0 / rows if reduction == "mean" else 1.0
+
+
+def reduced(
+    reference: RowwiseReference,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    reduction: str,
+    functions: FunctionErrors = SIMULATED,
+) -> Exact:
+    """Return the sum or mean of the losses, [1], with its accepted error."""
+    exact = reference.value(as_float64(tensors)).exact(functions)
+    rows = exact.value.size
+    tiles = div_ceil(rows, partitions_of_tile(rows)) + 2
+    numbers = min(rows, MOST_EACH) + LEAF * (levels(tiles) + levels(PARTITIONS))
+    error = exact.error.sum() + numbers * _HALF * np.abs(exact.value).sum()
+    factor = factor_of(reduction, rows)
+    value = exact.value.sum() * factor
+    return Exact(np.array([value]), np.array([error * factor + UNIT * abs(value) + SMALLEST_NORMAL]))
+
+
+def _additions_of_rows(values: Float64Array) -> float:
+    """Return the maximum number of consecutive additions when the gradients of all rows are summed.
+
+    The tiles are added first, then the rows of a partition by halves, then the partitions.
+    """
+    rows = len(values)
+    partitions = partitions_of_tile(rows)
+    return div_ceil(rows, partitions) / 2.0 + MOST_EACH.bit_length() + partitions + 3.0
+
+
+def gradients(
+    reference: RowwiseReference,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    upstream: npt.NDArray[Any],
+    reduction: str,
+    functions: FunctionErrors = SIMULATED,
+) -> dict[str, Exact]:
+    """Return the gradient of each tensor, in its type and shape, with its accepted error.
+
+    The upstream gradient is [N], or [1] for a sum or mean.
+    """
+    results = {}
+    with np.errstate(all="ignore"):
+        for name, exact in reference.derivative(as_float64(tensors), functions).items():
+            grad = upstream.astype(np.float64).reshape(-1, 1) * factor_of(reduction, len(exact.value))
+            value = grad * exact.value
+            error = np.abs(grad) * exact.error + 2.0 * UNIT * np.abs(value) + SMALLEST_NORMAL
+            if tensors[name].shape[0] < len(value):
+                error = error.sum(axis=0, keepdims=True) + _additions_of_rows(value) * _HALF * np.abs(value).sum(axis=0)
+                value = value.sum(axis=0, keepdims=True)
+            results[name] = Exact(value, error + rounding(value, tensors[name].dtype))
+    return results

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The loop over items. It issues work so early that no engine waits for another engine.
+
+Two passes process every item. The second pass over a group of items starts a few steps after the first pass over that
+group has ended, and it runs in the same steps as the first pass over the next group (:class:`Schedule`).
+
+In every step of the loop (:class:`Pipeline`), the Tensor engine transposes the items of the next step, where the
+layout needs that. The first pass begins one item and gathers the sums of the item before it. The second pass prepares
+one item and computes the result of the item before it. The result of the step before is transposed back, copied and
+stored.
+
+An item whose load has no buffer slot yet waits for a later step. One of the two passes can always continue, although
+every reader has a ring buffer of its own. Every ring buffer takes its loads in the order of :func:`.loads_of`, leaves
+out only the loads that its reader does not need, and reuses a slot when its load is released. A step that lacks an item
+first stores all finished results, so a load is still held only if a pass has yet to read it. There are two cases:
+
+- Each pass loads its items for itself. Let L be the first load, in the common order, that a pass has yet to finish.
+  Every ring buffer has released all its loads before L, so every ring buffer that needs L has loaded it. The pass that
+  L is for can continue. If this is the second pass, the first pass over the window has ended, because all of its loads
+  come before L, and the stages that combine sums wait for no load.
+- A tensor is loaded once for all passes that read it. If the second pass has an item, every ring buffer that it reads
+  has released all loads before the load of this item, so it has loaded this load, and the second pass can continue.
+  Otherwise a stage combines sums, which waits for no load, or the first pass is in the first window that the second
+  pass has not finished. In a ring buffer that both passes read, all loads of earlier windows are released, and it has a
+  slot for every part of a window. A ring buffer that only the first pass reads has released all parts before the
+  current one. In both, the load of the current item is there, and the first pass can continue.
+
+Both cases also hold between the two halves of an item, because a load is released after the second half only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import zip_longest
+from typing import NamedTuple, Protocol
+
+from nkilib.core.rows.checks import require
+from nkilib.experimental.softmax.columns.layouts import LoadKey, Results, Source
+from nkilib.experimental.softmax.columns.plan import ColumnPlan, Item, Part, Strip, Window
+from nkilib.nki import nl
+
+# A load into the buffer slot of a part that was just stored waits for the store. If both use the same queue, later
+# transfers wait too. After this number of steps the store is done.
+_STEPS_OF_STORE = 8
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbouring strips of a window whose sums are combined together.
+
+    Attributes:
+        window: the window that the strips belong to.
+        first, end: the number of the first strip, and the number of the last strip plus one.
+        rows: the number of partitions that hold columns in at least one of the strips.
+        items: the items of all the strips, in their order.
+    """
+
+    window: Window
+    first: int
+    end: int
+    rows: int
+    items: tuple[Item, ...]
+
+
+class Phase(IntEnum):
+    """The four phases of an item: two halves of the first pass, then two halves of the second pass.
+
+    Every phase of an item is issued in a step of its own. The second half of a pass is issued in the step that follows
+    the first half, or in a later step if its load is missing.
+    """
+
+    BEGIN = 0
+    GATHER = 1
+    PREPARE = 2
+    RESULT = 3
+
+    @property
+    def visit(self) -> int:
+        """The number of the pass that the phase belongs to: 1 or 2."""
+        return 1 if self <= Phase.GATHER else 2
+
+
+@dataclass(frozen=True)
+class Step:
+    """The work that is issued together in one iteration of the loop.
+
+    Attributes:
+        items: the item that each phase processes.
+        combined: groups whose sums are complete, with the number of the stage that combines them in this step.
+    """
+
+    items: dict[Phase, Item]
+    combined: tuple[tuple[Group, int], ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the step has no work to issue."""
+        return not self.items and not self.combined
+
+
+@dataclass(frozen=True)
+class ColumnLoop:
+    """The plan of a core and the properties of its loop that follow from the plan, from shapes and types only.
+
+    Attributes:
+        plan: the division of the launch into windows, parts and segments.
+        phases: for each tensor that the loop reads, the first :class:`.Phase` of each pass in which the tensor is read.
+        kept: the number of tiles that keep results of the first pass for the second pass; 0 if the second pass
+            recomputes these results.
+        whole_windows: True if the second pass over a window starts after the first pass over the whole window; False
+            if the second pass over a strip of columns starts after the first pass over that strip.
+        stages: the number of stages that combine sums between the passes. Each stage takes one step.
+        overwrites: whether results are written over the items of the first tensor in SBUF.
+    """
+
+    plan: ColumnPlan
+    phases: tuple[tuple[Phase, ...], ...]
+    kept: int
+    whole_windows: bool
+    stages: int
+    overwrites: bool
+
+
+@dataclass
+class Schedule:
+    """The choice of the next step: the second pass over a group runs beside the first pass over the next group.
+
+    An item whose load has no buffer slot yet is left out of a step and is issued in a later step, so either pass may
+    wait while the other pass continues. At most one item of a pass is between its two halves. Hence a pass whose
+    second half waits does not begin another item.
+
+    Attributes:
+        groups: the groups of all windows, in the order in which they are processed.
+        stages: the number of stages that combine the sums of a group between its two passes.
+        beginning: the number of the group, and the number of the item in this group, that the first pass begins next.
+        begun: the item that is between the two halves of the first pass, or None.
+        prepared: the item that is between the two halves of the second pass, or None.
+        combining: groups whose sums are complete, with the number of the stage that combines them next.
+        ready: items that the second pass may begin, in order.
+    """
+
+    groups: list[Group]
+    stages: int
+    beginning: tuple[int, int] = (0, 0)
+    begun: Item | None = None
+    prepared: Item | None = None
+    combining: list[tuple[Group, int]] = field(default_factory=list)
+    ready: deque[Item] = field(default_factory=deque)
+
+    @classmethod
+    def make(cls, windows: list[Window], parts: list[Part], whole_windows: bool, stages: int) -> Schedule:
+        """Make a schedule that has not taken any step.
+
+        Args:
+            windows: the windows of the core.
+            parts: the parts of every column.
+            whole_windows: whether a group is a whole window instead of one strip. Columns of several parts need True.
+            stages: the number of stages that combine the sums of a group.
+        """
+        return cls(list(_groups(windows, parts, whole_windows)), stages)
+
+    def next(self) -> Step:
+        """Return the next step, under the assumption that all its items are on chip; the step is empty at the end."""
+        number, place = self.beginning
+        items = {
+            Phase.BEGIN: self.groups[number].items[place] if number < len(self.groups) else None,
+            Phase.GATHER: self.begun,
+            Phase.PREPARE: self.ready[0] if self.ready else None,
+            Phase.RESULT: self.prepared,
+        }
+        return Step({phase: item for phase, item in items.items() if item is not None}, tuple(self.combining))
+
+    def take(self, step: Step) -> None:
+        """Record that a step was issued: the step that :meth:`next` returned, or one with some of its items only."""
+        combined = [(group, stage + 1) for group, stage in step.combined]
+        self.combining = [(group, stage) for group, stage in combined if stage < self.stages]
+        for group, stage in combined:
+            if stage == self.stages:
+                self.ready.extend(group.items)
+        if Phase.GATHER in step.items:
+            self.begun = None
+            number, place = self.beginning
+            if place == 0:  # the item was the last one of the group before
+                self.combining.append((self.groups[number - 1], 0))
+        if Phase.BEGIN in step.items:
+            self.begun = step.items[Phase.BEGIN]
+            number, place = self.beginning
+            is_last = place + 1 == len(self.groups[number].items)
+            self.beginning = (number + 1, 0) if is_last else (number, place + 1)
+        if Phase.RESULT in step.items:
+            self.prepared = None
+        if Phase.PREPARE in step.items:
+            self.prepared = self.ready.popleft()
+
+
+def _groups(windows: list[Window], parts: list[Part], whole_windows: bool) -> Iterator[Group]:
+    for window in windows:
+        strips = window.strips()
+        if whole_windows:
+            items = tuple(item for part in parts for strip in strips for item in _items(window, part, strip, strips))
+            yield Group(window, 0, len(strips), max(strip.columns for strip in strips), items)
+            continue
+        for strip in strips:
+            items = tuple(_items(window, parts[0], strip, strips))
+            yield Group(window, strip.number, strip.number + 1, strip.columns, items)
+
+
+def _items(window: Window, part: Part, strip: Strip, strips: list[Strip]) -> list[Item]:
+    return [
+        Item(window, part, strip, segment, strip is strips[-1] and segment is part.segments[-1])
+        for segment in part.segments
+    ]
+
+
+class Arithmetic(Protocol):
+    """The computation on items. Methods receive the views of an item in a dict, by the index of the reader."""
+
+    def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
+        """Issue the first half of the first pass over an item."""
+
+    def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
+        """Issue the second half of the first pass over an item."""
+
+    def combine(self, group: Group, stage: int) -> None:
+        """Issue one stage of the work between the two passes over a group. Each stage takes one step."""
+
+    def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
+        """Issue the first half of the second pass over an item."""
+
+    def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
+        """Issue the second half of the second pass over an item, which writes the result to ``dst_sbuf``."""
+
+
+class ViewKey(NamedTuple):
+    """The key of a view of an item: the index of the reader, the number of the pass, and ``id`` of the item."""
+
+    reader: int
+    visit: int
+    item: int
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A source of items, and the passes that read them.
+
+    Attributes:
+        source: the source that gives the items.
+        phases: for each pass that reads the items, the first :class:`.Phase` in which it does.
+    """
+
+    source: Source
+    phases: tuple[Phase, ...]
+
+    @property
+    def passes(self) -> tuple[int, ...]:
+        """The numbers of the passes that read the source."""
+        return tuple(phase.visit for phase in self.phases)
+
+    def key(self, item: Item, visit: int) -> LoadKey:
+        """Return the key of the load that contains an item for a pass."""
+        return self.source.ring.key(item.window, item.part, visit)
+
+    def ends(self, item: Item, visit: int, is_overwritten: bool) -> bool:
+        """Return whether this pass over an item is the last use of its load.
+
+        A load that results overwrite is still needed after its last pass, because the results must be stored.
+        """
+        is_of_one_pass = self.key(item, visit).visit != 0
+        if is_overwritten and not (is_of_one_pass and visit == 1):
+            return False
+        return item.ends_part and (is_of_one_pass or visit == max(self.passes))
+
+
+@dataclass
+class Pipeline:
+    """The loop that issues all steps of a core.
+
+    Attributes:
+        schedule: the order of the steps.
+        readers: one reader for each tensor that is read. Results may overwrite the items of the first reader.
+        arithmetic: the computation on items.
+        results: the destination of the results.
+        overwrites: whether results are written over the items of the first tensor in SBUF.
+        made: the last result and its item, until the result is transposed back.
+        views: the views of items that were transposed or loaded and that a later phase still reads.
+        stored: for each part whose buffer slot is not free yet, the number of the step that stored it and its last
+            item.
+        taken: the number of steps that were issued.
+    """
+
+    schedule: Schedule
+    readers: list[Reader]
+    arithmetic: Arithmetic
+    results: Results
+    overwrites: bool
+    made: tuple[Item, nl.NkiTensor] | None = None
+    views: dict[ViewKey, nl.NkiTensor] = field(default_factory=dict)
+    stored: list[tuple[int, Item]] = field(default_factory=list)
+    taken: int = 0
+
+    def run(self) -> None:
+        """Issue all loads, steps and stores of the core."""
+        self._advance()
+        step = self.schedule.next()
+        while not step.is_empty:
+            step = self._on_chip(step)
+            self.schedule.take(step)
+            following = self.schedule.next()
+            self._step(step, following)
+            self.taken += 1
+            self._release_stored(_STEPS_OF_STORE)
+            self._advance()
+            step = following
+        self._finish_made()
+
+    def _on_chip(self, step: Step) -> Step:
+        """Return the step with only those items whose loads have buffer slots, after transposing these items."""
+        if self._look_ahead(step):
+            return step
+        self._finish_made()  # a result that waits to be stored may occupy the buffer slot
+        self._release_stored(0)
+        if self._look_ahead(step):
+            return step
+        waiting = {phase for phase, item in step.items.items() if not self._is_transposed(item, phase)}
+        # While the second half of a pass over an item waits, the first half over the next item waits too.
+        for half, before in ((Phase.GATHER, Phase.BEGIN), (Phase.RESULT, Phase.PREPARE)):
+            if half in waiting:
+                waiting.add(before)
+        issued = Step({phase: item for phase, item in step.items.items() if phase not in waiting}, step.combined)
+        require(not issued.is_empty, "softmax over columns: a step must have an item, and both passes wait for buffers")
+        return issued
+
+    def _is_transposed(self, item: Item, phase: Phase) -> bool:
+        """Return whether every view of the item exists that this phase is the first one of its pass to read."""
+        return all(
+            phase not in reader.phases or ViewKey(place, phase.visit, id(item)) in self.views
+            for place, reader in enumerate(self.readers)
+        )
+
+    def _step(self, step: Step, following: Step) -> None:
+        transposed = None
+        if self.made is not None:
+            item, piece_sbuf = self.made
+            transposed = item, self.results.transpose_back(item, piece_sbuf)
+            self.made = None
+        for phase, do in ((Phase.BEGIN, self.arithmetic.begin), (Phase.PREPARE, self.arithmetic.prepare)):
+            if phase in step.items:
+                do(step.items[phase], self._views(step.items[phase], phase))
+        self._look_ahead(following)
+        if Phase.GATHER in step.items:
+            item = step.items[Phase.GATHER]
+            self.arithmetic.gather(item, self._views(item, Phase.GATHER))
+        for group, stage in step.combined:
+            self.arithmetic.combine(group, stage)
+        if Phase.RESULT in step.items:
+            item = step.items[Phase.RESULT]
+            piece_sbuf = self.results.piece(item)
+            self.arithmetic.result(item, self._views(item, Phase.RESULT), piece_sbuf)
+            self.made = item, piece_sbuf
+        if transposed is not None:
+            self._finish(*transposed)
+
+    def _look_ahead(self, step: Step) -> bool:
+        """Transpose the items of a step that are not transposed yet; return False if a load has no buffer slot yet."""
+        is_complete = True
+        for phase, item in step.items.items():
+            for place, reader in enumerate(self.readers):
+                key = ViewKey(place, phase.visit, id(item))
+                if phase not in reader.phases or key in self.views:
+                    continue
+                self._advance()
+                if not reader.source.ring.has(reader.key(item, phase.visit)):
+                    is_complete = False
+                    continue
+                self.views[key] = reader.source.view(item, phase.visit)
+        return is_complete
+
+    def _views(self, item: Item, phase: Phase) -> dict[int, nl.NkiTensor]:
+        """Return the views that a phase may read, by reader. After the second half of a pass, nothing keeps its views.
+
+        The second half also releases the load of the views if it is the last use of that load.
+        """
+        keys = {place: ViewKey(place, phase.visit, id(item)) for place in range(len(self.readers))}
+        views = {place: self.views[key] for place, key in keys.items() if key in self.views}
+        if phase in (Phase.GATHER, Phase.RESULT):
+            for place in views:
+                self.views.pop(keys[place])
+                reader = self.readers[place]
+                if reader.ends(item, phase.visit, self.overwrites and place == 0):
+                    reader.source.ring.release(reader.key(item, phase.visit))
+        return views
+
+    def _finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
+        """Copy and store a result; the buffer slot of a part that was overwritten becomes free some steps later."""
+        self.results.finish(item, back_psum)
+        if self.overwrites and item.ends_part:
+            self.stored.append((self.taken, item))
+
+    def _release_stored(self, steps: int) -> None:
+        """Release the buffer slots whose stores were issued at least ``steps`` steps ago."""
+        reader = self.readers[0]
+        while self.stored and self.stored[0][0] + steps <= self.taken:
+            _, item = self.stored.pop(0)
+            reader.source.ring.release(reader.key(item, 2))
+
+    def _advance(self) -> None:
+        """Issue every load that has a free buffer slot, alternating between the tensors with each transfer.
+
+        The first items need data of all tensors, so the transfers of the tensors alternate.
+        """
+        for _ in zip_longest(*[reader.source.ring.advance() for reader in self.readers]):
+            pass
+
+    def _finish_made(self) -> None:
+        if self.made is not None:
+            item, piece_sbuf = self.made
+            self.made = None
+            self._finish(item, self.results.transpose_back(item, piece_sbuf))

@@ -1,0 +1,463 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The plan of a launch over columns: arithmetic only, from shapes and types.
+
+A column consists of the elements along the axis at one index of the other axes. It is divided into segments along the
+axis, and the columns into windows and strips. The sum of a column is the sum of the sums of its segments, in their
+order. The length of a segment and the choice of the loop decide the rounding of a column's result, so they depend only
+on the size of the axis and on the types: a result is bitwise identical whatever the columns beside it, the cores and
+the layout. The rest of the plan depends on all sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from nkilib.core.hardware import div_ceil
+from nkilib.core.plan_limits import usable_sbuf_bytes
+from nkilib.core.rows.checks import require
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.nki import nl
+
+# The maximum number of columns of a strip, which lie on partitions.
+STRIP_COLUMNS = 128
+# Elements of a segment, as many as a bank of PSUM holds.
+_SEGMENT_16_BIT, _SEGMENT_FLOAT32 = 1024, 512
+# The maximum number of elements of a column that a partition holds as a whole.
+_SHORT_16_BIT, _SHORT_FLOAT32 = 64, 64
+# Bytes per partition: for values that wait between the passes; for small tiles and tiles of single items.
+KEPT_BYTES = 56 * 1024
+_SMALL_BYTES = 40 * 1024
+# Bytes of a run in HBM from which on a transfer reaches the full rate.
+_FULL_RUN = 1334
+# Bytes of a run up to which a store takes twice as long.
+_SMALL_STORE = 512
+# Segments per part, for columns that come part by part; parts on chip, for columns that are read twice.
+_SEGMENTS_OF_PART = (1, 2, 4, 8)
+_PARTS_ON_CHIP = 6
+# For columns that are loaded once, part by part: tiles beyond those of one window, for loads and stores in flight; and
+# all tiles of an input that only the second pass reads.
+_SPARE_PARTS, _LATE_PARTS = 6, 5
+# The minimum number of items of a part: the steps of fewer items end before a result is stored.
+_LEAST_ITEMS = 3
+# Steps between the passes over a group, and until its last result is stored.
+_STEPS_BETWEEN = 7
+# A transpose by DMA pays off if so many of the last 128 columns are used, or with so many times 128 columns.
+_LEAST_FILLED, _WIDE = 96, 4
+# Bytes per partition for the statistics of a segment: three numbers, for three windows.
+_STATISTICS_BYTES = 36
+# Tiles of results that are not written over an input: one is computed, one is stored.
+OWN_TILES = 2
+# Widths of windows, the largest first, in columns.
+_WIDTHS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128)
+# The factor by which transfers take longer if they wait for few tiles, by the number of tiles.
+_WAITING = {4: 1.0, 3: 1.05, 2: 1.2}
+# The share of the transfers of a window that overlaps with nothing.
+_OVERLAPS_NOTHING = 0.7
+# Bytes that a core moves while Scalar loads the tables for a log and for the functions after it.
+_TABLES_BYTES = 0.94e6
+
+
+class Block(NamedTuple):
+    """Some lines (see :class:`Segment`) of a segment: ``first`` to ``end``, exclusive, in the first ``partitions``
+    partitions.
+    """
+
+    partitions: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The elements ``start`` to ``end``, exclusive, of every column; ``number`` is the index of the segment.
+
+    If the axis lies on partitions, each partition holds ``lines`` consecutive elements, in their order in HBM:
+    partition p holds elements p * lines to (p + 1) * lines, the last partition fewer. Line i consists of element i of
+    every partition.
+    """
+
+    number: int
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.end - self.start
+
+    @property
+    def lines(self) -> int:
+        """The number of elements per partition."""
+        return div_ceil(self.size, nl.tile_size.pmax)
+
+    @property
+    def full(self) -> int:
+        """The number of partitions that hold ``lines`` elements."""
+        return self.size // self.lines
+
+    @property
+    def rest(self) -> int:
+        """The number of elements in the partition after the full ones; 0 if there is no such partition."""
+        return self.size % self.lines
+
+    def partitions(self, line: int) -> int:
+        """Return the number of partitions that have an element of a line."""
+        return self.full + (1 if line < self.rest else 0)
+
+    def blocks(self) -> list[Block]:
+        """Divide the lines into one or two blocks, in each of which every partition has an element of every line."""
+        blocks = [Block(self.full + 1, 0, self.rest), Block(self.full, self.rest, self.lines)]
+        return [block for block in blocks if block.partitions > 0 and block.first < block.end]
+
+
+def segments_of(count: int, longest: int) -> list[Segment]:
+    """Divide columns of ``count`` elements into segments."""
+    starts = range(0, count, longest)
+    return [Segment(number, start, min(start + longest, count)) for number, start in enumerate(starts)]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Columns of a window that are processed at a time, at most 128, one per partition: those at ``outer`` outer times
+    ``inner`` inner indices, with indices counted within the window.
+    """
+
+    number: int
+    first_outer: int
+    outer: int
+    first_inner: int
+    inner: int
+
+    @property
+    def columns(self) -> int:
+        """The number of columns."""
+        return self.outer * self.inner
+
+
+@dataclass(frozen=True)
+class Window:
+    """Columns of a tensor [O, C, I] that are loaded together: those at ``outer`` outer indices from ``first_outer`` on
+    and ``inner`` inner indices from ``first_inner`` on.
+
+    With ``is_strided`` the outer indices lie on partitions, and a strip consists of the columns at one inner index.
+    """
+
+    number: int
+    first_outer: int
+    outer: int
+    first_inner: int
+    inner: int
+    is_strided: bool = False
+
+    def strips(self) -> list[Strip]:
+        """Divide the window into strips of at most 128 columns."""
+        if self.is_strided:
+            return [Strip(inner, 0, self.outer, inner, 1) for inner in range(self.inner)]
+        group = max(1, STRIP_COLUMNS // self.inner)
+        places = [
+            (
+                first_outer,
+                min(group, self.outer - first_outer),
+                first_inner,
+                min(STRIP_COLUMNS, self.inner - first_inner),
+            )
+            for first_outer in range(0, self.outer, group)
+            for first_inner in range(0, self.inner, STRIP_COLUMNS)
+        ]
+        return [Strip(number, *place) for number, place in enumerate(places)]
+
+    def of(self, tensor_hbm: nl.NkiTensor, outer: int, start: int, end: int) -> nl.NkiTensor:
+        """Return elements ``start`` to ``end`` of the columns at one outer index, as a view [end - start, inner]."""
+        last = self.first_inner + self.inner
+        return tensor_hbm[self.first_outer + outer, start:end, self.first_inner : last]
+
+
+def windows_of_core(
+    outer: int, inner: int, most_outer: int, most_inner: int, cores: int, core: int, is_strided: bool
+) -> list[Window]:
+    """Return the windows of a core, which are consecutive; the shares of the cores differ by at most one window."""
+    places = [
+        (first_outer, min(most_outer, outer - first_outer), first_inner, min(most_inner, inner - first_inner))
+        for first_outer in range(0, outer, most_outer)
+        for first_inner in range(0, inner, most_inner)
+    ]
+    own = places[len(places) * core // cores : len(places) * (core + 1) // cores]
+    return [Window(number, *place, is_strided) for number, place in enumerate(own)]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive segments of the columns of a window, which are loaded together."""
+
+    number: int
+    segments: tuple[Segment, ...]
+
+    def slot(self, segment: Segment) -> int:
+        """Return the index of a segment among the segments of the part."""
+        return segment.number - self.segments[0].number
+
+
+def parts_of(segments: list[Segment], most: int) -> list[Part]:
+    """Divide the segments of a column into parts of at most ``most`` segments."""
+    starts = range(0, len(segments), most)
+    return [Part(number, tuple(segments[start : start + most])) for number, start in enumerate(starts)]
+
+
+@dataclass(frozen=True)
+class Item:
+    """The elements of one segment in the columns of one strip, which one instruction processes.
+
+    Attributes:
+        window, part, strip, segment: the window, part, strip and segment of the item.
+        ends_part: whether the item is the last one of its window, in each pass, that needs the part.
+    """
+
+    window: Window
+    part: Part
+    strip: Strip
+    segment: Segment
+    ends_part: bool
+
+
+class Sizes(NamedTuple):
+    """The sizes O, C and I of a tensor."""
+
+    outer: int
+    length: int
+    inner: int
+
+
+class Layout(Enum):
+    """The way in which columns come on chip and to partitions; the values name it."""
+
+    TENSOR_TRANSPOSED = "transposed by Tensor"
+    DMA_TRANSPOSED = "transposed by DMA"
+    STRIDED = "one outer index per partition"
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """The division of a launch into windows, parts and segments.
+
+    Attributes:
+        layout: the layout of the items.
+        longest: the maximum number of elements of a segment.
+        segments, parts: the segments and the parts of every column.
+        windows: the windows of the core.
+        buffers: the number of tiles of each input; a tile holds a part of a window.
+        is_read_twice: whether columns are too long to stay on chip, so that each pass loads them.
+    """
+
+    layout: Layout
+    longest: int
+    segments: list[Segment]
+    parts: list[Part]
+    windows: list[Window]
+    buffers: int
+    is_read_twice: bool
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether a column is loaded in several parts."""
+        return len(self.parts) > 1
+
+    def buffers_of(self, passes: tuple[int, ...]) -> int:
+        """Return the number of tiles of an input that the passes with the given numbers read."""
+        return _buffers_of(self.buffers, len(self.parts), passes)
+
+
+def _buffers_of(buffers: int, parts: int, passes: tuple[int, ...]) -> int:
+    return min(buffers, _LATE_PARTS) if parts > 1 and 1 not in passes else buffers
+
+
+@dataclass(frozen=True)
+class ColumnTensors:
+    """The tensors that a launch reads and writes, and how its passes use them.
+
+    Attributes:
+        shape: the sizes O, C and I.
+        read, written: the types of the inputs, and of the result.
+        passes: for each input, the numbers of the passes that read it.
+        can_transpose: whether the DMA engines may transpose the inputs.
+        keeps_windows: whether the second pass over a window starts after the first pass over that window has ended.
+        keeping: the layouts in which results of the first pass wait on chip for the second pass.
+        slowness_of_parts: the least factor by which columns that are loaded part by part take longer; more than 1 if
+            exponentials are then recomputed.
+    """
+
+    shape: Sizes
+    read: tuple[nl.DType, ...]
+    written: nl.DType
+    passes: tuple[tuple[int, ...], ...]
+    can_transpose: bool
+    keeps_windows: bool
+    keeping: tuple[Layout, ...]
+    slowness_of_parts: float = 1.0
+
+    @property
+    def buffers(self) -> tuple[int, ...]:
+        """The numbers of tiles of a whole window that :func:`plan_columns` tries for each input."""
+        return (10, 6, 4, 3) if self.keeps_windows else (3, 4, 6, 10, 2)
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether the result has the type of the first input, so that it takes the tiles of this input."""
+        return self.read[0] == self.written
+
+    def element_bytes(self, layout: Layout, buffers: int, parts: int) -> int:
+        """Return the bytes per partition that the tiles of all tensors take for each element of a part of a window."""
+        needs_own = layout is Layout.DMA_TRANSPOSED or not self.overwrites
+        own = OWN_TILES * dtype_bytes(self.written) if needs_own else 0
+        return own + sum(
+            _buffers_of(buffers, parts, passes) * dtype_bytes(dtype)
+            for dtype, passes in zip(self.read, self.passes, strict=True)
+        )
+
+    @property
+    def moved_bytes(self) -> int:
+        """The bytes that all tensors together move from and to HBM for an element."""
+        return sum(dtype_bytes(dtype) for dtype in (*self.read, self.written))
+
+
+def is_short(count: int, dtypes: tuple[nl.DType, ...], chunk_size: int | None) -> bool:
+    """Return whether a partition holds whole columns (:mod:`.short`), so that columns are not transposed.
+
+    Transposed columns use as many partitions as they have elements, and an instruction processes at most 128 of them.
+    Whole columns come in contiguous runs of HBM that are shorter for longer columns, because a window has a fixed
+    number of elements per partition. At the limits, the modelled times of both ways are equal for large tensors. The
+    rounding of results depends on the choice, so the choice depends only on the size of the axis and on the types.
+    """
+    longest = _SHORT_FLOAT32 if nl.float32 in dtypes else _SHORT_16_BIT
+    return 2 <= count <= longest and (chunk_size is None or chunk_size >= count)
+
+
+def longest_segment(tensors: ColumnTensors, chunk_size: int | None) -> int:
+    """Return the maximum number of elements of a segment, which depends on types and ``chunk_size`` only."""
+    is_wide = nl.float32 in (*tensors.read, tensors.written)
+    longest = _SEGMENT_FLOAT32 if is_wide else _SEGMENT_16_BIT
+    return longest if chunk_size is None else min(longest, chunk_size)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One candidate plan: outer and inner indices of a window, number of tiles, segments per part."""
+
+    layout: Layout
+    outer: int
+    inner: int
+    buffers: int
+    segments_of_part: int
+    is_read_twice: bool = False
+
+
+def plan_columns(tensors: ColumnTensors, chunk_size: int | None, cores: int, core: int) -> ColumnPlan:
+    """Return the plan of a core whose transfers have the shortest modelled time among all candidates that fit."""
+    outer, count, inner = tensors.shape
+    longest = longest_segment(tensors, chunk_size)
+    segments = segments_of(count, longest)
+    fitting = [choice for choice in _choices(tensors, len(segments)) if _fits(tensors, segments, choice)]
+    require(
+        bool(fitting),
+        f"softmax over columns: a window of [O, C, I] = {tuple(tensors.shape)} must fit in SBUF, and none does; "
+        f"split the axis before the launch, or make it the last one",
+    )
+    choice = min(fitting, key=lambda choice: _cost(tensors, segments, choice))
+    is_strided = choice.layout is Layout.STRIDED
+    windows = windows_of_core(outer, inner, choice.outer, choice.inner, cores, core, is_strided)
+    parts = parts_of(segments, choice.segments_of_part)
+    return ColumnPlan(choice.layout, longest, segments, parts, windows, choice.buffers, choice.is_read_twice)
+
+
+def _choices(tensors: ColumnTensors, segments: int) -> list[_Choice]:
+    """Return all candidates that may fit: whole windows on chip, part by part, or read twice."""
+    outer, _, inner = tensors.shape
+    lanes = min(outer, nl.tile_size.pmax)
+    choices = [_Choice(Layout.STRIDED, lanes, inner, buffers, segments) for buffers in tensors.buffers]
+    for width in _WIDTHS:
+        places = _window_shape(outer, inner, width)
+        layout = _transposed_layout(tensors)
+        choices += [_Choice(layout, *places, buffers, segments) for buffers in tensors.buffers]
+        for of_part in _SEGMENTS_OF_PART:
+            if segments > of_part:
+                parts = div_ceil(segments, of_part)
+                choices.append(_Choice(layout, *places, parts + _SPARE_PARTS, of_part))
+                choices.append(_Choice(layout, *places, _PARTS_ON_CHIP, of_part, is_read_twice=True))
+    return choices
+
+
+def _fits(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> bool:
+    fitting = usable_sbuf_bytes() - _SMALL_BYTES
+    columns = choice.outer * choice.inner
+    if choice.layout is Layout.STRIDED:
+        part = tensors.shape[1] * choice.inner
+        strips, has_parts = choice.inner, False
+    else:
+        lines = sum(segment.lines for segment in segments[: choice.segments_of_part])
+        part = lines * columns
+        strips, has_parts = div_ceil(columns, STRIP_COLUMNS), choice.segments_of_part < len(segments)
+        if has_parts and strips * choice.segments_of_part < _LEAST_ITEMS:
+            return False
+    items = strips * len(segments)
+    waiting = (items if tensors.keeps_windows else len(segments)) + _STEPS_BETWEEN
+    if not has_parts and choice.buffers < 1 + div_ceil(waiting, items):
+        return False
+    statistics = _STATISTICS_BYTES * strips * len(segments)
+    kept = KEPT_BYTES if choice.layout in tensors.keeping and not has_parts else 0
+    parts = div_ceil(len(segments), choice.segments_of_part)
+    return part * tensors.element_bytes(choice.layout, choice.buffers, parts) + statistics + kept <= fitting
+
+
+def _window_shape(outer: int, inner: int, width: int) -> tuple[int, int]:
+    """Return the outer and inner indices of a window of about ``width`` columns: equal windows, of whole strips."""
+    if inner < STRIP_COLUMNS:
+        group = STRIP_COLUMNS // inner
+        return min(outer, max(1, width // STRIP_COLUMNS) * group), inner
+    windows = div_ceil(inner, width)
+    if windows == 1:
+        return min(outer, width // inner), inner
+    return 1, min(inner, div_ceil(div_ceil(inner, windows), STRIP_COLUMNS) * STRIP_COLUMNS)
+
+
+def _transposed_layout(tensors: ColumnTensors) -> Layout:
+    inner = tensors.shape[2]
+    is_16_bit = all(dtype != nl.float32 for dtype in tensors.read)
+    # The DMA engines transpose full blocks of 128 columns.
+    is_even = inner >= STRIP_COLUMNS and (
+        inner % STRIP_COLUMNS == 0 or inner % STRIP_COLUMNS >= _LEAST_FILLED or inner >= _WIDE * STRIP_COLUMNS
+    )
+    return Layout.DMA_TRANSPOSED if tensors.can_transpose and is_16_bit and is_even else Layout.TENSOR_TRANSPOSED
+
+
+def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> float:
+    """Return the modelled cost of a candidate, in bytes: those that a core moves, weighted by the slowness of their
+    runs in HBM, plus those whose transfers overlap with nothing.
+    """
+    outer, count, inner = tensors.shape
+    width = dtype_bytes(tensors.written)
+    run = choice.inner * width
+    if choice.layout is Layout.STRIDED:
+        run = count * inner * width
+    elif choice.inner == inner:
+        run *= segments[0].lines
+    again = sum(dtype_bytes(dtype) for dtype, passes in zip(tensors.read, tensors.passes, strict=True) if 1 in passes)
+    moved = tensors.moved_bytes + (again if choice.is_read_twice else 0)
+    of_window = count * choice.outer * choice.inner * moved
+    partitions = choice.outer if choice.layout is Layout.STRIDED else min(count, STRIP_COLUMNS)
+    slowness = max(1.0, _FULL_RUN / run) * max(1.0, STRIP_COLUMNS / partitions)
+    if run <= _SMALL_STORE:
+        slowness *= 2.0
+    if choice.layout is Layout.DMA_TRANSPOSED:  # only the results move in runs
+        slowness = 1.0 + (slowness - 1.0) * width / moved
+    if choice.segments_of_part < len(segments):
+        slowness = max(slowness, tensors.slowness_of_parts)
+    windows = div_ceil(div_ceil(outer, choice.outer) * div_ceil(inner, choice.inner), 2)
+    tables = 0.0
+    if tensors.keeps_windows and nl.float32 not in tensors.read:  # bound by Scalar
+        tables = windows * _TABLES_BYTES
+    # Where a window's passes overlap, a fourth tile takes loads from the time of stores.
+    waiting = 1.0 if choice.buffers == 3 and not tensors.keeps_windows else _WAITING.get(choice.buffers, 1.0)
+    return slowness * of_window * (windows * waiting + _OVERLAPS_NOTHING) + tables

@@ -1,0 +1,470 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Forward and backward along a short axis that is not the last one: a partition holds whole columns, nothing is
+transposed, and one instruction per operation processes all elements of the columns of a piece.
+
+Forward, with m the maximum of a column and d the sum of exp(x - m), in float32:
+
+    log-softmax = (x - m) - log d        softmax = exp(x - m) * (1 / d).
+
+GpSimd computes the differences and the first half of the maxima; Vector the rest, and the sums; Scalar the
+exponentials, the logs and the reciprocals.
+
+Backward, with y the saved output, dy its gradient, dx the result, and s the sum over a column of dy (log-softmax) or of
+y dy (softmax), in float32:
+
+    log-softmax: dx = dy - exp(y) s        softmax: dx = y (dy - s).
+
+A piece advances by one stage in each step (:class:`ShortLoop`). Engines run their instructions in order, so if a stage
+waits for another engine, that engine's work was issued a step before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING
+
+from nkilib.core.hardware import FLOAT32_BYTES, div_ceil
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.experimental.softmax.columns.plan import Sizes
+from nkilib.experimental.softmax.columns.short_plan import Piece, ShortPlan, Window, plan_short
+from nkilib.experimental.softmax.row_statistics import Ring
+from nkilib.experimental.softmax.tensors import BackwardTypes, Kind
+from nkilib.nki import nisa, nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
+
+
+# Tiles for the intermediate values of pieces: one more than the steps between the first and the last use.
+_HALVES, _MAXIMA, _DISTANCES, _EXPONENTIALS, _FORWARD_SUMS = 2, 2, 5, 2, 3
+_TERMS, _PRODUCTS, _BACKWARD_SUMS = 3, 3, 4
+# The step of a stage, counted from the step in which the piece starts, and its function.
+Stage = tuple[int, Callable[[Piece], None]]
+
+
+@dataclass
+class WindowTiles:
+    """The windows of a tensor, and the tiles that they use round-robin.
+
+    Attributes:
+        tensor_hbm: the tensor, [O, C, I].
+        tiles_sbuf: the tiles, [128, elements].
+        windows: the windows of the core.
+    """
+
+    tensor_hbm: nl.NkiTensor
+    tiles_sbuf: list[nl.NkiTensor]
+    windows: list[Window]
+
+    @classmethod
+    def make(cls, tensor_hbm: nl.NkiTensor, plan: ShortPlan) -> WindowTiles:
+        """Allocate tiles for the windows of a tensor."""
+        ring = Ring.make(plan.buffers, plan.window, tensor_hbm.dtype)
+        return cls(tensor_hbm, ring.tiles, plan.windows)
+
+    def of(self, number: int) -> nl.NkiTensor:
+        """Return a window, [partitions, outer_each, C, width]."""
+        shape = self.windows[number].shape(self.tensor_hbm.shape[1])
+        tile_sbuf = self.tiles_sbuf[number % len(self.tiles_sbuf)]
+        return tile_sbuf[0 : shape[0], 0 : prod(shape[1:])].reshape(shape)
+
+    def piece(self, piece: Piece) -> nl.NkiTensor:
+        """Return a piece, [partitions, outer_each, C, width]."""
+        return piece.of(self.of(piece.window))
+
+    def load(self, number: int) -> None:
+        """Issue the transfers that load a window."""
+        window_sbuf = self.of(number)
+        for first, part_hbm in self.windows[number].runs(self.tensor_hbm):
+            nisa.dma_copy(dst=window_sbuf[first : first + part_hbm.shape[0]], src=part_hbm)
+
+    def store(self, number: int) -> None:
+        """Issue the transfers that store a window."""
+        window_sbuf = self.of(number)
+        for first, part_hbm in self.windows[number].runs(self.tensor_hbm):
+            nisa.dma_copy(dst=part_hbm, src=window_sbuf[first : first + part_hbm.shape[0]])
+
+
+@dataclass
+class ShortLoop:
+    """The loop that issues all steps of a core.
+
+    Attributes:
+        plan: the plan of the launch.
+        inputs: the tiles of the tensors that are loaded.
+        result: the tiles that are stored, which may be those of the first input.
+        stages: the stages in the order in which a step issues them; the last stage of a piece computes its result.
+        loaded, stored: the number of windows that were loaded and stored.
+        under_way: the pieces that started 0, 1, 2, ... steps ago; None where no piece did.
+    """
+
+    plan: ShortPlan
+    inputs: list[WindowTiles]
+    result: WindowTiles
+    stages: list[Stage]
+    loaded: int = 0
+    stored: int = 0
+    under_way: list[Piece | None] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Issue all loads, stages and stores."""
+        waiting = [piece for window in self.plan.windows for piece in window.pieces(self.plan.columns)]
+        depth = 1 + max(step for step, _ in self.stages)
+        self.under_way = [None] * depth
+        while waiting or any(self.under_way):
+            self._load()
+            comes = bool(waiting) and waiting[0].window < self.loaded
+            self.under_way = [waiting.pop(0) if comes else None, *self.under_way[:-1]]
+            for step, do in self.stages:
+                piece = self.under_way[step]
+                if piece is not None:
+                    do(piece)
+            ended = self.under_way[-1]
+            if ended is not None and ended.ends:
+                self.result.store(ended.window)
+                self.stored += 1
+
+    def _load(self) -> None:
+        """Load every window that has a free buffer slot."""
+        while self.loaded < min(len(self.plan.windows), self.stored + self.plan.buffers):
+            for tiles in self.inputs:
+                tiles.load(self.loaded)
+            self.loaded += 1
+
+
+def result_tiles(result_hbm: nl.NkiTensor, plan: ShortPlan, overwritten: WindowTiles) -> WindowTiles:
+    """Return the tiles of the result: those of an input of the same type, or tiles of its own."""
+    if result_hbm.dtype == overwritten.tensor_hbm.dtype:
+        return WindowTiles(result_hbm, overwritten.tiles_sbuf, plan.windows)
+    return WindowTiles.make(result_hbm, plan)
+
+
+def of_columns(values_sbuf: nl.NkiTensor, length: int) -> nl.NkiTensor:
+    """Broadcast one value per column, [partitions, outer_each, 1, width], to each element of the column."""
+    return values_sbuf.broadcast(2, length)
+
+
+def on_vector(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, op: Operator, data2_sbuf: nl.NkiTensor) -> None:
+    """Compute ``data1 <op> data2`` with ``scalar_tensor_tensor``: ``tensor_tensor`` of float32 takes Vector twice as
+    long.
+    """
+    nisa.scalar_tensor_tensor(dst=dst_sbuf, data=data1_sbuf, op0=nl.multiply, operand0=1.0, op1=op, operand1=data2_sbuf)
+
+
+def on_gpsimd(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, op: Operator, data2_sbuf: nl.NkiTensor) -> None:
+    """Compute ``data1 <op> data2`` on GpSimd."""
+    nisa.tensor_tensor(dst=dst_sbuf, data1=data1_sbuf, data2=data2_sbuf, op=op, engine=nisa.engine.gpsimd)
+
+
+def fold(data_sbuf: nl.NkiTensor, dst_sbuf: nl.NkiTensor, op: Operator, issue: Callable[..., None] = on_vector) -> None:
+    """Combine the first half of each column's elements with the second half: [partitions, outer_each, C, width] into
+    C // 2 elements per column. If C is odd, the last element is combined with the first result.
+
+    ``dst_sbuf`` may be the first half of ``data_sbuf``.
+    """
+    length = data_sbuf.shape[2]
+    half = length // 2
+    issue(dst_sbuf, data_sbuf[:, :, 0:half], op, data_sbuf[:, :, half : 2 * half])
+    if length % 2:
+        issue(dst_sbuf[:, :, 0:1], dst_sbuf[:, :, 0:1], op, data_sbuf[:, :, length - 1 : length])
+
+
+def folded(half_sbuf: nl.NkiTensor, op: Operator) -> nl.NkiTensor:
+    """Fold columns in place until one value per column is left, and return these: [partitions, outer_each, 1, width].
+
+    The order of the operations depends on C only, and rounding errors grow with log C.
+    """
+    while half_sbuf.shape[2] > 1:
+        first_sbuf = half_sbuf[:, :, 0 : half_sbuf.shape[2] // 2]
+        fold(half_sbuf, first_sbuf, op)
+        half_sbuf = first_sbuf
+    return half_sbuf
+
+
+def forward_of_short_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, chunk_size: int | None) -> None:
+    """Compute the results of the columns of this core.
+
+    Args:
+        x_hbm: the input, [O, C, I].
+        y_hbm: the output, [O, C, I]; its type is the type of the result.
+        kind: softmax or log-softmax.
+        chunk_size: the maximum number of elements per partition that an instruction processes, at least C; or None.
+    """
+    plan = forward_short_plan(
+        Sizes(*x_hbm.shape), kind, x_hbm.dtype, y_hbm.dtype, chunk_size, nl.num_programs(), nl.program_id()
+    )
+    if not plan.windows:
+        return
+    x = WindowTiles.make(x_hbm, plan)
+    y = result_tiles(y_hbm, plan, x)
+    pieces = _ForwardPieces.make(kind, plan, x, y)
+    stages: list[Stage] = [
+        (0, pieces.take_halves),
+        (1, pieces.take_maxima),
+        (1, pieces.take_distances),
+        (2, pieces.take_exponentials),
+        (3, pieces.take_sums),
+        (3, pieces.divide),
+        (5, pieces.finish),
+    ]
+    ShortLoop(plan, [x], y, stages).run()
+
+
+def forward_short_plan(
+    shape: Sizes, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None, cores: int, core: int
+) -> ShortPlan:
+    """Return the plan by which the forward divides the short columns of a core."""
+    of_x, of_y = dtype_bytes(x_dtype), dtype_bytes(y_dtype)
+    # Halves, sums and maxima have at most half as many elements as a piece.
+    float32_tiles = (
+        _DISTANCES + div_ceil(_MAXIMA + _FORWARD_SUMS, 2) + (_EXPONENTIALS if kind is Kind.LOG_SOFTMAX else 0)
+    )
+    return plan_short(
+        shape,
+        (x_dtype, y_dtype),
+        window_bytes=of_x + (0 if x_dtype == y_dtype else of_y),
+        piece_bytes=float32_tiles * FLOAT32_BYTES + _HALVES * of_x // 2,
+        chunk_size=chunk_size,
+        cores=cores,
+        core=core,
+    )
+
+
+@dataclass
+class _ForwardPieces:
+    """The stages of the forward, and the tiles of pieces in flight; m and d are those of the module.
+
+    Attributes:
+        kind: softmax or log-softmax.
+        length: C, the number of elements of a column.
+        x, y: the windows of x and y.
+        halves: tiles for the maxima of pairs of elements.
+        maxima: tiles for m.
+        distances: tiles for x - m, over which softmax writes exp(x - m).
+        exponentials: tiles for the exponentials of log-softmax.
+        sums: tiles for partial sums.
+        half_sbuf, max_sbuf, distance_sbuf, exponential_sbuf: the tiles of pieces in flight.
+        sum_sbuf: d of pieces in flight, and then log d, or 1 / d for softmax.
+    """
+
+    kind: Kind
+    length: int
+    x: WindowTiles
+    y: WindowTiles
+    halves: Ring
+    maxima: Ring
+    distances: Ring
+    exponentials: Ring
+    sums: Ring
+    half_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
+    max_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
+    distance_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
+    exponential_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
+    sum_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, kind: Kind, plan: ShortPlan, x: WindowTiles, y: WindowTiles) -> _ForwardPieces:
+        half = plan.columns * (plan.length // 2)
+        return cls(
+            kind,
+            plan.length,
+            x,
+            y,
+            halves=Ring.make(_HALVES, half, x.tensor_hbm.dtype),
+            maxima=Ring.make(_MAXIMA, plan.columns, nl.float32),
+            distances=Ring.make(_DISTANCES, plan.piece, nl.float32),
+            exponentials=Ring.make(_EXPONENTIALS if kind is Kind.LOG_SOFTMAX else 0, plan.piece, nl.float32),
+            sums=Ring.make(_FORWARD_SUMS, half, nl.float32),
+        )
+
+    def take_halves(self, piece: Piece) -> None:
+        x_sbuf = self.x.piece(piece)
+        partitions, outer_each, length, width = x_sbuf.shape
+        self.half_sbuf[piece] = self.halves.next((partitions, outer_each, length // 2, width))
+        fold(x_sbuf, self.half_sbuf[piece], nl.maximum, on_gpsimd)
+
+    def take_maxima(self, piece: Piece) -> None:
+        half_sbuf = self.half_sbuf.pop(piece)
+        partitions, outer_each, half, width = half_sbuf.shape
+        self.max_sbuf[piece] = half_sbuf
+        if half > 1:
+            max_sbuf = self.maxima.next((partitions, outer_each, 1, width))
+            nisa.tensor_reduce(dst=max_sbuf.squeeze_dim(2), op=nl.maximum, data=half_sbuf.permute([0, 1, 3, 2]), axis=3)
+            self.max_sbuf[piece] = max_sbuf
+
+    def take_distances(self, piece: Piece) -> None:
+        x_sbuf = self.x.piece(piece)
+        distance_sbuf = self.distance_sbuf[piece] = self.distances.next(x_sbuf.shape)
+        on_gpsimd(distance_sbuf, x_sbuf, nl.subtract, of_columns(self.max_sbuf.pop(piece), self.length))
+
+    def take_exponentials(self, piece: Piece) -> None:
+        distance_sbuf = self.distance_sbuf[piece]
+        is_log = self.kind is Kind.LOG_SOFTMAX
+        dst_sbuf = self.exponentials.next(distance_sbuf.shape) if is_log else distance_sbuf
+        nisa.activation(dst=dst_sbuf, op=nl.exp, data=distance_sbuf)
+        self.exponential_sbuf[piece] = dst_sbuf
+
+    def take_sums(self, piece: Piece) -> None:
+        exponential_sbuf = self.exponential_sbuf.pop(piece)
+        partitions, outer_each, length, width = exponential_sbuf.shape
+        half_sbuf = self.sums.next((partitions, outer_each, length // 2, width))
+        fold(exponential_sbuf, half_sbuf, nl.add)
+        self.sum_sbuf[piece] = folded(half_sbuf, nl.add)
+
+    def divide(self, piece: Piece) -> None:
+        sum_sbuf = self.sum_sbuf[piece]
+        # Vector's reciprocal takes eight times as long as its other operations, and Scalar has the time.
+        op = nl.log if self.kind is Kind.LOG_SOFTMAX else nl.reciprocal
+        nisa.activation(dst=sum_sbuf, op=op, data=sum_sbuf)
+
+    def finish(self, piece: Piece) -> None:
+        of_column_sbuf = of_columns(self.sum_sbuf.pop(piece), self.length)
+        op = nl.subtract if self.kind is Kind.LOG_SOFTMAX else nl.multiply
+        on_vector(self.y.piece(piece), self.distance_sbuf.pop(piece), op, of_column_sbuf)
+
+
+def backward_of_short_columns(
+    grad_hbm: nl.NkiTensor,
+    output_hbm: nl.NkiTensor,
+    grad_x_hbm: nl.NkiTensor,
+    kind: Kind,
+    chunk_size: int | None,
+) -> None:
+    """Compute the gradients of the columns of this core.
+
+    Args:
+        grad_hbm: dy, [O, C, I].
+        output_hbm: y, [O, C, I].
+        grad_x_hbm: dx, [O, C, I]; it may be ``grad_hbm``.
+        kind: softmax or log-softmax.
+        chunk_size: the maximum number of elements per partition that an instruction processes, at least C; or None.
+    """
+    dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
+    plan = backward_short_plan(Sizes(*grad_hbm.shape), kind, dtypes, chunk_size, nl.num_programs(), nl.program_id())
+    if not plan.windows:
+        return
+    grad, output = WindowTiles.make(grad_hbm, plan), WindowTiles.make(output_hbm, plan)
+    result = result_tiles(grad_x_hbm, plan, grad)
+    pieces = _BackwardPieces.make(kind, plan, grad, output, result)
+    ShortLoop(plan, [grad, output], result, pieces.stages()).run()
+
+
+def backward_short_plan(
+    shape: Sizes, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None, cores: int, core: int
+) -> ShortPlan:
+    """Return the plan by which the backward divides the short columns of a core."""
+    of_result = 0 if dtypes.grad == dtypes.grad_x else dtype_bytes(dtypes.grad_x)
+    is_log = kind is Kind.LOG_SOFTMAX
+    return plan_short(
+        shape,
+        dtypes,
+        window_bytes=dtype_bytes(dtypes.grad) + dtype_bytes(dtypes.output) + of_result,
+        piece_bytes=(_BACKWARD_SUMS // 2 + _TERMS + (0 if is_log else _PRODUCTS)) * FLOAT32_BYTES,
+        chunk_size=chunk_size,
+        cores=cores,
+        core=core,
+    )
+
+
+@dataclass
+class _BackwardPieces:
+    """The stages of the backward, and the tiles of pieces in flight; s is the sum of the module.
+
+    Attributes:
+        kind: softmax or log-softmax.
+        length: C, the number of elements of a column.
+        grad, output, result: the windows of dy, y and dx.
+        sums: tiles for partial sums.
+        terms: tiles for exp(y), and then exp(y) s, of log-softmax; or for dy - s of softmax.
+        products: tiles for y dy of softmax.
+        product_sbuf, half_sbuf, sum_sbuf, term_sbuf: the tiles of pieces in flight.
+    """
+
+    kind: Kind
+    length: int
+    grad: WindowTiles
+    output: WindowTiles
+    result: WindowTiles
+    sums: Ring
+    terms: Ring
+    products: Ring
+    product_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
+    half_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
+    sum_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
+    term_sbuf: dict[Piece, nl.NkiTensor] = field(default_factory=dict)
+
+    @classmethod
+    def make(
+        cls, kind: Kind, plan: ShortPlan, grad: WindowTiles, output: WindowTiles, result: WindowTiles
+    ) -> _BackwardPieces:
+        return cls(
+            kind,
+            plan.length,
+            grad,
+            output,
+            result,
+            sums=Ring.make(_BACKWARD_SUMS, plan.columns * (plan.length // 2), nl.float32),
+            terms=Ring.make(_TERMS, plan.piece, nl.float32),
+            products=Ring.make(0 if kind is Kind.LOG_SOFTMAX else _PRODUCTS, plan.piece, nl.float32),
+        )
+
+    def stages(self) -> list[Stage]:
+        """Return the stages: Vector adds up; GpSimd computes exp(y) s or dy - s and, for softmax, half of the sum."""
+        if self.kind is Kind.LOG_SOFTMAX:
+            return [
+                (2, self.subtract_term),
+                (0, self.take_sum_of_grad),
+                (0, self.take_exponentials),
+                (1, self.scale_exponentials),
+            ]
+        return [
+            (4, self.multiply_term),
+            (0, self.take_products),
+            (1, self.take_halves),
+            (2, self.take_sum),
+            (3, self.take_differences),
+        ]
+
+    def take_sum_of_grad(self, piece: Piece) -> None:
+        self._halve(self.grad.piece(piece), piece)
+        self.take_sum(piece)
+
+    def take_exponentials(self, piece: Piece) -> None:
+        output_sbuf = self.output.piece(piece)
+        self.term_sbuf[piece] = self.terms.next(output_sbuf.shape)
+        nisa.activation(dst=self.term_sbuf[piece], op=nl.exp, data=output_sbuf)
+
+    def scale_exponentials(self, piece: Piece) -> None:
+        term_sbuf = self.term_sbuf[piece]
+        on_gpsimd(term_sbuf, term_sbuf, nl.multiply, of_columns(self.sum_sbuf.pop(piece), self.length))
+
+    def subtract_term(self, piece: Piece) -> None:
+        on_vector(self.result.piece(piece), self.grad.piece(piece), nl.subtract, self.term_sbuf.pop(piece))
+
+    def take_products(self, piece: Piece) -> None:
+        grad_sbuf = self.grad.piece(piece)
+        self.product_sbuf[piece] = self.products.next(grad_sbuf.shape)
+        on_vector(self.product_sbuf[piece], grad_sbuf, nl.multiply, self.output.piece(piece))
+
+    def take_halves(self, piece: Piece) -> None:
+        self._halve(self.product_sbuf.pop(piece), piece, is_on_gpsimd=True)
+
+    def take_sum(self, piece: Piece) -> None:
+        self.sum_sbuf[piece] = folded(self.half_sbuf.pop(piece), nl.add)
+
+    def take_differences(self, piece: Piece) -> None:
+        grad_sbuf = self.grad.piece(piece)
+        self.term_sbuf[piece] = self.terms.next(grad_sbuf.shape)
+        on_gpsimd(self.term_sbuf[piece], grad_sbuf, nl.subtract, of_columns(self.sum_sbuf.pop(piece), self.length))
+
+    def multiply_term(self, piece: Piece) -> None:
+        on_vector(self.result.piece(piece), self.term_sbuf.pop(piece), nl.multiply, self.output.piece(piece))
+
+    def _halve(self, terms_sbuf: nl.NkiTensor, piece: Piece, is_on_gpsimd: bool = False) -> None:
+        partitions, outer_each, length, width = terms_sbuf.shape
+        self.half_sbuf[piece] = self.sums.next((partitions, outer_each, length // 2, width))
+        fold(terms_sbuf, self.half_sbuf[piece], nl.add, on_gpsimd if is_on_gpsimd else on_vector)

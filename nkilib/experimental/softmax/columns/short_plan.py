@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The plan of a launch over short columns: arithmetic only, from shapes and types.
+
+A partition holds whole columns of [O, C, I]: a block of consecutive inner indices or, if I is small, several outer
+indices. The rounding of a column depends on the order of its sum, which depends on C only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nkilib.core.hardware import div_ceil
+from nkilib.core.plan_limits import usable_sbuf_bytes
+from nkilib.core.rows.checks import require
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.nki import nl
+
+# Elements per partition that an instruction processes: fixed costs matter with fewer, and windows are small with more.
+_PIECE_16_BIT, _PIECE_FLOAT32 = 3072, 2048
+# Windows on chip: one is loaded, one computed, one stored; more if they are small.
+LEAST_BUFFERS, _MOST_BUFFERS = 3, 8
+# Bytes per partition that are reserved for alignment.
+_SPARE_BYTES = 4096
+# Bytes of a run in HBM from which on a transfer reaches the full rate, and up to which a store takes twice as long.
+_FULL_RUN, _SMALL_STORE = 1334, 512
+# Bytes per partition that are moved while the engines compute an element; a launch that moves fewer is bound by the
+# engines.
+_COMPUTED_BYTES = 7.5
+# Windows whose transfers overlap with nothing: half of the first one, and half of the last one.
+_OVERLAPS_NOTHING = 1.0
+# The minimum number of windows of a core, if outer indices share a partition: loads then overlap with stores.
+_LEAST_WINDOWS = 4
+
+
+@dataclass(frozen=True)
+class Band:
+    """Columns of [O, C, I] that are divided alike into units. A unit, ``outer_each`` outer times ``width`` inner
+    indices, lies on one partition.
+
+    Attributes:
+        first_outer, outer: the first outer index, and the number of outer indices.
+        outer_each: the number of outer indices of a unit; 1 if an outer index has several units.
+        first_inner, blocks, width: the first inner index, the number of units of an outer index, and the number of
+            inner indices of each unit.
+    """
+
+    first_outer: int
+    outer: int
+    outer_each: int
+    first_inner: int
+    blocks: int
+    width: int
+
+    @property
+    def units(self) -> int:
+        """The number of units."""
+        return self.outer // self.outer_each * self.blocks
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of a window's units that an instruction processes.
+
+    Attributes:
+        window: the number of the window.
+        first, outer_each: the first outer index of a unit, and the number of outer indices.
+        start, width: the first inner index of a unit, and the number of inner indices.
+        ends: whether the piece is the last one of its window.
+    """
+
+    window: int
+    first: int
+    outer_each: int
+    start: int
+    width: int
+    ends: bool
+
+    def of(self, window_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the piece of a tile [partitions, outer_each, C, width]."""
+        return window_sbuf[:, self.first : self.first + self.outer_each, :, self.start : self.start + self.width]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Units of a band (:class:`Band`) that are loaded together, one on each partition.
+
+    Attributes:
+        number: the number of the window on its core.
+        band: the band of the units.
+        first, end: the numbers of the first unit, and of the last unit plus one.
+    """
+
+    number: int
+    band: Band
+    first: int
+    end: int
+
+    def shape(self, length: int) -> tuple[int, ...]:
+        """Return the shape of the window's tile: [partitions, outer_each, C, width]."""
+        return self.end - self.first, self.band.outer_each, length, self.band.width
+
+    def runs(self, tensor_hbm: nl.NkiTensor) -> Iterator[tuple[int, nl.NkiTensor]]:
+        """Yield, for each transfer, its first partition and its part of a tensor [O, C, I], [partitions, outer_each, C,
+        width].
+        """
+        band = self.band
+        if band.blocks == 1:
+            first = band.first_outer + self.first * band.outer_each
+            places = (self.end - self.first) * band.outer_each
+            part_hbm = tensor_hbm[first : first + places, :, band.first_inner : band.first_inner + band.width]
+            yield 0, part_hbm.reshape_dim(0, (self.end - self.first, band.outer_each))
+            return
+        unit = self.first
+        while unit < self.end:
+            outer, block = divmod(unit, band.blocks)
+            count = min(self.end - unit, band.blocks - block)
+            start = band.first_inner + block * band.width
+            part_hbm = tensor_hbm[band.first_outer + outer, :, start : start + count * band.width]
+            yield unit - self.first, part_hbm.reshape_dim(1, (count, band.width)).permute([1, 0, 2]).expand_dim(1)
+            unit += count
+
+    def pieces(self, columns: int) -> list[Piece]:
+        """Divide the units into pieces with at most ``columns`` columns of each unit."""
+        band = self.band
+        outer_each = min(band.outer_each, max(1, columns // band.width))
+        width = div_ceil(band.width, div_ceil(band.width, columns))
+        places = [
+            (first, min(outer_each, band.outer_each - first), start, min(width, band.width - start))
+            for first in range(0, band.outer_each, outer_each)
+            for start in range(0, band.width, width)
+        ]
+        return [Piece(self.number, *place, place is places[-1]) for place in places]
+
+
+@dataclass(frozen=True)
+class ShortPlan:
+    """The division of a launch into windows and pieces.
+
+    Attributes:
+        length: C, the number of elements of a column.
+        columns: the maximum number of columns per partition of a piece.
+        windows: the windows of the core.
+        buffers: the number of windows on chip.
+    """
+
+    length: int
+    columns: int
+    windows: list[Window]
+    buffers: int
+
+    @property
+    def piece(self) -> int:
+        """The number of elements per partition of a piece's scratch tile."""
+        return self.columns * self.length
+
+    @property
+    def window(self) -> int:
+        """The number of elements per partition of a window."""
+        return max((window.band.outer_each * self.length * window.band.width for window in self.windows), default=0)
+
+
+def plan_short(
+    shape: tuple[int, ...],
+    dtypes: tuple[nl.DType, ...],
+    window_bytes: int,
+    piece_bytes: int,
+    chunk_size: int | None,
+    cores: int,
+    core: int,
+) -> ShortPlan:
+    """Return the plan of a core.
+
+    Args:
+        shape: the sizes O, C and I.
+        dtypes: the types of the inputs and of the result.
+        window_bytes: the bytes that all tensors need for an element of a window.
+        piece_bytes: the bytes that all scratch tiles need for an element of a piece.
+        chunk_size: the most elements per partition that a piece may have, at least C, or None.
+        cores, core: the number of cores of the launch, and the number of this core.
+    """
+    outer, length, inner = shape
+    piece = _PIECE_FLOAT32 if nl.float32 in dtypes else _PIECE_16_BIT
+    columns = (piece if chunk_size is None else min(piece, chunk_size)) // length
+    fitting = usable_sbuf_bytes() - _SPARE_BYTES - columns * length * piece_bytes
+    most = fitting // (LEAST_BUFFERS * window_bytes * length)
+    require(  # only reduced plan limits are too small
+        most > 0,
+        f"softmax over short columns: {LEAST_BUFFERS} windows of a column of {length} elements must fit in a partition "
+        f"of SBUF beside a piece, which leaves {fitting} bytes; raise sbuf_bytes of PlanLimits",
+    )
+    bands = _bands(outer, inner, most, cores, dtypes)
+    cuts = [(band, *cut) for band in bands for cut in _cuts(band.units, cores, core)]
+    windows = [Window(number, *cut) for number, cut in enumerate(cuts)]
+    plan = ShortPlan(length, columns, windows, LEAST_BUFFERS)
+    buffers = fitting // max(1, plan.window * window_bytes)
+    return ShortPlan(length, columns, windows, min(_MOST_BUFFERS, buffers))
+
+
+def _bands(outer: int, inner: int, most: int, cores: int, dtypes: tuple[nl.DType, ...]) -> list[Band]:
+    """Return the bands of all columns, with at most ``most`` columns per partition."""
+    lanes = nl.tile_size.pmax * cores
+    if inner <= most and outer >= nl.tile_size.pmax:
+        outer_each = max(1, min(most // inner, outer // (lanes * _LEAST_WINDOWS)))
+        whole = outer // outer_each * outer_each
+        bands = [Band(0, whole, outer_each, 0, 1, inner), Band(whole, outer - whole, 1, 0, 1, inner)]
+        return [band for band in bands if band.units]
+    least = div_ceil(inner, most)
+    of_result = dtype_bytes(dtypes[-1])
+    computing = _COMPUTED_BYTES / sum(dtype_bytes(dtype) for dtype in dtypes)
+
+    def cost(blocks: int) -> float:
+        width = div_ceil(inner, blocks)
+        full, rest = divmod(inner, width)
+        moving = _slowness(width * of_result)
+        windows = div_ceil(div_ceil(outer * full, nl.tile_size.pmax), cores)
+        time = width * (windows * max(moving, computing) + _OVERLAPS_NOTHING * moving)
+        return time + (div_ceil(outer, lanes) * rest * _slowness(rest * of_result) if rest else 0.0)
+
+    width = div_ceil(inner, min(range(least, min(inner, 4 * least + lanes) + 1), key=cost))
+    full, rest = divmod(inner, width)
+    bands = [Band(0, outer, 1, 0, full, width)]
+    if rest:
+        bands.append(Band(0, outer, 1, full * width, 1, rest))
+    return bands
+
+
+def _slowness(run: int) -> float:
+    """Return the factor by which transfers in runs of ``run`` bytes take longer."""
+    return max(1.0, _FULL_RUN / run) * (2.0 if run <= _SMALL_STORE else 1.0)
+
+
+def _cuts(units: int, cores: int, core: int) -> Iterator[tuple[int, int]]:
+    """Yield, for each window of a core, the number of its first unit and that of its last unit plus one; the windows
+    have about the same size.
+    """
+    windows = div_ceil(div_ceil(units, nl.tile_size.pmax), cores) * cores
+    of_core = windows // cores
+    for number in range(core * of_core, (core + 1) * of_core):
+        first, end = units * number // windows, units * (number + 1) // windows
+        if end > first:
+            yield first, end

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The guarantees of the kernels, their work, float64 references and error bounds; tests check each of them.
+
+For host code; needs numpy only.
+
+Bounds: u = 2^-23, so that one rounding to float32 changes a value v by at most u / 2 * |v|; m is the maximum of a row x
+of C elements, d the sum of exp(x - m), p = exp(x - m) / d. y is the result of the forward, dy its gradient, and dx the
+result of the backward.
+
+- d: its error is at most 16 u d, as in ``cross_entropy/bounds.py``, whose sums are formed in the same way. Its sources
+  are the rounding of arguments, u / 2 * sum p (m - x) <= u / 2 * log C; exp, for which 2.6 u are allowed (numpy's is
+  off by 1.8 u on any CPU), and 2.6 u more for the weight of a piece or a partition; and the sum.
+- log-softmax: y = (x - m) - log d. The difference and the result are rounded, half a unit each of their values, and a
+  relative error of d is an absolute error of log d: 16 u max(1, m - x, log d).
+- softmax: y = exp(x - m) * (1 / d). The argument is rounded, which adds u / 2 * (m - x) of the exponential; exp, 1 / d
+  and the product add 4 u: 16 u y max(1, m - x).
+- s = sum(dy) of log-softmax, or sum(y dy) of softmax: 16 u sum |dy|, or 16 u sum |y dy|, at most, for independent
+  roundings of up to 2^18 additions, as in ``cross_entropy/bounds.py``; along another axis than the last one at most
+  1,024 elements are added at a time, and then those sums.
+- gradients: dx = dy - exp(y) s and dx = y (dy - s) round three times more, each u / 2 of a term.
+
+Results are rounded to their type once: half a unit of the last place, or of the smallest subnormal number. Float32
+results may flush to zero: ``SMALLEST_NORMAL``. The bounds hold for the simulator; they were never measured on hardware.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.base.guarantee import Guarantee
+from nkilib.base.statements import Work
+from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT, rounding
+
+Float64Array = npt.NDArray[np.float64]
+
+# The constants of the bounds, in units of u.
+ROW_UNITS: Final = 16.0
+TERM_UNITS: Final = 2.0
+
+_NOTES = (
+    "the exact bits of a row depend on the size of the axis, on whether it is the last axis, on the types and on "
+    "chunk_size, but not on other rows"
+)
+
+SOFTMAX_FORWARD = Guarantee(
+    math="float32",
+    accumulator="float32",
+    deterministic=True,
+    same_bits_on_cores=True,
+    workspace="0",
+    in_place=None,
+    error="16 u y max(1, m - x), u = 2^-23 and m the maximum, plus one rounding to the type",
+    notes=_NOTES,
+)
+LOG_SOFTMAX_FORWARD = replace(
+    SOFTMAX_FORWARD, error="16 u max(1, m - x, log d), u = 2^-23, d = sum exp(x - m), plus one rounding to the type"
+)
+SOFTMAX_BACKWARD = replace(
+    SOFTMAX_FORWARD,
+    in_place="grad_hbm",
+    error="u |y| (2 |dy| + 16 sum |y dy|), u = 2^-23, plus one rounding to the type",
+)
+LOG_SOFTMAX_BACKWARD = replace(
+    SOFTMAX_BACKWARD, error="u (2 |dy| + 16 exp(y) sum |dy|), u = 2^-23, plus one rounding to the type"
+)
+
+
+def softmax_forward_work(x_hbm: Any, dtype: Any, **_: Any) -> Work:
+    """Return the work of ``softmax_forward`` and of ``log_softmax_forward``, whose parameters it takes, whatever the
+    tiling: each tensor crosses HBM once, and each element takes one exponential.
+    """
+    return _work(x_hbm, [x_hbm.dtype, x_hbm.dtype if dtype is None else dtype], has_exponentials=True)
+
+
+def softmax_backward_work(grad_hbm: Any, output_hbm: Any, dtype: Any, **_: Any) -> Work:
+    """Return the work of ``softmax_backward``, whose parameters it takes; it needs no exponential."""
+    return _work(grad_hbm, _of_backward(grad_hbm, output_hbm, dtype), has_exponentials=False)
+
+
+def log_softmax_backward_work(grad_hbm: Any, output_hbm: Any, dtype: Any, **_: Any) -> Work:
+    """Return the work of ``log_softmax_backward``, whose parameters it takes."""
+    return _work(grad_hbm, _of_backward(grad_hbm, output_hbm, dtype), has_exponentials=True)
+
+
+def _of_backward(grad_hbm: Any, output_hbm: Any, dtype: Any) -> list[Any]:
+    return [grad_hbm.dtype, output_hbm.dtype, grad_hbm.dtype if dtype is None else dtype]
+
+
+def _work(like_hbm: Any, streamed: list[Any], has_exponentials: bool) -> Work:
+    # Only a profile asks for the work: on hardware the kernels run without the simulator.
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    elements = prod(like_hbm.shape)
+    return Work(
+        hbm_bytes=elements * sum(as_dtype(dtype).itemsize for dtype in streamed),
+        exponentials=elements if has_exponentials else 0,
+        dtype=as_dtype(streamed[0]),
+    )
+
+
+def softmax_reference(x: npt.NDArray[Any], axis: int = -1) -> Float64Array:
+    """Return ``exp(x - m) / sum(exp(x - m))`` with m the maximum along the axis; NaN where a row has a NaN, +inf, or
+    nothing but -inf.
+    """
+    with np.errstate(all="ignore"):
+        exponentials = np.exp(_shifted(x, axis))
+        result: Float64Array = exponentials / exponentials.sum(axis, keepdims=True)
+    return result
+
+
+def log_softmax_reference(x: npt.NDArray[Any], axis: int = -1) -> Float64Array:
+    """Return ``(x - m) - log(sum(exp(x - m)))`` with m the maximum along the axis."""
+    with np.errstate(all="ignore"):
+        shifted = _shifted(x, axis)
+        result: Float64Array = shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
+    return result
+
+
+def softmax_backward_reference(grad: npt.NDArray[Any], output: npt.NDArray[Any], axis: int = -1) -> Float64Array:
+    """Return ``y (dy - sum(y dy))`` for dy = ``grad`` and y = ``output``, the rounded result of the forward."""
+    dy, y = grad.astype(np.float64), output.astype(np.float64)
+    with np.errstate(all="ignore"):
+        result: Float64Array = y * (dy - (y * dy).sum(axis, keepdims=True))
+    return result
+
+
+def log_softmax_backward_reference(grad: npt.NDArray[Any], output: npt.NDArray[Any], axis: int = -1) -> Float64Array:
+    """Return ``dy - exp(y) sum(dy)`` for dy = ``grad`` and y = ``output``, the rounded result of the forward."""
+    dy, y = grad.astype(np.float64), output.astype(np.float64)
+    with np.errstate(all="ignore"):
+        result: Float64Array = dy - np.exp(y) * dy.sum(axis, keepdims=True)
+    return result
+
+
+def _shifted(x: npt.NDArray[Any], axis: int) -> Float64Array:
+    exact = x.astype(np.float64)
+    shifted: Float64Array = exact - exact.max(axis, keepdims=True)
+    return shifted
+
+
+def softmax_bound(x: npt.NDArray[Any], axis: int, dtype: Any) -> Float64Array:
+    """Return the largest accepted error of each element of ``softmax_forward``."""
+    exact = softmax_reference(x, axis)
+    with np.errstate(all="ignore"):
+        relative = np.where(exact == 0.0, 0.0, ROW_UNITS * UNIT * np.maximum(1.0, _below_maximum(x, axis)))
+        return relative * exact + _stored(exact, dtype)
+
+
+def log_softmax_bound(x: npt.NDArray[Any], axis: int, dtype: Any) -> Float64Array:
+    """Return the largest accepted error of each element of ``log_softmax_forward``."""
+    exact = log_softmax_reference(x, axis)
+    below = _below_maximum(x, axis)
+    with np.errstate(all="ignore"):
+        largest = np.maximum(np.maximum(1.0, below), -exact - below)
+        return ROW_UNITS * UNIT * largest + _stored(exact, dtype)
+
+
+def softmax_backward_bound(grad: npt.NDArray[Any], output: npt.NDArray[Any], axis: int, dtype: Any) -> Float64Array:
+    """Return the largest accepted error of each element of ``softmax_backward``."""
+    exact = softmax_backward_reference(grad, output, axis)
+    dy, y = np.abs(grad.astype(np.float64)), np.abs(output.astype(np.float64))
+    with np.errstate(all="ignore"):
+        terms = TERM_UNITS * dy + ROW_UNITS * (y * dy).sum(axis, keepdims=True)
+        return UNIT * y * terms + _stored(exact, dtype)
+
+
+def log_softmax_backward_bound(grad: npt.NDArray[Any], output: npt.NDArray[Any], axis: int, dtype: Any) -> Float64Array:
+    """Return the largest accepted error of each element of ``log_softmax_backward``."""
+    exact = log_softmax_backward_reference(grad, output, axis)
+    dy, y = np.abs(grad.astype(np.float64)), output.astype(np.float64)
+    with np.errstate(all="ignore"):
+        terms = TERM_UNITS * dy + ROW_UNITS * np.exp(y) * dy.sum(axis, keepdims=True)
+        return UNIT * terms + _stored(exact, dtype)
+
+
+def _below_maximum(x: npt.NDArray[Any], axis: int) -> Float64Array:
+    exact = x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        distances: Float64Array = exact.max(axis, keepdims=True) - exact
+    return distances
+
+
+def _stored(exact: Float64Array, dtype: Any) -> Float64Array:
+    return rounding(exact, dtype) + SMALLEST_NORMAL

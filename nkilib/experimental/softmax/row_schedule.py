@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The order in which the stages of a loop over rows that stay in SBUF are issued.
+
+A batch of rows processes its pieces twice: it computes the statistics of the pieces, combines those of a row, and
+finishes the pieces. Each engine and each queue runs its instructions in the order of issue, so an instruction is issued
+late enough that its operands are there: a stage of the combination one step after the stage before, the end of a piece
+after these stages, and its store one step later. Then a queue that loads and stores share is not held up by a store, or
+by a load whose buffer slot is not free.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from nkilib.experimental.softmax.row_plan import Piece, RowBatch
+
+# The maximum number of pieces that are loaded ahead.
+LOADS_AHEAD = 4
+# The maximum number of pieces for whose second pass data are loaded ahead.
+LOADS_AGAIN_AHEAD = 4
+
+
+class Stages(Protocol):
+    """The stages of a loop over batches of rows, each divided into pieces. ``number`` is the number of a batch."""
+
+    @property
+    def batches(self) -> list[RowBatch]:
+        """The batches of the core."""
+
+    @property
+    def batches_on_chip(self) -> int:
+        """The number of batches that have tiles: batch n takes the tiles of batch n - ``batches_on_chip``."""
+
+    @property
+    def combining_stages(self) -> int:
+        """The number of stages that combine the statistics of a batch."""
+
+    def load(self, number: int, piece: Piece) -> None:
+        """Issue the load of a piece."""
+
+    @property
+    def loads_again(self) -> bool:
+        """Whether something is loaded for the second pass."""
+
+    def load_again(self, number: int, piece: Piece) -> None:
+        """Issue the load of the further data that the second pass over a piece needs."""
+
+    def prepare(self, number: int, piece: Piece) -> None:
+        """Issue the work that precedes the statistics of a piece, two steps before most of them."""
+
+    def open(self, number: int, piece: Piece) -> None:
+        """Compute those statistics of a piece on which the others depend, one step before :meth:`take`."""
+
+    def take(self, number: int, piece: Piece) -> None:
+        """Compute the other statistics of a piece, after :meth:`open`."""
+
+    def combine(self, number: int, stage: int) -> None:
+        """Issue stage 0, 1, ... of the combination of a batch's statistics."""
+
+    def finish(self, number: int, piece: Piece) -> None:
+        """Compute the results of a piece."""
+
+    def store(self, number: int, piece: Piece) -> None:
+        """Issue the store of a piece."""
+
+
+def run(stages: Stages) -> None:
+    """Issue all stages of all batches, in steps: each computes the statistics of one piece, and finishes one piece."""
+    _Run(stages).run()
+
+
+@dataclass(frozen=True)
+class _Due:
+    """Work that may be issued from step number ``step`` on: a stage of a batch's combination, or the end or the store
+    of a piece.
+    """
+
+    step: int
+    number: int
+    stage: int = 0
+    piece: Piece | None = None
+
+
+class _Run:
+    """The state of a loop: the number of pieces for which each stage has been issued, and the work that waits."""
+
+    def __init__(self, stages: Stages) -> None:
+        self.stages = stages
+        self.pieces = [(number, piece) for number, batch in enumerate(stages.batches) for piece in batch.pieces]
+        self.step = self.loaded = self.prepared = self.opened = self.taken = 0
+        self.stored_batches = self.stored_pieces = 0
+        self.combining: deque[_Due] = deque()
+        self.finishing: deque[_Due] = deque()
+        self.storing: deque[_Due] = deque()
+        self.again: deque[tuple[int, Piece]] = deque()
+        self.loaded_again = self.finished = 0
+
+    def run(self) -> None:
+        while self.taken < len(self.pieces) or self.combining or self.finishing or self.storing:
+            self._load()
+            self._open()
+            self._take()
+            self._store()
+            self._load()
+            self._load_again()
+            while self.combining and self.combining[0].step <= self.step:
+                due = self.combining.popleft()
+                self.stages.combine(due.number, due.stage)
+            self._finish()
+            self.step += 1
+
+    def _load(self) -> None:
+        """Load pieces ahead, into tiles that are free."""
+        while self.loaded < len(self.pieces) and self.loaded <= self.taken + LOADS_AHEAD:
+            number, piece = self.pieces[self.loaded]
+            if not self._is_free(number, piece):
+                return
+            self.stages.load(number, piece)
+            self.loaded += 1
+
+    def _open(self) -> None:
+        while self.prepared < min(self.loaded, self.taken + 3):
+            self.stages.prepare(*self.pieces[self.prepared])
+            self.prepared += 1
+        while self.opened < min(self.prepared, self.taken + 2):
+            self.stages.open(*self.pieces[self.opened])
+            self.opened += 1
+
+    def _take(self) -> None:
+        if self.taken >= self.opened:
+            return
+        number, piece = self.pieces[self.taken]
+        self.stages.take(number, piece)
+        self.taken += 1
+        pieces = self.stages.batches[number].pieces
+        if piece != pieces[-1]:
+            return
+        combined = self.step + 1 + self.stages.combining_stages
+        self.combining += [_Due(step, number, step - self.step - 1) for step in range(self.step + 1, combined)]
+        self.finishing += [_Due(combined, number, piece=batch_piece) for batch_piece in pieces]
+        if self.stages.loads_again:
+            self.again += [(number, batch_piece) for batch_piece in pieces]
+
+    def _load_again(self) -> None:
+        while self.again and self.loaded_again < self.finished + LOADS_AGAIN_AHEAD:
+            self.stages.load_again(*self.again.popleft())
+            self.loaded_again += 1
+
+    def _finish(self) -> None:
+        if self.finishing and self.finishing[0].step <= self.step:
+            due = self.finishing.popleft()
+            if due.piece is not None:
+                self.stages.finish(due.number, due.piece)
+                self.finished += 1
+            self.storing.append(_Due(self.step + 1, due.number, piece=due.piece))
+
+    def _store(self) -> None:
+        while self.storing and self.storing[0].step <= self.step:
+            due = self.storing.popleft()
+            if due.piece is not None:
+                self.stages.store(due.number, due.piece)
+            self.stored_pieces += 1
+            if self.stored_pieces == len(self.stages.batches[due.number].pieces):
+                self.stored_batches, self.stored_pieces = due.number + 1, 0
+
+    def _is_free(self, number: int, piece: Piece) -> bool:
+        """Return whether the former contents of a piece's buffer slot have been stored."""
+        before = number - self.stages.batches_on_chip
+        if before < self.stored_batches:
+            return True
+        batch, batch_before = self.stages.batches[number], self.stages.batches[before]
+        is_alike = batch.rows_each == batch_before.rows_each
+        return is_alike and before == self.stored_batches and batch.pieces.index(piece) < self.stored_pieces

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The tensors of a launch: views of them around an axis as [O, C, I], the softmax mode, and their types.
+
+The tensors have one shape, and any layout. C elements lie along the axis, I inside and O outside of it: after and
+before it in dense tensors. For other views the strides decide which dimensions are inside. Dimensions are merged where
+they are contiguous to each other in all tensors; where some are not, there are several parts, which a kernel processes
+one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from nkilib.nki import nl
+
+
+class Kind(Enum):
+    """The softmax mode: whether the output is softmax or log-softmax."""
+
+    SOFTMAX = "softmax"
+    LOG_SOFTMAX = "log_softmax"
+
+
+class BackwardTypes(NamedTuple):
+    """The element types of the backward's tensors: ``grad`` of dy, ``output`` of y and ``grad_x`` of dx."""
+
+    grad: nl.DType
+    output: nl.DType
+    grad_x: nl.DType
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """Views of the same part of several tensors, all of one shape."""
+
+    tensors: tuple[nl.NkiTensor, ...]
+
+    def squeezed(self) -> Matrices:
+        """Return the views [O, C, 1] as [O, C]."""
+        return Matrices(tuple(tensor_hbm.squeeze_dim(2) for tensor_hbm in self.tensors))
+
+
+def around_axis(tensors: tuple[nl.NkiTensor, ...], axis: int) -> list[Matrices]:
+    """Divide tensors of one shape into the parts that the module describes, and return views [O, C, I] of each part;
+    all parts have the same shape.
+    """
+    outer, inner = _sides(tensors, axis)
+    kept_outer, kept_inner = _longest(tensors, outer), _longest(tensors, inner)
+    kept = (*kept_outer, axis, *kept_inner)
+    shape = tensors[0].shape
+    left = [dim for dim in range(len(shape)) if dim not in kept]
+    sizes = (prod(shape[dim] for dim in kept_outer), shape[axis], prod(shape[dim] for dim in kept_inner))
+    return [
+        Matrices(tuple(_part(tensor_hbm, left, index, kept).reshape(sizes) for tensor_hbm in tensors))
+        for index in product(*(range(shape[dim]) for dim in left))
+    ]
+
+
+def _sides(tensors: tuple[nl.NkiTensor, ...], axis: int) -> tuple[list[int], list[int]]:
+    """Return the dimensions outside of the axis and those inside of it, with the largest strides first."""
+    outer, inner = [], []
+    for dim, size in enumerate(tensors[0].shape):
+        if dim == axis or size == 1:
+            continue
+        is_inner = [tensor_hbm.strides[dim] < tensor_hbm.strides[axis] for tensor_hbm in tensors]
+        if tensors[0].shape[axis] == 1:
+            outer.append(dim)
+        elif all(is_inner) or (any(is_inner) and dim > axis):
+            inner.append(dim)
+        else:
+            outer.append(dim)
+    strides = tensors[-1].strides
+    return sorted(outer, key=lambda dim: -strides[dim]), sorted(inner, key=lambda dim: -strides[dim])
+
+
+def _longest(tensors: tuple[nl.NkiTensor, ...], dims: list[int]) -> list[int]:
+    """Return, among runs of dimensions that are contiguous to each other in every tensor, the run with the most
+    elements.
+    """
+    runs: list[list[int]] = []
+    for dim in dims:
+        if runs and all(_follow(tensor_hbm, runs[-1][-1], dim) for tensor_hbm in tensors):
+            runs[-1].append(dim)
+        else:
+            runs.append([dim])
+    shape = tensors[0].shape
+    return max(runs, key=lambda run: prod(shape[dim] for dim in run), default=[])
+
+
+def _follow(tensor_hbm: nl.NkiTensor, dim: int, next_dim: int) -> bool:
+    return bool(tensor_hbm.strides[dim] == tensor_hbm.shape[next_dim] * tensor_hbm.strides[next_dim])
+
+
+def _part(tensor_hbm: nl.NkiTensor, left: list[int], index: tuple[int, ...], kept: tuple[int, ...]) -> nl.NkiTensor:
+    """Return the kept dimensions in their order, at an index of the other dimensions."""
+    for dim, position in sorted(zip(left, index, strict=True), reverse=True):
+        tensor_hbm = tensor_hbm.select(dim, position)
+    remaining = sorted(kept)
+    return tensor_hbm.permute([remaining.index(dim) for dim in kept])

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The row-wise cross-entropy, and its derivative for ``jax.grad``. Rows are positions.
+
+Kernels compute the loss and the gradient of the logits. XLA computes those of class probabilities and of their class
+weights, in several times the memory of the logits, and only if one of the two is differentiated.
+
+``rows`` have an entry for each position; ``shared`` holds the array that all positions share: the class weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NoReturn, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from nkilib.core.host.options import values_of
+from nkilib.experimental.loss import choose_tiling, extended_cross_entropy_backward, extended_cross_entropy_forward
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.jax.launching import Kernel, Result, launch
+from nkilib.jax.rows import Arrays, batched_by_rows, flags_of, required, saved_flags
+from nkilib.nki import nl
+from nkilib.simulator.hardware.options import Options
+
+Array: TypeAlias = jax.Array | np.ndarray
+
+CALLER: Final = "cross_entropy"
+
+
+# The target of an ignored position, whatever the caller's ignore_index is.
+IGNORED: Final = -100
+# The target for a class that does not exist. A compiled program cannot raise errors for values: its loss is NaN.
+OUT_OF_RANGE: Final = -1
+
+
+def class_indices(target: Array, ignore_index: int, num_classes: int) -> Array:
+    """Convert targets to int32: a class, ``IGNORED`` or ``OUT_OF_RANGE``. The result is numpy's if the target is.
+
+    A plain cast would bring 2^32 + 3 into range.
+
+    Args:
+        target: class indices of any shape and integer type.
+        ignore_index: the caller's index of ignored positions, any integer.
+        num_classes: V.
+    """
+    of = np if isinstance(target, np.ndarray) else jnp
+    is_class = _is_class(target, num_classes)
+    kept = of.where(is_class, of.where(is_class, target, 0).astype(np.int32), np.int32(OUT_OF_RANGE))
+    return of.where(_is(target, ignore_index), np.int32(IGNORED), kept)
+
+
+def first_out_of_range(target: Array, ignore_index: int, num_classes: int) -> tuple[int, ...] | None:
+    """Return the index in ``target`` of the first class that is out of range, or None. Values are read."""
+    values = np.asarray(target)
+    outside = ~(_is_class(values, num_classes) | _is(values, ignore_index))
+    if not outside.any():
+        return None
+    return tuple(int(axis[0]) for axis in np.nonzero(np.atleast_1d(outside)))[: values.ndim]
+
+
+def _is_class(target: Array, num_classes: int) -> Array:
+    """Tell which targets are classes, compared in the type of the targets, which may not hold the number of classes."""
+    last = min(num_classes - 1, np.iinfo(target.dtype).max)
+    return (target >= 0) & (target <= target.dtype.type(last))
+
+
+def _is(target: Array, value: int) -> Array:
+    info = np.iinfo(target.dtype)
+    if not info.min <= value <= info.max:
+        return target != target  # nowhere
+    return target == target.dtype.type(value)
+
+
+# The types of logits that kernels take; tiles have the same type.
+TILE_DTYPES: Final = {
+    jnp.dtype(jnp.bfloat16): nl.bfloat16,
+    jnp.dtype(jnp.float16): nl.float16,
+    jnp.dtype(jnp.float32): nl.float32,
+}
+
+_FLOAT32, _INT32 = jnp.dtype(jnp.float32), jnp.dtype(jnp.int32)
+_FORWARD: Final = Kernel("cross_entropy_forward", extended_cross_entropy_forward)
+# Options that the backward does not have.
+_OF_FORWARD: Final = ("exact_maximum",)
+_BACKWARD: Final = Kernel("cross_entropy_backward", extended_cross_entropy_backward)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The options that are compiled into the kernels.
+
+    Attributes:
+        options: the options of the loss.
+        with_outputs: whether argmax and entropy are requested.
+        simulator: the options of the simulator; None on the real NKI.
+    """
+
+    options: LossOptions
+    with_outputs: bool
+    simulator: Options | None
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The constant arguments of both kernels. Their ``ignore_index`` is the one int32 that replaces every ignored
+        target.
+        """
+        values = {**values_of(self.options), "ignore_index": IGNORED}
+        return {name: value for name, value in values.items() if name not in _OF_FORWARD}
+
+    @property
+    def forward_constants(self) -> dict[str, Any]:
+        """The constant arguments of the forward."""
+        return {**self.constants, **{name: getattr(self.options, name) for name in _OF_FORWARD}}
+
+
+def launched_forward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
+    """Launch the forward kernel and return its results, [N] each.
+
+    Args:
+        recipe: the compiled options.
+        rows: ``logits`` [N, V]; ``target``, [N] int32, each a class or ``IGNORED``, or [N, V] class probabilities.
+        shared: ``class_weight``, [V] float32 or None.
+
+    Returns:
+        loss, lse, target_logit, position_weight, maximum and log_sum, float32, as the kernel names them; with outputs
+        ``argmax``, int32, and ``entropy``, float32.
+    """
+    logits = required(rows, "logits")
+    names = ["loss", "lse", "target_logit", "position_weight"]
+    names += [*(["argmax", "entropy"] if recipe.with_outputs else []), "maximum", "log_sum"]
+    results = {name: Result(logits.shape[:1], _INT32 if name == "argmax" else _FLOAT32) for name in names}
+    if logits.size == 0:  # a kernel needs an element
+        return {name: jnp.zeros(result.shape, result.dtype) for name, result in results.items()}
+    constants = {"with_argmax": recipe.with_outputs, "with_entropy": recipe.with_outputs, "with_log_sum": True}
+    return launch(
+        _FORWARD,
+        _arrays(rows, shared),
+        {**recipe.forward_constants, **_cut(logits, "forward"), **constants},
+        results,
+        recipe.simulator,
+    )
+
+
+def launched_backward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
+    """Launch the backward kernel and return the gradient of the logits, ``grad_logits``, [N, V] in their type.
+
+    Args:
+        recipe: the compiled options of the forward.
+        rows: see :func:`launched_forward`, and [N] float32: ``maximum`` and ``log_sum`` of the forward; ``grad_loss``,
+            ``grad_lse``, ``grad_logprob`` and ``grad_entropy``, None for no gradient, but the first is required;
+            ``target_weight``, the forward's position_weight for class probabilities, else None; ``entropy`` of the
+            forward, where it has a gradient.
+        shared: see :func:`launched_forward`.
+    """
+    logits = required(rows, "logits")
+    if logits.size == 0:
+        return {"grad_logits": jnp.zeros_like(logits)}
+    lse = required(rows, "maximum") + required(rows, "log_sum")
+    further = {f"{name}_hbm": rows[name] for name in _OF_BACKWARD}
+    return launch(
+        _BACKWARD,
+        {**_arrays(rows, shared), "lse_hbm": lse, **further},
+        {**recipe.constants, **_cut(logits, "backward")},
+        {"grad_logits": Result(logits.shape, logits.dtype)},
+        recipe.simulator,
+    )
+
+
+_OF_BACKWARD: Final = (
+    *("maximum", "log_sum", "entropy", "target_weight"),
+    *("grad_loss", "grad_lse", "grad_logprob", "grad_entropy"),
+)
+
+
+def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
+    return {
+        "logits_hbm": rows["logits"],
+        "targets_hbm": rows["target"],
+        "class_weight_hbm": shared["class_weight"],
+    }
+
+
+def _cut(logits: jax.Array, direction: str) -> Mapping[str, Any]:
+    """Return the tiling of a kernel, and the type of its tiles."""
+    positions, classes = logits.shape
+    tiling = choose_tiling(positions, classes, logits.dtype, direction, extended=True)
+    return {**tiling._asdict(), "dtype": TILE_DTYPES[logits.dtype]}
+
+
+def _scaled_distances(
+    logits: jax.Array, maximum: jax.Array, log_sum: jax.Array, grad_loss: jax.Array, options: LossOptions
+) -> jax.Array:
+    """Compute ``grad_loss * (lse - z)``, [N, V] float32, from which both gradients are computed.
+
+    z are the logits after cap and temperature, and lse is their log-sum-exp.
+
+    Args:
+        logits: [N, V], before cap and temperature.
+        maximum, log_sum: [N] float32, the summands of lse.
+        grad_loss: [N] float32, the upstream gradient of every position's loss.
+        options: the options of the loss.
+    """
+    z, softcap = logits.astype(jnp.float32), options.logit_softcap
+    if softcap is not None:
+        z = jnp.where(jnp.isneginf(z), z, softcap * jnp.tanh(z / softcap))
+    z = z / options.temperature
+    log_sum = log_sum + 0.0 * log_sum  # NaN where it is infinite: the row has no softmax
+    return ((maximum[:, None] - z) + log_sum[:, None]) * grad_loss[:, None]  # large logits cancel exactly
+
+
+def _target_gradient(distances: jax.Array, class_weight: jax.Array | None, options: LossOptions) -> jax.Array:
+    """Compute the gradient of the class probabilities, [N, V] float32.
+
+    Args:
+        distances: the result of :func:`_scaled_distances`.
+        class_weight: [V] float32; None means 1.
+        options: the options of the loss.
+    """
+    weighted = distances if class_weight is None else distances * class_weight
+    return (1.0 - options.label_smoothing) * weighted
+
+
+def _weight_gradient(distances: jax.Array, target: jax.Array, options: LossOptions) -> jax.Array:
+    """Compute the gradient of the class weights, [V] float32.
+
+    Args:
+        distances: the result of :func:`_scaled_distances`.
+        target: [N, V] class probabilities.
+        options: the options of the loss.
+    """
+    kept, spread = 1.0 - options.label_smoothing, options.label_smoothing / target.shape[1]
+    return ((kept * target.astype(jnp.float32) + spread) * distances).sum(0)
+
+
+@dataclass(frozen=True)
+class Needed:
+    """The arguments of the loss whose gradients are needed."""
+
+    logits: bool
+    target: bool
+    class_weight: bool
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The values that the forward saves for the backward.
+
+    Attributes:
+        logits: [N, V].
+        target: [N] int32, as ``targets.class_indices`` gives them, or [N, V] class probabilities.
+        class_weight: [V] float32, or None.
+        maximum, log_sum: [N] float32.
+        target_weight: [N] float32, the forward's position_weight, for class probabilities; else None.
+        entropy: [N] float32; None where it was not requested.
+        needed: flags of the needed gradients, from ``saved_flags``.
+    """
+
+    logits: jax.Array
+    target: jax.Array
+    class_weight: jax.Array | None
+    maximum: jax.Array
+    log_sum: jax.Array
+    target_weight: jax.Array | None
+    entropy: jax.Array | None
+    needed: jax.Array
+
+
+# JAX treats it as a container of arrays.
+jax.tree_util.register_dataclass(Saved)
+
+# :func:`launched_forward` or :func:`launched_backward`.
+_KernelCall = Callable[[Recipe, Arrays, Arrays], dict[str, jax.Array]]
+
+
+def _is_soft(target: jax.Array) -> bool:
+    """Tell whether targets are class probabilities."""
+    return jnp.issubdtype(target.dtype, jnp.floating)
+
+
+def _launched(call: _KernelCall, recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
+    return batched_by_rows(partial(call, recipe))(rows, shared)
+
+
+def _refuse_second(call: _KernelCall, recipe: Recipe, rows: Arrays, shared: Arrays) -> NoReturn:
+    raise NotImplementedError(
+        f"{CALLER}: the gradient of the loss has no derivative here, neither forward nor reverse; for second "
+        f"derivatives use optax.softmax_cross_entropy_with_integer_labels"
+    )
+
+
+# The results of a kernel, with a derivative that raises an error: without it, the error would come from a callback.
+_kernel_results: Final = jax.custom_vjp(_launched, nondiff_argnums=(0, 1))
+_kernel_results.defvjp(_refuse_second, _refuse_second)
+
+
+def _results(
+    recipe: Recipe, logits: jax.Array, target: jax.Array, class_weight: jax.Array | None
+) -> dict[str, jax.Array]:
+    """Return the results of the forward kernel, with the log-probability of the target in place of its logit."""
+    rows = {"logits": logits, "target": _kernel_target(target)}
+    results = _kernel_results(launched_forward, recipe, rows, {"class_weight": class_weight})
+    target_logit = results.pop("target_logit")
+    if _is_soft(target):
+        return results
+    logprob = jnp.where(target == IGNORED, 0.0, (target_logit - results["maximum"]) - results["log_sum"])
+    is_wrong = target == OUT_OF_RANGE
+    return {**results, "loss": _nan_where(is_wrong, results["loss"]), "logprob": _nan_where(is_wrong, logprob)}
+
+
+def _kernel_target(target: jax.Array) -> jax.Array:
+    """Replace class indices out of range by a class that exists, for the kernels; the results of these rows are
+    replaced by NaN later.
+    """
+    return target if _is_soft(target) else jnp.where(target == OUT_OF_RANGE, 0, target)
+
+
+def _nan_where(is_wrong: jax.Array, values: jax.Array) -> jax.Array:
+    return jnp.where(is_wrong, jnp.nan, values)
+
+
+def _forward(recipe: Recipe, logits: Any, target: Any, class_weight: Any) -> tuple[dict[str, jax.Array], Saved]:
+    """Compute the results and the saved values.
+
+    With ``symbolic_zeros``, JAX tells which arguments are differentiated.
+    """
+    weight = None if class_weight is None else class_weight.value
+    needed = Needed(logits.perturbed, target.perturbed, class_weight is not None and class_weight.perturbed)
+    if needed.class_weight and not _is_soft(target.value):
+        raise NotImplementedError(
+            f"{CALLER}: weight is differentiated by, and there is a derivative by class weights for class "
+            f"probabilities only; pass jax.lax.stop_gradient(weight)"
+        )
+    results = _results(recipe, logits.value, target.value, weight)
+    target_weight = results["position_weight"] if _is_soft(target.value) else None
+    saved = Saved(
+        logits=logits.value,
+        target=target.value,
+        class_weight=weight,
+        maximum=results["maximum"],
+        log_sum=results["log_sum"],
+        target_weight=target_weight,
+        entropy=results.get("entropy"),
+        needed=saved_flags(needed.logits, needed.target, needed.class_weight),
+    )
+    return results, saved
+
+
+def _backward(recipe: Recipe, saved: Saved, grads: dict[str, Any]) -> tuple[jax.Array | None, ...]:
+    """Compute the gradients of logits, target and class weights; None for no gradient."""
+    upstream = {
+        name: None if name not in grads or isinstance(grads[name], SymbolicZero) else grads[name]
+        for name in ("loss", "lse", "logprob", "entropy")
+    }
+    grad_loss = jnp.zeros_like(saved.maximum) if upstream["loss"] is None else upstream["loss"]
+    needed = Needed(*flags_of(saved.needed))
+    grad_target = grad_weight = None
+    if needed.target or needed.class_weight:
+        distances = _scaled_distances(saved.logits, saved.maximum, saved.log_sum, grad_loss, recipe.options)
+        if needed.target:
+            grad_target = _target_gradient(distances, saved.class_weight, recipe.options).astype(saved.target.dtype)
+        if needed.class_weight:
+            grad_weight = _weight_gradient(distances, saved.target, recipe.options)
+    if not needed.logits or all(grad is None for grad in upstream.values()):
+        return None, grad_target, grad_weight
+    if not _is_soft(saved.target):
+        grad_loss = _nan_where(saved.target == OUT_OF_RANGE, grad_loss)
+    rows = {
+        "logits": saved.logits,
+        "target": _kernel_target(saved.target),
+        "maximum": saved.maximum,
+        "log_sum": saved.log_sum,
+        "target_weight": saved.target_weight,
+        "grad_loss": grad_loss,
+        "grad_lse": upstream["lse"],
+        "grad_logprob": upstream["logprob"],
+        "entropy": None if upstream["entropy"] is None else saved.entropy,
+        "grad_entropy": upstream["entropy"],
+    }
+    results = _kernel_results(launched_backward, recipe, rows, {"class_weight": saved.class_weight})
+    return results["grad_logits"], grad_target, grad_weight
+
+
+# From the recipe, logits [N, V], targets and class weights to the forward's results by name, [N] each: loss, lse,
+# logprob (not of class probabilities), position_weight, maximum, log_sum, and with outputs argmax and entropy.
+loss_of_rows: Final = jax.custom_vjp(_results, nondiff_argnums=(0,))
+loss_of_rows.defvjp(_forward, _backward, symbolic_zeros=True)

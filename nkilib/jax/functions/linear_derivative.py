@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Loss and scores of positions from hidden states, and their derivative for ``jax.grad``. Rows are positions.
+
+``rows`` have an entry for each position; ``shared`` holds the arrays that all positions share: the output layer and the
+class weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, Final, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from nkilib.experimental.loss import (
+    linear_cross_entropy_backward,
+    linear_cross_entropy_forward,
+    linear_token_scores_backward,
+    linear_token_scores_forward,
+)
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Wanted
+from nkilib.experimental.loss.linear.launch import CLASSES_FIRST
+from nkilib.jax.functions.cross_entropy_derivative import IGNORED, OUT_OF_RANGE, TILE_DTYPES, Array, class_indices
+from nkilib.jax.launching import Kernel, Result, launch
+from nkilib.jax.rows import (
+    Arrays,
+    as_rows,
+    batched_by_example,
+    batched_by_rows,
+    differing_alike,
+    flags_of,
+    required,
+    saved_flags,
+)
+from nkilib.simulator.hardware.options import Options
+
+_FLOAT32, _INT32 = jnp.dtype(jnp.float32), jnp.dtype(jnp.int32)
+_FORWARD: Final = Kernel("linear_cross_entropy_forward", linear_cross_entropy_forward)
+_BACKWARD: Final = Kernel("linear_cross_entropy_backward", linear_cross_entropy_backward)
+# The kernels for several target ids per position.
+_FORWARD_OF_IDS: Final = Kernel("linear_token_scores_forward", linear_token_scores_forward)
+_BACKWARD_OF_IDS: Final = Kernel("linear_token_scores_backward", linear_token_scores_backward)
+
+
+@dataclass(frozen=True)
+class LinearRecipe:
+    """The options that are compiled into the kernels.
+
+    Attributes:
+        caller: the name that errors begin with.
+        is_loss: whether the kernel computes a loss; else log-probabilities, without options of the loss.
+        options: the options of the loss.
+        logit_scale: the factor of product and bias, before cap and temperature.
+        compute_dtype: the name of the type that operands of another type are rounded to; None: all have the same type.
+        weight_layout: ``"vd"`` or ``"dv"``.
+        wanted: the wanted results of the forward; maximum and log-sum are among them.
+        simulator: the options of the simulator; None on the real NKI.
+    """
+
+    caller: str
+    is_loss: bool
+    options: LossOptions
+    logit_scale: float
+    compute_dtype: str | None
+    weight_layout: str
+    wanted: Wanted
+    simulator: Options | None
+
+    def constants(self, of_ids: bool) -> dict[str, Any]:
+        """Return the constant arguments of forward and backward, with ``of_ids`` those of the kernels that take K ids
+        per position and no loss options. Their ``ignore_index`` is the one int32 that replaces every ignored target.
+        """
+        constants: dict[str, Any] = {
+            "weight_layout": self.weight_layout,
+            "ignore_index": IGNORED,
+            "logit_softcap": self.options.logit_softcap,
+            "temperature": self.options.temperature,
+            "logit_scale": self.logit_scale,
+            "compute_dtype": None if self.compute_dtype is None else TILE_DTYPES[jnp.dtype(self.compute_dtype)],
+        }
+        if not of_ids:
+            constants["label_smoothing"] = self.options.label_smoothing
+            constants["lse_square_scale"] = self.options.lse_square_scale
+        return constants
+
+
+@dataclass(frozen=True)
+class Needed:
+    """The arguments whose gradients are needed."""
+
+    input: bool
+    weight: bool
+    bias: bool
+
+
+def launched_forward(recipe: LinearRecipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
+    """Launch the forward kernel and return its results.
+
+    Args:
+        recipe: the compiled options.
+        rows: ``input`` [N, D]; ``target`` int32, each a class or ``IGNORED``, [N], or [N, K] for K ids per position.
+        shared: ``linear_weight`` in its layout; ``linear_bias`` and ``class_weight``, [V] float32 or None.
+
+    Returns:
+        [N] float32, except ``argmax``, which is int32: loss, or with K ids logprob [N, K]; lse, maximum and log_sum;
+        and if wanted target_logit, position_weight, argmax, entropy, log_sum_squares and mean_logit.
+    """
+    input, target, wanted = required(rows, "input"), required(rows, "target"), recipe.wanted
+    positions, of_ids = input.shape[:1], target.ndim == 2
+    names = ["logprob" if of_ids else "loss", "lse"]
+    names += ["target_logit", "position_weight"] if wanted.target else []
+    names += [name for name in ("argmax", "entropy") if getattr(wanted, name)] + ["maximum", "log_sum"]
+    names += [name for name in ("log_sum_squares", "mean_logit") if getattr(wanted, name)]
+    results = {name: Result(positions, _INT32 if name == "argmax" else _FLOAT32) for name in names}
+    if of_ids:
+        results["logprob"] = Result(target.shape, _FLOAT32)
+    if target.size == 0:  # a kernel needs a position
+        return {name: jnp.zeros(result.shape, result.dtype) for name, result in results.items()}
+    flags = ("target", "argmax", "entropy", "log_sum", "log_sum_squares", "mean_logit")
+    return launch(
+        _FORWARD_OF_IDS if of_ids else _FORWARD,
+        _arrays(rows, shared),
+        {**recipe.constants(of_ids), **{f"with_{name}": getattr(wanted, name) for name in flags}},
+        results,
+        recipe.simulator,
+    )
+
+
+def launched_backward(recipe: LinearRecipe, needed: Needed, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
+    """Launch the backward kernel and return the needed gradients.
+
+    ``input`` and ``linear_weight`` have the shape and type of these arrays, ``linear_bias`` is [V] float32.
+
+    Args:
+        recipe: the compiled options of the forward.
+        needed: the needed gradients, at least one.
+        rows: see :func:`launched_forward`, and [N] float32: ``maximum`` and ``log_sum`` of the forward; ``grad_loss``,
+            ``grad_lse``, ``grad_logprob`` ([N, K] with K ids) and ``grad_entropy``, None for no gradient, at least one
+            is required; ``entropy`` of the forward, where it has a gradient. With K ids there is no ``grad_loss``.
+        shared: see :func:`launched_forward`.
+    """
+    of_all = {"input": rows["input"], "linear_weight": shared["linear_weight"], "linear_bias": shared["linear_bias"]}
+    wanted = {"input": needed.input, "linear_weight": needed.weight, "linear_bias": needed.bias}
+    results = {
+        name: Result(array.shape, array.dtype) for name, array in of_all.items() if array is not None and wanted[name]
+    }
+    target, lse = required(rows, "target"), required(rows, "maximum") + required(rows, "log_sum")
+    if target.size == 0:
+        return {name: jnp.zeros(result.shape, result.dtype) for name, result in results.items()}
+    of_ids = target.ndim == 2
+    further = {f"{name}_hbm": rows[name] for name in (*_OF_BACKWARD, *(() if of_ids else ("grad_loss",)))}
+    flags = {
+        "grad_input_wanted": needed.input,
+        "grad_weight_wanted": needed.weight,
+        "grad_bias_wanted": needed.bias,
+    }
+    return launch(
+        _BACKWARD_OF_IDS if of_ids else _BACKWARD,
+        {**_arrays(rows, shared), "lse_hbm": lse, **further},
+        {**recipe.constants(of_ids), **flags},
+        results,
+        recipe.simulator,
+    )
+
+
+_OF_BACKWARD: Final = ("maximum", "log_sum", "entropy", "grad_lse", "grad_logprob", "grad_entropy")
+
+
+def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
+    return {
+        "input_hbm": rows["input"],
+        "weight_hbm": shared["linear_weight"],
+        "targets_hbm": rows["target"],
+        "bias_hbm": shared["linear_bias"],
+        "class_weight_hbm": shared["class_weight"],
+    }
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The values that the forward saves for the backward.
+
+    Attributes:
+        input: [N, D].
+        linear_weight: the output layer, in its layout.
+        target: int32, as ``targets.class_indices`` gives them.
+        linear_bias, class_weight: [V] float32, or None.
+        maximum, log_sum: [N] float32.
+        entropy: [N] float32; None where it was not requested.
+        needed: flags of the needed gradients, from ``saved_flags``.
+    """
+
+    input: jax.Array
+    linear_weight: jax.Array
+    target: jax.Array
+    linear_bias: jax.Array | None
+    class_weight: jax.Array | None
+    maximum: jax.Array
+    log_sum: jax.Array
+    entropy: jax.Array | None
+    needed: jax.Array
+
+
+# JAX treats it as a container of arrays.
+jax.tree_util.register_dataclass(Saved)
+
+# A function of the arrays of rows and of the shared arrays.
+_Launch = Callable[[Arrays, Arrays], dict[str, jax.Array]]
+# The names of the results that have upstream gradients.
+_UPSTREAM: Final = ("loss", "lse", "logprob", "entropy")
+
+
+def _launched(recipe: LinearRecipe, needed: Needed | None, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
+    """Launch the forward if ``needed`` is None, else the backward, and return the results.
+
+    Gradients of the output layer are sums over the rows of an example, so ``jax.vmap`` then launches once per example.
+    """
+    if needed is None:
+        call: _Launch = partial(launched_forward, recipe)
+        return batched_by_rows(call)(rows, shared)
+    batched = batched_by_example if needed.weight or needed.bias else batched_by_rows
+    return batched(partial(launched_backward, recipe, needed))(rows, shared)
+
+
+def _refuse_second(recipe: LinearRecipe, needed: Needed | None, rows: Arrays, shared: Arrays) -> NoReturn:
+    raise NotImplementedError(
+        f"{recipe.caller}: the gradients have no derivative here, neither forward nor reverse; for second derivatives "
+        f"multiply, and use jax.nn.log_softmax"
+    )
+
+
+# The results of a kernel, with a derivative that raises an error: without it, the error would come from a callback.
+_kernel_results: Final = jax.custom_vjp(_launched, nondiff_argnums=(0, 1))
+_kernel_results.defvjp(_refuse_second, _refuse_second)
+
+
+def _results(
+    recipe: LinearRecipe,
+    input: jax.Array,
+    linear_weight: jax.Array,
+    target: jax.Array,
+    linear_bias: jax.Array | None,
+    class_weight: jax.Array | None,
+) -> dict[str, jax.Array]:
+    """Return the results of the forward kernel, with the log-probability of the target in place of its logit."""
+    rows = {"input": input, "target": _kernel_target(target)}
+    results = _kernel_results(recipe, None, rows, _shared(linear_weight, linear_bias, class_weight))
+    if recipe.wanted.target:
+        logprob = (results.pop("target_logit") - results["maximum"]) - results["log_sum"]
+        results["logprob"] = jnp.where(target == IGNORED, 0.0, logprob)
+    elif not recipe.is_loss and "loss" in results:
+        results["logprob"] = 0.0 - results.pop("loss")  # a difference, for the negative of 0 has a sign
+    is_wrong = target == OUT_OF_RANGE
+    return {
+        name: jnp.where(is_wrong, jnp.nan, values) if name in ("loss", "logprob") else values
+        for name, values in results.items()
+    }
+
+
+def _kernel_target(target: jax.Array) -> jax.Array:
+    """Replace class indices out of range by a class that exists, for the kernels; the results of these rows are
+    replaced by NaN later.
+    """
+    return jnp.where(target == OUT_OF_RANGE, 0, target)
+
+
+def _shared(linear_weight: jax.Array, linear_bias: jax.Array | None, class_weight: jax.Array | None) -> Arrays:
+    return {"linear_weight": linear_weight, "linear_bias": linear_bias, "class_weight": class_weight}
+
+
+def _forward(
+    recipe: LinearRecipe, input: Any, linear_weight: Any, target: Any, linear_bias: Any, class_weight: Any
+) -> tuple[dict[str, jax.Array], Saved]:
+    """Compute the results and the saved values.
+
+    With ``symbolic_zeros``, JAX tells which arguments are differentiated.
+    """
+    needed = Needed(input.perturbed, linear_weight.perturbed, linear_bias is not None and linear_bias.perturbed)
+    if class_weight is not None and class_weight.perturbed:
+        raise NotImplementedError(
+            f"{recipe.caller}: weight is differentiated by, and there is no derivative by class weights; pass "
+            f"jax.lax.stop_gradient(weight)"
+        )
+    bias, weights = (None if argument is None else argument.value for argument in (linear_bias, class_weight))
+    results = _results(recipe, input.value, linear_weight.value, target.value, bias, weights)
+    saved = Saved(
+        input=input.value,
+        linear_weight=linear_weight.value,
+        target=target.value,
+        linear_bias=bias,
+        class_weight=weights,
+        maximum=results["maximum"],
+        log_sum=results["log_sum"],
+        entropy=results.get("entropy"),
+        needed=saved_flags(needed.input, needed.weight, needed.bias),
+    )
+    return results, saved
+
+
+def _backward(recipe: LinearRecipe, saved: Saved, grads: Mapping[str, Any]) -> tuple[jax.Array | None, ...]:
+    """Compute the gradients of input, weight, target, bias and class weights; None for no gradient."""
+    upstream: dict[str, jax.Array | None] = {
+        name: None if name not in grads or isinstance(grads[name], SymbolicZero) else grads[name] for name in _UPSTREAM
+    }
+    needed = Needed(*flags_of(saved.needed))
+    if needed == Needed(False, False, False) or all(grad is None for grad in upstream.values()):
+        return None, None, None, None, None
+    of_logprob = upstream["logprob"]
+    if not recipe.is_loss and saved.target.ndim == 1 and of_logprob is not None:
+        # As the negative of a loss, whose gradient costs nothing more.
+        upstream.update(loss=-of_logprob, logprob=None)
+    is_wrong = saved.target == OUT_OF_RANGE
+    for name in ("loss", "logprob"):
+        gradient = upstream[name]
+        if gradient is not None:
+            upstream[name] = jnp.where(is_wrong, jnp.nan, gradient)
+    rows = {
+        "input": saved.input,
+        "target": _kernel_target(saved.target),
+        "maximum": saved.maximum,
+        "log_sum": saved.log_sum,
+        "entropy": None if upstream["entropy"] is None else saved.entropy,
+        **{f"grad_{name}": values for name, values in upstream.items()},
+    }
+    shared = _shared(saved.linear_weight, saved.linear_bias, saved.class_weight)
+    results = _kernel_results(recipe, needed, rows, shared)
+    return results.get("input"), results.get("linear_weight"), None, results.get("linear_bias"), None
+
+
+# From the recipe, hidden states [N, D], the weight, targets, bias and class weights to results by name, [N] each
+# but for logprob of K ids, [N, K]: the loss, or of scores logprob; lse, maximum, log_sum and what the recipe wants.
+_results_of_rows: Final = jax.custom_vjp(_results, nondiff_argnums=(0,))
+_results_of_rows.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def computed_rows(
+    recipe: LinearRecipe,
+    input: jax.Array,
+    linear_weight: jax.Array,
+    target: jax.Array,
+    linear_bias: jax.Array | None,
+    class_weight: jax.Array | None = None,
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Compute the results by row from checked arguments, and return them with the int32 targets of the rows.
+
+    Args:
+        recipe: the compiled options.
+        input: [..., D].
+        linear_weight: the output layer, in its layout.
+        target: class indices in the shape of the positions, or with a further axis of K ids.
+        linear_bias, class_weight: [V] floating, or None.
+    """
+    positions = prod(input.shape[:-1])
+    classes = jnp.asarray(class_indices(target, recipe.options.ignore_index, _classes(recipe, linear_weight)))
+    arrays = differing_alike(
+        {
+            "input": as_rows(input, -1),
+            "linear_weight": linear_weight,
+            "target": classes.reshape(positions, *classes.shape[input.ndim - 1 :]),
+            "linear_bias": None if linear_bias is None else linear_bias.astype(jnp.float32),
+            "class_weight": None if class_weight is None else class_weight.astype(jnp.float32),
+        }
+    )
+    return _results_of_rows(recipe, *arrays.values()), arrays["target"]
+
+
+def narrowed(target: Array, ignore_index: int, classes: int) -> tuple[Array, bool]:
+    """Convert numpy targets to int32 class indices, before JAX would cut 64-bit integers down to 32 bits, and return
+    them with True; return targets of JAX unchanged, with False.
+    """
+    if isinstance(target, np.ndarray):
+        return class_indices(target, ignore_index, classes), True
+    return target, False
+
+
+def _classes(recipe: LinearRecipe, linear_weight: jax.Array) -> int:
+    return linear_weight.shape[0 if recipe.weight_layout == CLASSES_FIRST else 1]

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""``linear_token_scores``: log-probability, entropy and further scores of tokens, from hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import jax
+
+from nkilib.base.lnc import launch_cores, library_grid
+from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.experimental.loss.cross_entropy.launch import Wanted
+from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import OUTPUTS, checked_outputs
+from nkilib.experimental.loss.linear_cross_entropy.launch import IDS_MAX
+from nkilib.jax.functions.cross_entropy_checks import check_range, checked_options
+from nkilib.jax.functions.cross_entropy_derivative import IGNORED, Array
+from nkilib.jax.functions.linear_checks import (
+    LinearArguments,
+    check_indices,
+    check_operands,
+    checked_compute_dtype,
+    checked_scale,
+)
+from nkilib.jax.functions.linear_derivative import LinearRecipe, computed_rows, narrowed
+from nkilib.jax.launching import simulator_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class LinearTokenScores(NamedTuple):
+    """Scores in the shape of the positions, float32 except ``argmax``; None for scores that were not requested.
+
+    Logits z are those after scale, cap and temperature, p is their softmax. Ignored positions have all scores but the
+    log-probability.
+
+    Attributes:
+        logprob: log-probability of the target in nats, at most 0; 0 where it is ignored. With K target ids per position
+            its last axis has K entries. Differentiable.
+        entropy: entropy of the softmax, in nats. Differentiable.
+        lse: log-sum-exp of the logits, in nats. Differentiable.
+        argmax: int32, the first class with the largest logit; V, which is not a class, in a row that holds a NaN.
+        log_sum_squares: log of the sum of p^2, at most 0.
+        mean_logit: the mean of z over the classes that no bias of -inf masks.
+    """
+
+    logprob: jax.Array
+    entropy: jax.Array | None
+    lse: jax.Array | None
+    argmax: jax.Array | None
+    log_sum_squares: jax.Array | None
+    mean_logit: jax.Array | None
+
+
+_CALLER: Final = "linear_token_scores"
+
+
+@hides_unknown
+def linear_token_scores(
+    input: Array,
+    linear_weight: Array,
+    target: Array,
+    *,
+    linear_bias: Array | None = None,
+    ignore_index: int = -100,
+    temperature: float = 1.0,
+    logit_scale: float = 1.0,
+    logit_softcap: float | None = None,
+    outputs: Iterable[str] = ("entropy",),
+    compute_dtype: Any = None,
+    weight_layout: str = "vd",
+    **unknown: Unpack[NoKeywords],
+) -> LinearTokenScores:
+    """Log-probability of each target and further scores of each position, from hidden states and the output layer.
+
+    Reinforcement learning and preference optimization use these scores. They equal, with z = softcap(logit_scale *
+    (input @ linear_weight.T + linear_bias)) / temperature in float32, where softcap is the cap that ``logit_softcap``
+    describes, and p = jax.nn.softmax(z)::
+
+        logprob = jnp.take_along_axis(jax.nn.log_softmax(z), target[..., None], -1)[..., 0]
+        entropy = -(p * jnp.log(p)).sum(-1)
+        lse = jax.nn.logsumexp(z, -1)
+        argmax = z.argmax(-1)
+        log_sum_squares = jnp.log(jnp.square(p).sum(-1))
+        mean_logit = z.mean(-1)
+
+    in one launch forward and one backward, without logits in memory and without a rounding of logits. The gradients of
+    ``input``, ``linear_weight`` and ``linear_bias`` have the types of these arrays, come from float32 sums and are
+    rounded once; a gradient that is not needed is not computed, and a score without a gradient costs the backward
+    nothing.
+
+    A class that a bias of -inf masks stays masked under a cap, adds nothing to entropy and ``log_sum_squares``, and
+    is left out of ``mean_logit``.
+
+    It works under ``jax.jit``, ``jax.grad``, ``jax.checkpoint``, ``jax.vmap`` and ``jax.shard_map``. It has first
+    derivatives in reverse mode. A class that does not exist raises an IndexError where the targets are known (numpy
+    arrays, and on the CPU arrays that are not being traced); else the log-probability is NaN, and so are its gradients.
+
+    Args:
+        input: hidden states, [..., D], bfloat16, float16 or float32; D from 16 to 16,384.
+        linear_weight: [V, D], or [D, V] by ``weight_layout``, of the same type unless there is a ``compute_dtype``.
+        target: class indices of any integer type, each in [0, V) or ``ignore_index``: [...], of the shape of ``input``
+            without the features, or [..., K], 1 to 64 ids per position, which may be equal.
+        linear_bias: [V], of the type of ``input`` or float32; used in float32, without rounding. -inf masks a class.
+        ignore_index: target of ignored positions, such as those of the prompt. Their ``logprob`` is 0, and its upstream
+            gradient is not read; the other scores are computed, and have gradients.
+        temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6. It is a
+            Python number, which like ``logit_scale`` is a constant of the compiled kernel: each new value compiles a
+            new kernel.
+        logit_scale: multiplies the logits before the cap; from 1e-6 to 1e6.
+        logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None applies no cap.
+        outputs: names of the scores besides ``logprob``: ``"entropy"``, ``"lse"``, ``"argmax"``, ``"log_sum_squares"``
+            and ``"mean_logit"``. Gradients flow through ``logprob``, ``entropy`` and ``lse``.
+        compute_dtype: bfloat16, float16 or float32. Operands of another type, which may then differ from each other,
+            are rounded to it for the products. None: the type of the operands.
+        weight_layout: ``"vd"`` or ``"dv"``; see :func:`nkilib.jax.linear_cross_entropy`.
+
+    Returns:
+        The scores, float32 except ``argmax``, which is int32; None for scores that are not in ``outputs``. ``logprob``
+        has the shape of ``target``, the others that of the positions.
+
+    Raises:
+        TypeError: an argument has the wrong Python type or dtype, or a number that is a constant of the compiled
+            kernel, such as ``temperature``, is an array of JAX.
+        ValueError: an unknown name in ``outputs``; shapes do not fit; an option is out of range; the environment gives
+            two different numbers of cores.
+        IndexError: a target out of range, where targets are known.
+        NotImplementedError: arrays are not where kernels run; a derivative of the gradients, in forward or reverse
+            mode.
+    """
+    if unknown:
+        refuse_unknown(linear_token_scores, unknown)
+    names = checked_outputs(_CALLER, outputs)
+    options = checked_options(
+        _CALLER,
+        linear_token_scores,
+        ignore_index=ignore_index,
+        logit_softcap=logit_softcap,
+        temperature=temperature,
+    )
+    scale = checked_scale(_CALLER, linear_token_scores, logit_scale)
+    dtype = checked_compute_dtype(_CALLER, compute_dtype)
+    arguments = LinearArguments(input, linear_weight, target, linear_bias, weight_layout)
+    check_operands(_CALLER, arguments, dtype)
+    check_indices(_CALLER, arguments, _target_shape(arguments))
+    check_range(_CALLER, target, options.ignore_index, arguments.classes)
+    target, is_narrowed = narrowed(target, options.ignore_index, arguments.classes)
+    launch_cores(f"nkilib.jax.{_CALLER}", library_grid())  # of a compiled launch JAX would wrap what is raised
+    recipe = LinearRecipe(
+        caller=_CALLER,
+        is_loss=False,
+        options=replace(options, ignore_index=IGNORED) if is_narrowed else options,
+        logit_scale=scale,
+        compute_dtype=arguments.rounding_dtype(dtype),
+        weight_layout=weight_layout,
+        wanted=Wanted(log_sum=True, **{name: True for name in names if name != "lse"}),
+        simulator=simulator_options(),
+    )
+    return _compiled(recipe, names, input, linear_weight, target, linear_bias)
+
+
+def _target_shape(arguments: LinearArguments) -> tuple[int, ...]:
+    """Return the shape of the positions, with an axis of ids if the target has one.
+
+    Raises:
+        ValueError: more ids than a launch takes, or none.
+    """
+    if arguments.target.ndim != arguments.input.ndim:
+        return arguments.positions
+    ids = arguments.target.shape[-1]
+    if not 1 <= ids <= IDS_MAX:
+        raise ValueError(
+            f"{_CALLER}: target may have 1 to {IDS_MAX} ids of each position, got shape {arguments.target.shape} for "
+            f"positions of shape {arguments.positions}; call it for parts of them, with outputs=() for all but one"
+        )
+    return (*arguments.positions, ids)
+
+
+def _computed(
+    recipe: LinearRecipe,
+    names: tuple[str, ...],
+    input: jax.Array,
+    linear_weight: jax.Array,
+    target: jax.Array,
+    linear_bias: jax.Array | None,
+) -> LinearTokenScores:
+    """Compute :func:`linear_token_scores` of checked arguments.
+
+    It is compiled, because each small operation would be its own program otherwise.
+    """
+    results, _ = computed_rows(recipe, input, linear_weight, target, linear_bias)
+    scores = {name: results[name].reshape(input.shape[:-1]) if name in names else None for name in OUTPUTS}
+    return LinearTokenScores(results["logprob"].reshape(target.shape), **scores)
+
+
+_compiled: Final = jax.jit(_computed, static_argnums=(0, 1))

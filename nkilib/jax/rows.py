@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Arrays of any shape as the rows of kernels, and functions of rows under JAX's transformations.
+
+``jax.vmap`` launches once with the rows of all examples, if no result is a sum over rows (:func:`batched_by_rows`).
+``jax.shard_map`` wants arrays that differ over the same mesh axes (:func:`differing_alike`). A derivative passes flags
+from its forward to its backward (:func:`saved_flags`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+
+Arrays = Mapping[str, jax.Array | None]
+# A function of arrays whose first dimension is that of the rows, and of arrays that all rows share; it returns results
+# by row.
+RowsFunction = Callable[[Arrays, Arrays], dict[str, jax.Array]]
+
+
+def axis_of(shape: tuple[int, ...], axis: int) -> int:
+    """Return the axis along which rows lie, counted from the front."""
+    return axis % len(shape)
+
+
+def rows_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Return the shape of a result with one number for each row: the shape of the array without the axis."""
+    at = axis_of(shape, axis)
+    return (*shape[:at], *shape[at + 1 :])
+
+
+def as_rows(array: jax.Array, axis: int) -> jax.Array:
+    """Reshape an array to [rows, row length]. Only an axis that is not the last costs a copy."""
+    last = jnp.moveaxis(array, axis_of(array.shape, axis), -1)
+    return last.reshape(prod(last.shape[:-1]), last.shape[-1])
+
+
+def required(arrays: Arrays, name: str) -> jax.Array:
+    """Return the array of that name, which must not be None.
+
+    Raises:
+        KeyError: the array is missing.
+    """
+    array = arrays[name]
+    if array is None:
+        raise KeyError(f"{name} must be given")
+    return array
+
+
+def batched_by_rows(function: RowsFunction) -> RowsFunction:
+    """Wrap a function so that ``jax.vmap`` calls it once, with the rows of all examples one after the other.
+
+    If an array that all rows of a call share, such as class weights, differs between the examples, the rows cannot be
+    joined, and the function is called for each example.
+    """
+    mapped = custom_vmap(function)
+
+    def rule(
+        size: int, batched: tuple[Mapping[str, bool | None], Mapping[str, bool | None]], rows: Arrays, shared: Arrays
+    ) -> tuple[dict[str, jax.Array], dict[str, bool]]:
+        rows_batched, shared_batched = batched
+        if any(shared_batched.values()):
+            results = _for_each(mapped, _chosen(rows, rows_batched), _chosen(shared, shared_batched), rows, shared)
+        else:
+            joined = {name: _joined(array, rows_batched[name], size) for name, array in rows.items()}
+            joined_results = mapped(joined, shared)
+            results = {name: result.reshape(size, -1, *result.shape[1:]) for name, result in joined_results.items()}
+        return results, dict.fromkeys(results, True)
+
+    mapped.def_vmap(rule)
+    return mapped
+
+
+def batched_by_example(function: RowsFunction) -> RowsFunction:
+    """Wrap a function so that ``jax.vmap`` calls it for each example.
+
+    This is for functions with a result that is a sum over the rows of one example.
+    """
+    mapped = custom_vmap(function)
+
+    def rule(
+        size: int, batched: tuple[Mapping[str, bool | None], Mapping[str, bool | None]], rows: Arrays, shared: Arrays
+    ) -> tuple[dict[str, jax.Array], dict[str, bool]]:
+        rows_batched, shared_batched = batched
+        results = _for_each(mapped, _chosen(rows, rows_batched), _chosen(shared, shared_batched), rows, shared)
+        return results, dict.fromkeys(results, True)
+
+    mapped.def_vmap(rule)
+    return mapped
+
+
+def _joined(array: jax.Array | None, is_batched: bool | None, size: int) -> jax.Array | None:
+    """Join an array of rows of all examples to one array; if it is the same for all examples, it is repeated."""
+    if array is None:
+        return None
+    whole = array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
+    return whole.reshape(size * whole.shape[1], *whole.shape[2:])
+
+
+def _chosen(arrays: Arrays, batched: Mapping[str, bool | None]) -> dict[str, Any]:
+    return {name: array for name, array in arrays.items() if batched[name]}
+
+
+def _for_each(
+    mapped: RowsFunction, rows_of_each: Arrays, shared_of_each: Arrays, rows: Arrays, shared: Arrays
+) -> dict[str, jax.Array]:
+    """Return the results of every example, stacked, with one launch per example. ``rows_of_each`` and
+    ``shared_of_each`` are the arrays that differ between the examples.
+    """
+
+    def one(example: tuple[Arrays, Arrays]) -> dict[str, jax.Array]:
+        return mapped({**rows, **example[0]}, {**shared, **example[1]})
+
+    return jax.lax.map(one, (rows_of_each, shared_of_each))
+
+
+def differing_alike(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Make all arrays vary, by their types in ``jax.shard_map``, over every mesh axis that any of them varies over.
+
+    The gradients of a function of all of them then have the same axes, and JAX adds up over the devices the gradients
+    of an array that the devices share, such as an output layer in data-parallel training. Nothing is copied. None stays
+    None.
+    """
+    axes = frozenset[Any]().union(*(_axes_of(array) for array in arrays.values()))
+    return {name: _differing(array, axes) for name, array in arrays.items()}
+
+
+def _axes_of(array: Any) -> frozenset[Any]:
+    """Return the mesh axes that an array varies over; none outside of ``jax.shard_map``, or if that checks no axes."""
+    if array is None:
+        return frozenset()
+    kind: Any = jax.typeof(array)
+    axes: frozenset[Any] = kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # before 0.10, and since
+    return axes
+
+
+def _differing(array: Any, axes: frozenset[Any]) -> Any:
+    missing = tuple(sorted(axes - _axes_of(array), key=str))
+    if array is None or not missing:
+        return array
+    lax: Any = jax.lax
+    return lax.pcast(array, missing, to="varying") if hasattr(lax, "pcast") else lax.pvary(array, missing)
+
+
+def saved_flags(*flags: bool) -> jax.Array:
+    """Return an array without elements whose shape encodes flags that a forward passes to its backward at trace time:
+    which arguments need gradients.
+
+    Constants in the tree of the residuals of ``jax.custom_vjp`` would not do: where ``jax.vmap`` maps a program under
+    ``jax.jit``, JAX 0.10 takes a forward from its cache together with the tree of the forward that it traced last,
+    which may have needed other gradients: gradients were 0. The shape of an array belongs to the forward that runs.
+    """
+    return jnp.zeros((0, *map(int, flags)))
+
+
+def flags_of(saved: jax.Array) -> tuple[bool, ...]:
+    """Return the flags that were passed to :func:`saved_flags`."""
+    return tuple(size == 1 for size in saved.shape[1:])

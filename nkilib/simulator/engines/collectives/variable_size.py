@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Operations with shares whose sizes are read at run time: all-gather-v and all-to-all-v, at once or in two steps.
+
+Tensors are treated as flat buffers, in row-major order. A metadata tensor has a column for each rank of the list. Its
+rows are: the number of elements to send, the first element to send, the number of elements received, and the place in
+the result for the received elements.
+
+Source: ``nki/api/nki/collectives/__init__.py``; for the two steps the later pages of ``all_gather_v_prepare``,
+``all_to_all_v_prepare`` and ``all_to_all_v_trigger``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import update_wrapper
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.definition import NkiInstruction
+from ...machine.core import Core, current_core
+from ...machine.issue import Call, instruction
+from ...machine.synchronisation import AgreedProperty
+from ...tensors.tensor import NkiTensor
+from ...terms.dtypes import uint32
+from ...terms.enums import HBM, Engine, MemoryRegion
+from ...terms.errors import NkiValidationError, kernel_location
+from ...terms.spec import DataNeeded
+from ..dma.endpoints import read, write
+from ..dma.instructions import check_priority
+from .exchange import (
+    Operation,
+    RankPosition,
+    ReplicaGroup,
+    belongs_to_rank,
+    check_same_types,
+    group_term,
+    perform,
+    place_in,
+    tensors,
+)
+
+GATHER, TO_ALL = "all_gather_v", "all_to_all_v"
+# Rows of the metadata.
+_SEND_COUNT, _SEND_START, _RECEIVED, _RECEIVE_START = range(4)
+# "Each rank-list must have exactly 4 ranks", "Only LNC=2 is supported" (all_gather_v).
+_GATHER_RANKS, _GATHER_CORES = 4, 2
+
+
+@dataclass(frozen=True)
+class UncheckedTensors:
+    """The tensors as the kernel passes them, not yet checked."""
+
+    srcs: Any
+    dsts: Any
+    metadata_tensor: Any
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    """The data that a rank brings: for each rank of the list the elements that it sends there, flat.
+
+    Attributes:
+        pieces: the elements by position in the list; for all-gather-v a single piece that goes to all.
+    """
+
+    pieces: Sequence[npt.NDArray[Any]]
+
+    def to(self, position: int) -> npt.NDArray[Any]:
+        return self.pieces[position] if len(self.pieces) > 1 else self.pieces[0]
+
+
+@dataclass(frozen=True)
+class _Metadata:
+    """The contents of the metadata tensor on this rank; there are none in a launch without data.
+
+    Attributes:
+        send_counts, send_starts: the number of elements and the first element to send to each rank; for all-gather-v
+            one number for all ranks.
+        receive_starts: the first element in the result for those of each rank; None for equal slots.
+    """
+
+    send_counts: npt.NDArray[np.int64]
+    send_starts: npt.NDArray[np.int64]
+    receive_starts: npt.NDArray[np.int64] | None
+
+    def compared_numbers(self) -> Sequence[object]:
+        """Return all numbers, on which the two cores of a rank must agree."""
+        starts = None if self.receive_starts is None else self.receive_starts.tolist()
+        return self.send_counts.tolist(), self.send_starts.tolist(), starts
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked call whose metadata have been read.
+
+    Attributes:
+        what: the name of the operation.
+        place: the position of this rank in its list.
+        src, dst: the tensors.
+        metadata: the metadata as read; None in a launch without data.
+        metadata_tensor: the metadata tensor, which also receives the counts of received elements; its second last
+            dimension counts its rows.
+        reports_counts: whether the counts are written there.
+    """
+
+    what: str
+    place: RankPosition
+    src: NkiTensor
+    dst: NkiTensor
+    metadata: _Metadata | None
+    metadata_tensor: NkiTensor
+    reports_counts: bool
+
+
+def prepare(
+    call: Call,
+    what: str,
+    unchecked: UncheckedTensors,
+    replica_group: Any,
+    recv_counts_known: Any,
+    has_rdispls: Any,
+    priority: int | None,
+) -> Prepared:
+    """Check a call of the operation ``what`` and read its metadata as they are now; its data are not accessed.
+
+    Raises:
+        NkiValidationError: naming the parameter that does not fit.
+    """
+    core, place = call.core, place_in(call.core, replica_group)
+    check_priority(core, priority)
+    for name, flag in (("recv_counts_known", recv_counts_known), ("has_rdispls", has_rdispls)):
+        if not isinstance(flag, bool):
+            raise NkiValidationError(f"{name} must be True or False, got {flag!r}")
+    inputs = tensors(call, "srcs", unchecked.srcs, regions=HBM)
+    outputs = tensors(call, "dsts", unchecked.dsts, regions=HBM, is_output=True)
+    if len(inputs) != 1 or len(outputs) != 1:
+        raise NkiValidationError(f"srcs and dsts must be lists of one tensor, got {len(inputs)} and {len(outputs)}")
+    check_same_types(inputs, outputs)
+    src, dst = inputs[0], outputs[0]
+    for name, tensor in (("srcs[0]", src), ("dsts[0]", dst)):
+        if not tensor.is_contiguous():
+            raise NkiValidationError(f"{name} is taken as a flat buffer and must be dense, got {tensor}")
+    if what == GATHER:
+        _check_gather(core, place, has_rdispls)
+    if not has_rdispls and dst.size % place.size:
+        raise NkiValidationError(f"dsts[0] is cut into {place.size} equal slots, got {dst.size} elements in {dst}")
+    by_row = _rows_of(call, unchecked.metadata_tensor, place, has_rdispls, is_written=not recv_counts_known)
+    metadata = None if core.is_abstract else _read(core, what, by_row, has_rdispls)
+    return Prepared(what, place, src, dst, metadata, by_row, not recv_counts_known)
+
+
+def _check_gather(core: Core, place: RankPosition, has_rdispls: bool) -> None:
+    """Check the documented limits of all-gather-v in its present version."""
+    if has_rdispls:
+        raise NkiValidationError("has_rdispls=True is not supported by all_gather_v")
+    if core.launch.cores != _GATHER_CORES:
+        raise NkiValidationError("all_gather_v needs ranks of two cores: kernel[2]")
+    if any(len(ranks) != _GATHER_RANKS for ranks in place.lists):
+        raise NkiValidationError(
+            f"all_gather_v needs lists of {_GATHER_RANKS} ranks, got {[list(ranks) for ranks in place.lists]}"
+        )
+
+
+def _rows_of(
+    call: Call, metadata_tensor: Any, place: RankPosition, has_rdispls: bool, *, is_written: bool
+) -> NkiTensor:
+    """Return the metadata tensor, whose second last dimension counts its rows, after checking it."""
+    (tensor,) = tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}))
+    if is_written:
+        tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}), is_output=True)
+    least = _RECEIVE_START + 1 if has_rdispls else _RECEIVED + 1
+    rows = {least, _RECEIVE_START + 1}  # the last row may be there and not be used
+    leading = (1,) if tensor.buffer is MemoryRegion.sbuf else ()
+    if tensor.shape not in {(*leading, count, place.size) for count in rows} or not tensor.is_contiguous():
+        raise NkiValidationError(
+            f"metadata_tensor must be dense and have shape {[*leading, least, place.size]} in {tensor.buffer}, got "
+            f"{tensor}"
+        )
+    return tensor
+
+
+def _row(tensor: NkiTensor, row: int) -> NkiTensor:
+    return tensor.slice(tensor.ndim - 2, row, row + 1)
+
+
+def _read(core: Core, what: str, tensor: NkiTensor, has_rdispls: bool) -> _Metadata:
+    def numbers(row: int) -> npt.NDArray[np.int64]:
+        view = _row(tensor, row)
+        if what == GATHER:
+            view = view.slice(tensor.ndim - 1, 0, 1)
+        return read(core, "metadata_tensor", view).reshape(-1).astype(np.int64)
+
+    starts = numbers(_RECEIVE_START) if has_rdispls else None
+    return _Metadata(numbers(_SEND_COUNT), numbers(_SEND_START), starts)
+
+
+def run(call: Call, prepared: Prepared) -> None:
+    """Move the shares of a prepared call, and report the received counts if the call asks for them.
+
+    Raises:
+        NkiValidationError: if a share does not fit its source or its slot.
+        BarrierError: if another rank of the group reaches a different operation, or none.
+    """
+    core, place, metadata = call.core, prepared.place, prepared.metadata
+    if metadata is None:
+        perform(call, _operation(prepared, (), lambda: None, lambda brought: None))
+        raise DataNeeded("the metadata")
+    is_shared = prepared.metadata_tensor.buffer is MemoryRegion.shared_hbm
+    does_for_both = belongs_to_rank(core, (prepared.src, prepared.dst))
+    received = np.zeros(place.size, np.int64)
+
+    def bring() -> _Parcel:
+        spans = zip(metadata.send_counts.tolist(), metadata.send_starts.tolist(), strict=True)
+        return _Parcel([_piece(core, prepared.src, count, start) for count, start in spans])
+
+    def report(counts: npt.NDArray[np.int64]) -> None:
+        if prepared.reports_counts:
+            write(core, _row(prepared.metadata_tensor, _RECEIVED), counts.astype(np.uint32), uint32)
+
+    def store(brought: Mapping[int, _Parcel]) -> None:
+        for position, rank in enumerate(place.members):
+            piece = brought[rank].to(place.position)
+            received[position] = piece.size
+            _store_piece(core, prepared, metadata, position, piece)
+        if is_shared or not does_for_both:
+            report(received)
+
+    numbers = tuple(metadata.compared_numbers())
+    perform(call, _operation(prepared, numbers, bring, store))
+    if does_for_both and not is_shared:  # each core has a tensor of its own for the counts
+        (others,) = core.launch.barrier.meet("the counts received", received)
+        report(received if core.number == 0 else others)
+
+
+def _operation(
+    prepared: Prepared,
+    numbers: tuple[object, ...],
+    bring: Callable[[], Any],
+    store: Callable[[Mapping[int, Any]], None],
+) -> Operation:
+    place = prepared.place
+    terms = (group_term(place.lists), AgreedProperty("the type of the tensors", str(prepared.src.dtype)))
+    besides = (prepared.metadata_tensor,) if prepared.metadata_tensor.buffer is MemoryRegion.shared_hbm else ()
+    return Operation(
+        prepared.what, place.members, (prepared.src,), (prepared.dst,), terms, bring, store, besides, numbers
+    )
+
+
+def _piece(core: Core, src: NkiTensor, count: int, start: int) -> npt.NDArray[Any]:
+    if start + count > src.size:
+        raise NkiValidationError(
+            f"metadata_tensor: elements {start} to {start + count} are to be sent, and srcs[0] has {src.size}"
+        )
+    if not count:
+        return np.empty(0, src.storage.numpy_type_of(src.dtype))
+    flat = src.reshape((src.size,)).slice(0, start, start + count)
+    return np.array(read(core, "srcs[0]", flat))
+
+
+def _store_piece(core: Core, prepared: Prepared, metadata: _Metadata, position: int, piece: npt.NDArray[Any]) -> None:
+    dst, place = prepared.dst, prepared.place
+    slot = dst.size // place.size
+    sender = place.members[position]
+    if metadata.receive_starts is None:
+        start, room = slot * position, slot
+    else:
+        start = int(metadata.receive_starts[position])
+        room = max(0, dst.size - start)
+    if piece.size > room:
+        raise NkiValidationError(
+            f"rank {sender} sends {piece.size} elements, and from element {start} on dsts[0] has room for {room}: {dst}"
+        )
+    if piece.size:
+        write(core, dst.reshape((dst.size,)).slice(0, start, start + piece.size), piece, dst.dtype)
+
+
+class _Slot:
+    """The operation of a core that is prepared and not triggered yet, of which there can be one at a time."""
+
+    def __init__(self) -> None:
+        self.prepared: Prepared | None = None
+        self.handle: NkiInstruction | None = None
+        self.place = ""
+        self.is_checked_at_end = False
+
+
+@instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
+def all_gather_v(
+    call: Call,
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: ReplicaGroup,
+    metadata_tensor: NkiTensor,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: int | None = None,
+) -> None:
+    """Copy ``src[start:start + count]`` of each rank s to slot s of ``dst`` on every rank; ``dst`` has equal slots.
+
+    The only tensors of ``srcs`` and ``dsts`` are flat buffers here. The operation needs ranks of two cores, in lists of
+    four ranks. In the metadata, the first column of row 0 is the count and that of row 1 the start; row 2 receives the
+    numbers of elements received unless ``recv_counts_known``.
+
+    Raises:
+        BarrierError: if another rank of the group reaches a different operation, or none.
+    """
+    unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
+    run(call, prepare(call, GATHER, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
+
+
+@instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
+def all_to_all_v(
+    call: Call,
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: ReplicaGroup,
+    metadata_tensor: NkiTensor,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: int | None = None,
+) -> None:
+    """Copy ``src[start[q]:start[q] + count[q]]`` of each rank to the q-th rank of the list, for every q.
+
+    The elements from the s-th rank (a rank's own included) go to slot s of ``dst``, which has equal slots; with
+    ``has_rdispls`` they start at the element that row 3 of the receiver's metadata gives for s. Row 0 of the metadata
+    has the counts and row 1 the starts; row 2 receives the numbers of elements received unless ``recv_counts_known``.
+
+    Raises:
+        BarrierError: if another rank of the group reaches a different operation, or none.
+    """
+    unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
+    run(call, prepare(call, TO_ALL, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
+
+
+def _with_handle(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInstruction]:
+    """Wrap the prepare of an operation so that its slot remembers the instruction that the trigger must be given."""
+
+    def kept(*args: Any, **kwargs: Any) -> NkiInstruction:
+        handle = public(*args, **kwargs)
+        current_core(public.__name__).state(_Slot).handle = handle
+        return handle
+
+    update_wrapper(kept, public)
+    return kept
+
+
+@_with_handle
+@instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
+def all_gather_v_prepare(
+    call: Call,
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: ReplicaGroup,
+    metadata_tensor: NkiTensor,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: int | None = None,
+) -> None:
+    """Read the metadata of an :func:`all_gather_v` that :func:`all_gather_v_trigger` then runs.
+
+    Raises:
+        NkiValidationError: if a prepared operation has not been triggered yet.
+    """
+    unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
+    _keep(call, prepare(call, GATHER, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
+
+
+@_with_handle
+@instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
+def all_to_all_v_prepare(
+    call: Call,
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    replica_group: ReplicaGroup,
+    metadata_tensor: NkiTensor,
+    recv_counts_known: bool = False,
+    has_rdispls: bool = False,
+    priority: int | None = None,
+) -> None:
+    """Read the metadata of an :func:`all_to_all_v` that :func:`all_to_all_v_trigger` then runs.
+
+    Raises:
+        NkiValidationError: if a prepared operation has not been triggered yet.
+    """
+    unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
+    _keep(call, prepare(call, TO_ALL, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
+
+
+@instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
+def all_gather_v_trigger(call: Call, prepare_instr: NkiInstruction) -> None:
+    """Run the :func:`all_gather_v` that ``prepare_instr`` prepared; it reads the source and writes the result.
+
+    Raises:
+        NkiValidationError: if ``prepare_instr`` did not prepare the waiting operation.
+        BarrierError: if another rank of the group reaches a different operation, or none.
+    """
+    run(call, _take(call, GATHER, prepare_instr))
+
+
+@instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
+def all_to_all_v_trigger(call: Call, prepare_instr: NkiInstruction) -> None:
+    """Run the :func:`all_to_all_v` that ``prepare_instr`` prepared; it reads the source and writes the result.
+
+    Raises:
+        NkiValidationError: if ``prepare_instr`` did not prepare the waiting operation.
+        BarrierError: if another rank of the group reaches a different operation, or none.
+    """
+    run(call, _take(call, TO_ALL, prepare_instr))
+
+
+def _keep(call: Call, prepared: Prepared) -> None:
+    slot = call.core.state(_Slot)
+    if slot.prepared is not None:
+        raise NkiValidationError(
+            f"{slot.prepared.what} is prepared, at {slot.place}, and not triggered yet, and there is one slot; call "
+            f"nki.collectives.{slot.prepared.what}_trigger first"
+        )
+    slot.prepared, slot.place = prepared, kernel_location()
+    if not slot.is_checked_at_end:
+        slot.is_checked_at_end = True
+        call.core.at_end.append(lambda: _check_triggered(slot))
+
+
+def _check_triggered(slot: _Slot) -> None:
+    if slot.prepared is not None:
+        what = slot.prepared.what
+        raise NkiValidationError(
+            f"{what}_prepare at {slot.place} needs one {what}_trigger; the kernel ended without it"
+        )
+
+
+def _take(call: Call, what: str, handle: Any) -> Prepared:
+    slot = call.core.state(_Slot)
+    prepared = slot.prepared
+    if prepared is None or prepared.what != what or slot.handle is not handle:
+        waiting = "nothing is prepared" if prepared is None else f"{slot.handle!r} is what is prepared"
+        raise NkiValidationError(
+            f"prepare_instr must be what nki.collectives.{what}_prepare returned, for one trigger each; got "
+            f"{handle!r}, and {waiting}"
+        )
+    slot.prepared = slot.handle = None
+    call.reads.append(prepared.src)
+    call.keep(prepared.dst)
+    return prepared

@@ -1,0 +1,444 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The two ends of a DMA: the location of a view when the DMA runs, and the access to its elements.
+
+Every access of a DMA instruction to memory is a call of :func:`read` or :func:`write`, which also count the bytes
+that cross HBM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.indirection import resolve_scalar_offset
+from ...machine.core import Core
+from ...machine.issue import check_written
+from ...machine.levels import refuse
+from ...machine.partial_writes import PartialWrites, where_unwritten
+from ...memory.deferred import Part, Rectangle, deferred_copy
+from ...memory.storage import may_share, sentinel
+from ...numerics.casts import copy_in_order, saturate_to_integer, store_float
+from ...tensors.tensor import NkiTensor
+from ...tensors.view import Indirect
+from ...terms.dtypes import DType, tfloat32
+from ...terms.enums import HBM
+from ...terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError, kernel_location
+from ...terms.layout import Layout, extent, is_dense, reshape_strides
+from ..elementwise import is_worth_deferring
+
+
+class Rows(NamedTuple):
+    """Rows of a static view, in the order in which a gather or a scatter moves them.
+
+    Attributes:
+        base: the view; a row is an index of its dimension 0.
+        numbers: the indices of the rows.
+        in_range: for each row, whether it exists; ``read`` and ``write`` require that all of them do.
+    """
+
+    base: NkiTensor
+    numbers: npt.NDArray[np.int64]
+    in_range: npt.NDArray[np.bool_]
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Rows:
+        """Return those of the rows where ``chosen`` is true."""
+        return Rows(self.base, self.numbers[chosen], self.in_range[chosen])
+
+
+# One end of a transfer at the time when it runs: a static view or rows of one.
+End = NkiTensor | Rows
+
+
+def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
+    """Return the elements that ``view`` selects now, with its dynamic address read.
+
+    Returns:
+        A static view or rows of one; None if a scalar offset leads wholly out of its tensor and ``skips`` allows
+        that.
+
+    Raises:
+        OutOfRangeError: naming the partition and the index, unless ``skips``.
+        NkiValidationError: if a vector offset does not have one index for each row.
+    """
+    indirect = view.indirect_access
+    if indirect is None:
+        return view
+    if indirect.kind == "vector":
+        _check_one_index_a_row(name, view)
+        return rows_of(name, view, skips)
+    try:
+        return resolve_scalar_offset(name, view)
+    except OutOfRangeError:
+        if skips:
+            return _rows_inside(view, indirect)
+        raise
+
+
+def _rows_inside(view: NkiTensor, indirect: Indirect) -> End | None:
+    """Return the part of a view with a scalar offset that is inside its tensor: all of it, some rows, or None.
+
+    Public kernels rely on accesses beyond a dimension in two ways. An index beyond its dimension that leads to
+    elements of the tensor is no access out of bounds (a slot of a cache of blocks, counted in slots over all blocks).
+    And a block of rows may extend over an end of the tensor if the index counts rows of the view.
+    """
+    if view.is_on_chip():
+        return None
+    elements = view.storage.elements_of(view.dtype)
+    (index,) = indirect.read()
+    whole = Layout(view.shape, view.strides, view.offset + int(index) * indirect.stride)
+    low, high = extent(whole)
+    if index >= 0 and low >= 0 and high < elements:
+        return view.with_layout(whole)
+    if indirect.stride != view.strides[0]:
+        return None
+    rows = np.arange(view.shape[0])
+    starts = view.offset + (index + rows) * indirect.stride
+    low, high = extent(Layout(view.shape[1:], view.strides[1:], 0))
+    in_range = (starts + low >= 0) & (starts + high < elements)
+    if not in_range.any():
+        return None
+    first = int(np.argmax(in_range))
+    layout = Layout((int(in_range.sum()), *view.shape[1:]), view.strides, int(starts[first]))
+    return Rows(view.with_layout(layout), rows - first, in_range)
+
+
+def index_tensor(view: NkiTensor) -> NkiTensor:
+    """Return the tensor of the vector offset of ``view``, shape (P, N)."""
+    indirect = view.indirect_access
+    assert indirect is not None and isinstance(indirect.index, NkiTensor)
+    return indirect.index
+
+
+def _check_one_index_a_row(name: str, view: NkiTensor) -> None:
+    index = index_tensor(view)
+    if index.shape != (view.shape[0], 1):
+        raise NkiValidationError(
+            f"operand {name!r}: the vector offset must have shape ({view.shape[0]}, 1), one index for each row of "
+            f"{view}, got {index}"
+        )
+
+
+def rows_of(name: str, view: NkiTensor, skips: bool) -> Rows:
+    """Return the rows that the vector offset of ``view`` names now.
+
+    There are as many rows as ``view`` has; the indices are taken column by column.
+
+    Raises:
+        OutOfRangeError: naming the partition and the index, unless ``skips``.
+    """
+    indirect = view.indirect_access
+    assert indirect is not None
+    base = row_space(view, indirect)
+    index = indirect.read().reshape(index_tensor(view).shape).T.reshape(-1)[: view.shape[0]]
+    in_range = (index >= 0) & (index < base.shape[0])
+    if not skips and not in_range.all():
+        row = int(np.argmin(in_range))
+        raise OutOfRangeError(f"operand {name!r}: {indirect.out_of_range(row, int(index[row]), base.shape[0])}")
+    return Rows(base, index, in_range)
+
+
+def row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
+    """Return the static view with all rows that a vector offset can select, within the tensor and its storage."""
+    _, high = extent(Layout(view.shape[1:], view.strides[1:], view.offset))
+    elements = view.storage.elements_of(view.dtype)
+    rows = indirect.limit
+    if indirect.stride > 0:
+        rows = min(rows, max(0, (elements - 1 - high) // indirect.stride + 1))
+    return view.with_layout(Layout((rows, *view.shape[1:]), (indirect.stride, *view.strides[1:]), view.offset))
+
+
+def as_rows(end: End) -> Rows:
+    """Return a static view as all of its rows in their order; rows are returned unchanged."""
+    if isinstance(end, Rows):
+        return end
+    rows = end.shape[0]
+    return Rows(end, np.arange(rows), np.ones(rows, np.bool_))
+
+
+def rows_in_range(ends: dict[str, End]) -> list[End]:
+    """Return the ends of a transfer, by operand name, with only those rows that exist at all ends.
+
+    Row p of one end belongs to row p of another.
+
+    Raises:
+        NkiValidationError: if the ends do not have equal numbers of rows.
+    """
+    (first_name, first), *others = ends.items()
+    for name, other in others:
+        if _row_count(first) != _row_count(other):
+            raise NkiValidationError(
+                f"where rows are chosen or skipped {first_name!r} and {name!r} must have equally many of them, got "
+                f"{_row_count(first)} of {_base(first)} and {_row_count(other)} of {_base(other)}"
+            )
+    masks = [end.in_range for end in ends.values() if isinstance(end, Rows)]
+    if all(mask.all() for mask in masks):
+        return [*ends.values()]
+    moves = np.logical_and.reduce(masks)
+    return [as_rows(end).only(moves) for end in ends.values()]
+
+
+def _row_count(end: End) -> int:
+    return len(end.numbers) if isinstance(end, Rows) else end.shape[0]
+
+
+def _base(end: End) -> NkiTensor:
+    return end.base if isinstance(end, Rows) else end
+
+
+def move(core: Core, target: End, source: End) -> None:
+    """Copy the elements at ``source`` to ``target``; a large load of a whole block as it is may be deferred.
+
+    Raises:
+        UninitializedReadError: see :func:`read`.
+    """
+    if _base(target).storage.is_abstract:
+        pass_over(core, target, {"src": source})
+        return
+    if core.emitter is not None and isinstance(target, NkiTensor) and isinstance(source, NkiTensor):
+        core.emitter.move(target, source)
+        target.storage.written.mark(target.layout, target.storage.width_of(target.dtype))
+        return
+    if isinstance(target, NkiTensor) and isinstance(source, NkiTensor) and _are_large_and_alike(target, source):
+        if source.buffer in HBM and target.is_on_chip():
+            if target.storage.block_of(target.layout, target.dtype) is not None:
+                elements = _as_matrix(read(core, "src", source), target)
+                target.storage.defer(deferred_copy(target.layout, target.dtype, elements))
+                target.storage.written.mark(target.layout, target.storage.width_of(target.dtype))
+                core.loads.add(target.storage)
+                return
+        elif source.storage.parts and _store_deferred(core, target, source):
+            return
+    write(core, target, read(core, "src", source), _base(source).dtype)
+
+
+def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
+    """Compute the deferred elements of a tile directly in the memory to which the tile is stored, if possible.
+
+    Returns:
+        Whether it was possible, and ``source`` has been stored.
+    """
+    storage = source.storage
+    block = storage.block_of(source.layout, source.dtype)
+    if block is None or target.storage is storage:
+        return False
+    parts = [part for part in storage.parts if part.block.meets(block)]
+    matrix = _as_matrix(target.array, source)
+    if not all(part.content.dtype == source.dtype and part.divides(part.block.common(block)) for part in parts):
+        return False
+    if not all(_can_compute_in(matrix, part, block) for part in storage.parts):
+        return False
+    overwritten = [part for part in parts if not part.content.is_copy and _shares(part, matrix)]
+    # Other contents may be computed from one that reads the memory of its tile: they wait for a change of that memory.
+    if any(part.content.reads_itself for part in overwritten):
+        return False
+    check_written(core, "src", source)
+    core.loads.settle_readers(matrix, storage)
+    remaining = [block]
+    for part in parts:
+        common = part.block.common(block)
+        part.content.write(matrix[_within(block, common, part.width)], *part.within(common))
+        remaining = [smaller for larger in remaining for smaller in larger.outside(part.block)]
+    for missing in remaining:
+        width = storage.width_of(source.dtype)
+        matrix[_within(block, missing, width)] = storage.rows_of(missing, source.dtype)
+    _note_written(core, target, target.array)
+    if overwritten:
+        # Their sources are overwritten: from here on they are copies of the stored elements.
+        storage.defer(deferred_copy(source.layout, source.dtype, matrix))
+        core.loads.add(storage)
+    return True
+
+
+def _within(block: Rectangle, part: Rectangle, width: int) -> tuple[slice, slice]:
+    """Return the rows and columns of ``part`` in a matrix that holds the elements of ``block``.
+
+    The elements have ``width`` bytes.
+    """
+    columns = slice((part.left - block.left) // width, (part.right - block.left) // width)
+    return slice(part.top - block.top, part.bottom - block.top), columns
+
+
+def _can_compute_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> bool:
+    """Return whether a deferred part can be computed while or after the block around it is stored in ``matrix``.
+
+    ``block`` contains the part or is a part of it. The part can be computed if its sources are elsewhere, or if each
+    element comes from the place to which it goes.
+    """
+    if not _shares(part, matrix):
+        return True
+    if not block.contains(part.block):
+        return False
+    into = matrix[_within(block, part.block, part.width)]
+    return all(
+        _is_same_memory(source, into) or not may_share(source, matrix) for source in part.sources_within(part.block)
+    )
+
+
+def _shares(part: Part, memory: npt.NDArray[Any]) -> bool:
+    """Return whether a deferred part is computed from elements in ``memory``."""
+    return any(may_share(source, memory) for source in part.sources_within(part.block))
+
+
+def _is_same_memory(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
+    """Return whether two matrices are the same elements of one memory, in the same layout."""
+    if (first.dtype, first.shape, first.strides) != (second.dtype, second.shape, second.strides):
+        return False
+    return bool(first.ctypes.data == second.ctypes.data)
+
+
+def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
+    """Return whether deferring a copy may be worthwhile, and the two tensors allow it.
+
+    They must have one type and equal rows of elements, as many rows as the tensor on chip has partitions.
+    """
+    on_chip, other = (target, source) if target.is_on_chip() else (source, target)
+    return (
+        is_worth_deferring(target)
+        and on_chip.is_on_chip()
+        and target.dtype == source.dtype
+        and target.storage.is_widened == source.storage.is_widened
+        and is_dense(on_chip.shape[1:], on_chip.strides[1:])
+        and _has_dense_rows(other, on_chip)
+    )
+
+
+def _has_dense_rows(view: NkiTensor, like: NkiTensor) -> bool:
+    """Return whether a view, whatever its shape, can be read as a matrix with dense rows, as many as ``like`` has."""
+    strides = reshape_strides(view.shape, view.strides, (like.shape[0], like.free_size))
+    return strides is not None and (like.free_size == 1 or strides[1] == 1)
+
+
+def _as_matrix(elements: npt.NDArray[Any], like: NkiTensor) -> npt.NDArray[Any]:
+    """Return the elements as a matrix with the rows of ``like``, without a copy if :func:`_has_dense_rows` holds."""
+    return elements.reshape(like.shape[0], like.free_size)
+
+
+def pass_over(core: Core, target: End, sources: Mapping[str, End]) -> None:
+    """Record the reads and writes of a transfer to ``target`` in a launch that leaves out its values.
+
+    Raises:
+        UninitializedReadError: see :func:`read`.
+    """
+    for name, source in sources.items():
+        pass_over_read(core, name, source)
+    if not _base(target).storage.is_shape_only:
+        _note_written(core, target, None)
+
+
+def pass_over_read(core: Core, name: str, end: End) -> None:
+    """Check and record a read like :func:`read`, without returning the values."""
+    if _base(end).storage.is_shape_only:
+        return
+    if isinstance(end, Rows):
+        _unwritten_of_rows(core, name, end)
+    else:
+        check_written(core, name, end)
+    _note_read(core, end)
+
+
+def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
+    """Return the elements at ``end``: the memory itself for a static view, a copy for rows.
+
+    Raises:
+        UninitializedReadError: for elements never written, with ``uninitialized="error"``.
+    """
+    if isinstance(end, Rows):
+        values = end.base.array[end.numbers]
+        missing = _unwritten_of_rows(core, name, end)
+        if missing is not None:
+            values[missing] = sentinel(end.base.dtype)
+    else:
+        values = end.array
+        check_written(core, name, end)
+    _note_read(core, end)
+    return values
+
+
+def _note_read(core: Core, end: End) -> None:
+    view, rows = (end.base, end.numbers) if isinstance(end, Rows) else (end, None)
+    if view.buffer in HBM:
+        for tell in core.observers.moved:
+            tell(view, False, rows, None)
+
+
+def write(core: Core, end: End, values: npt.NDArray[Any], source: DType) -> None:
+    """Store ``values``, of type ``source`` and in row-major order, at ``end``, cast to its type, and mark it written.
+
+    If a row is named twice, the last one wins.
+    """
+    if _base(end).storage.is_abstract:
+        if not _base(end).storage.is_shape_only:
+            _note_written(core, end, values)
+        return
+    if _base(end).buffer in HBM:
+        core.loads.settle_readers(_memory_at(end))
+    if isinstance(end, Rows):
+        view = end.base
+        into = np.empty((len(end.numbers), *view.shape[1:]), view.array.dtype)
+        cast_into(into, values.reshape(into.shape), source, view.dtype)
+        view.array[end.numbers] = into
+    else:
+        view = end
+        cast_into(view.array, values.reshape(view.shape), source, view.dtype)
+    _note_written(core, end, values)
+
+
+def _note_written(core: Core, end: End, values: npt.NDArray[Any] | None) -> None:
+    view, rows = (end.base, end.numbers) if isinstance(end, Rows) else (end, None)
+    if not view.storage.written.is_full:
+        view.storage.written.mark(view.layout, view.storage.width_of(view.dtype), rows)
+    if view.buffer in HBM:
+        view.storage.is_changed = True
+        for tell in core.observers.moved:
+            tell(view, True, rows, values)
+
+
+def _memory_at(end: End) -> npt.NDArray[Any]:
+    """Return an array of the memory at ``end``, which may also contain rows between the chosen ones."""
+    if not isinstance(end, Rows):
+        return end.array
+    if not len(end.numbers):
+        return end.base.array[:0]
+    return end.base.array[end.numbers.min() : end.numbers.max() + 1]
+
+
+def _unwritten_of_rows(core: Core, name: str, rows: Rows) -> npt.NDArray[np.bool_] | None:
+    """Return a mask of the elements of the rows that were never written; None if all were.
+
+    Raises:
+        UninitializedReadError: if some were not, with ``uninitialized="error"``.
+    """
+    base = rows.base
+    written = base.storage.written
+    if written.is_full:
+        return None
+    missing = ~written.mask_of(base.layout, base.storage.width_of(base.dtype))[rows.numbers].all(axis=-1)
+    if not missing.any():
+        return None
+    if core.options.uninitialized != "ignore":
+        is_read = np.zeros(base.shape, np.bool_)
+        is_read[rows.numbers] = True
+        where = where_unwritten(core.observers.find(PartialWrites), base, is_read)
+        message = (
+            f"operand {name!r}: {int(missing.sum())} of the {missing.size} elements gathered from {base} were never "
+            f"written: {where}"
+        )
+        refuse(core.options.uninitialized, UninitializedReadError(message), kernel_location())
+    return np.asarray(missing)
+
+
+def cast_into(destination: npt.NDArray[Any], values: npt.NDArray[Any], source: DType, dtype: DType) -> None:
+    """Copy ``values`` into ``destination``: bit by bit between equal types, else cast through float32."""
+    if source == dtype:
+        copy_in_order(destination, values)
+    elif dtype.is_integer:
+        destination[...] = saturate_to_integer(values.astype(np.float32), dtype)
+    elif source.is_integer or dtype == tfloat32:
+        store_float(destination, values.astype(np.float32), dtype)
+    else:
+        np.copyto(destination, values, casting="unsafe")

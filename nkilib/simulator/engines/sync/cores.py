@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Synchronisation and exchange of the two cores: ``core_barrier``, ``sendrecv`` and ``sendrecv_compute``.
+
+``sendrecv`` swaps tiles of the cores; ``sendrecv_compute`` reduces each core's own tensor with the received one.
+
+Sources: docstring of ``sendrecv``; the page of ``nki.isa.sendrecv_compute`` in NKI 0.7. Details that it leaves open
+work as in ``sendrecv`` and, for the arithmetic, as in ``dma_compute``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.definition import HBM_SHARED, SBUF, Operand, output
+from ...isa.operators import operator_key
+from ...machine.issue import Call, instruction
+from ...machine.overlapping_copies import check_copy
+from ...numerics.operators import ARITHMETIC
+from ...tensors.tensor import NkiTensor
+from ...terms.argument_checks import is_integer
+from ...terms.dtypes import COMPUTABLE, COPYABLE, MOVABLE, float32
+from ...terms.enums import Engine, MemoryRegion, nc_version
+from ...terms.enums import dma_engine as DmaEngine
+from ...terms.errors import BarrierError, NkiValidationError
+from ..dma.endpoints import pass_over, read, write
+
+_CORES = (0, 1)
+
+
+@instruction(
+    operands=(Operand("data", regions=frozenset(MemoryRegion), dtypes=COPYABLE, is_accessed=False),),
+    on=(Engine.gpsimd, Engine.tensor, Engine.vector, Engine.scalar, Engine.sync),
+    since=nc_version.gen3,
+    is_lane_bound=False,
+)
+def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine: Engine = Engine.gpsimd) -> None:
+    """Wait until both cores of a logical NeuronCore have reached the barrier; ``cores`` must be ``(0, 1)``.
+
+    The barrier orders the accesses to ``data``, not those to other tensors: according to the documentation it holds up
+    one engine, and only instructions that depend on ``data`` wait for it. The documentation requires ``data`` in shared
+    HBM; published kernels also synchronise on a tile in SBUF, each core on its own tile. A launch on one core does not
+    wait: NKI 0.7 documents the barrier for logical NeuronCores of one core too, with the same ``cores``; published
+    kernels give ``cores=(0)`` there.
+
+    Raises:
+        BarrierError: if the other core ends without reaching the barrier, or waits on another tensor.
+        RaceError: if both cores accessed an element of ``data`` since the last barrier on it, one of them writing.
+    """
+    if data.buffer not in HBM_SHARED | SBUF:
+        raise NkiValidationError(f"operand 'data' must be in shared_hbm, got {data}")
+    core = call.core
+    named = (cores,) if isinstance(cores, int) else tuple(cores) if isinstance(cores, tuple | list) else None
+    is_alone = core.launch.cores == 1
+    if named != _CORES and not (is_alone and named == (0,)):
+        raise NkiValidationError(f"cores must be (0, 1), got {cores!r}")
+    if is_alone:
+        return
+    synchronise_on(call, data)
+
+
+def synchronise_on(call: Call, data: NkiTensor) -> None:
+    """Synchronise the two cores, each with its own ``call``, and order their accesses to ``data``.
+
+    Raises:
+        BarrierError: if the other core ends without reaching the barrier, or waits on another tensor.
+        RaceError: if both cores accessed an element of ``data`` since the last barrier on it, one of them writing.
+    """
+    core = call.core
+    shared = data.storage if data.buffer in HBM_SHARED else None
+    core.meetings += 1
+    own = core.observers.arrive(call)
+    core.loads.settle()  # from here on the other core may change the memory that they come from
+    ((other, brought),) = core.launch.barrier.meet("core_barrier", (shared, own))
+    if other is not shared:
+        raise BarrierError(f"core_barrier: the cores wait on different tensors, {core.number} on {data}")
+    core.observers.meet(call, brought)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """The data that a core hands to the other core in an exchange.
+
+    Attributes:
+        core: the number of the sending core.
+        src: the tensor that is sent.
+        how: the name and value of a further parameter on which both cores must agree.
+        values: a copy of the values of ``src``; None where there are none.
+        arrived: the data that the observers of the sending core (such as the model of time) hand to those of the
+            receiving core.
+    """
+
+    core: int
+    src: NkiTensor
+    how: tuple[str, str]
+    values: npt.NDArray[Any] | None
+    arrived: list[Any]
+
+
+def check_ranks(call: Call, send_to_rank: Any, recv_from_rank: Any) -> None:
+    """Check that the launch is on two cores, and that ``send_to_rank`` and ``recv_from_rank`` name the other core.
+
+    Raises:
+        NkiValidationError: naming the parameter.
+    """
+    other = 1 - call.core.number
+    if call.core.launch.cores != len(_CORES):
+        raise NkiValidationError("needs a launch on two cores: kernel[2](...)")
+    for name, rank in (("send_to_rank", send_to_rank), ("recv_from_rank", recv_from_rank)):
+        if not is_integer(rank) or rank != other:
+            raise NkiValidationError(f"{name} must be the other core, {other} on core {1 - other}, got {rank!r}")
+
+
+def check_pair(call: Call, src: NkiTensor, dst: NkiTensor) -> None:
+    """Check the tensor that is sent and the tensor that receives: they have one shape and type, and do not overlap.
+
+    Raises:
+        NkiValidationError: naming both.
+        OverlappingCopyError: at the level ``"error"`` of ``overlapping_copies``, if they overlap.
+    """
+    if (src.shape, src.dtype) != (dst.shape, dst.dtype):
+        raise NkiValidationError(f"operands 'src' and 'dst' must have one shape and type, got {src} and {dst}")
+    check_copy(call.core, dst, {"src": src}, None)
+
+
+def exchange(call: Call, place: str, src: NkiTensor, how: tuple[str, str]) -> Parcel:
+    """Synchronise with the other core at ``place``, send it the values of ``src``, and return the parcel that it sent.
+
+    Args:
+        call: the running instruction.
+        place: the barrier at which both cores must arrive.
+        src: the tensor that is sent.
+        how: the name and value of another parameter on which both cores must agree.
+
+    Raises:
+        BarrierError: if the other core ends without reaching ``place``, or waits elsewhere.
+        NkiValidationError: if shapes, types or ``how`` of the two sides differ; the message is the same on both cores.
+    """
+    call.core.meetings += 1
+    arrived = call.core.observers.arrive(call)
+    values = None if src.storage.is_abstract else src.array.copy()
+    call.core.loads.settle()  # from here on the other core may change the memory that they come from
+    own = Parcel(call.core.number, src, how, values, arrived)
+    received: Parcel
+    (received,) = call.core.launch.barrier.meet(place, own)
+    _check_agreement(*sorted((own, received), key=lambda parcel: parcel.core))
+    call.core.observers.meet(call, received.arrived)
+    return received
+
+
+def received_values(received: Parcel) -> npt.NDArray[Any]:
+    """Return the values that the other core has sent.
+
+    Raises:
+        ValuesWanted: if that core has none, because the launch left them out.
+    """
+    received.src.storage.need_values(received.src)
+    assert received.values is not None
+    return received.values
+
+
+def _check_agreement(first: Parcel, second: Parcel) -> None:
+    if (first.src.shape, first.src.dtype) != (second.src.shape, second.src.dtype):
+        sides = f"core 0 sends {first.src} and core 1 sends {second.src}"
+        raise NkiValidationError(f"the cores must swap tiles of one shape and type: {sides}")
+    if first.how != second.how:
+        name, value = first.how
+        raise NkiValidationError(f"the cores must name one {name}: core 0 gives {value} and core 1 {second.how[1]}")
+
+
+# Elements a partition that the DMA engine of GpSimd takes: 1024 bytes of 32-bit types, 512 of 16-bit and 256 of 8-bit.
+_GPSIMD_ELEMENTS_MAX = 256
+
+
+@instruction(
+    operands=(Operand("src", regions=SBUF, dtypes=MOVABLE), output("dst", regions=SBUF, dtypes=MOVABLE)),
+    on=(Engine.dma, Engine.gpsimd),
+    since=nc_version.gen3,
+    choose_engine=lambda values: Engine.gpsimd if values["dma_engine"] is DmaEngine.gpsimd_dma else Engine.dma,
+    is_lane_bound=False,
+    is_transfer=True,
+)
+def sendrecv(
+    call: Call,
+    src: NkiTensor,
+    dst: NkiTensor,
+    send_to_rank: int,
+    recv_from_rank: int,
+    pipe_id: int,
+    dma_engine: DmaEngine = DmaEngine.dma,
+) -> None:
+    """Swap tiles with the other core: its ``src`` goes to ``dst`` here, and ``src`` from here to its ``dst``.
+
+    Both cores call it with the same ``pipe_id``, and neither continues before both have called it. All four tiles
+    have one shape and type. ``dma_engine=gpsimd_dma`` takes up to 256 elements a partition.
+
+    Raises:
+        BarrierError: if the other core ends without calling it, or waits elsewhere: at another ``pipe_id`` or a
+            barrier.
+    """
+    check_ranks(call, send_to_rank, recv_from_rank)
+    if not is_integer(pipe_id) or pipe_id < 0:
+        raise NkiValidationError(f"pipe_id must be an integer >= 0, got {pipe_id!r}")
+    _check_tiles(call, src, dst, dma_engine)
+    received = exchange(call, f"sendrecv(pipe_id={pipe_id})", src, ("dma_engine", dma_engine.name))
+    if dst.storage.is_abstract:
+        return
+    dst.array[...] = received_values(received)
+
+
+def _check_tiles(call: Call, src: NkiTensor, dst: NkiTensor, dma_engine: DmaEngine) -> None:
+    if not isinstance(dma_engine, DmaEngine):
+        raise NkiValidationError(f"dma_engine must be a member of nki.isa.dma_engine, got {dma_engine!r}")
+    check_pair(call, src, dst)
+    elements = prod(src.shape[1:])
+    if dma_engine is DmaEngine.gpsimd_dma and elements > _GPSIMD_ELEMENTS_MAX:
+        raise NkiValidationError(
+            f"dma_engine=gpsimd_dma takes at most {_GPSIMD_ELEMENTS_MAX * src.dtype.itemsize} bytes a partition of "
+            f"{src.dtype}, got {elements * src.dtype.itemsize} in {src}; use dma_engine.dma, or several calls"
+        )
+
+
+_COMPUTE_REACH = SBUF | {MemoryRegion.private_hbm}
+_REDUCTIONS = ("add", "maximum", "minimum")
+
+
+@instruction(
+    operands=(
+        Operand("src", regions=_COMPUTE_REACH, dtypes=COMPUTABLE),
+        output("dst", regions=_COMPUTE_REACH, dtypes=COMPUTABLE),
+    ),
+    on=(Engine.dma,),
+    since=nc_version.gen3,
+    is_lane_bound=False,
+    is_transfer=True,
+)
+def sendrecv_compute(
+    call: Call, src: NkiTensor, dst: NkiTensor, send_to_rank: int, recv_from_rank: int, reduce_op: Any
+) -> None:
+    """Compute ``dst = src <reduce_op> the other core's src`` on both cores, in the DMA engines.
+
+    ``reduce_op`` is add, maximum or minimum. ``src`` and ``dst`` are both in SBUF or both in private HBM, in the same
+    memory on both cores, and have one shape and type. The arithmetic is float32, cast to the type of ``dst``. Neither
+    core continues before both have called it; calls of the two cores match in the order in which they are made.
+
+    Raises:
+        BarrierError: if the other core ends without calling it, or waits elsewhere.
+    """
+    check_ranks(call, send_to_rank, recv_from_rank)
+    key = operator_key("reduce_op", reduce_op)
+    if key not in _REDUCTIONS:
+        raise NkiValidationError(f"reduce_op must be nl.add, nl.maximum or nl.minimum, got {reduce_op!r}")
+    if src.buffer is not dst.buffer:
+        raise NkiValidationError(f"operands 'src' and 'dst' must both be in sbuf or both in HBM, got {src} and {dst}")
+    check_pair(call, src, dst)
+    received = exchange(call, "sendrecv_compute", src, ("reduce_op and memory", f"nl.{key} in {src.buffer.name}"))
+    if dst.storage.is_abstract:
+        pass_over(call.core, dst, {"src": src})
+        return
+    result = np.empty(src.shape, np.float32)
+    own = read(call.core, "src", src).astype(np.float32)
+    ARITHMETIC[key](own, received_values(received).astype(np.float32), result)
+    write(call.core, dst, result, float32)

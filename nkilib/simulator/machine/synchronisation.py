@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Where simulated cores wait for each other: the barrier of the cores of a launch, and the collectives of ranks.
+
+Neither can hang: a record of the threads that wait (:class:`Waits`) shows when no thread is left to wake the others.
+If cores fail, the launch raises the error of the lowest one, in every run: a core that fails does not end those with
+lower numbers, which run on to their own error, to their end or to a barrier that the failed core does not reach.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from ..terms.errors import BarrierError, CoreAbortedError
+
+# How many instructions more than a failed core another one may run, to come to an error of its own. Cores run much the
+# same program; a core that runs for ever must not keep the launch from ending.
+ALLOWANCE = 100_000
+
+
+@dataclass(frozen=True, eq=False)
+class Wait:
+    """One thread that waits.
+
+    Attributes:
+        who: the name of the thread.
+        where: the operation in which it waits.
+    """
+
+    who: str
+    where: str
+
+
+class Waits:
+    """The threads of cores that depend on each other, and the condition variable on which all of them wait.
+
+    Everything but :attr:`changed` is read and written only while :attr:`changed` is held.
+
+    Attributes:
+        changed: the condition variable that wakes the waiting threads.
+        is_stuck: whether at some moment every thread waited or had ended; it stays so.
+        is_stuck_by_failure: whether a thread had failed at that moment.
+        is_aborted: whether all threads shall end at once.
+        is_over: whether every thread has ended.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.changed = threading.Condition()
+        self.is_stuck = False
+        self.is_stuck_by_failure = False
+        self.is_aborted = False
+        self._threads = threads
+        self._waiting: list[Wait] = []
+        self._ended: dict[int, str] = {}
+        self._failed: dict[int, int] = {}
+        self._described = ""
+
+    @property
+    def is_over(self) -> bool:
+        return len(self._ended) == self._threads
+
+    def begin(self, where: str) -> Wait:
+        """Record that this thread starts to wait in ``where``."""
+        wait = Wait(threading.current_thread().name, where)
+        self._waiting.append(wait)
+        self._notice()
+        return wait
+
+    def release(self, waits: Iterable[Wait]) -> None:
+        """End these waits, because their condition holds, and wake the threads."""
+        self.withdraw(waits)
+        self.changed.notify_all()
+
+    def withdraw(self, waits: Iterable[Wait]) -> None:
+        """Remove these waits."""
+        for wait in waits:
+            if wait in self._waiting:
+                self._waiting.remove(wait)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a thread has failed."""
+        return bool(self._failed)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether all threads shall end: no thread is left that can fail with a lower number than the failed ones."""
+        if self.is_aborted or not self._failed:
+            return self.is_aborted
+        return all(number in self._ended for number in range(min(self._failed)))
+
+    def may_go_on(self, issued: int) -> bool:
+        """Return whether a thread may run on that has issued so many instructions, although another one has failed."""
+        return not self.is_ending and issued <= max(self._failed.values(), default=issued) + ALLOWANCE
+
+    def finish(self, number: int, failed_after: int | None = None) -> None:
+        """Record that this thread, the thread of core ``number``, has ended.
+
+        Args:
+            number: the number of its core among all cores.
+            failed_after: if it has failed, the number of instructions that it had issued; else None.
+        """
+        self._ended[number] = threading.current_thread().name
+        if failed_after is not None:
+            self._failed[number] = failed_after
+        self.changed.notify_all()
+        self._notice()
+
+    def abort(self) -> None:
+        """Let all threads end, at their next instruction or where they wait."""
+        self.is_aborted = True
+        self.changed.notify_all()
+
+    def describe(self) -> str:
+        """Return text that says which threads wait where, and which have ended; if stuck, as of that moment."""
+        return self._described or self._description()
+
+    def _description(self) -> str:
+        by_place: dict[str, list[str]] = {}
+        for wait in sorted(self._waiting, key=lambda wait: wait.who):
+            by_place.setdefault(wait.where, []).append(wait.who)
+        sentences = [f"{_listed(who)} {'waits' if len(who) == 1 else 'wait'} in {at}" for at, who in by_place.items()]
+        if self._ended:
+            sentences.append(f"ended: {_listed(sorted(self._ended.values()))}")
+        return "; ".join(sentences)
+
+    def _notice(self) -> None:
+        if len(self._waiting) + len(self._ended) == self._threads and self._waiting and not self.is_stuck:
+            self.is_stuck, self.is_stuck_by_failure = True, self.has_failed
+            self._described = self._description()
+            self.changed.notify_all()
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(name.replace(",", "") for name in names)
+
+
+@dataclass
+class _Meeting:
+    """The cores that wait at one barrier, and the item that each of them passed.
+
+    Attributes:
+        place: the name of the barrier, the same on all cores.
+        brought: one item for each core that has arrived, in order of arrival.
+        waits: the waits of the cores that arrived before the last one.
+        is_complete: whether all cores have arrived.
+        elsewhere: the place where another core waits instead, so that this barrier never completes; else empty.
+    """
+
+    place: str
+    brought: list[Any] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    is_complete: bool = False
+    elsewhere: str = ""
+
+
+class CoreBarrier:
+    """A barrier between cores; a core that ends, fails or waits elsewhere releases the waiting cores with an error.
+
+    Args:
+        cores: the number of cores that synchronise here.
+        waits: the record of who waits, shared with other cores on which these depend; None makes one for these alone.
+
+    Attributes:
+        is_aborted: whether a core has failed; a plain attribute, because every instruction reads it.
+    """
+
+    def __init__(self, cores: int, waits: Waits | None = None) -> None:
+        self.is_aborted = False
+        self._cores = cores
+        self._meeting: _Meeting | None = None  # the one that waits for further cores
+        self._finished = 0
+        self._has_left = False
+        self._waits = waits or Waits(cores)
+        self._changed = self._waits.changed
+
+    def wait(self) -> None:
+        """Wait until all cores have called this method.
+
+        Raises:
+            BarrierError: if a core has ended or waits in ``meet``, so that it can no longer arrive.
+            CoreAbortedError: if a core has failed, so that it can no longer arrive.
+        """
+        self.meet("core_barrier")
+
+    def meet(self, place: str, item: Any = None) -> list[Any]:
+        """Wait until all cores have called this method with the same ``place``; return the items of the other cores.
+
+        Everything that a core did before the call has happened when the others continue. Cores run in program order,
+        hence two cores that wait at different places would wait forever: both get the error.
+
+        Args:
+            place: the name of the barrier, for instance ``"core_barrier"``.
+            item: the item that this core passes; it must not change afterwards, for the other core may read it at any
+                time.
+
+        Raises:
+            BarrierError: if a core has ended or waits at another place, so that it can no longer arrive.
+            CoreAbortedError: if a core has failed, so that it can no longer arrive.
+        """
+        with self._changed:
+            meeting = self._join(place, item)
+            own = len(meeting.brought) - 1
+            try:
+                while not meeting.is_complete:
+                    self._check_can_complete(meeting)
+                    self._changed.wait()
+            except BaseException:  # one that has left must not be counted when the next one comes
+                self._waits.withdraw(meeting.waits[own : own + 1])
+                if self._meeting is meeting:
+                    self._meeting = None
+                raise
+            return meeting.brought[:own] + meeting.brought[own + 1 :]
+
+    def _join(self, place: str, item: Any) -> _Meeting:
+        meeting = self._meeting
+        if meeting is None:
+            meeting = self._meeting = _Meeting(place)
+        elif meeting.place != place:
+            meeting.elsewhere = place
+            self._meeting = None
+            self._changed.notify_all()
+            raise _missed(place, meeting.place)
+        meeting.brought.append(item)
+        if len(meeting.brought) == self._cores:
+            meeting.is_complete = True
+            self._meeting = None
+            self._waits.release(meeting.waits)
+        else:
+            meeting.waits.append(self._waits.begin(place))
+        return meeting
+
+    def _check_can_complete(self, meeting: _Meeting) -> None:
+        if meeting.elsewhere:
+            raise _missed(meeting.place, meeting.elsewhere)
+        if self._has_left or self._waits.is_ending or self._waits.is_stuck_by_failure:
+            raise CoreAbortedError
+        if self._finished:
+            raise BarrierError(f"{meeting.place}: the other core ended without reaching this barrier")
+        if self._waits.is_stuck:
+            raise BarrierError(f"{meeting.place}: deadlock: {self._waits.describe()}")
+
+    def finish(self, number: int) -> None:
+        """Record that a core has ended; ``number`` is its number among all that share the record of waits."""
+        with self._changed:
+            self._finished += 1
+            self._waits.finish(number)
+
+    def fail(self, number: int, failed_after: int | None) -> None:
+        """Record that a core has ended early.
+
+        Args:
+            number: its number among all that share the record of waits.
+            failed_after: the number of instructions that it had issued; None if it ended because of another core.
+        """
+        self.is_aborted = True
+        with self._changed:
+            self._has_left = True
+            self._waits.finish(number, failed_after)
+
+    def may_go_on(self, issued: int) -> bool:
+        """Return whether a core may run on that has issued so many instructions, although another core has failed."""
+        with self._changed:
+            return self._waits.may_go_on(issued)
+
+    def abort(self) -> None:
+        """Let all cores end, at their next instruction or where they wait."""
+        self.is_aborted = True
+        with self._changed:
+            self._waits.abort()
+
+
+def _missed(place: str, elsewhere: str) -> BarrierError:
+    return BarrierError(
+        f"{place}: the other core waits in {elsewhere} instead; instructions run in program order here, so both cores "
+        "must come to their barriers and exchanges in the same order"
+    )
+
+
+@dataclass(frozen=True)
+class AgreedProperty:
+    """A property on which all participants must agree.
+
+    Attributes:
+        what: the name of the property, for the message.
+        value: the value, which is compared and shown.
+    """
+
+    what: str
+    value: object
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A core that arrives at a collective.
+
+    Attributes:
+        rank: the rank of its launch.
+        core: its number if only cores of that number take part; None if it acts for its whole rank.
+        members: the ranks that take part.
+        what: the instruction.
+        place: ``file:line`` in the kernel.
+        terms: the properties on which all must agree.
+        item: the item that it passes; it must not change afterwards, for the others may read it at any time.
+    """
+
+    rank: int
+    core: int | None
+    members: tuple[int, ...]
+    what: str
+    place: str
+    terms: tuple[AgreedProperty, ...]
+    item: Any
+
+    def __str__(self) -> str:
+        core = "" if self.core is None else f" (core {self.core})"
+        return f"rank {self.rank}{core} calls {self.what} at {self.place}"
+
+
+@dataclass(eq=False)
+class _Gathering:
+    """The participants that have arrived so far at one collective of the ranks ``members``.
+
+    ``is_broken`` says whether two of them have different terms. All participants then fail, also those that arrive
+    later, so that the lowest rank fails in every run.
+    """
+
+    members: frozenset[int]
+    come: dict[int, Participant] = field(default_factory=dict)
+    waits: list[Wait] = field(default_factory=list)
+    is_broken: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.come) == len(self.members)
+
+    @property
+    def missing(self) -> list[int]:
+        return sorted(self.members - self.come.keys())
+
+
+class World:
+    """The ranks that run in parallel, each a launch with memory of its own, and the collectives that join them.
+
+    It does not know what a collective does: each core that arrives passes terms, such as a shape, that must agree.
+
+    Args:
+        ranks: the number of launches.
+        cores: the number of cores of each launch.
+        timeout: the seconds that a core waits for the others; None for no limit.
+
+    Attributes:
+        ranks: the number of ranks.
+        waits: the waits of all cores of all ranks.
+    """
+
+    def __init__(self, ranks: int, cores: int, timeout: float | None) -> None:
+        self.ranks = ranks
+        self.waits = Waits(ranks * cores)
+        self._cores = cores
+        self._timeout = timeout
+        self._open: list[_Gathering] = []
+        self._barriers: list[CoreBarrier] = []
+
+    def barrier(self) -> CoreBarrier:
+        """Return a new barrier for the cores of one more rank."""
+        self._barriers.append(CoreBarrier(self._cores, self.waits))
+        return self._barriers[-1]
+
+    def abort(self) -> None:
+        """Let all cores of all ranks end, at their next instruction or where they wait."""
+        self.tell_failed()
+        with self.waits.changed:
+            self.waits.abort()
+
+    def tell_failed(self) -> None:
+        """Let all cores of all ranks ask, before each instruction, whether they may run on."""
+        for barrier in self._barriers:
+            barrier.is_aborted = True
+
+    def meet(self, participant: Participant) -> Mapping[int, Any]:
+        """Wait until all members have arrived; return their items by rank.
+
+        Raises:
+            BarrierError: if another member calls a different operation or has different terms, if it can no longer
+                arrive because all others wait or have ended, or if it does not arrive in time.
+            CoreAbortedError: if another member can no longer arrive because a core has failed.
+        """
+        with self.waits.changed:
+            if self.waits.is_ending:
+                raise CoreAbortedError
+            gathering = self._join(participant)
+            deadline = None if self._timeout is None else monotonic() + self._timeout
+            while not gathering.is_complete or gathering.is_broken:
+                self._check_can_complete(gathering, participant)
+                left = None if deadline is None else deadline - monotonic()
+                if left is not None and left <= 0:
+                    raise CoreAbortedError if self.waits.has_failed else self._late(gathering)
+                self.waits.changed.wait(left)
+            return {rank: other.item for rank, other in gathering.come.items()}
+
+    def _join(self, participant: Participant) -> _Gathering:
+        gathering = next((waiting for waiting in self._open if _waits_for(waiting, participant)), None)
+        if gathering is None:
+            gathering = _Gathering(frozenset(participant.members))
+            self._open.append(gathering)
+        gathering.come[participant.rank] = participant
+        if _mismatch(gathering, participant):
+            gathering.is_broken = True
+            self.waits.release(gathering.waits)
+        elif gathering.is_complete:
+            self._open.remove(gathering)
+            self.waits.release(gathering.waits)
+        else:
+            gathering.waits.append(self.waits.begin(f"{participant.what} at {participant.place}"))
+        return gathering
+
+    def _check_can_complete(self, gathering: _Gathering, participant: Participant) -> None:
+        if gathering.is_broken:
+            raise BarrierError(_mismatch(gathering, participant))
+        if self.waits.is_ending or self.waits.is_stuck_by_failure:
+            raise CoreAbortedError
+        if self.waits.is_stuck:
+            raise BarrierError(
+                f"deadlock: {_ranks(gathering.missing)} cannot come to this {participant.what} any more; "
+                f"{self.waits.describe()}; every rank must come to the same collectives in the same order"
+            )
+
+    def _late(self, gathering: _Gathering) -> BarrierError:
+        return BarrierError(
+            f"{_ranks(gathering.missing)} did not come within {self._timeout:g} seconds; {self.waits.describe()}; if "
+            f"the rank only takes longer, give nkilib.simulator.ranks a longer timeout="
+        )
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The position of a launch among the launches that run in parallel.
+
+    Attributes:
+        rank: the number of its rank.
+        world: all ranks.
+    """
+
+    rank: int
+    world: World
+
+
+def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
+    """Return whether a core must join a gathering: its rank is missing there, and a participant waits for this core."""
+    if participant.rank not in gathering.members or participant.rank in gathering.come:
+        return False
+    return any(
+        other.rank in participant.members and (other.core == participant.core or None in (other.core, participant.core))
+        for other in gathering.come.values()
+    )
+
+
+def _mismatch(gathering: _Gathering, participant: Participant) -> str:
+    """Return the text about a participant and the lowest rank with different terms; empty if all agree with it."""
+    mine = {term.what: term.value for term in participant.terms}
+    for rank in sorted(gathering.come):
+        other = gathering.come[rank]
+        others = {term.what: term.value for term in other.terms}
+        for what in dict.fromkeys((*mine, *others)):
+            if mine.get(what) != others.get(what):
+                first, second = sorted(
+                    ((participant, mine.get(what)), (other, others.get(what))), key=lambda item: item[0].rank
+                )
+                return (
+                    f"ranks must come to the same collective, and differ in {what}: {first[0]} with {first[1]}, and "
+                    f"{second[0]} with {second[1]}"
+                )
+    return ""
+
+
+def _ranks(missing: list[int]) -> str:
+    return f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"

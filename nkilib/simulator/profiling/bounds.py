@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The least time that the hardware needs for the work of a launch, and whether its cores divide that work.
+
+The bound of a stated work comes from hardware constants alone, never from the instructions that a kernel chose. Without
+a statement it is counted from what the kernel did, and holds for any kernel that runs the same instructions on the same
+data. Modelled, not measured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import prod
+
+from nkilib.base.statements import Work
+
+from ..hardware.generations import PARTITIONS, Generation
+from ..terms import dtypes as dt
+from ..terms.dtypes import as_dtype
+from ..terms.enums import Engine, nc_version
+from ..terms.layout import Layout
+from ..timing.costs import EXPONENTIAL_BF16_CYCLES, FAST_TYPES
+from ..timing.dependencies import HbmUses, Tracked
+from ..timing.footprints import OccupiedBytes
+from ..timing.instruction import InstructionKind
+from ..timing.parameters import ModelParameters
+from ..timing.settling import Settling
+from ..timing.trace import Collection, Trace
+from .why.critical_path import ENGINES
+
+_NS_PER_US = 1000.0
+
+
+def bounds_us(work: Work, cores: int, generation: Generation, parameters: ModelParameters) -> dict[str, float]:
+    """Return the least time, in microseconds, that each engine needs for its part of the work.
+
+    The work is spread evenly over cores and partitions.
+    """
+    dtype, timing = as_dtype(work.dtype), generation.timing
+    lanes = cores * PARTITIONS
+    scalar = timing.clock_ghz[Engine.scalar]
+    scalar *= timing.scalar_bf16_per_cycle if dtype == dt.bfloat16 else 1
+    vector = timing.clock_ghz[Engine.vector]
+    exponentials = {"scalar": work.exponentials / lanes / scalar}
+    if generation.version.value >= nc_version.gen4.value:  # has nisa.exponential
+        cycles = EXPONENTIAL_BF16_CYCLES if dtype == dt.bfloat16 else parameters.fp32_exponential_cycles
+        exponentials["vector"] = work.exponentials / lanes * cycles / vector
+    fastest = min(exponentials, key=lambda name: exponentials[name])
+    halves = parameters.halves_bf16_max and dtype in FAST_TYPES
+    maxima = work.maxima / lanes * (0.5 if halves else 1.0) / vector
+    passes = 4 if dtype == dt.float32 else 1
+    products = work.multiply_adds * passes / (cores * PARTITIONS * PARTITIONS) / timing.clock_ghz[Engine.tensor]
+    needed = [
+        ("dma", work.hbm_bytes / (cores * timing.dma.core_gb_per_s)),
+        (fastest, exponentials[fastest]),
+        ("vector", maxima),
+        ("tensor", products),
+    ]
+    bounds: dict[str, float] = {}
+    for name, nanoseconds in needed:
+        if nanoseconds:
+            bounds[name] = max(bounds.get(name, 0.0), nanoseconds / _NS_PER_US)
+    return bounds
+
+
+def counted_bounds_us(collection: Collection, generation: Generation) -> dict[str, float]:
+    """Return the least microseconds that each engine needs for what a launch did, spread evenly over the cores.
+
+    Each byte of input and output crosses HBM once, at the rate of all DMA engines. An instruction that only one engine
+    can run takes its cycles there, as if its elements filled all partitions, or all rows and columns of the Tensor
+    engine.
+    """
+    timing, cores = generation.timing, len(collection.traces)
+    bounds = {"dma": _crossing_bytes(collection) / (cores * timing.dma.core_gb_per_s)}
+    for name, cycles in _cycles(collection).items():
+        bounds[name] = cycles / (cores * timing.clock_ghz[ENGINES[name]])
+    return {name: nanoseconds / _NS_PER_US for name, nanoseconds in bounds.items() if nanoseconds}
+
+
+def _crossing_bytes(collection: Collection) -> int:
+    """Return the number of bytes that are read from the caller's tensors, or written to tensors that go back to it.
+
+    Each byte counts once in each direction.
+    """
+    brought: dict[int, _Crossing] = {}
+    written: dict[int, _Crossing] = {}
+    for trace in collection.traces:
+        for number, known in trace.in_hbm.items():
+            if number in collection.given:
+                brought.setdefault(number, _Crossing(known.nbytes)).add_read(known, trace.settled)
+            if number in collection.given | collection.returned:
+                written.setdefault(number, _Crossing(known.nbytes)).add_written(known, trace.settled)
+    return sum(crossing.nbytes for crossing in (*brought.values(), *written.values()))
+
+
+def _uses(known: Tracked) -> HbmUses:
+    assert isinstance(known.uses, HbmUses)
+    return known.uses
+
+
+class _Crossing:
+    """The bytes of a tensor that are read from HBM, or that are written to it.
+
+    Bytes that several cores move count once, and never more than the tensor has.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._parts: set[OccupiedBytes] = set()
+        self._moved = 0  # bytes that an index chooses, which count as different
+
+    def add_read(self, known: Tracked, core: Settling) -> None:
+        """Add the parts that a core reads without having written them before."""
+        if core.log.repeats:  # nothing else is known of iterations that were left out
+            self._moved += core.hbm_read[known.name]
+        else:
+            self._parts |= _uses(known).brought_in()
+            self._moved += _uses(known).gathered_bytes
+
+    def add_written(self, known: Tracked, core: Settling) -> None:
+        """Add the parts that a core writes."""
+        if core.log.repeats:
+            self._moved += core.hbm_written[known.name]
+        else:
+            self._parts |= _uses(known).written()
+            self._moved += _uses(known).scattered_bytes
+
+    @property
+    def nbytes(self) -> int:
+        return min(self._most, self._moved + sum(part.nbytes for part in self._parts))
+
+
+def _cycles(collection: Collection) -> dict[str, float]:
+    """Return, by engine, the cycles of those instructions that no other engine could run."""
+    kinds: dict[int, InstructionKind] = {}
+    counts: Counter[int] = Counter()
+    for trace in collection.traces:
+        for kind, count in trace.settled.log.kinds():
+            kinds[id(kind)] = kind
+            counts[id(kind)] += count
+    cycles: dict[str, float] = {}
+    for key, kind in kinds.items():
+        if kind.cycles and not kind.others:
+            cycles[kind.engine] = cycles.get(kind.engine, 0.0) + counts[key] * kind.cycles * _filled(kind)
+    return cycles
+
+
+def _filled(kind: InstructionKind) -> float:
+    """Return the share of partitions, or of rows and columns of the Tensor engine, that an instruction uses."""
+    stationary = kind.operands.get("stationary")
+    if stationary is not None:
+        rows, *columns = stationary[0]
+        return min(1.0, rows / PARTITIONS) * min(1.0, prod(columns) / PARTITIONS)
+    return min(1.0, max((shape[0] for shape, _ in kind.operands.values() if shape), default=1) / PARTITIONS)
+
+
+def stored_by_every_core(collection: Collection) -> Sequence[str]:
+    """Return the names of the tensors that every core of a launch stores, if all cores do the same work; else none.
+
+    Cores do the same work if they run equal numbers of each instruction, and load and store the same parts of the
+    tensors that come from the caller or go back to it. Where an index chooses what is stored, the parts are not known,
+    and the cores count as different.
+    """
+    traces = collection.traces
+    if len(traces) < 2 or not _are_alike(_totals(trace) for trace in traces):
+        return ()
+    crossing = [_crossing(trace, collection) for trace in traces]
+    if any(_uses(known).scattered_bytes for tensors in crossing for known in tensors.values()):
+        return ()
+    # Most launches differ in what they store, which is cheaper to find out than what they load.
+    if not _are_alike({at: _places(_uses(known).written()) for at, known in tensors.items()} for tensors in crossing):
+        return ()
+    if not _are_alike(
+        {at: _places(_uses(known).brought_in()) for at, known in tensors.items()} for tensors in crossing
+    ):
+        return ()
+    # A barrier on a tensor delays its later readers like a store, but stores nothing.
+    return tuple(known.name for known in crossing[0].values() if traces[0].settled.hbm_written[known.name])
+
+
+def _totals(trace: Trace) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Count the instructions of a core by name, and the bytes that it loaded and stored by tensor."""
+    counts: Counter[str] = Counter()
+    for kind, count in trace.settled.log.kinds():
+        counts[kind.name] += count
+    return counts, trace.settled.hbm_read, trace.settled.hbm_written
+
+
+def _crossing(trace: Trace, collection: Collection) -> dict[int, Tracked]:
+    """Return a core's records of the tensors that come from the caller or go back to it, by tensor number."""
+    ends = collection.given | collection.returned
+    return {number: known for number, known in trace.in_hbm.items() if number in ends}
+
+
+def _places(parts: Iterable[OccupiedBytes]) -> set[tuple[Layout, int]]:
+    """Return the parts by value: cores that make an equal part at one moment may each have an object of it."""
+    return {(part.layout, part.width) for part in parts}
+
+
+def _are_alike(values: Iterable[object]) -> bool:
+    first, *others = values
+    return all(other == first for other in others)

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The critical path of a launch: the stretches of time that add up to it, from the last result back to the start.
+
+Each stretch is a link. The one before it is found by the cause of an instruction's start time: the last thing that it
+waited for. :class:`Launch` holds what the analysis starts from: the notes of the cores, and the assumptions of the
+model of time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
+
+from ...hardware.generations import Generation
+from ...memory.capacity import LiveRange
+from ...terms.enums import Engine
+from ...timing.dma import between_triggers_ns
+from ...timing.instruction import InstructionKind
+from ...timing.instruction_log import Lines, Note
+from ...timing.parameters import ModelParameters
+from ...timing.timeline import Waited
+
+_NS_PER_US = 1000.0
+
+# The last instructions of a core up to this number are analysed: a longer path only says the same again.
+MOST_ANALYSED = 200_000
+
+# The engines by the names that kinds of instructions have for them.
+ENGINES = {engine.name: engine for engine in Engine}
+
+
+class Model(NamedTuple):
+    """The generation of the hardware and the assumptions with which the times of a launch were modelled."""
+
+    generation: Generation
+    parameters: ModelParameters
+
+    def trigger_ns(self, queue: str) -> float:
+        """Return the time between two triggers of a DMA queue."""
+        return between_triggers_ns(queue, self.generation.timing.dma, self.parameters)
+
+    def issue_ns(self, engine: Engine) -> float:
+        """Return the pause between two instructions of a compute engine."""
+        timing = self.generation.timing
+        return 0.0 if engine is Engine.tensor else self.parameters.issue_cycles_of(timing) / timing.clock_ghz[engine]
+
+    @property
+    def barrier_ns(self) -> float:
+        """The time from the arrival of the last core at a barrier or exchange until both cores go on."""
+        return self.parameters.barrier_us * _NS_PER_US
+
+    @property
+    def descriptors_ns(self) -> float:
+        """The time that GpSimd needs for the descriptors of a gather or a scatter."""
+        return self.parameters.indirect_gpsimd_us * _NS_PER_US
+
+    def fixed_ns(self, kind: InstructionKind) -> float:
+        """Return the least time from the trigger of a transfer to its first row."""
+        if kind.work is not None and kind.work.is_gathered:
+            return self.parameters.indirect_base_us * _NS_PER_US
+        return self.generation.timing.dma.fixed_ns
+
+    def finish_ns(self, note: Note) -> float:
+        """Return the time at which others can use the result of an instruction."""
+        _, kind, _, span, *_ = note
+        timing = self.generation.timing
+        if kind.work is not None:
+            return span.end_ns + timing.dma.to_consumer_ns
+        return span.end_ns + (timing.result_ns[ENGINES[kind.engine]] if kind.cycles else 0.0)
+
+
+class Core:
+    """One core of a launch, with the instructions that the analysis examines.
+
+    Attributes:
+        number: the number of the core.
+        is_whole: whether ``notes`` are those of all instructions; else they are the last 200,000.
+        notes: the notes of the examined instructions, in program order.
+        lives: its on-chip tensors.
+        end_ns: the time at which it is done.
+    """
+
+    def __init__(self, number: int, notes: Sequence[Note], lives: Sequence[LiveRange], end_ns: float) -> None:
+        self.number = number
+        first = max(0, len(notes) - MOST_ANALYSED)
+        self.is_whole = not first
+        self.notes = notes[first:]
+        self.lives = lives
+        self.end_ns = end_ns
+        self._lines = Lines()
+        self._places: dict[tuple[int, int], str] = {}
+        self._last_done = array("q")
+
+    @cached_property
+    def _first(self) -> int:
+        """The number of the instruction with the first note."""
+        return self.notes[0][0] if self.notes else 0
+
+    @cached_property
+    def _positions(self) -> dict[int, int] | None:
+        """The position of the note of each instruction, by its number; None if every number has a note."""
+        if all(note[0] == position for position, note in enumerate(self.notes, self._first)):
+            return None
+        return {note[0]: position for position, note in enumerate(self.notes)}
+
+    def at(self, number: int) -> Note:
+        """Return the note of the instruction with this number."""
+        return self.notes[self.position(number)]
+
+    def has(self, number: int) -> bool:
+        """Tell whether the instruction with this number is among the examined ones."""
+        return number >= self._first
+
+    def place(self, number: int) -> str:
+        """Return ``file:line`` of an instruction in the kernel."""
+        *_, code, position = self.at(number)
+        key = id(code), position
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = self._lines.place(code, position)
+        return place
+
+    @cached_property
+    def meetings(self) -> list[int]:
+        """The numbers of the instructions at which the core synchronises with the other core."""
+        return [note[0] for note in self.notes if note[3].cause.meets]
+
+    @cached_property
+    def table_loads(self) -> frozenset[int]:
+        """The numbers of the instructions before which Scalar loads another activation table."""
+        loaded: list[int] = []
+        table = "" if self.is_whole else None  # unknown
+        for number, kind, *_ in self.notes:
+            if kind.table and kind.table != table:
+                if table is not None:
+                    loaded.append(number)
+                table = kind.table
+        return frozenset(loaded)
+
+    def last_done(self, model: Model) -> Sequence[int]:
+        """Return, for each position, the number of the instruction that is done last among those up to there."""
+        if not self._last_done:
+            latest_ns, latest = -1.0, 0
+            for note in self.notes:
+                finish = model.finish_ns(note)
+                if finish > latest_ns:
+                    latest_ns, latest = finish, note[0]
+                self._last_done.append(latest)
+        return self._last_done
+
+    def position(self, number: int) -> int:
+        """Return the position of an instruction's note, by the number of the instruction."""
+        return number - self._first if self._positions is None else self._positions[number]
+
+    def life_of(self, storage: int) -> LiveRange | None:
+        """Return the on-chip tensor in the storage with this number; None if there is none."""
+        return next((life for life in self.lives if life.storage == storage), None)
+
+
+class Launch(NamedTuple):
+    """The notes of a launch.
+
+    Attributes:
+        cores: the cores with their notes.
+        model: the hardware and assumptions that the times come from.
+        stored_by_every_core: the tensors that all cores store, if they do the same work; see :mod:`..bounds`.
+    """
+
+    cores: Sequence[Core]
+    model: Model
+    stored_by_every_core: Sequence[str] = ()
+
+
+class LinkKind(Enum):
+    """The kinds of links of a critical path, by the use of their time."""
+
+    work = "work"
+    rows = "moving rows"
+    first_byte = "before the first row of a transfer"
+    busy_dma = "waiting for DMA engines that move other rows"
+    trigger = "between two triggers of a queue"
+    result = "until another engine can use a result"
+    issue = "between two instructions of an engine"
+    table = "loading activation tables"
+    meeting = "meetings of the cores"
+    loop = "loops of the device"
+    descriptors = "descriptors of gathers and scatters"
+
+
+class Link(NamedTuple):
+    """A stretch of time on the critical path.
+
+    Attributes:
+        core: the number of the core.
+        number: the number of the instruction that the time is spent on.
+        kind: the use of the time.
+        start_ns, end_ns: the start and the end of the stretch.
+    """
+
+    core: int
+    number: int
+    kind: LinkKind
+    start_ns: float
+    end_ns: float
+
+    @property
+    def duration_ns(self) -> float:
+        return self.end_ns - self.start_ns
+
+
+def critical_path(launch: Launch) -> list[Link]:
+    """Return the links of the critical path in the order of time, without gaps up to the end of the launch.
+
+    They start at 0, unless the launch is so long that only its last instructions are analysed.
+    """
+    walk = _Walk(launch)
+    walk.run()
+    return walk.links[::-1]
+
+
+class _Walk:
+    """The walk along the critical path, from the last result back to the start of the launch."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._model = launch.model
+        self.links: list[Link] = []
+        self._core: Core = launch.cores[0]
+        self._number = 0
+        self._until = 0.0
+
+    def run(self) -> None:
+        self._core = max(self._launch.cores, key=lambda core: core.end_ns)
+        if not self._core.notes:
+            return
+        self._until = self._core.end_ns
+        self._to_last_done(len(self._core.notes) - 1)
+        gap = LinkKind.result
+        is_trigger = False  # whether the trigger of the transfer matters, not its end
+        while self._number:
+            if is_trigger:
+                self._add(gap, self._core.at(self._number)[3].start_ns)
+            else:
+                self._add_own_time(gap)
+            waited = self._before_start()
+            if waited is Waited.nothing:
+                break
+            if waited is Waited.loop:
+                position = self._core.position(self._number)
+                if not position:
+                    self._add(LinkKind.loop, 0.0)
+                    break
+                self._to_last_done(position - 1)
+                gap, is_trigger = LinkKind.result, False
+                continue
+            if waited is Waited.meeting:
+                if not self._to_other_core():
+                    break
+                waited = self._core.at(self._number)[3].cause.waited
+                if waited in (Waited.nothing, Waited.meeting):
+                    break
+            self._number -= self._core.at(self._number)[3].cause.on
+            if not self._core.has(self._number):
+                break
+            kind = self._core.at(self._number)[1]
+            is_engine = waited is Waited.engine
+            is_trigger = waited is Waited.trigger or (is_engine and kind.work is not None)
+            gap = LinkKind.issue if is_engine else LinkKind.result
+            if is_trigger:
+                gap = LinkKind.descriptors if is_engine else LinkKind.trigger
+
+    def _add(self, use: LinkKind, start_ns: float) -> None:
+        """Add a link of a kind from ``start_ns`` up to the point that the walk has reached."""
+        if start_ns < self._until:
+            self.links.append(Link(self._core.number, self._number, use, start_ns, self._until))
+            self._until = start_ns
+
+    def _add_own_time(self, gap: LinkKind) -> None:
+        """Add the time of the present instruction, for whose end the next one waited, and the gap between them."""
+        _, kind, _, span, *_ = self._core.at(self._number)
+        self._add(gap, span.end_ns)
+        if kind.work is not None:
+            first_row = span.start_ns + self._model.fixed_ns(kind)
+            self._add(LinkKind.rows, max(first_row, span.end_ns - kind.work.longest_ns))
+            self._add(LinkKind.busy_dma, first_row)
+            self._add(LinkKind.first_byte, span.start_ns)
+        elif span.cause.meets:
+            self._add(LinkKind.meeting, span.end_ns - self._model.barrier_ns)
+            if span.cause.waited is not Waited.meeting:
+                self._add(LinkKind.meeting, span.start_ns)
+        else:
+            self._add(LinkKind.work, span.start_ns)
+
+    def _before_start(self) -> Waited:
+        """Add the time between the end of what the instruction waited for and its start, and return the cause."""
+        _, kind, _, span, *_ = self._core.at(self._number)
+        if self._number in self._core.table_loads:
+            self._add(LinkKind.table, self._until - self._model.generation.timing.activation_table_ns)
+        if kind.work is not None and kind.work.is_gathered:
+            self._add(LinkKind.descriptors, self._until - self._model.descriptors_ns)
+        if kind.work is not None and span.cause.meets:
+            self._add(LinkKind.meeting, self._until - self._model.barrier_ns)
+        return span.cause.waited
+
+    def _to_last_done(self, position: int) -> None:
+        """Continue with the instruction up to a position that is done last; the time after it is spent on a loop."""
+        self._number = self._core.last_done(self._model)[position]
+        self._add(LinkKind.loop, self._model.finish_ns(self._core.at(self._number)))
+
+    def _to_other_core(self) -> bool:
+        """Continue with the instruction of the other core at the same barrier or exchange, if it is known."""
+        other = next(core for core in self._launch.cores if core is not self._core)
+        # Counted from the end, which the notes of both cores contain.
+        later = len(self._core.meetings) - bisect_left(self._core.meetings, self._number)
+        if later > len(other.meetings):
+            return False
+        self._core, self._number = other, other.meetings[-later]
+        return True

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The tensors of a launch of which only the data decide which elements it touches.
+
+The instructions on them run as they are, with all their usual bookkeeping, unless the two cores divide the rows of the
+tensor. Most kernels with a tensor that two cores write divide it so: then checking that each core stays within its own
+rows excludes races. A search for races element by element, as in machine/races.py, takes longer than the transfers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise, zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engines.dma.endpoints import row_space
+from ..tensors.tensor import NkiTensor
+from ..tensors.view import View
+from ..terms.enums import MemoryRegion
+from ..terms.layout import Layout, dense, extent
+from .errors import ReplayFailed
+from .recorded import Entry, Indexed, PlaceholderStorage, Recorded, Stored, Stream, placeholder_of
+
+_NOBODY = -1
+# The instruction that names a tensor and touches nothing of it.
+_BARRIER = "core_barrier"
+
+
+class OwnedRows(NamedTuple):
+    """The rows of a tensor (indices of its dimension 0) that one core may touch.
+
+    Attributes:
+        is_own: for each row, whether the core may touch it.
+        row_bytes: the bytes of a row.
+    """
+
+    is_own: npt.NDArray[np.bool_]
+    row_bytes: int
+
+    def checking(self, view: View) -> Callable[[npt.NDArray[Any]], None]:
+        """Return a check that raises ``ReplayFailed`` for an index that leads ``view`` out of the core's rows.
+
+        The instruction itself refuses rows that do not exist.
+        """
+        span, is_own = _Span.of(view, self.row_bytes), self.is_own
+
+        def check(index: npt.NDArray[Any]) -> None:
+            if not is_own.take(span.ends(index), mode="clip").all():
+                raise ReplayFailed("a core touches what may be the other core's")
+
+        return check
+
+
+class _Span(NamedTuple):
+    """The bytes of a tensor that one row of an indirect view occupies, for index 0.
+
+    Attributes:
+        first, last: the first and the last byte.
+        step: the bytes by which the row moves for each step of the index.
+        limit: the exclusive upper limit of the index.
+        row_bytes: the bytes of a row of the tensor.
+    """
+
+    first: int
+    last: int
+    step: int
+    limit: int
+    row_bytes: int
+
+    @classmethod
+    def of(cls, view: View, row_bytes: int) -> _Span:
+        indirect = view.indirect_access
+        assert indirect is not None
+        width = placeholder_of(view).width_of(view.dtype)
+        low, high = extent(Layout(view.shape[1:], view.strides[1:], view.offset))
+        return cls(low * width, (high + 1) * width - 1, indirect.stride * width, indirect.limit, row_bytes)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the span may reach over whole rows of the tensor between its first and its last one."""
+        return self.last - self.first >= 2 * self.row_bytes
+
+    def ends(self, index: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Return the rows of the tensor in which the span begins and ends, for all indices that are in range."""
+        rows = index[(index >= 0) & (index < self.limit)].astype(np.int64) * self.step
+        return np.concatenate(((rows + self.first) // self.row_bytes, (rows + self.last) // self.row_bytes))
+
+
+def _owned_rows(
+    storage: PlaceholderStorage, touched: Sequence[Sequence[View]], indexed: Sequence[Sequence[Indexed]]
+) -> list[OwnedRows] | None:
+    """Return the rows of a tensor that belong to each of two cores; None if the cores do not divide the rows.
+
+    They do not if both touch the same row, if one of them touches none, or if a row of a view in ``indexed`` may reach
+    over whole rows. Rows that no core touches belong to the core that has the row before them.
+
+    Args:
+        storage: the tensor.
+        touched: by core, the static views of it that the core reads or writes.
+        indexed: by core, the views of it whose rows the data chose when the launch was recorded.
+    """
+    row_bytes = max(1, storage.partition_bytes)
+    count = -(-storage.nbytes // row_bytes)
+    sides = [OwnedRows(np.zeros(count, np.bool_), row_bytes) for _ in touched]
+    for side, views, chosen in zip(sides, touched, indexed, strict=True):
+        for view in views:
+            _mark(side, view)
+        for chosen_view in chosen:
+            span = _Span.of(chosen_view.view, row_bytes)
+            if span.is_long:
+                return None
+            side.is_own[span.ends(chosen_view.index).clip(0, count - 1)] = True
+    first, second = (side.is_own for side in sides)
+    if (first & second).any() or not first.any() or not second.any():
+        return None
+    owner = _filled(np.where(first, 0, np.where(second, 1, _NOBODY)))
+    return [OwnedRows(owner == number, row_bytes) for number in range(len(sides))]
+
+
+def _filled(owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the owner of each row: rows without one get that of the row before, the first rows that of the next."""
+    known = np.flatnonzero(owners != _NOBODY)
+    places = np.searchsorted(known, np.arange(len(owners)), side="right") - 1
+    filled: npt.NDArray[np.int64] = owners[known[places.clip(0)]]
+    return filled
+
+
+def _mark(side: OwnedRows, view: View) -> None:
+    """Mark the rows in which a view has elements."""
+    width = placeholder_of(view).width_of(view.dtype)
+    starts = np.array([view.offset * width])
+    low = high = 0
+    for size, stride in zip(view.shape, view.strides, strict=True):
+        if abs(stride) * width >= side.row_bytes:
+            starts = (starts[:, np.newaxis] + np.arange(size) * stride * width).reshape(-1)
+        elif stride > 0:
+            high += (size - 1) * stride * width
+        else:
+            low += (size - 1) * stride * width
+    for start in range(low, high + width, side.row_bytes):
+        side.is_own[(starts + start) // side.row_bytes] = True
+    side.is_own[(starts + high + width - 1) // side.row_bytes] = True
+
+
+class DataDependent(NamedTuple):
+    """The tensors of a launch of which the data decide which elements it touches, by how a replay deals with them.
+
+    Attributes:
+        watched: tensors that both cores may touch, one of them writing; each run finds out whether they race for a row.
+        divided: such tensors in which each core touches rows of its own; by core, the rows that it may touch.
+        unwritten: tensors without values at the beginning of the launch whose written elements depend on the data, or
+            from which the data choose rows before all of them are written; each run finds out whether it reads others.
+    """
+
+    watched: frozenset[PlaceholderStorage]
+    divided: dict[PlaceholderStorage, list[OwnedRows]]
+    unwritten: frozenset[PlaceholderStorage]
+
+    @property
+    def all(self) -> frozenset[PlaceholderStorage]:
+        """The tensors on which instructions run as they are: those that are watched, and those that are unwritten."""
+        return self.watched | self.unwritten
+
+
+def data_dependent_tensors(stream: Stream) -> DataDependent:
+    """Return the tensors of a recorded launch of which the data decide which elements it touches."""
+    options = stream.options
+    may_race = len(stream.cores) > 1 and (options.races, options.identical_writes) != ("ignore", "ignore")
+    chosen: set[PlaceholderStorage] = set()
+    written: set[PlaceholderStorage] = set()
+    gathered: set[PlaceholderStorage] = set()
+    scattered: set[PlaceholderStorage] = set()
+    for entry in _calls(stream):
+        for view, is_written in entry.tensors:
+            is_chosen = view.indirect_access is not None
+            if not is_chosen and not is_written:
+                continue
+            storage = placeholder_of(view)
+            if is_written:
+                written.add(storage)
+            if is_chosen and view.buffer is MemoryRegion.shared_hbm:
+                chosen.add(storage)
+            if storage.has_data:
+                continue
+            if is_written and (is_chosen or entry.is_collective):
+                scattered.add(storage)
+            elif is_chosen:
+                gathered.add(storage)
+    early = {storage for core in range(len(stream.cores)) for storage in _gathered_early(stream, core, gathered)}
+    unknown = frozenset(early | {storage for storage in scattered - early if not _is_written(stream, storage)})
+    shared = chosen & written if may_race else set()
+    divided = {storage: sides for storage in shared - unknown if (sides := _sides(stream, storage)) is not None}
+    return DataDependent(frozenset(shared - divided.keys()), divided, unknown)
+
+
+def _is_written(stream: Stream, storage: PlaceholderStorage) -> bool:
+    """Tell whether instructions whose destinations do not depend on the data write every element of a tensor."""
+    for entries in stream.cores:
+        _mark_written(entries, {storage})
+    is_written = storage.written.is_written(dense(storage.shape), storage.numpy_dtype.itemsize)
+    storage.forget_writes()
+    return is_written
+
+
+def _gathered_early(stream: Stream, core: int, gathered: set[PlaceholderStorage]) -> set[PlaceholderStorage]:
+    """Return those tensors from which the data choose rows for a core before instructions have written all of them.
+
+    Until the cores meet again, all that the other one writes counts as written: a read of such rows is a race.
+    """
+    if not gathered:
+        return gathered
+    rounds = [_rounds(entries) for entries in stream.cores]
+    own, others = rounds.pop(core), rounds
+    early: set[PlaceholderStorage] = set()
+    for own_round, *other_rounds in zip_longest(own, *others, fillvalue=()):
+        for entries in other_rounds:
+            _mark_written(entries, gathered)
+        for entry in own_round:
+            early.update(placeholder_of(view) for view in _gathers(entry, gathered) if not _has_all_rows(view))
+            _mark_written([entry], gathered)
+    for storage in gathered:
+        storage.forget_writes()
+    return early
+
+
+def _rounds(entries: Sequence[Entry]) -> list[Sequence[Entry]]:
+    """Divide what a core does where the cores of a launch on two cores meet."""
+    ends = [number + 1 for number, entry in enumerate(entries) if isinstance(entry, Recorded) and entry.is_meeting]
+    return [entries[start:end] for start, end in pairwise([0, *ends, len(entries)])]
+
+
+def _mark_written(entries: Iterable[Entry], storages: set[PlaceholderStorage]) -> None:
+    """Mark what instructions write in these tensors whatever the data are."""
+    for entry in entries:
+        for view in _written_views(entry):
+            storage = placeholder_of(view)
+            if storage in storages:
+                storage.written.mark(view.layout, storage.width_of(view.dtype))
+
+
+def _written_views(entry: Entry) -> list[View]:
+    if isinstance(entry, Recorded):
+        return entry.written
+    return [entry.view] if isinstance(entry, Stored) else []
+
+
+def _gathers(entry: Entry, storages: set[PlaceholderStorage]) -> list[View]:
+    """Return the views of these tensors in an instruction whose rows the data choose, and that it reads."""
+    tensors = entry.tensors if isinstance(entry, Recorded) else []
+    return [
+        view
+        for view, is_written in tensors
+        if view.is_indirect() and not is_written and placeholder_of(view) in storages
+    ]
+
+
+def _has_all_rows(view: View) -> bool:
+    """Tell whether all rows that the data may choose are marked as written."""
+    assert isinstance(view, NkiTensor) and view.indirect_access is not None
+    rows, storage = row_space(view, view.indirect_access), placeholder_of(view)
+    return storage.written.is_written(rows.layout, storage.width_of(rows.dtype))
+
+
+def _sides(stream: Stream, storage: PlaceholderStorage) -> list[OwnedRows] | None:
+    """Return the rows of a tensor that each core may touch; None if the cores do not divide them."""
+    static = [
+        [
+            view
+            for entry in entries
+            for view in _views_of(entry)
+            if placeholder_of(view) is storage and not view.is_indirect()
+        ]
+        for entries in stream.cores
+    ]
+    indexed = [
+        [indexed_view for indexed_view in core if placeholder_of(indexed_view.view) is storage]
+        for core in stream.indexed
+    ]
+    return _owned_rows(storage, static, indexed)
+
+
+def _views_of(entry: Entry) -> list[View]:
+    if isinstance(entry, Recorded):
+        return [] if entry.definition.name == _BARRIER else [touched.view for touched in entry.tensors]
+    return [entry.view]
+
+
+def _calls(stream: Stream) -> Iterator[Recorded]:
+    return (entry for entries in stream.cores for entry in entries if isinstance(entry, Recorded))

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Passes over the work of a core, which reduce the steps and the memory of a plan, with bitwise identical results.
+
+:func:`with_sums` makes one piece of work of the matmuls that add to one matrix. :func:`without_loads`,
+:func:`without_dead` and :func:`without_stores` remove work, in this order. :func:`grouped` puts row-wise work together
+that can run on a few rows, which stay in a cache, before it runs on the next ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..memory.deferred import Rectangle
+from ..tensors.view import View
+from ..terms.layout import Layout
+from .work import Elementwise, Meeting, Move, Product, Reduced, Ref, Sum, Work, is_large, needs_all_rows
+
+# The size, in elements, from which the passes consider a tile: moving fewer takes no longer than any step does.
+SMALLEST = 4096
+# Longer groups are rare, and each work that is added is compared with all before it.
+_MOST_IN_A_GROUP = 64
+
+
+def with_sums(works: list[Work]) -> list[Work]:
+    """Return the work with sums in place of products.
+
+    A sum takes in products as long as possible: until other work touches its result or changes an operand.
+    """
+    summed: list[Work] = []
+    waiting: dict[int, Sum] = {}  # by the number of the storage that takes it
+    for work in works:
+        if isinstance(work, Product) and work.is_added:
+            pending = waiting.get(work.dst.storage.number)
+            if pending is not None and pending.dst.layout == work.dst.layout:
+                _settle(waiting, summed, work, but=pending)
+                pending.add(work)
+                continue
+        _settle(waiting, summed, work, but=None)
+        if isinstance(work, Product):
+            waiting[work.dst.storage.number] = Sum(work.dst, work.is_added)
+            waiting[work.dst.storage.number].add(work)
+        else:
+            summed.append(work)
+    return [*summed, *waiting.values()]
+
+
+def _settle(waiting: dict[int, Sum], summed: list[Work], work: Work, but: Sum | None) -> None:
+    """Append the waiting sums that ``work`` touches, or whose operands it changes, to ``summed``, except ``but``."""
+    if isinstance(work, Meeting):
+        summed.extend(waiting.values())
+        waiting.clear()
+        return
+    for number, pending in list(waiting.items()):
+        if pending is not but and _touches(work, pending):
+            summed.append(waiting.pop(number))
+
+
+def _touches(work: Work, pending: Sum) -> bool:
+    target = pending.dst.storage
+    if any(ref.storage is target for ref in (*work.reads, *work.writes)):
+        return True
+    # A tile that changes anywhere ends the sum, as in a launch: which products are neighbours decides the distance of
+    # the rows of their operands, and with it how BLAS sums the elements of a vector.
+    return any(written.storage is read.storage for written in work.writes for read in pending.reads)
+
+
+@dataclass(eq=False)
+class _Load:
+    """A load of a tile from HBM, as long as no part of the tile has been overwritten.
+
+    Attributes:
+        move: the load.
+        source: the elements in HBM, as a matrix with the rows of the tile.
+        is_current: whether HBM still has the loaded elements.
+        is_needed: whether something reads the tile itself.
+    """
+
+    move: Move
+    source: Layout
+    is_current: bool = True
+    is_needed: bool = False
+
+    def place_of(self, ref: Ref) -> Ref | None:
+        """Return the elements in HBM that were loaded into ``ref``, a part of the tile; None if they are not known."""
+        tile = self.move.dst
+        width = tile.numpy_type.itemsize
+        is_part = ref.is_block and tile.place.contains(ref.place) and ref.dtype == tile.dtype
+        if not is_part or (ref.place.left - tile.place.left) % width:
+            return None
+        column = (ref.place.left - tile.place.left) // width
+        offset = self.source.offset + (ref.place.top - tile.place.top) * self.source.strides[0] + column
+        layout = Layout((ref.rows, ref.width), (self.source.strides[0], 1), offset)
+        return Ref(self.move.src.view.with_layout(layout))
+
+
+def without_loads(works: list[Work], written: Collection[int]) -> list[Work]:
+    """Return the work of a core without the loads whose tiles nothing reads, once reads are redirected to HBM.
+
+    Args:
+        works: the work of one core; the reads in it are changed.
+        written: the numbers of the storages that any core writes; after a barrier or exchange, HBM may have other
+            elements there than a tile loaded before.
+    """
+    loads: dict[int, list[_Load]] = {}
+    unneeded: dict[int, _Load] = {}
+    for work in works:
+        if isinstance(work, Meeting):
+            for load in [load for tile_loads in loads.values() for load in tile_loads]:
+                load.is_current &= load.move.src.storage.number not in written
+        _read(work, loads)
+        for ref in work.writes:
+            _overwrite(ref, loads)
+        if isinstance(work, Move):
+            source = _source_of(work)
+            if source is not None:
+                load = unneeded[id(work)] = _Load(work, source)
+                loads.setdefault(work.dst.storage.number, []).append(load)
+    return [work for work in works if id(work) not in unneeded or unneeded[id(work)].is_needed]
+
+
+def _source_of(move: Move) -> Layout | None:
+    """Return the source of a load as a matrix with the rows of the tile; None if the tile cannot be read there."""
+    dst, src = move.dst, move.src
+    if not (dst.is_on_chip and src.is_in_hbm and dst.is_block and dst.size >= SMALLEST):
+        return None
+    if dst.dtype != src.dtype or dst.numpy_type != src.numpy_type:
+        return None
+    return src.as_rows(dst.rows, dst.width)
+
+
+def _read(work: Work, loads: dict[int, list[_Load]]) -> None:
+    """Redirect the reads of ``work`` to HBM where possible, and mark the loads of its other reads as needed."""
+    for ref in list(work.reads):
+        overlapping = [load for load in loads.get(ref.storage.number, ()) if load.move.dst.place.meets(ref.place)]
+        if not overlapping:
+            continue
+        place = overlapping[0].place_of(ref) if len(overlapping) == 1 and overlapping[0].is_current else None
+        if place is None or ref.size < SMALLEST or not _read_at(work, ref, place):
+            for load in overlapping:
+                load.is_needed = True
+
+
+def _read_at(work: Work, ref: Ref, place: Ref) -> bool:
+    """Let ``work`` read ``place`` instead of ``ref``, and return True; return False if it cannot."""
+    if isinstance(work, Elementwise) and ref in work.tiles:
+        work.tiles[work.tiles.index(ref)] = place
+    elif isinstance(work, Reduced):
+        work.tile = place
+    else:
+        return False
+    work.reads[work.reads.index(ref)] = place
+    return True
+
+
+def _overwrite(ref: Ref, loads: dict[int, list[_Load]]) -> None:
+    """Note a write to ``ref``: to elements of loaded tiles, or to elements of HBM that were loaded."""
+    tile_loads = loads.get(ref.storage.number)
+    if tile_loads:
+        for load in tile_loads:
+            if load.move.dst.place.meets(ref.place) and not (ref.is_block and ref.place.contains(load.move.dst.place)):
+                load.is_needed = True  # of a part of it, perhaps
+        tile_loads[:] = [load for load in tile_loads if not load.move.dst.place.meets(ref.place)]
+    if ref.is_in_hbm:
+        for load in [load for tile_loads in loads.values() for load in tile_loads]:
+            if load.move.src.meets(ref):
+                load.is_current = False
+
+
+class _Needed:
+    """The elements of tiles that later work reads, in a walk from the end of a launch to its beginning."""
+
+    def __init__(self) -> None:
+        self._by_storage: dict[int, list[Rectangle]] = {}
+
+    def read(self, ref: Ref) -> None:
+        """Note that elements are read."""
+        places = self._by_storage.setdefault(ref.storage.number, [])
+        if not any(place.contains(ref.place) for place in places):
+            places.append(ref.place)
+
+    def overwrite(self, ref: Ref) -> None:
+        """Note that all of these elements get new values, so that the values before that are not needed."""
+        places = self._by_storage.get(ref.storage.number)
+        if places and ref.is_block:
+            places[:] = [place for place in places if not ref.place.contains(place)]
+
+    def has(self, ref: Ref) -> bool:
+        """Tell whether any of these elements is read later."""
+        return any(place.meets(ref.place) for place in self._by_storage.get(ref.storage.number, ()))
+
+
+def without_dead(works: list[Work]) -> list[Work]:
+    """Return the work of a core without work whose results nothing reads.
+
+    Elementwise results that are only reduced are computed, but not stored.
+    """
+    needed = _Needed()
+    kept: list[Work] = []
+    for work in reversed(works):
+        is_live = not work.is_pure or any(ref.is_in_hbm or needed.has(ref) for ref in work.writes)
+        if not is_live:
+            continue
+        if isinstance(work, Elementwise) and work.reduction is not None and work.dst.is_on_chip:
+            work.is_dst_dead = not needed.has(work.dst)
+        for ref in work.writes:
+            needed.overwrite(ref)
+        for ref in work.reads:
+            needed.read(ref)
+        kept.append(work)
+    kept.reverse()
+    return kept
+
+
+@dataclass(eq=False)
+class _Store:
+    """A store to HBM after which nothing reads the stored tile, found in a walk from the end of a launch.
+
+    Attributes:
+        move: the store.
+        target: the destination, as a matrix with the rows of the tile.
+    """
+
+    move: Move
+    target: Ref
+
+
+def without_stores(works: list[Work]) -> list[Work]:
+    """Return the work of a core without the stores whose elements are computed in HBM instead."""
+    waiting: dict[int, _Store] = {}  # by the number of the tile's storage
+    read_later: dict[int, list[Ref]] = {}
+    unneeded: set[int] = set()
+    for work in reversed(works):
+        if isinstance(work, Meeting):
+            waiting.clear()
+        if isinstance(work, Elementwise):
+            store = waiting.get(work.dst.storage.number)
+            if store is not None and _is_written_for(work, store):
+                del waiting[work.dst.storage.number]
+                unneeded.add(id(store.move))
+                _overwritten(read_later, work.dst)
+                work.dst = store.target
+                work.writes[0] = store.target
+        _forget_touched(waiting, work)
+        for ref in work.writes:
+            _overwritten(read_later, ref)
+        store = _store_of(work, read_later) if isinstance(work, Move) else None
+        for ref in work.reads:
+            if ref.is_on_chip:
+                read_later.setdefault(ref.storage.number, []).append(ref)
+        if store is not None:
+            waiting[store.move.src.storage.number] = store
+    return [work for work in works if id(work) not in unneeded]
+
+
+def _store_of(move: Move, read_later: dict[int, list[Ref]]) -> _Store | None:
+    """Return the store that a copy is, if it stores a tile of which no part is read later; else None."""
+    src, dst = move.src, move.dst
+    if not (src.is_on_chip and dst.is_in_hbm and src.is_block and src.size >= SMALLEST):
+        return None
+    if src.dtype != dst.dtype or src.numpy_type != dst.numpy_type:
+        return None
+    if any(ref.place.meets(src.place) for ref in read_later.get(src.storage.number, ())):
+        return None
+    layout = dst.as_rows(src.rows, src.width)
+    return None if layout is None else _Store(move, Ref(dst.view.with_layout(layout)))
+
+
+def _is_written_for(work: Elementwise, store: _Store) -> bool:
+    """Tell whether ``work`` computes exactly what is stored, and can compute it at the destination of the store.
+
+    It can if the elements that it reads there are those for the results at the same places.
+    """
+    dst, src = work.dst, store.move.src
+    is_alike = dst.is_block and dst.place == src.place and dst.dtype == src.dtype and not work.is_dst_dead
+    if not is_alike or (work.destination is not None and work.destination.meets(dst)):
+        return False
+    return all(not read.meets(store.target) or _is_in_place(read, store.target) for read in work.reads)
+
+
+def _is_in_place(read: Ref, target: Ref) -> bool:
+    """Tell whether each element that is read is where the result computed from it goes."""
+    return read.as_matrix() == target.as_matrix() and read.dtype == target.dtype
+
+
+def _forget_touched(waiting: dict[int, _Store], work: Work) -> None:
+    """Drop waiting stores whose tile or destination ``work`` touches, because they cannot move to before it."""
+    for number, store in list(waiting.items()):
+        if work is store.move:
+            continue
+        for ref in (*work.reads, *work.writes):
+            if ref.meets(store.move.src) or ref.meets(store.target):
+                waiting.pop(number, None)
+
+
+def _overwritten(read_later: dict[int, list[Ref]], ref: Ref) -> None:
+    """Drop the later reads of these elements: they read the values that are written here, not earlier ones."""
+    refs = read_later.get(ref.storage.number)
+    if refs and ref.is_block:
+        refs[:] = [read for read in refs if not ref.place.contains(read.place)]
+
+
+def grouped(works: Sequence[Work]) -> list[list[Work]]:
+    """Return the work of a core in its order, in groups that can run a few rows at a time."""
+    groups: list[list[Work]] = []
+    for work in works:
+        rows = _Rows.of(work)
+        last = groups[-1] if groups else []
+        if (
+            rows is not None
+            and last
+            and len(last) < _MOST_IN_A_GROUP
+            and _Rows.of(last[0]) == rows
+            and _may_follow(work, last)
+        ):
+            last.append(work)
+        else:
+            groups.append([work])
+    return [part for group in groups for part in _trimmed(group)]
+
+
+def _trimmed(group: list[Work]) -> list[list[Work]]:
+    """Split off the work at both ends of a group that is small enough to run on all of its rows at once."""
+    if len(group) == 1:
+        return [group]
+    large = [place for place, work in enumerate(group) if is_large(work)]
+    if not large:
+        return [[work] for work in group]
+    first, last = large[0], large[-1] + 1
+    return [*[[work] for work in group[:first]], group[first:last], *[[work] for work in group[last:]]]
+
+
+class _Rows(tuple[int, int]):
+    """The partitions whose rows some work reads and writes, row by row: the first partition, and their number."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, work: Work) -> _Rows | None:
+        """Return the partitions of some work; None if a row of its results may depend on another row."""
+        if isinstance(work, Elementwise):
+            if needs_all_rows(work) or (work.reduction is not None and isinstance(work.reduction.initial, View)):
+                return None
+        elif not isinstance(work, Reduced):
+            return None
+        refs = [*work.reads, *work.writes]
+        on_chip = [ref for ref in refs if ref.is_on_chip]
+        if not on_chip or not all(_has_a_row_a_partition(ref) for ref in on_chip):
+            return None
+        starts = {(ref.place.top, ref.rows) for ref in on_chip}
+        if len(starts) > 1 or len({ref.rows for ref in refs}) > 1:
+            return None
+        return cls(starts.pop())
+
+
+def _has_a_row_a_partition(ref: Ref) -> bool:
+    """Tell whether the rows of a tile are in successive partitions, one in each."""
+    return ref.rows == 1 or ref.layout.strides[0] * ref.numpy_type.itemsize == ref.storage.partition_bytes
+
+
+def _may_follow(work: Work, group: Sequence[Any]) -> bool:
+    """Tell whether rows of ``work`` and different rows of the group share no elements in HBM that either writes."""
+    for other in group:
+        for written in other.writes:
+            if written.is_in_hbm and any(ref.meets(written) for ref in (*work.reads, *work.writes)):
+                return False
+        for written in work.writes:
+            if written.is_in_hbm and any(ref.meets(written) and not _is_in_place(ref, written) for ref in other.reads):
+                return False
+    return True

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The accesses to a storage for which later instructions have to wait, and the record that holds them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from functools import lru_cache
+from math import prod
+from typing import Protocol
+
+from ..memory.storage import Storage
+from ..terms.enums import ON_CHIP, Engine
+from .footprints import OccupiedBytes, Views, views_of
+
+# Members of an Enum are looked up by a Python function before 3.12; this one is asked for in every access.
+_DMA = Engine.dma
+
+
+class Done:
+    """The completion of an instruction's reads, or of its writes.
+
+    Attributes:
+        by: the engine that ran the instruction.
+        own_ns: the time from which on that engine need not wait for the completion any more.
+        other_ns: the same time for the other engines, which notice the completion later.
+        number: the number of the instruction on its core, from 1; 0 if nothing was done.
+    """
+
+    __slots__ = ("by", "number", "other_ns", "own_ns")
+
+    def __init__(self, by: Engine, own_ns: float, other_ns: float, number: int) -> None:
+        self.by = by
+        self.own_ns = own_ns
+        self.other_ns = other_ns
+        self.number = number
+
+    def ready_ns(self, by: Engine) -> float:
+        """Return the time from which on the engine ``by`` need not wait for the completion any more."""
+        return self.own_ns if self.by is by else self.other_ns
+
+
+NOTHING = Done(Engine.unknown, 0.0, 0.0, 0)
+
+
+class Place(Protocol):
+    """A part of a storage whose accesses have to wait for each other.
+
+    Attributes:
+        storage: the number of the storage.
+    """
+
+    @property
+    def storage(self) -> int: ...
+
+    def last_write(self, by: Engine) -> Done:
+        """Return the write that ``by`` has to wait for before it reads the part: the last one that overlaps it."""
+
+    def last_access(self, by: Engine) -> tuple[Done, bool]:
+        """Return the access that ``by`` has to wait for before it overwrites the part, and whether it is a read."""
+
+    def note_read(self, done: Done) -> None:
+        """Note a read of the part, which has waited for what it has to wait for."""
+
+    def note_write(self, done: Done) -> None:
+        """Note a write to the part, which has waited for what it has to wait for."""
+
+
+class RegisterPlace:
+    """A register or a scalar with the address of an operand: an instruction waits until it is loaded."""
+
+    __slots__ = ("_loaded", "storage")
+
+    def __init__(self, loaded: Done) -> None:
+        self._loaded = loaded
+        self.storage = 0
+
+    def last_write(self, by: Engine) -> Done:
+        return self._loaded
+
+    def last_access(self, by: Engine) -> tuple[Done, bool]:
+        return self._loaded, False
+
+    def note_read(self, done: Done) -> None:
+        """Do nothing, because no later write has to wait for the read: each load makes another register."""
+
+    def note_write(self, done: Done) -> None:
+        """Do nothing; see :meth:`note_read`."""
+
+
+class TilePlace:
+    """A part of a tile, with its last write, the reads since then, and the other parts that overlap it.
+
+    Earlier accesses need not be kept: an access that waits for the last write has also waited for them.
+    """
+
+    __slots__ = ("_reads", "_write", "others", "part", "storage")
+
+    def __init__(self, part: OccupiedBytes, storage: int) -> None:
+        self.part = part
+        self.storage = storage
+        self.others: list[TilePlace] = []
+        self._write = NOTHING
+        self._reads: dict[Engine, Done] = {}
+
+    def last_write(self, by: Engine) -> Done:
+        latest = self._write
+        if self.others:
+            latest_ns = latest.own_ns if latest.by is by else latest.other_ns
+            for other in self.others:
+                write = other._write
+                ready = write.own_ns if write.by is by else write.other_ns
+                if ready > latest_ns:
+                    latest, latest_ns = write, ready
+        return latest
+
+    def last_access(self, by: Engine) -> tuple[Done, bool]:
+        latest, is_read = self._last_access(by)
+        for other in self.others:
+            access, access_is_read = other._last_access(by)
+            if access.ready_ns(by) > latest.ready_ns(by):
+                latest, is_read = access, access_is_read
+        return latest, is_read
+
+    def _last_access(self, by: Engine) -> tuple[Done, bool]:
+        """Return the last access to this very part, without those to overlapping parts; see :meth:`last_access`."""
+        latest, is_read = self._write, False
+        # An engine need not wait for its own accesses to a part that it overwrites: it works in order, unlike DMA.
+        if latest.by is by and by is not _DMA:
+            latest = NOTHING
+        if self._reads:
+            latest_ns = latest.other_ns
+            for reader, read in self._reads.items():
+                if (reader is not by or by is _DMA) and read.other_ns > latest_ns:
+                    latest, latest_ns, is_read = read, read.other_ns, True
+        return latest, is_read
+
+    def note_read(self, done: Done) -> None:
+        known = self._reads.get(done.by)
+        if known is None or done.own_ns > known.own_ns:
+            self._reads[done.by] = done
+
+    def note_write(self, done: Done) -> None:
+        self._write = done
+        if self._reads:
+            self._reads.clear()
+
+
+class TileUses(dict[OccupiedBytes, TilePlace]):
+    """The accesses to a tile, by part. A kernel uses a tile as a whole or in a few parts, again and again."""
+
+    __slots__ = ("storage",)
+
+    def __init__(self, storage: int) -> None:
+        super().__init__()
+        self.storage = storage
+
+    def __missing__(self, part: OccupiedBytes) -> TilePlace:
+        place = TilePlace(part, self.storage)
+        for other in self.values():
+            if _meet(part, other.part):
+                place.others.append(other)
+                other.others.append(place)
+        self[part] = place
+        return place
+
+
+@lru_cache(maxsize=65536)
+def _meet(first: OccupiedBytes, second: OccupiedBytes) -> bool:
+    return first.meets(second)
+
+
+class HbmAccess:
+    """An access to a part of a tensor in HBM, with the completion of the instruction."""
+
+    __slots__ = ("done", "part")
+
+    def __init__(self, part: OccupiedBytes, done: Done) -> None:
+        self.part = part
+        self.done = done
+
+
+class _Index:
+    """The accesses to a tensor, grouped by extent and sorted by first byte, to find those that overlap a part."""
+
+    __slots__ = ("_known", "_levels", "_unsorted")
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[OccupiedBytes, Engine], HbmAccess] = {}
+        self._levels: dict[int, tuple[list[int], list[HbmAccess]]] = {}
+        # Uses that nothing has searched yet: tensors that are only read, such as inputs, are never sorted.
+        self._unsorted: list[HbmAccess] = []
+
+    def add(self, part: OccupiedBytes, done: Done) -> None:
+        key = part, done.by
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = HbmAccess(part, done)
+            self._unsorted.append(known)
+        elif done.own_ns > known.done.own_ns:
+            known.done = done
+
+    def uses(self) -> Iterable[HbmAccess]:
+        """Return all uses in the index."""
+        return self._known.values()
+
+    def meeting(self, part: OccupiedBytes) -> list[HbmAccess]:
+        """Return the uses of all parts that overlap ``part``."""
+        meeting: list[HbmAccess] = []
+        if not self._known:
+            return meeting
+        if self._unsorted:
+            self._sort()
+        for level, (firsts, uses) in self._levels.items():
+            low = bisect_left(firsts, part.first - (1 << level))
+            meeting += uses[low : bisect_right(firsts, part.last, low)]
+        # Most are other columns of the same rows, which two comparisons tell.
+        step, column, column_end = part.step, part.column, part.column_end
+        return [
+            use
+            for use in meeting
+            if ((other := use.part).step != step or (other.column < column_end and column < other.column_end))
+            and other.meets(part)
+        ]
+
+    def _sort(self) -> None:
+        for use in self._unsorted:
+            firsts, uses = self._levels.setdefault(use.part.level, ([], []))
+            at = bisect_right(firsts, use.part.first)
+            firsts.insert(at, use.part.first)
+            uses.insert(at, use)
+        self._unsorted.clear()
+
+    def remove(self, use: HbmAccess) -> None:
+        """Remove a use that :meth:`meeting` has returned."""
+        del self._known[use.part, use.done.by]
+        firsts, uses = self._levels[use.part.level]
+        at = bisect_left(firsts, use.part.first)
+        while uses[at] is not use:
+            at += 1
+        del firsts[at], uses[at]
+
+
+class HbmUses:
+    """The accesses to a tensor in HBM, of which a kernel may touch very many parts, each of them once.
+
+    Attributes:
+        storage: the number of the storage.
+        reads, writes: the accesses to its parts for which later instructions have to wait.
+        reached: the parts of which an index that is read at run time chooses some bytes.
+        gathered_bytes, scattered_bytes: the bytes that transfers with such an index have read and written.
+    """
+
+    __slots__ = ("_overwritten", "gathered_bytes", "reached", "reads", "scattered_bytes", "storage", "writes")
+
+    def __init__(self, storage: int) -> None:
+        self.storage = storage
+        self.reached: set[OccupiedBytes] = set()
+        self.gathered_bytes = self.scattered_bytes = 0
+        self._overwritten: set[OccupiedBytes] = (
+            set()
+        )  # parts that were read before anything was written there, and overwritten
+        self.reads = _Index()
+        self.writes = _Index()
+
+    def __getitem__(self, part: OccupiedBytes) -> HbmPlace:
+        return HbmPlace(self, part)
+
+    def note_reached(self, part: OccupiedBytes, nbytes: int, is_write: bool) -> None:
+        """Note that a transfer reads or writes ``nbytes`` of a part, chosen by an index that is read at run time."""
+        self.reached.add(part)
+        if is_write:
+            self.scattered_bytes += nbytes
+        else:
+            self.gathered_bytes += nbytes
+
+    def brought_in(self) -> set[OccupiedBytes]:
+        """Return the parts that were read before anything was written to them, except those in :attr:`reached`."""
+        parts = set(self._overwritten)
+        for use in self.reads.uses():
+            if all(write.done.number > use.done.number for write in self.writes.meeting(use.part)):
+                parts.add(use.part)
+        return parts - self.reached
+
+    def written(self) -> set[OccupiedBytes]:
+        """Return the parts that were written, except those in :attr:`reached`."""
+        return {use.part for use in self.writes.uses()} - self.reached
+
+    def note_write(self, part: OccupiedBytes, done: Done) -> None:
+        """Note a write to a part, and forget the earlier accesses to what it overwrites completely."""
+        covered = [use for use in self.reads.meeting(part) if part.covers(use.part)]
+        written = self.writes.meeting(part)
+        for use in covered:
+            self.reads.remove(use)
+            if not any(use.part.meets(write.part) for write in written):
+                self._overwritten.add(use.part)
+        for use in written:
+            if part.covers(use.part):
+                self.writes.remove(use)
+        self.writes.add(part, done)
+
+
+class HbmPlace:
+    """A part of a tensor in HBM."""
+
+    __slots__ = ("_part", "_uses")
+
+    def __init__(self, uses: HbmUses, part: OccupiedBytes) -> None:
+        self._uses = uses
+        self._part = part
+
+    @property
+    def storage(self) -> int:
+        return self._uses.storage
+
+    def last_write(self, by: Engine) -> Done:
+        return _latest(self._uses.writes.meeting(self._part), by)
+
+    def last_access(self, by: Engine) -> tuple[Done, bool]:
+        # As for a tile, an engine that works in order waits for others only.
+        wrote, has_read = (
+            _latest([use for use in index.meeting(self._part) if use.done.by is _DMA or use.done.by is not by], by)
+            for index in (self._uses.writes, self._uses.reads)
+        )
+        is_read = has_read is not NOTHING and has_read.ready_ns(by) > wrote.ready_ns(by)
+        return has_read if is_read else wrote, is_read
+
+    def note_read(self, done: Done) -> None:
+        self._uses.reads.add(self._part, done)
+
+    def note_write(self, done: Done) -> None:
+        self._uses.note_write(self._part, done)
+
+
+def _latest(uses: list[HbmAccess], by: Engine) -> Done:
+    latest, latest_ns = NOTHING, 0.0
+    for use in uses:
+        done = use.done
+        ready = done.own_ns if done.by is by else done.other_ns
+        if ready > latest_ns:
+            latest, latest_ns = done, ready
+    return latest
+
+
+class Tracked:
+    """The record that the model of time keeps of a storage.
+
+    Attributes:
+        uses: the accesses to it, by part.
+        views: the footprints of its views.
+        name: the name of a tensor in HBM, or its shape and type if it has no name; empty for a tensor on chip.
+        nbytes: the bytes of the whole storage, on the device.
+        contents: a note that a pass keeps about the values in it; None if there is none.
+        has_place: whether it has its place in PSUM, or needs none.
+    """
+
+    __slots__ = ("contents", "has_place", "name", "nbytes", "uses", "views")
+
+    def __init__(self, uses: TileUses | HbmUses, views: Views, name: str, nbytes: int) -> None:
+        self.uses = uses
+        self.views = views
+        self.name = name
+        self.nbytes = nbytes
+        self.contents: object | None = None
+        self.has_place = False
+
+    def share(self, other: Tracked) -> None:
+        """Share the memory of ``other`` on the device: an access to one of them also waits for those to the other."""
+        self.uses = other.uses
+        self.has_place = True
+
+
+def tracked(storage: Storage) -> Tracked:
+    """Return a new record for a storage."""
+    views = views_of(storage.shape, storage.dtype, storage.numpy_dtype, storage.region)
+    nbytes = prod(storage.shape) * storage.dtype.itemsize
+    if storage.region in ON_CHIP:
+        known = Tracked(TileUses(storage.number), views, "", nbytes)
+        known.has_place = storage.address is not None  # the kernel has placed it, and orders its uses itself
+        return known
+    name = storage.name or f"{list(storage.shape)} {storage.dtype}"
+    known = Tracked(HbmUses(storage.number), views, name, nbytes)
+    known.has_place = True
+    return known

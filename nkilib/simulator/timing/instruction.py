@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""An instruction that is not on the timeline yet, and the properties that all instructions of its kind share.
+
+Neither refers to a tensor, because that would keep the tensor's data alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from types import CodeType
+from typing import Any, NamedTuple
+
+from ..hardware.generations import Generation
+from ..isa.checks import engines_besides
+from ..isa.definition import Definition
+from ..terms.dtypes import DType
+from ..terms.enums import Engine
+from ..terms.layout import Layout
+from .costs import CostInputs
+from .dependencies import Tracked
+from .dma import Address, DmaWork, Queue, Side, bytes_of, engine_times, queue_of, row_bytes_of
+from .footprints import Form, Reach
+from .parameters import ModelParameters
+
+# The non-tensor parameters on which a cost, a queue or the rule for an engine depends; they get no others.
+DECIDING = frozenset({"op", "op0", "op1", "value", "perf_mode", "reduce_cmd", "dge_mode", "dma_engine", "engine", "n"})
+# A parameter that takes a list of tensors; these are no operands.
+_LIST_OF_TENSORS = "srcs"
+
+_KEPT = 16384
+_KEPT_MODELS = 8
+
+
+class Roles(NamedTuple):
+    """The positions of the parameters of an instruction that the model of time uses.
+
+    Attributes:
+        tensors: the parameters that may be tensors: first those that are written, then those that are read.
+        writes: the parameters that are written.
+        deciding: the parameters of :data:`DECIDING`.
+    """
+
+    tensors: tuple[int, ...]
+    writes: tuple[int, ...]
+    deciding: tuple[int, ...]
+
+
+_ROLES: dict[str, Roles] = {}
+
+
+def roles_of(definition: Definition) -> Roles:
+    """Return the positions of the parameters of an instruction that the model of time uses."""
+    roles = _ROLES.get(definition.name)
+    if roles is None:
+        inputs = {rule.name for rule in definition.operands if not rule.is_output} | {_LIST_OF_TENSORS}
+        wanted = (definition.output_names, inputs, DECIDING)
+        writes, reads, deciding = (
+            tuple(at for at, name in enumerate(definition.names) if name in names) for names in wanted
+        )
+        roles = _ROLES[definition.name] = Roles(writes + reads, writes, deciding)
+    return roles
+
+
+class InstructionKind(NamedTuple):
+    """The common properties of instructions of one name on tensors of one form each.
+
+    Attributes:
+        name, engine, operands, cycles: see :class:`.instruction_log.Event`.
+        table: the activation table that it needs; empty if none.
+        queue: the queue that triggers it, if it is a transfer.
+        other_queue: the queue that it would have with the other kind of descriptors, if the compiler chooses.
+        work: its work for the DMA engines, if it is a transfer.
+        dropped_by: the pass that found that the device does not run it; empty if it does.
+        others: the other engines that would run it, if the kernel asked for them.
+        other_cycles: the cycles that each of these engines would take.
+    """
+
+    name: str
+    engine: str
+    operands: dict[str, tuple[tuple[int, ...], str]]
+    cycles: float = 0.0
+    table: str = ""
+    queue: str = ""
+    other_queue: str = ""
+    work: DmaWork | None = None
+    dropped_by: str = ""
+    others: tuple[str, ...] = ()
+    other_cycles: tuple[float, ...] = ()
+
+
+class InstructionKinds:
+    """The kinds of all instructions on one generation, under one set of assumptions, each worked out once."""
+
+    def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
+        self.generation = generation
+        self.parameters = parameters
+        self._known: dict[Hashable, InstructionKind] = {}
+        self._work: dict[tuple[tuple[Side, ...], int, bool], DmaWork] = {}
+        self._moving: dict[tuple[int, int], InstructionKind] = {}
+
+    def kind(
+        self,
+        definition: Definition,
+        engine: Engine,
+        forms: Sequence[Form | None],
+        deciding: Sequence[Any],
+        address: Address = Address.known,
+        indirect: tuple[str, ...] = (),
+    ) -> InstructionKind:
+        """Return the kind of a call of an instruction.
+
+        Args:
+            definition: the instruction.
+            engine: the engine that runs it.
+            forms: the forms of its tensors, in the order of its roles; None where a parameter is no tensor.
+            deciding: the values of its parameters of :data:`DECIDING`, in the order of its roles.
+            address: for a transfer, the source of its address.
+            indirect: the names of the operands with tensor indirection.
+        """
+        key = (definition.name, engine, address, indirect, *forms, *deciding)
+        try:
+            kind = self._known.get(key)
+        except TypeError:  # a value without a hash
+            return self._made(definition, engine, forms, deciding, address, indirect)
+        if kind is None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            kind = self._known[key] = self._made(definition, engine, forms, deciding, address, indirect)
+        return kind
+
+    def queue(self, values: Mapping[str, Any], address: Address, to_chip: bool, is_transpose: bool = False) -> Queue:
+        """Return the queue that triggers a transfer; see :func:`queue_of`."""
+        return queue_of(values, address, to_chip, self.generation.timing.dma, self.parameters, is_transpose)
+
+    def work(self, sides: tuple[Side, ...], rows: int, is_transpose: bool) -> DmaWork:
+        """Return the work of a transfer for the DMA engines; see :func:`engine_times`."""
+        key = sides, rows, is_transpose
+        work = self._work.get(key)
+        if work is None:
+            if len(self._work) >= _KEPT:
+                self._work.clear()
+            dma = self.generation.timing.dma
+            times = engine_times(sides, rows, is_transpose, dma, self.parameters)
+            is_even = len(times) == dma.engines and len({duration for _, duration in times}) == 1
+            moved = bytes_of(sides)
+            work = self._work[key] = DmaWork(times, is_even, moved, row_bytes_of(sides, rows, is_transpose), rows > 0)
+        return work
+
+    def moving(self, kind: InstructionKind, work: DmaWork) -> InstructionKind:
+        """Return the kind of a transfer, completed with its work for the DMA engines."""
+        key = id(kind), id(work)
+        moving = self._moving.get(key)
+        # Other objects get the ids of objects that are deleted.
+        if moving is None or moving.work is not work or moving.operands is not kind.operands:
+            if len(self._moving) >= _KEPT:
+                self._moving.clear()
+            moving = self._moving[key] = kind._replace(work=work)
+        return moving
+
+    def _made(
+        self,
+        definition: Definition,
+        engine: Engine,
+        forms: Sequence[Form | None],
+        deciding: Sequence[Any],
+        address: Address,
+        indirect: tuple[str, ...],
+    ) -> InstructionKind:
+        roles = roles_of(definition)
+        named = _named(definition, roles, forms)
+        operands = _shown({name: form for name, form in named.items() if form is not None})
+        values = named | {definition.names[at]: value for at, value in zip(roles.deciding, deciding, strict=True)}
+        if definition.is_transfer:
+            queue = self.queue(values, address, values["dst"].is_on_chip, definition.name == "dma_transpose")
+            return InstructionKind(definition.name, "dma", operands, queue=queue.name, other_queue=queue.otherwise)
+        others = engines_besides(definition, engine, self.generation, values, indirect)
+        cost = definition.cost
+        cycles, *other_cycles = (
+            0.0 if cost is None else cost(CostInputs(each, values, self.generation, self.parameters))
+            for each in (engine, *others)
+        )
+        return InstructionKind(
+            definition.name,
+            engine.name,
+            operands,
+            cycles,
+            self._table(engine, values),
+            others=tuple(other.name for other in others),
+            other_cycles=tuple(other_cycles),
+        )
+
+    def _table(self, engine: Engine, values: dict[str, Any]) -> str:
+        """Return the activation table that an instruction of the Scalar engine needs; empty if none."""
+        if engine is not Engine.scalar:
+            return ""
+        function = getattr(values.get("op"), "key", "")
+        return self.parameters.table_of(function) if function else ""
+
+
+def _named(definition: Definition, roles: Roles, forms: Sequence[Form | None]) -> dict[str, Any]:
+    """Return the forms by the names of the parameters, in the order of the parameters.
+
+    The tensors of a list have names with an index, and come last among the forms of tensors that are read.
+    """
+    positions = [*roles.tensors]
+    positions += positions[-1:] * (len(forms) - len(positions))
+    named: dict[str, Form | None] = {}
+    for number, (at, form) in enumerate(sorted(zip(positions, forms, strict=True), key=lambda item: item[0])):
+        name = definition.names[at]
+        named[f"{name}[{number - positions.index(at)}]" if name == _LIST_OF_TENSORS else name] = form
+    return named
+
+
+def _shown(forms: dict[str, Form]) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (form.shape, str(form.dtype)) for name, form in forms.items()}
+
+
+_MODELS: list[InstructionKinds] = []
+
+
+def kinds_for(generation: Generation, parameters: ModelParameters) -> InstructionKinds:
+    """Return the kinds that all launches on this generation and with these assumptions share."""
+    for kinds in _MODELS:
+        if kinds.generation is generation and kinds.parameters == parameters:
+            return kinds
+    kinds = InstructionKinds(generation, parameters)
+    _MODELS.insert(0, kinds)
+    del _MODELS[_KEPT_MODELS:]
+    return kinds
+
+
+# A tensor: its storage, its layout and its type; and if its address is read at run time, the range of the address and
+# the tensor that it is read from.
+Access = tuple[Tracked, Layout, DType, Reach | None, "Access | None"]
+
+# Tensor indirection: the index that it reads, the tensor that it chooses from, whether it writes there, and the name of
+# the operand.
+Indirection = tuple[Access, Access, bool, str]
+
+
+class PendingInstruction:
+    """An issued instruction that is not on the timeline yet. Passes may change it (see :mod:`.passes`).
+
+    Attributes:
+        number: its number on its core.
+        definition: the definition of the instruction.
+        roles: the positions of its tensors and deciding parameters among its parameters.
+        engine: the engine that runs it.
+        label: the argument ``name=`` of the call.
+        operands: the tensors, in the order of the roles; None where a parameter is no tensor.
+        deciding: the values of the parameters of :data:`DECIDING`, in the order of the roles.
+        besides: for each operand with tensor indirection, see :data:`Indirection`.
+        met_ns: for a barrier or an exchange, when the last core came to it.
+        code, position: the code object of the kernel and the bytecode offset that issued it.
+        constants: the values of its parameters that are no tensors, where a pass asks for them; else empty.
+        register: the number of the instruction that loaded the register with the address of an operand; 0 if none.
+        function: the function of ``nki.language`` that issued it; empty if the kernel did so itself.
+        dropped_by: the pass that found that the device does not run it; empty while none has.
+    """
+
+    __slots__ = (
+        "besides",
+        "code",
+        "constants",
+        "deciding",
+        "definition",
+        "dropped_by",
+        "engine",
+        "function",
+        "label",
+        "met_ns",
+        "number",
+        "operands",
+        "position",
+        "register",
+        "roles",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        definition: Definition,
+        roles: Roles,
+        engine: Engine,
+        label: str | None,
+        operands: Sequence[Access | None],
+        deciding: Sequence[Any],
+        besides: Sequence[Indirection],
+        met_ns: float | None,
+        code: CodeType | None,
+        position: int,
+        function: str,
+        constants: tuple[Any, ...] = (),
+        register: int = 0,
+    ) -> None:
+        self.number = number
+        self.definition = definition
+        self.roles = roles
+        self.engine = engine
+        self.label = label
+        self.operands = operands
+        self.deciding = deciding
+        self.besides = besides
+        self.met_ns = met_ns
+        self.code = code
+        self.position = position
+        self.function = function
+        self.constants = constants
+        self.register = register
+        self.dropped_by = ""
+
+    def decided(self, name: str) -> Any:
+        """Return the value of a parameter in :data:`DECIDING`; None if the instruction has no such parameter."""
+        names = self.definition.names
+        return next(
+            (value for at, value in zip(self.roles.deciding, self.deciding, strict=True) if names[at] == name), None
+        )

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The log of the instructions of a core: a note of each, kept in little memory, and events made from the notes.
+
+The notes of iterations that only repeat others are made on request.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from types import CodeType
+from typing import NamedTuple, overload
+
+from .instruction import InstructionKind
+from .timeline import Cause, Span
+
+_NS_PER_US = 1000.0
+
+# The note of an instruction while the kernel runs, at a fraction of the cost of an event: its number, its kind, its
+# label, the start and end of its engine's work in nanoseconds with the cause, and the position in the kernel's code.
+Note = tuple[int, InstructionKind, str | None, Span, CodeType | None, int]
+
+
+class Event(NamedTuple):
+    """One instruction on the timeline.
+
+    Attributes:
+        core: the number of the core.
+        engine: the name of the engine: tensor, vector, scalar, gpsimd, dma or sync.
+        name: the name of the instruction, without ``nisa.``.
+        label: the argument ``name=`` of the call, or empty.
+        operands: shape and type of each tensor operand, by parameter.
+        cycles: the cycles that it takes of its engine; 0 for a transfer.
+        start_us, end_us: the start and end of the engine's work on it; for a transfer, its trigger and its last byte.
+        place: ``file:line`` in the kernel.
+        number: the number of the instruction on its core, from 1.
+        waited: the thing that it waited for last: nothing, engine (that ran others), data, reuse (of what it
+            overwrites), trigger (of its DMA queue), meeting (barrier or exchange with the other core) or loop (of the
+            device).
+        waited_for: the number of the instruction that delayed it; 0 if none did.
+        queue, nbytes, row_bytes: for a transfer, the queue that triggers it, the bytes that it moves, and the average
+            bytes of a row (0 if it is not moved row by row).
+        dropped_by: the pass that found that the device does not run it, so that it takes no time; empty if it runs.
+    """
+
+    core: int
+    engine: str
+    name: str
+    label: str
+    operands: dict[str, tuple[tuple[int, ...], str]]
+    cycles: float
+    start_us: float
+    end_us: float
+    place: str
+    number: int
+    waited: str = ""
+    waited_for: int = 0
+    queue: str = ""
+    nbytes: int = 0
+    row_bytes: float = 0.0
+    dropped_by: str = ""
+
+
+def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
+    """Yield an event for each note of a core."""
+    lines = Lines()
+    for number, kind, label, (start, end, cause), code, position in notes:
+        work = kind.work
+        yield Event(
+            core,
+            kind.engine,
+            kind.name,
+            label or "",
+            dict(kind.operands),
+            kind.cycles,
+            start / _NS_PER_US,
+            end / _NS_PER_US,
+            lines.place(code, position),
+            number,
+            cause.waited.name,
+            number - cause.on if cause.on else 0,
+            kind.queue,
+            0 if work is None else work.nbytes,
+            0.0 if work is None else work.row_bytes,
+            kind.dropped_by,
+        )
+
+
+class Lines:
+    """A cache of the source lines of bytecode offsets, for each code object of a kernel."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[int, int]] = {}  # by the id of a code object, which the notes keep alive
+
+    def place(self, code: CodeType | None, position: int) -> str:
+        """Return ``file:line`` of a bytecode offset in the code of the kernel."""
+        if code is None:
+            return "<unknown>"
+        known = self._known.get(id(code))
+        if known is None:
+            known = self._known[id(code)] = _lines_of(code)
+        return f"{code.co_filename}:{known[position]}"
+
+
+def _lines_of(code: CodeType) -> dict[int, int]:
+    """Return the source line of each bytecode offset in a function: all at once is faster than one by one."""
+    return {at: line or 0 for start, end, line in code.co_lines() for at in range(start, end, 2)}
+
+
+class _Site(NamedTuple):
+    """The properties that are equal for all instructions that one call in the kernel issues with the same kind."""
+
+    kind: InstructionKind
+    label: str | None
+    code: CodeType | None
+    position: int
+
+
+class Shift(NamedTuple):
+    """The distance of a repeated instruction, which was not run, from the one that it repeats.
+
+    Attributes:
+        ns: the distance in time.
+        numbers: the distance in instructions.
+        floor: the number of the first instruction of the period before the repeated one, in the outermost repeat:
+            causes before it are the same for all repetitions.
+    """
+
+    ns: float = 0.0
+    numbers: int = 0
+    floor: int = 0
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A stretch of instructions that were run, and stand for further iterations of a loop that were not run.
+
+    Attributes:
+        first, end: the positions of the first instruction of the stretch and of the first one after it, among the
+            instructions that were run.
+        times: the number of repetitions, besides the stretch itself.
+        ns: the time from one repetition to the next.
+        numbers: the number of instructions from one repetition to the next.
+        inner: the repeats within the stretch, from loops inside the loop.
+    """
+
+    first: int
+    end: int
+    times: int
+    ns: float
+    numbers: int
+    inner: tuple[Repeat, ...] = ()
+
+    @property
+    def period(self) -> int:
+        """The number of notes of each repetition, with those of the inner repeats."""
+        return self.end - self.first + self.added_inside
+
+    @property
+    def added_inside(self) -> int:
+        """The number of notes that the inner repeats add."""
+        return sum(repeat.added for repeat in self.inner)
+
+    @property
+    def added(self) -> int:
+        """The number of notes that the repeat adds: one for each instruction of the iterations that were not run."""
+        return self.added_inside + self.times * self.period
+
+
+class InstructionLog(Sequence[Note]):
+    """The notes of a core, in program order, with those of the iterations that only repeat others."""
+
+    def __init__(self) -> None:
+        self._numbers = array("q")
+        self._site = array("I")
+        self._starts = array("d")
+        self._ends = array("d")
+        self._cause = array("I")
+        self._sites: list[_Site] = []
+        self._site_of: dict[tuple[int, str | None, int, int], int] = {}
+        self._causes: list[Cause] = []
+        self._cause_of: dict[int, int] = {}  # by the id of a cause, of which there is one object
+        self._repeats: list[Repeat] = []
+
+    def add(
+        self, number: int, kind: InstructionKind, label: str | None, span: Span, code: CodeType | None, position: int
+    ) -> None:
+        """Add the note of the next instruction; the arguments are the items of the note."""
+        key = id(kind), label, id(code), position
+        site = self._site_of.get(key)
+        if site is None:
+            site = self._site_of[key] = len(self._sites)
+            self._sites.append(_Site(kind, label, code, position))
+        start, end, cause = span
+        known = self._cause_of.get(id(cause))
+        if known is None:
+            known = self._cause_of[id(cause)] = len(self._causes)
+            self._causes.append(cause)
+        self._numbers.append(number)
+        self._site.append(site)
+        self._starts.append(start)
+        self._ends.append(end)
+        self._cause.append(known)
+
+    @property
+    def run(self) -> int:
+        """The number of instructions that were run, without the repetitions."""
+        return len(self._numbers)
+
+    @property
+    def repeats(self) -> Sequence[Repeat]:
+        """The outermost repeats; those within others are in ``Repeat.inner``."""
+        return self._repeats
+
+    def number(self, position: int) -> int:
+        """Return the number of the instruction at a position among those that were run."""
+        return self._numbers[position]
+
+    def sites(self, first: int, end: int) -> array[int]:
+        """Return the site numbers of the run instructions from position ``first`` up to ``end``.
+
+        They are equal for instructions with the same kind, label and place in the kernel.
+        """
+        return self._site[first:end]
+
+    def times(self, first: int, end: int) -> array[float]:
+        """Return the start times of the run instructions from ``first`` up to ``end``, followed by their end times."""
+        return self._starts[first:end] + self._ends[first:end]
+
+    def repeats_in(self, first: int) -> tuple[Repeat, ...]:
+        """Return the outermost repeats that begin at position ``first`` or after it."""
+        return tuple(repeat for repeat in self._repeats if repeat.first >= first)
+
+    def repeat(self, first: int, times: int, ns: float, numbers: int) -> None:
+        """Repeat the run instructions from position ``first`` on ``times`` times.
+
+        Args:
+            first: the position of the first instruction to repeat.
+            times: the number of repetitions.
+            ns: the time from one repetition to the next.
+            numbers: the number of instructions from one repetition to the next.
+        """
+        inner = self.repeats_in(first)
+        del self._repeats[len(self._repeats) - len(inner) :]
+        self._repeats.append(Repeat(first, self.run, times, ns, numbers, inner))
+
+    def span_of(self, number: int) -> Span:
+        """Return the span of the run instruction with this number."""
+        return self._note(bisect_left(self._numbers, number), Shift())[3]
+
+    def kinds(self) -> Iterator[tuple[InstructionKind, int]]:
+        """Return pairs (kind, number of its instructions), repetitions included; a kind may occur several times."""
+        counts: Counter[int] = Counter()
+        self._count(counts, 0, self.run, self._repeats, 1)
+        return ((self._sites[site].kind, count) for site, count in counts.items())
+
+    def _count(self, counts: Counter[int], first: int, end: int, repeats: Sequence[Repeat], times: int) -> None:
+        for repeat in repeats:
+            self._count(counts, first, repeat.end, repeat.inner, times)
+            self._count(counts, repeat.first, repeat.end, repeat.inner, times * repeat.times)
+            first = repeat.end
+        for site, count in Counter(self._site[first:end]).items():
+            counts[site] += times * count
+
+    def again(self, first: int, last: int) -> Iterator[float]:
+        """Yield how many nanoseconds later each repetition of the instructions ``first`` to ``last`` happens."""
+        begin, end = (bisect_left(self._numbers, number) for number in (first, last))
+        return _again(self._repeats, begin, end, 0.0)
+
+    def __len__(self) -> int:
+        return self.run + sum(repeat.added for repeat in self._repeats)
+
+    def __iter__(self) -> Iterator[Note]:
+        return self._between(0, self.run, self._repeats, Shift())
+
+    @overload
+    def __getitem__(self, at: int) -> Note: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Note]: ...
+
+    def __getitem__(self, at: int | slice) -> Note | list[Note]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(len(self))
+            if step == 1:
+                return list(islice(self._between(0, self.run, self._repeats, Shift(), start), max(0, stop - start)))
+            return [self[index] for index in range(start, stop, step)]
+        count = len(self)
+        position = at + count if at < 0 else at
+        if not 0 <= position < count:
+            raise IndexError(f"note {at} of {count}")
+        return self._found(0, self._repeats, position, Shift())
+
+    def _between(self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift, skip: int = 0) -> Iterator[Note]:
+        """Yield the notes from position ``first`` up to ``end`` with repetitions, without the first ``skip`` notes."""
+        for repeat in repeats:
+            inside = repeat.end - first + repeat.added_inside
+            if skip < inside:
+                yield from self._between(first, repeat.end, repeat.inner, shift, skip)
+            skip = max(0, skip - inside)
+            first = repeat.end
+            skipped = min(repeat.times, skip // repeat.period)
+            skip -= skipped * repeat.period
+            for time in range(1 + skipped, 1 + repeat.times):
+                yield from self._between(repeat.first, repeat.end, repeat.inner, self._shift(repeat, time, shift), skip)
+                skip = 0
+        for position in range(first + skip, end):
+            yield self._note(position, shift)
+
+    def _found(self, first: int, repeats: Sequence[Repeat], position: int, shift: Shift) -> Note:
+        """Return the note that is ``position`` notes after the run instruction at ``first``, repetitions included."""
+        # The number of notes up to the end of each repeat, with all that it adds.
+        added = list(accumulate(repeat.added for repeat in repeats))
+        ends = [repeat.end - first + before for repeat, before in zip(repeats, added, strict=True)]
+        before = bisect_right(ends, position)
+        if before:
+            first, position = repeats[before - 1].end, position - ends[before - 1]
+        if before == len(repeats):
+            return self._note(first + position, shift)
+        repeat = repeats[before]
+        inside = repeat.end - first + repeat.added_inside
+        if position < inside:
+            return self._found(first, repeat.inner, position, shift)
+        time, within = divmod(position - inside, repeat.period)
+        return self._found(repeat.first, repeat.inner, within, self._shift(repeat, time + 1, shift))
+
+    def _shift(self, repeat: Repeat, time: int, outer: Shift) -> Shift:
+        floor = self._numbers[repeat.first] - repeat.numbers
+        return Shift(outer.ns + time * repeat.ns, outer.numbers + time * repeat.numbers, outer.floor or floor)
+
+    def _note(self, position: int, shift: Shift) -> Note:
+        kind, label, code, at = self._sites[self._site[position]]
+        number, cause = self._numbers[position], self._causes[self._cause[position]]
+        if shift.numbers:
+            cause = _moved(cause, number, shift)
+        span = Span(self._starts[position] + shift.ns, self._ends[position] + shift.ns, cause)
+        return number + shift.numbers, kind, label, span, code, at
+
+
+def _again(repeats: Sequence[Repeat], begin: int, end: int, later: float) -> Iterator[float]:
+    for repeat in repeats:
+        if repeat.first <= begin and end < repeat.end:
+            yield from _again(repeat.inner, begin, end, later)
+            for time in range(1, repeat.times + 1):
+                yield later + time * repeat.ns
+                yield from _again(repeat.inner, begin, end, later + time * repeat.ns)
+
+
+def _moved(cause: Cause, number: int, shift: Shift) -> Cause:
+    """Return the cause of a repeated instruction: instructions before the repeated iterations are further away."""
+
+    def moved(distance: int) -> int:
+        return distance + shift.numbers if distance and number - distance < shift.floor else distance
+
+    on, overwrites, reads = moved(cause.on), moved(cause.overwrites), tuple(map(moved, cause.reads))
+    if (on, overwrites, reads) == (cause.on, cause.overwrites, cause.reads):
+        return cause
+    return cause._replace(on=on, overwrites=overwrites, reads=reads)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Detection of loops whose iterations only repeat the previous ones, some time later.
+
+Every time on the timeline is the maximum of some other times, plus a constant. Suppose that two periods of iterations
+have come in a row in which each instruction starts and ends a fixed number of nanoseconds after the same instruction of
+the previous period, and that everything that later instructions can wait for has become later by as much or not at all.
+Then every further period does the same: no instruction waited for what has not become later, because the second period
+came later and did not wait longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..machine.loops import LONGEST_PERIOD
+from .dma import SAME_NS
+from .instruction import Access
+from .instruction_log import InstructionLog, Repeat
+from .timeline import Marks, Timeline
+
+# Fewer iterations are not watched, and this many run before one is left out, so that all alternatives have occurred.
+FEWEST = 12
+
+
+class Period(NamedTuple):
+    """A stretch of iterations of a loop that repeats the stretch before it.
+
+    Attributes:
+        iterations: the number of iterations in it.
+        first: the position of its first note.
+        numbers: the numbers of its instructions.
+        ns: the time by which it is later than the stretch before it.
+        before: the state of the timeline when it began.
+    """
+
+    iterations: int
+    first: int
+    numbers: range
+    ns: float
+    before: Marks
+
+
+class _End(NamedTuple):
+    """The state at the start of a loop or the end of an iteration: the number of notes and accesses, the timeline."""
+
+    notes: int
+    accesses: int
+    marks: Marks
+
+
+# The tensors of an instruction, and whether it writes them.
+Accesses = Sequence[tuple[Access, bool]]
+
+
+class Watch:
+    """A record of the iterations of one run of a loop, to find out whether they repeat."""
+
+    def __init__(self, log: InstructionLog, timeline: Timeline, accesses: list[Accesses], *, drains: bool) -> None:
+        self._log = log
+        self._timeline = timeline
+        self._accesses = accesses
+        self._drains = drains
+        self._ends: list[_End] = []
+        self._count = 0
+        self._next_look = FEWEST
+        self.end()
+
+    @property
+    def first_number(self) -> int:
+        """The number of the first instruction that the watch still compares."""
+        return self._number(self._ends[0].notes)
+
+    def end(self) -> None:
+        """Note the start of the loop, or the end of an iteration."""
+        self._ends.append(_End(self._log.run, len(self._accesses), self._timeline.marks()))
+        del self._ends[: -3 * LONGEST_PERIOD - 1]
+        self._count += 1
+
+    def period(self) -> Period | None:
+        """Return the shortest period with which the last iterations repeat; None if none is found."""
+        if self._count <= self._next_look:
+            return None
+        for iterations in range(1, LONGEST_PERIOD + 1):
+            period = self._period_of(iterations)
+            if period is not None:
+                return period
+        # A loop without a period may reach one later: the search is repeated, less and less often.
+        self._next_look = self._count + self._count // 4
+        return None
+
+    def again(self) -> None:
+        """Note that a period is repeated, and start the comparison of iterations anew after the repetitions."""
+        self._ends.clear()
+        self._count = 0
+        self.end()
+
+    def _number(self, position: int) -> int:
+        return self._log.number(position) if position < self._log.run else 1 << 62
+
+    def _period_of(self, iterations: int) -> Period | None:
+        last, before, earlier, first = (self._ends[-1 - number * iterations] for number in range(4))
+        count = last.notes - before.notes
+        if not count or not (count == before.notes - earlier.notes == earlier.notes - first.notes):
+            return None
+        if not self._has_same_notes(before.notes, earlier.notes, count):
+            return None
+        if not self._has_same_notes(earlier.notes, first.notes, count):
+            return None
+        times = [np.array(self._log.times(end.notes, end.notes + count)) for end in (before, earlier, first)]
+        later, earlier_later = times[0] - times[1], times[1] - times[2]
+        ns = float(later[0])
+        if ns <= 0.0 or np.abs(later - ns).max() > SAME_NS or np.abs(earlier_later - ns).max() > SAME_NS:
+            return None
+        begin = float(times[0].min())
+        if not last.marks.repeats(before.marks, ns, begin) or not before.marks.repeats(earlier.marks, ns, begin - ns):
+            return None
+        if not self._moves_evenly(last, before, earlier):
+            return None
+        end = self._log.number(last.notes - 1) + 1
+        length = end - 1 - self._log.number(before.notes - 1)
+        return Period(iterations, before.notes, range(end - length, end), ns, before.marks)
+
+    def _has_same_notes(self, first: int, second: int, count: int) -> bool:
+        """Tell whether two stretches of notes have the same instructions, with the same repeats among them."""
+        log = self._log
+        return log.sites(first, first + count) == log.sites(second, second + count) and _shape(
+            log, first, count
+        ) == _shape(log, second, count)
+
+    def _moves_evenly(self, last: _End, before: _End, earlier: _End) -> bool:
+        """Tell whether each tensor moves by the same distance in each period, so that overlaps stay the same.
+
+        Where iterations overlap in time no tensor may move: the data that an iteration waits for could be somewhere
+        else.
+        """
+        count = last.accesses - before.accesses
+        if count != before.accesses - earlier.accesses:
+            return False
+        steps: dict[int, set[int]] = {}
+        written: set[int] = set()
+        for at in range(count):
+            mine, others = self._accesses[before.accesses + at], self._accesses[earlier.accesses + at]
+            if len(mine) != len(others):
+                return False
+            for (access, is_write), (other, _) in zip(mine, others, strict=True):
+                step = _step(access, other)
+                if step is None:
+                    return False
+                key = id(access[0].uses)
+                steps.setdefault(key, set()).add(step)
+                if is_write:
+                    written.add(key)
+        moving = {key for key, distances in steps.items() if distances != {0}}
+        return not moving or (self._drains and all(len(steps[key]) == 1 for key in moving & written))
+
+
+def _step(access: Access, another: Access) -> int | None:
+    """Return by how many elements a tensor has moved from one period to the next; None if it is another tensor."""
+    (known, layout, dtype, reach, _), (other, other_layout, other_dtype, other_reach, _) = access, another
+    if known.uses is not other.uses or (dtype, reach) != (other_dtype, other_reach):
+        return None
+    if (layout.shape, layout.strides) != (other_layout.shape, other_layout.strides):
+        return None
+    return layout.offset - other_layout.offset
+
+
+def _shape(log: InstructionLog, first: int, count: int) -> list[tuple[int, int, int, float]]:
+    return [_of_repeat(repeat, first) for repeat in log.repeats_in(first) if repeat.first < first + count]
+
+
+def _of_repeat(repeat: Repeat, first: int) -> tuple[int, int, int, float]:
+    return repeat.first - first, repeat.end - first, repeat.times, round(repeat.ns, 3)

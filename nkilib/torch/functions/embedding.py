@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Losses that train embeddings: ``cosine_embedding_loss``, ``hinge_embedding_loss`` of distances,
+``margin_ranking_loss`` of pairs of scores, and ``triplet_margin_loss``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from typing_extensions import Unpack
+
+from nkilib.core.host.options import NoKeywords, as_float, check_flags, hides_unknown, refuse_unknown
+from nkilib.experimental.loss import (
+    cosine_embedding_loss_backward,
+    cosine_embedding_loss_forward,
+    hinge_embedding_loss_backward,
+    hinge_embedding_loss_forward,
+    margin_ranking_loss_backward,
+    margin_ranking_loss_forward,
+    triplet_margin_loss_backward,
+    triplet_margin_loss_forward,
+)
+from nkilib.experimental.loss.rowwise.triplet_distances import num_coefficients, pairs_of
+from nkilib.torch.dispatch.checks import Caller, broadcast_shape, counterpart
+from nkilib.torch.dispatch.losses import as_computed
+from nkilib.torch.losses.checks import check_dimensions, finite_number
+from nkilib.torch.losses.elementwise import elementwise_loss
+from nkilib.torch.losses.modules import LossModule
+from nkilib.torch.losses.rowwise import RowInputs, as_floats, rowwise_loss
+
+_COSINE_LOSS: Final = rowwise_loss(
+    Caller("cosine_embedding_loss", "input1", "embeddings", counterpart("cosine_embedding_loss")),
+    (cosine_embedding_loss_forward, cosine_embedding_loss_backward),
+    RowInputs(("input1", "input2"), vectors=("target",)),
+    options={"margin": 0.0},
+    forward_alone=("margin",),
+    coefficients=lambda call: 3,
+)
+
+
+@hides_unknown
+def cosine_embedding_loss(
+    input1: Tensor,
+    input2: Tensor,
+    target: Tensor,
+    margin: float = 0,
+    reduction: str = "mean",
+    *,
+    inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
+) -> Tensor:
+    """Compute the cosine embedding loss of each row, with cos the cosine between the rows of both inputs: ``1 - cos``
+    where the target is 1, ``max(0, cos - margin)`` where it is -1, else 0.
+
+    The result equals ``torch.nn.functional.cosine_embedding_loss(input1, input2, target, margin,
+    reduction=reduction)``, computed in float32 with float32 sums. Tensor values are never read, so the call does not
+    wait for the device.
+
+    Args:
+        input1, input2: [N, D] or [D], bfloat16, float16, float32 or integers; a tensor [1, D] is used for all rows.
+            Each may require grad. 1e-12 is added to the squared norm of each row.
+        target: [N], or a scalar tensor if the inputs are [D], of any real type; it has no gradient, as in PyTorch.
+        margin: the margin, a number.
+        reduction: ``"mean"`` (over rows), ``"sum"`` or ``"none"``.
+        inplace: the backward writes the gradient over the memory of ``input1``, which must not be used afterwards.
+
+    Returns:
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the shape of the target, in the dtype that the
+        inputs' dtypes promote to.
+
+    Raises:
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; ``inplace`` with a tensor that has gaps in memory.
+        RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, with
+            another tensor that overlaps it in memory, or under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
+    """
+    if unknown:
+        refuse_unknown(cosine_embedding_loss, unknown)
+    tensors = {"input1": input1, "input2": input2, "target": target}
+    _COSINE_LOSS.check(tensors, reduction, inplace, integers=tuple(tensors), bools=tuple(tensors))
+    margin = as_float(_COSINE_LOSS.caller, "margin", margin)
+    _check_cosine_shapes(input1, input2, target)
+    of_pairs = broadcast_shape(_COSINE_LOSS.caller, {"input1": input1.shape, "input2": input2.shape})
+    rows = broadcast_shape(_COSINE_LOSS.caller, {"rows": of_pairs[:-1], "target": target.shape})
+    shape = (*rows, of_pairs[-1])
+    first, second = (as_computed(tensor, reduction).expand(shape) for tensor in as_floats([input1, input2]))
+    if inplace:
+        _COSINE_LOSS.check_inplace(tensors, first)
+    if shape[-1] == 0:  # the cosine of rows without elements is 0
+        first, second = pad(first, (0, 1)), pad(second, (0, 1))
+    computed = {"input1": first, "input2": second, "target": target.detach().to(torch.float32).expand(rows)}
+    return _COSINE_LOSS(computed, reduction, inplace, margin=margin)
+
+
+def _check_cosine_shapes(input1: Tensor, input2: Tensor, target: Tensor) -> None:
+    """Reject numbers of dimensions that PyTorch rejects too, and rows of different lengths.
+
+    Raises:
+        RuntimeError: if the check fails.
+    """
+    caller, dims = _COSINE_LOSS.caller, target.dim() + 1
+    if dims > 2:
+        raise RuntimeError(f"{caller}: target must be 0-D or 1-D, got shape {tuple(target.shape)}; flatten the rows")
+    if {input1.dim(), input2.dim()} != {dims}:
+        raise RuntimeError(
+            f"{caller}: a {target.dim()}-D target goes with {dims}-D inputs, got shapes {tuple(input1.shape)} and "
+            f"{tuple(input2.shape)}; reshape them"
+        )
+    if input1.shape[-1] != input2.shape[-1]:
+        raise RuntimeError(
+            f"{caller}: rows of input1 and input2 must have the same length, got {input1.shape[-1]} and "
+            f"{input2.shape[-1]}; expand one of them"
+        )
+
+
+class CosineEmbeddingLoss(LossModule):
+    """``torch.nn.CosineEmbeddingLoss``, computed by the kernels.
+
+    Args:
+        margin, reduction, inplace: see :func:`cosine_embedding_loss`.
+    """
+
+    def __init__(self, margin: float = 0.0, reduction: str = "mean", *, inplace: bool = False) -> None:
+        super().__init__(reduction, inplace)
+        self.margin = margin
+
+    def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
+        """Return the loss."""
+        return cosine_embedding_loss(input1, input2, target, self.margin, self.reduction, inplace=self.inplace)
+
+
+HINGE_EMBEDDING_LOSS: Final = elementwise_loss(
+    "hinge_embedding_loss",
+    "distances",
+    (hinge_embedding_loss_forward, hinge_embedding_loss_backward),
+    constant=("target",),
+    integers=("input", "target"),
+    bools=("target",),
+    takes_integers_alone=True,
+    typed=("input",),
+    options={"margin": 1.0},
+)
+
+
+@hides_unknown
+def hinge_embedding_loss(
+    input: Tensor,
+    target: Tensor,
+    margin: float = 1.0,
+    reduction: str = "mean",
+    *,
+    inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
+) -> Tensor:
+    """Compute the hinge embedding loss with the kernels of :mod:`nkilib.experimental.loss`: ``input`` where the target
+    is 1, ``max(margin - input, 0)`` where it is -1.
+
+    The result equals ``torch.nn.functional.hinge_embedding_loss(input, target, margin, reduction=reduction)``, computed
+    in float32 with float32 sums. Where a target is neither 1 nor -1, both terms are added. Tensor values are never
+    read, so the call does not wait for the device.
+
+    Args:
+        input: distances, bfloat16, float16, float32 or integers, of any shape.
+        target: 1 or -1, in one of these types or of integers, of a shape that broadcasts with the input's. It has no
+            gradient, as in PyTorch.
+        margin: the margin, a finite number.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
+
+    Returns:
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape, in the dtype of the input.
+
+    Raises:
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; an infinite margin; ``inplace`` with a tensor that has gaps in memory.
+        RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, with
+            another tensor that overlaps it in memory, or under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
+    """
+    if unknown:
+        refuse_unknown(hinge_embedding_loss, unknown)
+    tensors = {"input": input, "target": target.detach() if isinstance(target, Tensor) else target}
+    return HINGE_EMBEDDING_LOSS(
+        tensors, reduction, inplace, margin=finite_number(HINGE_EMBEDDING_LOSS.caller, "margin", margin)
+    )
+
+
+class HingeEmbeddingLoss(LossModule):
+    """``torch.nn.HingeEmbeddingLoss``, computed by the kernels.
+
+    Args:
+        margin, reduction, inplace: see :func:`hinge_embedding_loss`.
+    """
+
+    def __init__(self, margin: float = 1.0, reduction: str = "mean", *, inplace: bool = False) -> None:
+        super().__init__(reduction, inplace)
+        self.margin = margin
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Return the loss."""
+        return hinge_embedding_loss(input, target, self.margin, self.reduction, inplace=self.inplace)
+
+
+_RANKING: Final = ("input1", "input2", "target")
+MARGIN_RANKING_LOSS: Final = elementwise_loss(
+    "margin_ranking_loss",
+    "numbers",
+    (margin_ranking_loss_forward, margin_ranking_loss_backward),
+    tensors=_RANKING,
+    integers=_RANKING,
+    takes_integers_alone=True,
+    options={"margin": 0.0},
+)
+
+
+@hides_unknown
+def margin_ranking_loss(
+    input1: Tensor,
+    input2: Tensor,
+    target: Tensor,
+    margin: float = 0.0,
+    reduction: str = "mean",
+    *,
+    inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
+) -> Tensor:
+    """Compute the margin ranking loss, ``max(margin - target (input1 - input2), 0)``, with the kernels of
+    :mod:`nkilib.experimental.loss`.
+
+    The result equals ``torch.nn.functional.margin_ranking_loss(input1, input2, target, margin,
+    reduction=reduction)``, computed in float32 with float32 sums. Where ``margin - target (input1 - input2)`` is
+    exactly 0, gradients flow, as in PyTorch. Tensor values are never read, so the call does not wait for the device.
+
+    Args:
+        input1, input2: bfloat16, float16, float32 or integers, of the same number of dimensions; their shapes
+            broadcast.
+        target: 1 where input1 should be the larger one, -1 where input2 should be; bfloat16, float16, float32 or
+            integers, of the same number of dimensions, and its shape broadcasts with those of the inputs. Each of the
+            three may require grad.
+        margin: the margin, a finite number.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        inplace: the backward writes the gradient over the memory of ``input1``, which must not be used afterwards.
+
+    Returns:
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape, in the dtype that the
+        tensors' dtypes promote to.
+
+    Raises:
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; an infinite margin; ``inplace`` with a tensor that has gaps in memory.
+        RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, with
+            another tensor that overlaps it in memory, or under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
+    """
+    if unknown:
+        refuse_unknown(margin_ranking_loss, unknown)
+    tensors = {"input1": input1, "input2": input2, "target": target}
+    if all(isinstance(tensor, Tensor) for tensor in tensors.values()):  # the loss rejects the others
+        check_dimensions(MARGIN_RANKING_LOSS.caller, tensors)
+    return MARGIN_RANKING_LOSS(
+        tensors, reduction, inplace, margin=finite_number(MARGIN_RANKING_LOSS.caller, "margin", margin)
+    )
+
+
+class MarginRankingLoss(LossModule):
+    """``torch.nn.MarginRankingLoss``, computed by the kernels.
+
+    Args:
+        margin, reduction, inplace: see :func:`margin_ranking_loss`.
+    """
+
+    def __init__(self, margin: float = 0.0, reduction: str = "mean", *, inplace: bool = False) -> None:
+        super().__init__(reduction, inplace)
+        self.margin = margin
+
+    def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
+        """Return the loss."""
+        return margin_ranking_loss(input1, input2, target, self.margin, self.reduction, inplace=self.inplace)
+
+
+_TRIPLET: Final = ("anchor", "positive", "negative")
+
+
+_TRIPLET_LOSS: Final = rowwise_loss(
+    Caller("triplet_margin_loss", "anchor", "embeddings", counterpart("triplet_margin_loss")),
+    (triplet_margin_loss_forward, triplet_margin_loss_backward),
+    RowInputs(_TRIPLET),
+    options={"margin": 1.0, "p": 2.0, "eps": 1e-6, "swap": False},
+    forward_alone=("margin",),
+    coefficients=lambda call: num_coefficients(call.options["p"], call.options["swap"]),
+)
+
+
+@hides_unknown
+def triplet_margin_loss(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: str = "mean",
+    *,
+    inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
+) -> Tensor:
+    """Compute the triplet margin loss of each row, ``max(0, margin + d(anchor, positive) - d(anchor, negative))``.
+
+    The distance d of two rows is the p-norm of their difference, after ``eps`` is added to each of its elements. The
+    result equals ``torch.nn.functional.triplet_margin_loss(anchor, positive, negative, margin, p, eps, swap,
+    reduction=reduction)``, computed in float32 with float32 sums. Tensor values are never read, so the call does not
+    wait for the device.
+
+    Args:
+        anchor, positive, negative: [..., D], bfloat16, float16, float32 or integers; all of the same number of
+            dimensions, of shapes that broadcast. Each may require grad.
+        margin: the margin, greater than 0.
+        p: the order of the norm, at least 1, infinity allowed; 1, 2 and infinity are faster and more accurate than
+            others.
+        eps: the number that is added to each difference.
+        swap: take the smaller of d(anchor, negative) and d(positive, negative); where they are equal, each gets half of
+            the gradient.
+        reduction: ``"mean"`` (over rows), ``"sum"`` or ``"none"``.
+        inplace: the backward writes the gradient over the memory of ``anchor``, which must not be used afterwards.
+
+    Returns:
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape without D, in the dtype that
+        the tensors' dtypes promote to.
+
+    Raises:
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; a margin that is not positive; ``inplace`` with a tensor that has gaps in
+            memory.
+        RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, with
+            another tensor that overlaps it in memory, or under torch.compile.
+        NotImplementedError: p below 1; two tensors whose rows have one element, with a third one whose rows are longer;
+            an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
+    """
+    if unknown:
+        refuse_unknown(triplet_margin_loss, unknown)
+    arguments = dict(zip(_TRIPLET, (anchor, positive, negative), strict=True))
+    _TRIPLET_LOSS.check(arguments, reduction, inplace, integers=_TRIPLET)
+    margin, p, eps = _checked_triplet_options(margin, p, eps, swap)
+    dims = {tensor.dim() for tensor in arguments.values()}
+    if len(dims) > 1:
+        raise RuntimeError(
+            f"{_TRIPLET_LOSS.caller}: anchor, positive and negative must have the same number of dimensions, got "
+            f"{anchor.dim()}, {positive.dim()} and {negative.dim()}; reshape them"
+        )
+    shape = broadcast_shape(_TRIPLET_LOSS.caller, {name: tensor.shape for name, tensor in arguments.items()})
+    if shape:
+        _check_triplet_lengths([tensor.shape[-1] for tensor in arguments.values()], shape[-1], swap)
+    computed = [as_computed(tensor, reduction).expand(shape) for tensor in as_floats(list(arguments.values()))]
+    if inplace:
+        _TRIPLET_LOSS.check_inplace(arguments, computed[0])
+    if shape[-1:] in ((), (0,)):  # a number is a row, and a row without elements has a distance of 0
+        computed = [tensor.reshape(1) if not shape else pad(tensor, (0, 1)) for tensor in computed]
+    return _TRIPLET_LOSS(
+        dict(zip(_TRIPLET, computed, strict=True)),
+        reduction,
+        inplace,
+        margin=margin,
+        p=p,
+        eps=eps,
+        swap=swap,
+    )
+
+
+def _checked_triplet_options(margin: Any, p: Any, eps: Any, swap: Any) -> tuple[float, float, float]:
+    """Return the options that are numbers as Python numbers."""
+    caller = _TRIPLET_LOSS.caller
+    margin, p, eps = (as_float(caller, *name) for name in (("margin", margin), ("p", p), ("eps", eps)))
+    check_flags(caller, swap=swap)
+    if margin <= 0:
+        raise ValueError(f"{caller}: margin must be greater than 0, got {margin}")
+    if not p >= 1:
+        raise NotImplementedError(
+            f"{caller}: p must be at least 1, which makes it a norm, got {p}; use {caller.instead}"
+        )
+    return margin, p, eps
+
+
+def _check_triplet_lengths(lengths: Sequence[int], columns: int, swap: bool) -> None:
+    """Reject two tensors with rows of one element if the third one has longer rows: PyTorch does not repeat their
+    distance.
+
+    Raises:
+        NotImplementedError: if the check fails.
+    """
+    for first, second in pairs_of(swap):
+        if lengths[first] == lengths[second] == 1 and columns not in (0, 1):
+            raise NotImplementedError(
+                f"{_TRIPLET_LOSS.caller}: rows of {_TRIPLET[first]} and {_TRIPLET[second]} must have {columns} "
+                f"elements like those of the third tensor, got 1, whose distance PyTorch does not repeat; use "
+                f"{_TRIPLET_LOSS.caller.instead}"
+            )
+
+
+class TripletMarginLoss(LossModule):
+    """``torch.nn.TripletMarginLoss``, computed by the kernels.
+
+    Args:
+        margin, p, eps, swap, reduction, inplace: see :func:`triplet_margin_loss`.
+    """
+
+    def __init__(
+        self,
+        margin: float = 1.0,
+        p: float = 2.0,
+        eps: float = 1e-6,
+        swap: bool = False,
+        reduction: str = "mean",
+        *,
+        inplace: bool = False,
+    ) -> None:
+        super().__init__(reduction, inplace)
+        if margin <= 0:
+            raise ValueError(f"TripletMarginLoss: margin must be greater than 0, got {margin}")
+        self.margin, self.p, self.eps, self.swap = margin, p, eps, swap
+
+    def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        """Return the loss."""
+        options = (self.margin, self.p, self.eps, self.swap, self.reduction)
+        return triplet_margin_loss(anchor, positive, negative, *options, inplace=self.inplace)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""DTensor output layers as plain tensors: this rank's part of the classes, or the whole layer gathered from its shards,
+as FSDP2 leaves them; and the operands that the operators of a shard take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nkilib.torch.dispatch.checks import Caller, check_tensors
+from nkilib.torch.dispatch.dtensors import Spread, check_member, dtensor, replicated, shards_of, spread_of, without_rule
+from nkilib.torch.dispatch.layout import as_rows
+from nkilib.torch.functions.linear_cross_entropy.checks import LinearArguments
+from nkilib.torch.functions.linear_cross_entropy.functional import wanted_gradients
+from nkilib.torch.functions.vocab_parallel.linear_autograd import ShardOperands
+from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+@dataclass(frozen=True)
+class LocalLayer:
+    """This rank's part of the arguments, as plain tensors.
+
+    Attributes:
+        arguments: the arguments of the loss.
+        spread: the ranks that have the rows of the weight.
+    """
+
+    arguments: LinearArguments
+    spread: Spread
+
+
+def local_layer(
+    caller: Caller, of_weight: Caller, linear_weight: DTensor, layer_arguments: LinearArguments
+) -> LocalLayer:
+    """Return this rank's part of the arguments. Nothing is communicated.
+
+    One dimension of the mesh shards the classes. No other dimension may have more than one rank, because gradients of
+    the layer that come from other ranks' positions are not summed here. Bias and ``grad_weight_sum`` are placed as the
+    weight, or are this rank's own; input and target are replicated, or plain and the same on every rank.
+
+    Args:
+        caller: the function that error messages name.
+        of_weight: the caller for errors about the weight.
+        linear_weight: the weight of the arguments.
+        layer_arguments: the arguments of the call.
+
+    Raises:
+        TypeError: an argument is not a tensor.
+        NotImplementedError: an unsupported placement; class weights or a normalizer that require grad.
+        ValueError: this rank is not in the mesh.
+    """
+    check_tensors(
+        caller, layer_arguments.tensors(), optional=("linear_bias", "weight", "normalizer", "grad_weight_sum")
+    )
+    spread = spread_of_classes(caller, of_weight, linear_weight)
+    arguments = LinearArguments(
+        same_everywhere(caller, "input", layer_arguments.input),
+        linear_weight.to_local(),
+        same_everywhere(caller, "target", layer_arguments.target),
+        as_weight(caller, "linear_bias", layer_arguments.linear_bias, linear_weight),
+        replicated(caller, "weight", layer_arguments.weight),
+        layer_arguments.reduction,
+        replicated(caller, "normalizer", layer_arguments.normalizer),
+        as_weight(caller, "grad_weight_sum", layer_arguments.grad_weight_sum, linear_weight),
+    )
+    return LocalLayer(arguments, spread)
+
+
+def spread_of_classes(caller: Caller, of_weight: Caller, linear_weight: DTensor) -> Spread:
+    """Return the ranks that have the rows of a weight.
+
+    Args:
+        caller: the function that error messages name.
+        of_weight: the caller for errors about the weight.
+        linear_weight: the weight, sharded by classes over one dimension of its mesh.
+
+    Raises:
+        NotImplementedError: another placement.
+        ValueError: this rank is not in the mesh.
+    """
+    mesh = linear_weight.device_mesh
+    check_member(of_weight, mesh)
+    several = [at for at in range(mesh.ndim) if mesh.size(at) > 1]
+    if shards_of(caller, "linear_weight", linear_weight) != dict.fromkeys(several, 0) or len(several) > 1:
+        raise without_rule(caller, "linear_weight", linear_weight, "Shard(0), on a mesh of one dimension")
+    return spread_of(of_weight, linear_weight, 0, several[0] if several else 0)
+
+
+def same_everywhere(caller: Caller, name: str, tensor: Tensor) -> Tensor:
+    """Return the whole tensor; its gradient is whole on every rank, too."""
+    placed = dtensor(tensor)
+    if placed is None:
+        return tensor
+    if shards_of(caller, name, placed):
+        raise without_rule(caller, name, placed, "Replicate()")
+    return placed.to_local()
+
+
+def as_weight(caller: Caller, name: str, tensor: Tensor | None, linear_weight: DTensor) -> Tensor | None:
+    """Return this rank's part of a tensor that is placed as the weight; a plain tensor is this part already."""
+    placed = dtensor(tensor)
+    if placed is None:
+        return tensor
+    if shards_of(caller, name, placed) != shards_of(caller, "linear_weight", linear_weight):
+        raise without_rule(caller, name, placed, "of linear_weight")
+    return placed.to_local()
+
+
+def shard_operands(arguments: LinearArguments, shards: VocabularyShards) -> ShardOperands:
+    """Return the operands as rows of positions and rows of classes, without padding."""
+    linear_weight, linear_bias, summed = arguments.linear_weight, arguments.linear_bias, arguments.grad_weight_sum
+    wanted = wanted_gradients(arguments.input, linear_weight, linear_bias)
+    if wanted is None or not wanted.grad_weight_wanted:
+        summed = None
+    if linear_bias is not None:
+        linear_bias = linear_bias.to(torch.float32)
+    if shards.own_size < linear_weight.shape[0]:
+        linear_weight = linear_weight[: shards.own_size]
+        linear_bias = None if linear_bias is None else linear_bias[: shards.own_size]
+        summed = None if summed is None else summed[: shards.own_size]
+    return ShardOperands(as_rows(arguments.input, -1), linear_weight, arguments.target.reshape(-1), linear_bias, summed)
+
+
+def averaged(caller: Caller, name: str, tensor: DTensor) -> Tensor:
+    """Return the whole tensor; its gradients are averaged over all ranks, and each rank keeps its shard of them.
+
+    Raises:
+        NotImplementedError: it is neither sharded nor replicated.
+    """
+    from torch.distributed.tensor import Partial
+
+    _check_no_sum(caller, name, tensor)
+    whole = tensor.full_tensor(grad_placements=[Partial()] * tensor.device_mesh.ndim)
+    apply: Any = _Averaged.apply
+    result: Tensor = apply(whole, tensor.device_mesh.size())
+    return result
+
+
+def constant(caller: Caller, name: str, tensor: DTensor) -> Tensor:
+    """Return the whole tensor, without a gradient.
+
+    Raises:
+        NotImplementedError: it is neither sharded nor replicated.
+    """
+    _check_no_sum(caller, name, tensor)
+    with torch.no_grad():
+        return tensor.full_tensor()
+
+
+def _check_no_sum(caller: Caller, name: str, tensor: DTensor) -> None:
+    """Reject a tensor whose ranks hold partial sums, or parts in another order.
+
+    Raises:
+        NotImplementedError: if the check fails.
+    """
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise without_rule(caller, name, tensor, "Shard(0) or Replicate()")
+    shards_of(caller, name, tensor)  # which refuses what is neither
+
+
+class _Averaged(torch.autograd.Function):
+    """An identity whose gradient is divided by a number of ranks before it is summed over them."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, ranks: int) -> Tensor:
+        ctx.ranks = ranks
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0] / ctx.ranks, None

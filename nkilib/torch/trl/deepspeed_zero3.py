@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Functions of output layers under ZeRO-3 of DeepSpeed, whose parameters are whole only where they have been gathered.
+
+Weight and bias are gathered around the forward; afterwards they have no elements. The backward needs them once more, so
+it gathers them again, with TRL's own context, and nothing keeps them in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
+
+from nkilib.torch.trl.contract import Operands, PatchedFunction
+
+# The attribute by which DeepSpeed knows whether a parameter is whole.
+_STATUS: Final = "ds_status"
+# For each output layer, which of the operands are its parameters.
+Layers: TypeAlias = tuple[tuple[int, ...], ...]
+_Results_co = TypeVar("_Results_co", bound=tuple[Tensor | None, ...], covariant=True)
+
+
+class Recipe(Protocol[_Results_co]):
+    """The options of TRL's function, with a method that computes its results from operands."""
+
+    def results(self, operands: Operands) -> _Results_co:
+        """Return the results for the operands."""
+
+
+def is_sharded(*parameters: Tensor | None) -> bool:
+    """Return whether ZeRO-3 shards one of the parameters."""
+    return any(hasattr(parameter, _STATUS) for parameter in parameters)
+
+
+def gathered_results(
+    recipe: Recipe[_Results_co], place: PatchedFunction, operands: Operands, layers: Layers
+) -> _Results_co:
+    """Return the results of a recipe for whole weights, whose backward gathers the weights again."""
+    results: _Results_co = _Gathered.apply(recipe, place, layers, *operands)  # type: ignore[no-untyped-call]
+    return results
+
+
+@dataclass(frozen=True)
+class _OfParameter:
+    """A placeholder that a graph keeps in place of a saved tensor that shares the memory of a parameter.
+
+    Attributes:
+        number: the index of the parameter in :attr:`_Parameters.tensors`.
+        size, stride: the size and stride of the saved tensor.
+    """
+
+    number: int
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+_Saved: TypeAlias = Tensor | _OfParameter
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """Gathered weights and biases whose memory a graph must not keep alive.
+
+    Attributes:
+        tensors: the weights and biases, without missing biases.
+    """
+
+    tensors: Sequence[Tensor]
+
+    def pack(self, saved: Tensor) -> _Saved:
+        """Return what the graph keeps for a tensor that it saves: the tensor, or a placeholder for memory of a
+        parameter.
+        """
+        for number, parameter in enumerate(self.tensors):
+            if saved.data_ptr() == parameter.data_ptr() and saved.numel() == parameter.numel():
+                return _OfParameter(number, saved.size(), saved.stride())
+        return saved
+
+    def unpack(self, kept: _Saved) -> Tensor:
+        """Return the saved tensor; the parameters must have been gathered."""
+        if isinstance(kept, Tensor):
+            return kept
+        return self.tensors[kept.number].detach().as_strided(kept.size, kept.stride)
+
+
+def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
+    """Return a leaf of a new graph with the same memory."""
+    return tensor.detach().requires_grad_(requires_grad)
+
+
+class _Gathered(torch.autograd.Function):
+    """Results computed from detached operands in a graph of their own; the backward runs that graph within TRL's
+    context, which gathers the parameters.
+
+    Only the outer graph has the parameters themselves as inputs, so their hooks run once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        recipe: Recipe[tuple[Tensor | None, ...]],
+        place: PatchedFunction,
+        layers: Layers,
+        *operands: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.place, ctx.layers = place, layers
+        numbers = [number for layer in layers for number in layer]
+        kept = _Parameters([tensor for tensor in (operands[number] for number in numbers) if tensor is not None])
+        wanted = ctx.needs_input_grad[-len(operands) :]
+        leaves = [
+            None if tensor is None else _leaf(tensor, needed) for tensor, needed in zip(operands, wanted, strict=True)
+        ]
+        with torch.enable_grad(), saved_tensors_hooks(kept.pack, kept.unpack):
+            results = recipe.results(leaves)
+        for number in numbers:
+            leaf = leaves[number]
+            if leaf is not None:  # the graph holds the leaf, which would hold the gathered memory
+                leaf.data = leaf.data.new_empty(0)
+        ctx.leaves = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+        differentiable = [None if result is None or not result.requires_grad else result for result in results]
+        # Saved rather than kept as an attribute, so that the inner graph is freed when the outer one is.
+        ctx.save_for_backward(*(operands[number] for number in numbers), *differentiable)
+        # Copies, because the saved results must not change with what the caller gets.
+        copies = tuple(None if result is None else result.detach().clone() for result in results)
+        others = zip(copies, differentiable, strict=True)
+        ctx.mark_non_differentiable(*(result for result, known in others if result is not None and known is None))
+        return copies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved = iter(ctx.saved_tensors)
+        layers = [tuple(next(saved) for _ in layer) for layer in ctx.layers]
+        pairs = zip(saved, upstream, strict=True)
+        pairs_with_gradient = [(leaf, grad) for leaf, grad in pairs if leaf is not None and grad is not None]
+        gradients: Sequence[Tensor | None] = (None,) * len(ctx.leaves)
+        if pairs_with_gradient:
+            results, grads = zip(*pairs_with_gradient, strict=True)
+            with ctx.place.gathered(*layers):
+                # Kept for another backward through an outer graph that was retained.
+                gradients = torch.autograd.grad(results, ctx.leaves, grads, retain_graph=True, allow_unused=True)
+        of_leaves = iter(gradients)
+        return (*(next(of_leaves) if needed else None for needed in ctx.needs_input_grad),)

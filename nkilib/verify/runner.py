@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Runner of the steps, one after the other, each in processes of its own with a time limit.
+
+The report is one JSON file that is complete after every step, from which a run can be resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from nkilib.base import devices, lnc
+from nkilib.verify.step import ON_SIMULATOR, Stage, Status, Step, Verdict
+from nkilib.verify.times.figures import ARTIFACTS
+from nkilib.verify.worker import read_verdict
+
+CHOICES: Final = ("auto", "device", "simulator")
+TARGET: Final = "NEURON_PLATFORM_TARGET_OVERRIDE"
+_BACKEND: Final = "NKILIB_BACKEND"
+_CACHE: Final = "NKI_ENABLE_TRACE_CACHE"
+_WORKER: Final = "nkilib.verify.worker"
+_LOG: Final = "log"
+_LOG_LINES: Final = 30
+_PACKAGES: Final = Path(__file__).resolve().parents[2]
+# The keys of a report that must be equal to resume its run; the rest may change.
+_SAME: Final = ("place", "nkilib", "target")
+# Seconds that a process has to end after it was asked to, so that the runtime can release the device.
+_GRACE: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a process and of everything that it has started.
+
+    Attributes:
+        code: the exit code of the process, negative for a signal; None if it reached the time limit.
+        seconds: the time that the process took.
+    """
+
+    code: int | None
+    seconds: float
+
+    def __str__(self) -> str:
+        if self.code is None:
+            return f"stopped after {self.seconds:.0f} s"
+        if self.code < 0:
+            with suppress(ValueError):
+                return f"ended by {signal.Signals(-self.code).name}"
+        return f"ended with exit code {self.code}"
+
+
+def run_limited(command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float) -> Ended:
+    """Run a command in a session of its own; everything that it prints is appended to a file.
+
+    After ``seconds`` it is asked to end, and soon after that it is killed. A process that does not end even then,
+    because a driver blocks it, is left behind: this function returns in any case.
+    """
+    start = time.monotonic()
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        code: int | None = None
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout=max(seconds, 0.0))
+        finally:
+            _end_all(process)
+    return Ended(code, time.monotonic() - start)
+
+
+def _end_all(process: subprocess.Popen[bytes]) -> None:
+    """End the remaining processes of a session."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_GRACE)
+
+
+class CannotRunError(Exception):
+    """Error if nothing can be launched; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class LaunchPlace:
+    """The place where the steps are launched.
+
+    Attributes:
+        is_device: whether it is a Neuron device; else it is the simulator.
+        reason: a clause for people to read.
+    """
+
+    is_device: bool
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """``"device"`` or ``"simulator"``."""
+        return "device" if self.is_device else "simulator"
+
+    @property
+    def first_line(self) -> str:
+        """The first line of the report."""
+        if self.is_device:
+            return f"nkilib verify on a Neuron device: {self.reason}"
+        return (
+            f"nkilib verify ON THE SIMULATOR ({self.reason}): a self-check. It says nothing of hardware; times are "
+            "modelled, not measured"
+        )
+
+
+def chosen_place(requested: str, visible: Sequence[str] | None = None) -> LaunchPlace:
+    """Return the place to launch.
+
+    Args:
+        requested: one of ``CHOICES``.
+        visible: the devices; None: the devices of this machine.
+
+    Raises:
+        CannotRunError: if a device is requested or present, and kernels would not run on it.
+    """
+    device_files = devices.visible() if visible is None else visible
+    try:
+        backend = import_module("nkilib.nki").backend
+    except (ImportError, ValueError) as error:
+        if requested == "simulator":
+            return LaunchPlace(False, "as asked for")
+        raise CannotRunError(f"{error} python -m nkilib doctor says what is installed") from error
+    here = ", ".join(device_files) or "no Neuron device is visible (/dev/neuron*)"
+    if requested == "simulator":
+        return LaunchPlace(False, "as asked for")
+    if backend.name == "neuron":
+        if device_files or requested == "device":
+            return LaunchPlace(True, f"{here if device_files else 'as asked for, though ' + here}; {backend.reason}")
+        return LaunchPlace(False, f"{here}, though {backend.reason}")
+    if requested == "device" or (device_files and not backend.reason.startswith("NKILIB_BACKEND")):
+        raise CannotRunError(
+            f"kernels would not run on a device ({here}), because {backend.reason}. Install the Neuron SDK "
+            "(docs/how_to/install.md), or ask for the simulator with --on simulator"
+        )
+    return LaunchPlace(False, f"{here}; {backend.reason}")
+
+
+class ReportError(Exception):
+    """Error for a file that is no report, or the report of another run; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A step in the report.
+
+    Attributes:
+        kind, what: the kind and the description of the step.
+        status, text, details: the status, text and details of its verdict.
+        seconds: the time that the processes of the step took.
+        log: the end of the output of these processes, if something went wrong.
+    """
+
+    kind: str
+    what: str
+    status: Status
+    text: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    log: str = ""
+
+
+@dataclass
+class Report:
+    """The report of a run.
+
+    Attributes:
+        path: the path of the file.
+        header: the environment of the run.
+        entries: the entries by name of the step, in the order in which they were run.
+    """
+
+    path: Path
+    header: dict[str, Any]
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    def put(self, name: str, entry: Entry) -> None:
+        """Add or replace the entry of a step, and write the file."""
+        self.entries[name] = entry
+        self.save()
+
+    def save(self) -> None:
+        """Write the file atomically."""
+        steps = {name: {**asdict(entry), "status": entry.status.value} for name, entry in self.entries.items()}
+        text = json.dumps({**self.header, "summary": self.counts(), "steps": steps}, indent=1, allow_nan=False)
+        beside = self.path.with_name(f"{self.path.name}.new")
+        beside.write_text(text + "\n", encoding="utf-8")
+        os.replace(beside, self.path)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of steps by status."""
+        statuses = [entry.status for entry in self.entries.values()]
+        return {status.value: statuses.count(status) for status in Status if status in statuses}
+
+    @property
+    def has_differences(self) -> bool:
+        """Whether a step has a status for which the command exits with 1."""
+        return any(entry.status.is_difference for entry in self.entries.values())
+
+    def without_bad_ends(self) -> None:
+        """Remove the steps that gave no information, so that they run again."""
+        self.entries = {name: entry for name, entry in self.entries.items() if not entry.status.has_ended_badly}
+
+    @classmethod
+    def resumed(cls, path: Path, header: Mapping[str, Any]) -> Report:
+        """Return the report of a run to resume. A step that was running when the run ended counts as crashed.
+
+        Raises:
+            ReportError: if there is no report, it cannot be read, or it belongs to another run.
+        """
+        try:
+            read = json.loads(path.read_text(encoding="utf-8"))
+            entries = {
+                name: Entry(**{**entry, "status": Status(entry["status"])}) for name, entry in read["steps"].items()
+            }
+            for name in _SAME:
+                if read[name] != header[name]:
+                    raise ReportError(
+                        f"{path} is of another run: {name} was {read[name]!r} there and is {header[name]!r} here; name "
+                        "another file with --report"
+                    )
+        except OSError as error:
+            raise ReportError(f"cannot go on: {error}; run without --resume first") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ReportError(f"{path} is no report of nkilib verify; name another file with --report") from error
+        for name, entry in entries.items():
+            if entry.status is Status.RUNNING:
+                text = "the run ended while this step was running"
+                entries[name] = Entry(entry.kind, entry.what, Status.CRASHED, text)
+        return cls(path, dict(header), entries)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run.
+
+    Attributes:
+        place: the place where steps are launched.
+        target: the generation of the device, by its name in NKI.
+        timeout: the seconds that a step may take.
+    """
+
+    place: LaunchPlace
+    target: str
+    timeout: float
+
+    def environment(self, step: Step, stage: Stage, directory: Path) -> dict[str, str]:
+        """Return the variables of a process: those of this process, and those that its stage needs."""
+        own = {
+            lnc.VARIABLE: str(step.cores),
+            TARGET: self.target,
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH", "")))),
+            _BACKEND: "simulator",
+        }
+        if stage is Stage.LAUNCH:
+            artifacts = directory / "artifacts"
+            artifacts.mkdir()
+            own |= {_BACKEND: "neuron", ARTIFACTS: str(artifacts), _CACHE: "0"}
+        if stage in (Stage.LAUNCH, Stage.SELF_CHECK):
+            own |= step.variables
+        return {**os.environ, **own}
+
+
+def run_steps(
+    steps: Mapping[str, Sequence[Step]], settings: Settings, report: Report, show: Callable[[str, Entry], None]
+) -> None:
+    """Run the steps that are not in the report yet; each step is put into the report before it starts and after it has
+    ended.
+    """
+    pairs = [(kind, step) for kind, steps_of_kind in steps.items() for step in steps_of_kind]
+    for kind, step in sorted(pairs, key=lambda pair: pair[1].runs_last):
+        if step.name in report.entries:
+            continue
+        report.put(step.name, Entry(kind, step.what, Status.RUNNING))
+        entry = _entry(kind, step, settings)
+        report.put(step.name, entry)
+        show(step.name, entry)
+
+
+def _entry(kind: str, step: Step, settings: Settings) -> Entry:
+    """Run one step."""
+    start = time.monotonic()
+    with TemporaryDirectory(prefix="nkilib-verify-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        verdict = _verdict(step, settings, directory, start + settings.timeout)
+        log = _tail_of(directory / _LOG) if verdict.status.has_ended_badly else ""
+    return Entry(kind, step.what, verdict.status, verdict.text, verdict.details, time.monotonic() - start, log)
+
+
+def _verdict(step: Step, settings: Settings, directory: Path, until: float) -> Verdict:
+    for stage, ended in _stages(step, settings, directory, until):
+        if ended.code is None:
+            return Verdict(Status.TIMED_OUT, f"{stage.value}: {ended}; --timeout gives more")
+        if ended.code != 0:
+            return Verdict(Status.CRASHED, f"{stage.value}: {ended}")
+    try:
+        return read_verdict(directory)
+    except OSError as error:
+        return Verdict(Status.CRASHED, f"no verdict: {error}")
+
+
+def _stages(step: Step, settings: Settings, directory: Path, until: float) -> Iterator[tuple[Stage, Ended]]:
+    for stage in step.stages_on_device if settings.place.is_device else ON_SIMULATOR:
+        command = [sys.executable, "-m", _WORKER, stage.value, str(directory), step.name]
+        environment = settings.environment(step, stage, directory)
+        yield stage, run_limited(command, environment, directory / _LOG, until - time.monotonic())
+
+
+def _tail_of(log: Path) -> str:
+    """Return the last lines that the processes printed."""
+    if not log.is_file():
+        return ""
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:])

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""A process of a step: ``python -m nkilib.verify.worker STAGE DIRECTORY STEP``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from nkilib.verify.registry import step_named
+from nkilib.verify.step import Observation, Stage, Status, Verdict
+
+_VERDICT: Final = "verdict.json"
+
+
+def main(stage: str, directory: str, name: str) -> None:
+    """Run one stage of the step ``name``, and leave its results in the directory for the next stage."""
+    step, home = step_named(name), Path(directory)
+    if stage == Stage.SELF_CHECK:
+        _save(step.judge(step.observe(is_device=False), is_device=False), home)
+    elif stage == Stage.LAUNCH:
+        step.observe(is_device=True).save(home)
+    elif stage == Stage.MEASURE:
+        step.measure(Observation.load(home), home).save(home)
+    else:
+        _save(step.judge(Observation.load(home), is_device=True), home)
+
+
+def read_verdict(directory: Path) -> Verdict:
+    """Return the verdict of the last stage.
+
+    Raises:
+        OSError: if the last stage wrote nothing.
+    """
+    read = json.loads((directory / _VERDICT).read_text(encoding="utf-8"))
+    return Verdict(Status(read["status"]), read["text"], read["details"])
+
+
+def _save(verdict: Verdict, directory: Path) -> None:
+    text = json.dumps({**asdict(verdict), "status": verdict.status.value}, allow_nan=False)
+    (directory / _VERDICT).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,4 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-# Copyright The nkilib authors
-
-"""Tests of :mod:`nkilib.experimental.loss.linear_distillation.backward.one_core`."""

@@ -1,8 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-# Copyright The nkilib authors
-
-"""Tests of nkilib.jax.dispatch."""
-
-from tests.jax import need_jax
-
-need_jax()

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The tools that write tables of plans and plots again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nkilib.core.plan_limits import limits_in_force
+from nkilib.experimental.loss import mse_loss_forward
+from nkilib.simulator import profile, spec
+from tests.experimental.plans import coverage
+from tests.experimental.plans.coverage import TEST, Branches, PlanFamily, Row, Size
+from tests.fresh_python import CHECKOUT
+from tools import write_plots
+from tools.write_plans import written_rows
+from tools.write_plots import GIB, LOGITS_BYTES, TRL_PEAKS_GIB, Point, loss_bytes
+
+# What a chunk took by an earlier plan, and by a later one.
+_BYTES = {"earlier": 4, "later": 8}
+
+
+def _family(plan: str) -> PlanFamily:
+    """Rows are cut into chunks; a launch is refused where no element fits a chunk."""
+
+    def sizes(wide: bool) -> Iterator[Size]:
+        return ({"columns": columns} for columns in ((8, 4096) if wide else (8,)))
+
+    def branches(size: Size) -> Branches:
+        chunk = (limits_in_force().sbuf_bytes or 4096) // _BYTES[plan]
+        assert chunk > 0, "no element fits"
+        return {"chunks": "one" if size["columns"] <= chunk else "several"}
+
+    def shrunk_sizes() -> Iterator[tuple[Size, dict[str, int]]]:
+        yield {"columns": 3}, {"sbuf_bytes": 4}
+        yield {"columns": 5}, {"sbuf_bytes": 16}
+
+    return PlanFamily(
+        name="made_up",
+        kernels=lambda size: (),
+        sizes=sizes,
+        branches=branches,
+        cost=lambda size: float(size["columns"]),
+        check=lambda size: None,
+        shrunk_sizes=shrunk_sizes,
+    )
+
+
+def test_a_row_whose_limits_the_plan_now_refuses_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "TABLES", tmp_path)
+    earlier = _family("earlier")
+    earlier.write(written_rows(earlier))
+    assert [(row.launched, row.limits) for row in earlier.rows()] == [
+        ({"columns": 8}, {}),
+        ({"columns": 3}, {"sbuf_bytes": 4}),
+    ]
+    rows = written_rows(_family("later"))
+    several = Row({"chunks": "several"}, {"columns": 4096}, {"columns": 5}, {"sbuf_bytes": 16}, f"{TEST}[made_up-5-16]")
+    assert several in rows and len(rows) == 2
+
+
+def test_a_row_that_still_takes_its_branches_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "TABLES", tmp_path)
+    family = _family("earlier")
+    row = Row(
+        {"chunks": "several"}, {"columns": 4096}, {"columns": 700}, {"sbuf_bytes": 1024}, f"{TEST}[made_up-700-1024]"
+    )
+    family.write([row])
+    assert row in written_rows(family)
+    stale = Row({"chunks": "several"}, {"columns": 4096}, {"columns": 200}, {"sbuf_bytes": 1024})
+    family.write([stale])
+    assert stale.launched not in [row.launched for row in written_rows(family)]
+    assert [json.loads(line)["launched"] for line in family.table.read_text().splitlines()] == [{"columns": 200}]
+
+
+def test_a_launch_at_its_full_size_gives_way_to_a_smaller_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that was written before the family had shrunk sizes is written like one that is new."""
+    monkeypatch.setattr(coverage, "TABLES", tmp_path)
+    family = _family("earlier")
+    new = written_rows(family)
+    family.write(written_rows(replace(family, shrunk_sizes=lambda: iter(()))))
+    assert [(row.launched, row.limits) for row in family.rows()] == [({"columns": 8}, {}), ({"columns": 4096}, {})]
+    assert written_rows(family) == new
+    assert ({"columns": 3}, {"sbuf_bytes": 4}) in [(row.launched, row.limits) for row in new]
+
+
+def test_a_dearer_launch_under_smaller_limits_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for launches of the linear kernels chooses some for what they vary beside the branches."""
+    monkeypatch.setattr(coverage, "TABLES", tmp_path)
+    family = _family("earlier")
+    row = Row(
+        {"chunks": "several"}, {"columns": 4096}, {"columns": 5000}, {"sbuf_bytes": 64}, f"{TEST}[made_up-5000-64]"
+    )
+    family.write([row])
+    assert row in written_rows(family)
+
+
+# `tools.write_plots`: the data of the plots are those of the pages, and no kernel lies above the roof.
+
+PAGE = (CHECKOUT / "docs" / "reference" / "linear_cross_entropy.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", TRL_PEAKS_GIB)
+def test_published_peaks_are_those_of_the_page(name: str) -> None:
+    row = re.search(rf"^\| {name}\b[^|]*\| ([\d.]+), now ([\d.]+) \|", PAGE, re.MULTILINE)
+    assert row is not None
+    assert TRL_PEAKS_GIB[name] == (float(row[1]), float(row[2]))
+
+
+def test_memory_is_that_of_the_page() -> None:
+    row = re.search(r"^\| Gemma 3 1B \| 1152, 262,144 \| ([\d.]+) GiB \| (\d+) MiB \|", PAGE, re.MULTILINE)
+    assert row is not None
+    assert f"{LOGITS_BYTES * write_plots.CLASSES * 8192 / GIB:.1f}" == row[1]
+    assert f"{loss_bytes(8192) / 2**20:.0f}" == row[2]
+
+
+def test_a_kernel_lies_below_the_roof() -> None:
+    matrix = spec((256, 4096), "bfloat16")
+    point = Point.of_profile("MSE", profile(mse_loss_forward[2], matrix, matrix))
+    assert 0 < point.speed < min(1.0, point.balance)
+
+
+def test_the_memory_plot_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    write_plots.draw_memory(tmp_path / "memory.png")
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
