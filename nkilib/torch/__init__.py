@@ -74,6 +74,9 @@ from nkilib.torch.functions.softmax import LogSoftmax, Softmax, Softmax2d, log_s
 from nkilib.torch.functions.token_scores import TokenScores, token_scores
 from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cross_entropy
 from nkilib.torch.functions.vocab_parallel.linear_functional import vocab_parallel_linear_cross_entropy
+from nkilib.torch.lazy_logits.head import Undo, fuse_linear_loss, fused_calls
+from nkilib.torch.lazy_logits.logits import LazyLogits
+from nkilib.torch.lazy_logits.report import FusedCalls, LogitsComputedWarning
 from nkilib.torch.losses.indexed import int32_targets
 
 __all__ = [
@@ -84,16 +87,19 @@ __all__ = [
     "CrossEntropyLoss",
     "CrossEntropyOutputs",
     "DistillationLoss",
+    "FusedCalls",
     "GaussianNLLLoss",
     "HingeEmbeddingLoss",
     "HuberLoss",
     "KLDivLoss",
     "L1Loss",
+    "LazyLogits",
     "LinearCrossEntropyLoss",
     "LinearDistillationLoss",
     "LinearDistillationOutputs",
     "LinearTokenScores",
     "LogSoftmax",
+    "LogitsComputedWarning",
     "MSELoss",
     "MarginRankingLoss",
     "MultiLabelMarginLoss",
@@ -106,12 +112,15 @@ __all__ = [
     "Softmax2d",
     "TokenScores",
     "TripletMarginLoss",
+    "Undo",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "cosine_embedding_loss",
     "cross_entropy",
     "ctc_loss",
     "distillation_loss",
+    "fuse_linear_loss",
+    "fused_calls",
     "gaussian_nll_loss",
     "hinge_embedding_loss",
     "huber_loss",

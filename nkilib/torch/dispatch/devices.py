@@ -143,7 +143,7 @@ def _nki_op() -> Callable[..., Any]:
 registrar: Final = chosen_registrar(os.environ.get(VARIABLE) or "auto")
 
 # `meta` stands for tensors without data: shapes and types are computed, nothing runs.
-_SUPPORTED: Final = ("cpu", NATIVE_DEVICE, "xla", "meta")
+SUPPORTED_DEVICES: Final = ("cpu", NATIVE_DEVICE, "xla", "meta")
 
 
 def unsupported_device(caller: object, device: torch.device, instead: str) -> NotImplementedError:
@@ -160,7 +160,7 @@ def check_device(caller: object, device: torch.device, instead: str) -> None:
     Raises:
         NotImplementedError: the device is not supported.
     """
-    if device.type not in _SUPPORTED:
+    if device.type not in SUPPORTED_DEVICES:
         raise unsupported_device(caller, device, instead)
 
 

@@ -275,12 +275,17 @@ def check_linear_head(caller: str, head: nn.Module, instead: str) -> None:
             f"{caller}: lm_head must be a torch.nn.Linear, whose weight the loss uses, got "
             f"{kind.__module__}.{kind.__name__}; {instead}"
         )
-    hooks = (head._forward_pre_hooks, head._forward_hooks, head._backward_pre_hooks, head._backward_hooks)
-    if not all(_is_of_fsdp(hook) for registered in hooks for hook in registered.values()) or "forward" in vars(head):
+    if not has_only_hooks_of_fsdp(head) or "forward" in vars(head):
         raise ValueError(
             f"{caller}: lm_head must have no hooks but those of fully_shard and no forward of its own, which would not "
             f"run, since the loss uses only its weight; {instead}"
         )
+
+
+def has_only_hooks_of_fsdp(module: nn.Module) -> bool:
+    """Return whether a module has no hooks but those of ``fully_shard``."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return all(_is_of_fsdp(hook) for registered in hooks for hook in registered.values())
 
 
 def _is_of_fsdp(hook: object) -> bool:

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nkilib import simulator
-from nkilib.torch.transformers import NoLogits, Undo, causal_lm_loss, fuse_linear_loss
+from nkilib.torch import LazyLogits, Undo, fuse_linear_loss
+from nkilib.torch.transformers import causal_lm_loss
 from tests.torch.fake_group import two_ranks
 from tests.torch.operator_log import OperatorLog
 from tests.torch.telling import UNIT
@@ -90,7 +91,7 @@ def test_loss_and_gradients_are_those_of_float64(make: Make, dtype: torch.dtype)
         output = ours(**batch, num_items_in_batch=items)
     assert sum(record.instruction_counts.values()) > 0, "the kernels ran"
     assert output.loss.dtype == torch.float32 and output.loss.shape == ()
-    assert isinstance(output.logits, NoLogits)
+    assert isinstance(output.logits, LazyLogits)
     assert abs(output.loss.item() - expected.item()) <= LOSS_BUDGET
     expected.backward()
     output.loss.backward()
@@ -199,7 +200,7 @@ def test_a_tuple_keeps_its_places() -> None:
     for further in ({"return_dict": False}, {"return_dict": False, "output_hidden_states": True}):
         theirs, output = stock(**padded_batch(), **further), ours(**padded_batch(), **further)
         assert isinstance(output, tuple) and [type(item) for item in output[2:]] == [type(item) for item in theirs[2:]]
-        assert isinstance(output[1], NoLogits) and abs(output[0].item() - theirs[0].item()) <= LOSS_BUDGET
+        assert isinstance(output[1], LazyLogits) and abs(output[0].item() - theirs[0].item()) <= LOSS_BUDGET
 
 
 def test_generation_evaluation_and_calls_without_labels_have_logits() -> None:
@@ -219,13 +220,13 @@ def test_who_decides_about_logits() -> None:
     stock, ours = _pair(llama)
     batch = padded_batch()
     assert torch.equal(ours(**batch, skip_logits=False).logits, stock(**batch).logits)
-    assert isinstance(ours.eval()(**batch, skip_logits=True).logits, NoLogits)
+    assert isinstance(ours.eval()(**batch, skip_logits=True).logits, LazyLogits)
     with pytest.raises(ValueError, match="skip_logits=True needs labels"):
         ours(input_ids=batch["input_ids"], skip_logits=True)
     Undo(ours)()
     with fuse_linear_loss(ours, evaluation=True, label_smoothing=0.1, lse_square_scale=0.1):
         output = ours(**batch)
-        assert isinstance(output.logits, NoLogits)
+        assert isinstance(output.logits, LazyLogits)
         assert abs(output.loss.item() - stock(**batch).loss.item()) <= LOSS_BUDGET, "smoothing is for training"
         assert isinstance(ours(**batch, skip_logits=False).logits, Tensor)
         assert isinstance(ours(input_ids=batch["input_ids"]).logits, Tensor)
@@ -286,7 +287,7 @@ def test_a_full_graph_gives_equal_results(make: Make, compile_afresh: None) -> N
     compiled: Any = torch.compile(copy.deepcopy(ours), fullgraph=True, backend="aot_eager")
     items = torch.tensor(40)
     output, expected = (model(**padded_batch(), num_items_in_batch=items) for model in (compiled, ours))
-    assert isinstance(output.logits, NoLogits) and torch.equal(output.loss, expected.loss)
+    assert isinstance(output.logits, LazyLogits) and torch.equal(output.loss, expected.loss)
     output.loss.backward()
     expected.loss.backward()
     assert difference(compiled._orig_mod, ours) <= GRADIENT_BUDGET[torch.float32]
@@ -297,7 +298,7 @@ def test_arguments_are_shown_and_positions_kept() -> None:
     assert inspect.signature(ours.forward) == inspect.signature(stock.forward)
     batch = padded_batch()
     positional = ours(batch["input_ids"], batch["attention_mask"], None, None, None, batch["labels"])
-    assert isinstance(positional.logits, NoLogits) and torch.equal(positional.loss, ours(**batch).loss)
+    assert isinstance(positional.logits, LazyLogits) and torch.equal(positional.loss, ours(**batch).loss)
     with pytest.raises(TypeError, match="input_ids"):
         ours(batch["input_ids"], **batch)
 
@@ -310,7 +311,7 @@ def test_a_deep_copy_is_fused_by_itself() -> None:
     Undo(ours)()
     assert isinstance(ours(**padded_batch()).logits, Tensor)
     output = other(**padded_batch())
-    assert isinstance(output.logits, NoLogits)
+    assert isinstance(output.logits, LazyLogits)
     assert output.loss.item() == pytest.approx(torch.tensor(float(VOCABULARY)).log().item()), "of its own parameters"
     Undo(other)()
     assert isinstance(other(**padded_batch()).logits, Tensor)
@@ -321,7 +322,7 @@ def test_it_is_undone_once_and_may_come_again() -> None:
     before = set(vars(stock))
     for _ in range(2):
         undo = fuse_linear_loss(stock)
-        assert isinstance(stock.train()(**padded_batch()).logits, NoLogits)
+        assert isinstance(stock.train()(**padded_batch()).logits, LazyLogits)
         with pytest.raises(
             ValueError, match="has been fused already; undo it by the object that fuse_linear_loss returned"
         ):
@@ -420,7 +421,7 @@ def test_losses_and_forwards_of_others() -> None:
 
 
 def test_no_logits_refuses_every_use_and_says_what_to_do() -> None:
-    logits = NoLogits()
+    logits = LazyLogits()
     uses = [
         lambda: logits.argmax(-1),
         lambda: logits[:, -1],

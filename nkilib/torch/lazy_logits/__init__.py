@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Logits that are computed only if something needs them: the output layer of any model without logits in memory.
+
+- ``head``: :func:`fuse_linear_loss`, and what then runs in place of the output layer;
+- ``logits``: :class:`LazyLogits`, which it returns;
+- ``form``: what lazy logits are made of, and the functions of torch that give lazy logits again;
+- ``consumers``: the functions of torch that kernels compute from them;
+- ``report``: where logits were computed after all, and what ran without them.
+"""
+
+from nkilib.torch.lazy_logits.head import Undo, fuse_linear_loss, fused_calls
+from nkilib.torch.lazy_logits.logits import LazyLogits
+from nkilib.torch.lazy_logits.report import FusedCalls, LogitsComputedWarning, Place
+
+__all__ = ["FusedCalls", "LazyLogits", "LogitsComputedWarning", "Place", "Undo", "fuse_linear_loss", "fused_calls"]

@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""``fuse_linear_loss``: the output layer of any model returns logits that are computed only if something needs them.
+
+:class:`FusedHead` is what runs in place of the forward of the layer.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from nkilib.base.deprecation import Deprecation
+from nkilib.core.host.options import check_flags
+from nkilib.experimental.loss.linear.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
+from nkilib.torch.dispatch.devices import SUPPORTED_DEVICES
+from nkilib.torch.dispatch.dtensors import dtensor
+from nkilib.torch.dispatch.losses import autocast_dtype
+from nkilib.torch.functions.output_layer import class_before_sharding, has_only_hooks_of_fsdp, is_fully_sharded
+from nkilib.torch.lazy_logits.form import FLOATING, Form, Term
+from nkilib.torch.lazy_logits.logits import HeadCall, LazyLogits, Mode, versions_of
+from nkilib.torch.lazy_logits.report import CHOICES, FUSE, FusedCalls, LogitsComputedWarning
+
+# The attributes of a layer that are set while it is fused. The second is what torch calls around the forward.
+_FORWARD: Final = "forward"
+_CALL: Final = "_call_impl"
+_HEAD_REMEDY: Final = "pass head=, the output layer or its path in the model, such as 'lm_head'"
+
+
+_SKIP_LOGITS: Final = Deprecation(
+    "the argument skip_logits of a fused model",
+    since="0.3",
+    removed_in="0.5",
+    instead="leave it out: logits are computed where something needs them",
+)
+
+
+@dataclass(eq=False)
+class FusedHead:
+    """What runs in place of the forward of an output layer.
+
+    A copy of the model has its own, which calls the copy of the layer; so has a model from a pickle.
+
+    Attributes:
+        layer: the output layer, a ``torch.nn.Linear``.
+        evaluation, label_smoothing, lse_square_scale, memory_limit, on_compute: see :func:`fuse_linear_loss`.
+        calls: what it did so far.
+        skip_logits: decides for the next call in place of training and ``evaluation``; None: they decide.
+    """
+
+    layer: nn.Linear
+    evaluation: bool
+    label_smoothing: float
+    lse_square_scale: float
+    memory_limit: int | None
+    on_compute: str
+    calls: FusedCalls = field(default_factory=FusedCalls)
+    skip_logits: bool | None = None
+
+    def __call__(self, input: Tensor) -> Tensor | LazyLogits:
+        """Return lazy logits of hidden states, or logits where no kernel takes them or nobody trains."""
+        is_asked = self.is_asked()
+        self.skip_logits = None
+        if is_asked:
+            reason = reason_for_logits(self.layer, input)
+            if reason is None:
+                return self.lazy_logits(input)
+            self.check_may_compute(reason)
+            positions = input.numel() // max(1, input.shape[-1])
+            num_bytes = positions * self.layer.out_features * input.element_size()
+            self.calls.tell(f"the output layer ({reason})", num_bytes, self.on_compute)
+        return class_before_sharding(self.layer).forward(self.layer, input)
+
+    def is_asked(self) -> bool:
+        """Return whether a call gives lazy logits if it can: in training, where a graph is recorded."""
+        if torch.compiler.is_exporting() or torch.jit.is_tracing() or _is_transformed():
+            return False
+        if self.skip_logits is not None:
+            return self.skip_logits
+        return self.evaluation or (self.layer.training and torch.is_grad_enabled())
+
+    def lazy_logits(self, hidden: Tensor) -> LazyLogits:
+        """Return the lazy logits of hidden states."""
+        layer = self.layer
+        parameters = (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)
+        term = Term(hidden, layer, parameters)
+        versions = () if torch.compiler.is_compiling() else versions_of(term)
+        form = Form((term,), hidden.dim() - 1, layer.out_features, _dtype_of_logits(layer, hidden))
+        return LazyLogits(form, HeadCall(self, term, Mode.current(hidden.device), versions))
+
+    def options_of_loss(self, label_smoothing: float) -> tuple[float, float]:
+        """Return label smoothing and the factor of the z-loss of a cross-entropy.
+
+        Raises:
+            ValueError: both the call and ``fuse_linear_loss`` bring label smoothing.
+        """
+        if not self.layer.training:
+            return label_smoothing, 0.0
+        if label_smoothing != 0.0 and self.label_smoothing != 0.0:
+            raise ValueError(
+                f"{FUSE}: label_smoothing must be given once, got {self.label_smoothing} here and {label_smoothing} by "
+                f"the call of the loss; leave one of them out"
+            )
+        return label_smoothing + self.label_smoothing, self.lse_square_scale
+
+    def check_may_compute(self, function: str) -> None:
+        """Reject logits while the loss has an option that a function of logits would not apply.
+
+        Raises:
+            RuntimeError: label smoothing or the z-loss is not 0.
+        """
+        if self.layer.training and (self.label_smoothing != 0.0 or self.lse_square_scale != 0.0):
+            raise RuntimeError(
+                f"{FUSE}: with label_smoothing or lse_square_scale only cross-entropy may use the logits, got "
+                f"{function}, which needs them computed and would not apply these options; pass 0 for both and apply "
+                f"them in your own loss, or call the model for {function} under torch.no_grad()"
+            )
+
+
+@dataclass(eq=False)
+class _Call:
+    """What runs in place of the call of a fused layer, hooks included.
+
+    A layer that ``fully_shard`` got by itself would gather its weights for a call that does not need them.
+    """
+
+    head: FusedHead
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        layer = self.head.layer
+        is_of_hidden = is_fully_sharded(layer) and len(args) == 1 and not kwargs
+        if is_of_hidden and self.head.is_asked() and reason_for_logits(layer, args[0]) is None:
+            return self.head(args[0])
+        return nn.Module._call_impl(layer, *args, **kwargs)
+
+
+@dataclass(eq=False)
+class _TakesSkipLogits:
+    """A hook before the forward of the model, which takes the argument ``skip_logits`` of earlier releases."""
+
+    head: FusedHead
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if "skip_logits" not in kwargs:
+            return None
+        _SKIP_LOGITS.warn()
+        kwargs = dict(kwargs)
+        self.head.skip_logits = kwargs.pop("skip_logits")
+        return args, kwargs
+
+
+def _is_transformed() -> bool:
+    """Return whether a function of ``torch.func`` runs; the kernels have a backward, and no rules for these."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def _dtype_of_logits(layer: nn.Linear, hidden: Tensor) -> torch.dtype:
+    """Return the dtype that the layer gives its results, by autocast or by the policy of ``fully_shard``."""
+    autocast = autocast_dtype(hidden.device)
+    if autocast is not None:
+        return autocast
+    if not is_fully_sharded(layer):
+        return hidden.dtype
+    policy = cast(Any, layer)._get_fsdp_state()._mp_policy
+    return policy.output_dtype or policy.param_dtype or hidden.dtype
+
+
+def reason_for_logits(layer: nn.Linear, hidden: Tensor) -> str | None:
+    """Return a clause that says why no kernel takes the products of a layer; None if kernels do."""
+    features, classes, dtypes = layer.in_features, layer.out_features, (hidden.dtype, layer.weight.dtype)
+    if hidden.device.type not in SUPPORTED_DEVICES:
+        return f"no kernel runs on {hidden.device.type}"
+    if hidden.dim() < 2 or hidden.numel() == 0:
+        return f"its input has shape {tuple(hidden.shape)}"
+    if not FEATURES_MIN <= features <= FEATURES_MAX:
+        return f"there are {features} features, and the kernels take {FEATURES_MIN} to {FEATURES_MAX}"
+    if classes > CLASSES_MAX:
+        return f"there are {classes} classes, and the kernels take {CLASSES_MAX} at most"
+    is_cast = autocast_dtype(hidden.device) is not None or is_fully_sharded(layer)
+    if not set(dtypes) <= set(FLOATING) or not (is_cast or dtypes[0] == dtypes[1]):
+        return f"its input is {dtypes[0]} and its weight {dtypes[1]}"
+    if dtensor(hidden) is not None or (dtensor(layer.weight) is not None and not is_fully_sharded(layer)):
+        return "its input or its weight is a DTensor"
+    if any(hasattr(parameter, "ds_status") for parameter in layer.parameters()):
+        return "ZeRO-3 of DeepSpeed shards the weight"
+    if is_fully_sharded(layer) and not has_only_hooks_of_fsdp(layer):
+        return "fully_shard got it alone, and it has hooks of others, which would not run"
+    return None
+
+
+def fused_heads(model: nn.Module) -> list[FusedHead]:
+    """Return what runs in fused layers of a model."""
+    found = (vars(module).get(_FORWARD) for module in model.modules())
+    return [head for head in found if isinstance(head, FusedHead)]
+
+
+def fused_calls(model: nn.Module) -> FusedCalls:
+    """Return what ran without logits in a fused model, and where logits were computed.
+
+    Raises:
+        ValueError: the model is not fused.
+    """
+    heads = fused_heads(model)
+    if not heads:
+        raise ValueError(f"fused_calls: model must be fused, got {type(model).__name__}; call {FUSE}(model) before")
+    return FusedCalls.of_all([head.calls for head in heads])
+
+
+class Undo:
+    """Makes the output layer return logits again, when it is called or at the end of a ``with`` block.
+
+    A second call does nothing. A deep copy of a fused model is fused, and ``Undo(copy)()`` restores it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def __call__(self) -> None:
+        for module in self._model.modules():
+            if isinstance(vars(module).get(_FORWARD), FusedHead):
+                del module.forward
+                vars(module).pop(_CALL, None)
+            for key, hook in list(module._forward_pre_hooks.items()):
+                if isinstance(hook, _TakesSkipLogits):
+                    del module._forward_pre_hooks[key]
+                    module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+    def __enter__(self) -> Undo:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self()
+
+
+def fuse_linear_loss(
+    model: nn.Module,
+    *,
+    head: str | nn.Module | None = None,
+    evaluation: bool = False,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    memory_limit: int | None = None,
+    on_compute: str = "warn",
+) -> Undo:
+    """Make the output layer of a model return logits that are not computed until something needs them.
+
+    In training the layer then returns :class:`LazyLogits` in place of a tensor. The rest is the model's code and yours:
+    shifts, selections of positions, scales, soft caps, temperatures and casts are recorded, and where the object
+    reaches a loss, a kernel computes it from hidden states and weights, with no logits in memory. These run so::
+
+        F.cross_entropy(logits, target)   nn.CrossEntropyLoss   F.nll_loss(logits.log_softmax(-1), target)
+        logits.log_softmax(-1).gather(-1, ids)   logits.gather(-1, ids)   logits.logsumexp(-1)   logits.argmax(-1)
+        -(p * p.log()) .sum(-1) of p, the softmax or the exponential of the log-softmax   log_softmax(...).sum(-1)
+        F.kl_div(logits.log_softmax(-1), of_teacher.log_softmax(-1), log_target=True)   of two fused models
+
+    Everything else computes the logits as the layer alone would, and goes on with them: results are always those of the
+    stock model, and only the memory is not saved. A warning names the function and its place, once a place;
+    :func:`fused_calls` lists all. Results of kernels are computed in float32 and rounded to the dtype that the stock
+    model's have. After ``model.eval()``, under ``torch.no_grad()``, in ``torch.export`` and ``torch.func``, the layer
+    returns logits.
+
+    Each function that runs a kernel multiplies hidden states and weights once in the forward: a loss and an accuracy
+    are two launches. ``gather`` and ``logsumexp`` of the same object are one.
+
+    Args:
+        model: any module; ``torch.nn.parallel``, ``fully_shard``, ``peft`` and ``accelerate`` may wrap it before or
+            after.
+        head: the output layer, or its path in the model; None: what ``get_output_embeddings()`` returns. It must be a
+            ``torch.nn.Linear``, or PEFT's wrapper around one.
+        evaluation: return lazy logits after ``model.eval()`` and under ``torch.no_grad()`` too.
+        label_smoothing, lse_square_scale: see :func:`nkilib.torch.linear_cross_entropy`; of every cross-entropy in
+            training.
+        memory_limit: see :func:`nkilib.torch.linear_cross_entropy`; of every cross-entropy.
+        on_compute: ``"warn"``, ``"ignore"`` or ``"raise"``: what happens where logits are computed in training.
+
+    Returns:
+        An object that undoes the change: call it, or use it in a ``with`` statement.
+
+    Raises:
+        TypeError: ``model`` is no module, or ``head`` is neither path nor module.
+        ValueError: the model has been fused already; it has several output layers, or none that is known; another
+            ``on_compute``.
+        RuntimeError: where logits have to be computed, if ``on_compute`` is ``"raise"``, ``label_smoothing`` or
+            ``lse_square_scale`` is not 0, or the weights have changed since.
+
+    Source: arXiv 2410.10989 (Liger Kernel) and 2411.09009 (Cut Your Losses) fuse output layer and loss in the same way.
+    """
+    check_flags(FUSE, evaluation=evaluation)
+    if on_compute not in CHOICES:
+        raise ValueError(
+            f"{FUSE}: on_compute must be one of {', '.join(CHOICES)}, got {on_compute!r}; pass one of them"
+        )
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{FUSE}: argument 'model' must be torch.nn.Module, not {type(model).__name__}; pass a model")
+    if fused_heads(model):
+        raise ValueError(
+            f"{FUSE}: model has been fused already; undo it by the object that {FUSE} returned, or Undo(model)()"
+        )
+    owner, output_layer = _find_output_layer(model, head)
+    for layer in _linear_layers(output_layer):
+        fused = FusedHead(layer, evaluation, label_smoothing, lse_square_scale, memory_limit, on_compute)
+        layer.forward = fused  # type: ignore[assignment]
+        layer._call_impl = _Call(fused)  # type: ignore[assignment]
+        owner.register_forward_pre_hook(_TakesSkipLogits(fused), with_kwargs=True)
+    return Undo(model)
+
+
+def _find_output_layer(model: nn.Module, head: str | nn.Module | None) -> tuple[nn.Module, nn.Module]:
+    """Return the model that owns the output layer, and the layer.
+
+    Raises:
+        TypeError: ``head`` is neither path nor module.
+        ValueError: there is no such layer in the model, or there are several.
+    """
+    if head is None:
+        return _embeddings_of(model)
+    if isinstance(head, str):
+        try:
+            return model, model.get_submodule(head)
+        except AttributeError as error:
+            raise ValueError(f"{FUSE}: head must be the path of a module, got {head!r}: {error}") from None
+    if not isinstance(head, nn.Module):
+        raise TypeError(f"{FUSE}: argument 'head' must be str or torch.nn.Module, not {type(head).__name__}")
+    if not any(module is head for module in model.modules()):
+        raise ValueError(
+            f"{FUSE}: head must be a module of the model, got another {type(head).__name__}; {_HEAD_REMEDY}"
+        )
+    return model, head
+
+
+def _embeddings_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """Return the innermost model that knows its output layer, and the layer."""
+    found: dict[nn.Module, nn.Module] = {}
+    for module in model.modules():
+        get = getattr(module, "get_output_embeddings", None)
+        layer = get() if callable(get) else None
+        if isinstance(layer, nn.Module):
+            found[layer] = module
+    if len(found) != 1:
+        raise ValueError(
+            f"{FUSE}: model must have one output layer, which get_output_embeddings() returns, got {len(found)} in "
+            f"{type(model).__name__}; {_HEAD_REMEDY}"
+        )
+    ((layer, owner),) = found.items()
+    return owner, layer
+
+
+def _linear_layers(output_layer: nn.Module) -> Iterator[nn.Linear]:
+    """Return the layers of an output layer whose results are logits: itself, or what PEFT's wrapper has in its place
+    and adds to it. Without any the model computes logits, and a warning says so.
+    """
+    layers = [module for module in output_layer.modules() if _is_plain(module)]
+    classes = max((layer.out_features for layer in layers), default=0)
+    if not layers or (isinstance(output_layer, nn.Linear) and output_layer.out_features != classes):
+        kind = class_before_sharding(output_layer)
+        warnings.warn(
+            f"{FUSE}: the output layer must be a torch.nn.Linear, or PEFT's wrapper around one, got "
+            f"{kind.__module__}.{kind.__qualname__}, whose logits are computed as before; {_HEAD_REMEDY}",
+            LogitsComputedWarning,
+            stacklevel=4,
+        )
+    return (layer for layer in layers if layer.out_features == classes)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Return whether a module only multiplies by its weight, and runs the forward of its class."""
+    kind = class_before_sharding(module)
+    is_linear = issubclass(kind, nn.Linear) and kind.forward is nn.Linear.forward
+    return is_linear and _FORWARD not in vars(module)

@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""``LazyLogits``: what a fused output layer returns in place of logits, which are computed if something needs them.
+
+Every function of torch that gets the object arrives at :meth:`LazyLogits.__torch_function__`, and every method at
+:func:`_called`. Both do the first that is possible: record a function whose result is a form of logits again
+(``form.RECORDED``), run a kernel on hidden states and weights (``consumers.CONSUMERS``), or compute the logits, by the
+very functions that were called on the object so far, and go on with the tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nkilib.torch.dispatch.losses import autocast_dtype
+from nkilib.torch.functions.output_layer import results_in_forward
+from nkilib.torch.lazy_logits.form import RECORDED, Form, Term
+from nkilib.torch.lazy_logits.report import FUSE
+
+if TYPE_CHECKING:
+    from nkilib.torch.lazy_logits.head import FusedHead
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What of the state of torch decides how logits are computed, where the output layer or a function was called.
+
+    Attributes:
+        is_grad_enabled: whether a graph is recorded.
+        autocast: the dtype of autocast, or None where it is off.
+    """
+
+    is_grad_enabled: bool
+    autocast: torch.dtype | None
+
+    @classmethod
+    def current(cls, device: torch.device) -> Mode:
+        """Return the mode here and now."""
+        return cls(torch.is_grad_enabled(), autocast_dtype(device))
+
+    def restored(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return a context with this mode."""
+        stack = ExitStack()
+        stack.enter_context(torch.set_grad_enabled(self.is_grad_enabled))
+        if autocast_dtype(device) != self.autocast:
+            is_on = self.autocast is not None
+            stack.enter_context(torch.autocast(device.type, self.autocast, enabled=is_on))
+        return stack
+
+
+@dataclass(eq=False)
+class HeadCall:
+    """A call of the output layer.
+
+    Attributes:
+        head: what was fused, with its options and its record.
+        term: hidden states and layer of the call.
+        mode: that of the call.
+        versions: of the hidden states and of the parameters, which count changes in place.
+        results: references to the objects that came of the call; none where a graph is traced.
+        num_results: how many came of it.
+    """
+
+    head: FusedHead
+    term: Term
+    mode: Mode
+    versions: tuple[int, ...]
+    results: list[weakref.ReferenceType[LazyLogits]] = field(default_factory=list)
+    num_results: int = 0
+
+    def live_results(self) -> list[LazyLogits]:
+        """Return the objects that came of the call and still live."""
+        return [logits for reference in self.results if (logits := reference()) is not None]
+
+    def stock_logits(self) -> Tensor:
+        """Compute the logits as the layer does."""
+        term = self.term
+        target = torch.zeros((), dtype=torch.int64, device=term.hidden.device)
+        (logits,) = results_in_forward(term.layer, term.hidden, target, _linear)
+        return logits
+
+    def check_unchanged(self) -> None:
+        """Reject logits of hidden states or parameters that have changed since.
+
+        Raises:
+            RuntimeError: they have.
+        """
+        if not torch.compiler.is_compiling() and versions_of(self.term) != self.versions:
+            raise RuntimeError(
+                f"{FUSE}: the logits of this call must be used before its hidden states and the parameters of the "
+                f"output layer change, got a change in place since; use them before optimizer.step(), or keep "
+                f"logits.compute() from before"
+            )
+
+
+def versions_of(term: Term) -> tuple[int, ...]:
+    """Return the version counters of hidden states and parameters; inference tensors have none."""
+    return tuple(0 if tensor.is_inference() else tensor._version for tensor in (term.hidden, *term.parameters))
+
+
+def _linear(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
+    return (F.linear(hidden, weight, bias),)
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """How an object was made of others: a function, its arguments, and which of its results the object is."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    item: int | None
+    mode: Mode
+
+
+@dataclass(eq=False, repr=False)
+class LazyLogits:
+    """Logits that are computed only if something needs them.
+
+    In place of a tensor [..., V], code may carry it to a loss: views and selections of positions, scales, caps, casts
+    and ``log_softmax`` are recorded; ``cross_entropy``, ``log_softmax`` with ``gather``, ``logsumexp`` and ``argmax``
+    run kernels on hidden states and weights. Everything else computes the logits and goes on with them, so results are
+    those of the stock model. It is no ``torch.Tensor``: ``isinstance`` is False.
+
+    Attributes:
+        form: what the logits are made of.
+        call: the call of the output layer that they come from.
+        made: how the object was made of others; None for the result of the call itself.
+        known: results of kernels, by name, that a later function may need too.
+    """
+
+    form: Form
+    call: HeadCall
+    made: Made | None = None
+    known: dict[str, Tensor] = field(default_factory=dict)
+    _computed: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.call.num_results += 1
+        if not torch.compiler.is_compiling():
+            self.call.results.append(weakref.ref(self))
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the logits."""
+        return self.form.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the logits have when they are computed."""
+        return self.form.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the hidden states."""
+        return self.form.hidden.device
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self.form.ndim
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient flows back from the logits."""
+        tensors = (tensor for term in self.form.terms for tensor in (term.hidden, *term.parameters))
+        is_wanted = self.call.mode.is_grad_enabled and not self.form.is_detached
+        return is_wanted and any(tensor.requires_grad for tensor in tensors)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether no function made the logits, in the graph of autograd."""
+        return not self.requires_grad
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """Return the shape, or a size of it."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return self.ndim
+
+    ndimension = dim
+
+    def numel(self) -> int:
+        """Return the number of logits."""
+        return self.shape.numel()
+
+    nelement = numel
+
+    def element_size(self) -> int:
+        """Return the bytes of an element."""
+        return self.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all logits."""
+        return self.numel() * self.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.unbind(0))
+
+    def __repr__(self) -> str:
+        state = "not computed" if self._computed is None else "computed"
+        return f"LazyLogits(shape={tuple(self.shape)}, dtype={self.dtype}, {state})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return copy.deepcopy(self._tensor("copy.deepcopy"), memo)
+
+    def __reduce__(self) -> Any:
+        return _as_it_is, (self._tensor("pickle").detach(),)
+
+    def compute(self) -> Tensor:
+        """Return the logits as a tensor, which is computed once, by the functions that were called on the object.
+
+        Raises:
+            RuntimeError: the hidden states or the parameters of the output layer have changed since.
+        """
+        if self._computed is None:
+            self.call.check_unchanged()
+            made = self.made
+            with (self.call.mode if made is None else made.mode).restored(self.device):
+                if made is None:
+                    self._computed = self.call.stock_logits()
+                else:
+                    result = made.function(*_computed(made.args), **_computed(made.kwargs))
+                    self._computed = result if made.item is None else result[made.item]
+            self.made = None  # what it was made of may be freed, as without this library
+        return self._computed
+
+    def _tensor(self, function: str) -> Tensor:
+        """Return the logits for a function that needs them, and tell about it."""
+        if self._computed is None:
+            self.call.head.check_may_compute(function)
+            self.call.head.calls.tell(function, self.nbytes, self.call.head.on_compute)
+        return self.compute()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or not hasattr(Tensor, name):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        if name in _OF_HIDDEN:
+            return getattr(self.form.hidden, name)
+        if callable(getattr(Tensor, name)):
+            return functools.partial(_called, name, self)
+        return getattr(self._tensor(name), name)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _applied(getattr(function, "__name__", str(function)), function, tuple(args), kwargs or {})
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _called(name: str, logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
+    """Call a method."""
+    return _applied(name, getattr(Tensor, name), (logits, *args), kwargs)
+
+
+def _applied(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function of torch with arguments of which some are lazy: record it, run a kernel, or compute logits."""
+    if "input" in kwargs:
+        args, kwargs = (kwargs["input"], *args), {key: value for key, value in kwargs.items() if key != "input"}
+    lazy = list(_lazy_in((args, kwargs)))
+    if args and all(logits._computed is None for logits in lazy):
+        result = _without_logits(name, function, args, kwargs, lazy)
+        if result is not None:
+            return result
+    if _is_in_place(name, kwargs):
+        for logits in lazy:
+            _compute_all(logits.call, name)
+    tensors = {id(logits): logits._tensor(name) for logits in lazy}
+    return function(*_replaced(args, tensors), **_replaced(kwargs, tensors))
+
+
+def _without_logits(
+    name: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    lazy: list[LazyLogits],
+) -> Any:
+    """Return the result of a function that needs no logits; None if it needs them."""
+    from nkilib.torch.lazy_logits.consumers import CONSUMERS
+
+    first = args[0]
+    if isinstance(first, Tensor):
+        if name in ("to", "type_as") and len(args) == 2 and args[1] is lazy[0]:
+            return first.to(lazy[0].device, lazy[0].dtype)
+        if name not in _OF_EITHER:
+            return None
+    out_of_place = _OUT_OF_PLACE.get(name)
+    if out_of_place is not None:
+        return _changed_in_place(out_of_place, args, kwargs)
+    recorded = RECORDED.get(name)
+    if recorded is not None:
+        result = recorded(*_forms(args), **_forms(kwargs))
+        if result is not None:
+            return _made(lazy[0], function, args, kwargs, result)
+    consumer = CONSUMERS.get(name)
+    if consumer is None or not isinstance(first, LazyLogits):
+        return None
+    result = consumer(*args, **kwargs)
+    if result is not None:
+        first.call.head.calls.count(name)
+    return result
+
+
+def _changed_in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazyLogits | None:
+    """Scale an object that nothing else came of, which no other object can share memory with; None for others.
+
+    Raises:
+        RuntimeError: something else came of the call in a graph of ``torch.compile``, where nobody knows what lives.
+    """
+    logits: LazyLogits = args[0]
+    call = logits.call
+    if torch.compiler.is_compiling():
+        if call.num_results > 1:
+            raise RuntimeError(
+                f"{FUSE}: in a graph of torch.compile logits must not change in place, got {name}_; write the result "
+                f"to another name, as in logits = logits / temperature"
+            )
+    elif len(call.live_results()) > 1:
+        return None
+    form = RECORDED[name](logits.form, *args[1:], **kwargs)
+    if not isinstance(form, Form):
+        return None
+    before = LazyLogits(logits.form, call, logits.made)
+    mode = Mode.current(logits.device)
+    logits.made = Made(getattr(torch, name), (before, *args[1:]), kwargs, None, mode)
+    logits.form = form
+    logits.known.clear()
+    return logits
+
+
+def _made(
+    first: LazyLogits, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> Any:
+    """Return the object, or the objects, of a recorded function."""
+    mode = Mode.current(first.device)
+    if isinstance(result, tuple):
+        return tuple(
+            LazyLogits(form, first.call, Made(function, args, kwargs, item, mode)) for item, form in enumerate(result)
+        )
+    return LazyLogits(result, first.call, Made(function, args, kwargs, None, mode))
+
+
+def _is_in_place(name: str, kwargs: dict[str, Any]) -> bool:
+    is_named_so = name.endswith("_") and not name.endswith("__")
+    return is_named_so or name == "__setitem__" or name in _IN_PLACE or kwargs.get("out") is not None
+
+
+def _compute_all(call: HeadCall, function: str) -> None:
+    """Compute all objects that came of a call, before one of them changes in place: some share memory as tensors."""
+    for logits in call.live_results():
+        logits._tensor(function)
+
+
+def _lazy_in(value: Any) -> Iterator[LazyLogits]:
+    if isinstance(value, LazyLogits):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _lazy_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _lazy_in(item)
+
+
+def _mapped(function: Callable[[LazyLogits], Any], value: Any) -> Any:
+    """Return the arguments with a function applied to what is lazy in them."""
+    if isinstance(value, LazyLogits):
+        return function(value)
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(function, item) for item in value)
+    if isinstance(value, dict):
+        return {key: _mapped(function, item) for key, item in value.items()}
+    return value
+
+
+def _forms(value: Any) -> Any:
+    return _mapped(lambda logits: logits.form, value)
+
+
+def _computed(value: Any) -> Any:
+    return _mapped(lambda logits: logits.compute(), value)
+
+
+def _replaced(value: Any, tensors: dict[int, Tensor]) -> Any:
+    return _mapped(lambda logits: tensors[id(logits)], value)
+
+
+_IN_PLACE: Final = frozenset(
+    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "pow", "and", "or")
+)
+_OUT_OF_PLACE: Final = {"mul_": "mul", "__imul__": "mul", "div_": "div", "__itruediv__": "div"}
+# Functions of two tensors of which either may be lazy.
+_OF_EITHER: Final = ("mul", "multiply", "__mul__", "__rmul__", "add", "__add__", "__radd__")
+# What is true of the logits if it is of the hidden states, which have their device, their kind and their layout.
+_OF_HIDDEN: Final = frozenset(
+    ("is_cuda", "is_cpu", "is_meta", "is_xla", "is_mps", "is_xpu", "is_sparse", "is_quantized", "is_nested", "layout")
+    + ("get_device", "is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_conj", "is_inference")
+)
+_COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
+_ARITHMETIC: Final = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_OF_ONE: Final = (
+    "neg",
+    "pos",
+    "abs",
+    "invert",
+    "getitem",
+    "setitem",
+    "contains",
+    "bool",
+    "float",
+    "int",
+    "index",
+    "array",
+)
+# Operators of Python, which it looks up in the class alone.
+_OPERATORS: Final = (*_COMPARISONS, *_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), *_OF_ONE)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def method(self: LazyLogits, *args: Any, **kwargs: Any) -> Any:
+        return _applied(name, getattr(Tensor, name), (self, *args), kwargs)
+
+    method.__name__ = name
+    return method
+
+
+for _name in (*(f"__{name}__" for name in _OPERATORS), *_IN_PLACE):
+    if hasattr(Tensor, _name):
+        setattr(LazyLogits, _name, _operator(_name))
+LazyLogits.__hash__ = object.__hash__  # type: ignore[method-assign]
