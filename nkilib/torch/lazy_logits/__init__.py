@@ -7,11 +7,11 @@
 - ``logits``: :class:`LazyLogits`, which it returns;
 - ``form``: what lazy logits are made of, and the functions of torch that give lazy logits again;
 - ``consumers``: the functions of torch that kernels compute from them;
-- ``report``: where logits were computed after all, and what ran without them.
+- ``options``: the options of a fused layer, and the record of what ran without logits and where they were computed.
 """
 
 from nkilib.torch.lazy_logits.head import Undo, fuse_linear_loss, fused_calls
 from nkilib.torch.lazy_logits.logits import LazyLogits
-from nkilib.torch.lazy_logits.report import FusedCalls, LogitsComputedWarning, Place
+from nkilib.torch.lazy_logits.options import FusedCalls, LogitsComputedWarning, Place
 
 __all__ = ["FusedCalls", "LazyLogits", "LogitsComputedWarning", "Place", "Undo", "fuse_linear_loss", "fused_calls"]

@@ -3,8 +3,8 @@
 
 """Functions of torch that a kernel computes from hidden states and weights in place of logits.
 
-The registry :data:`CONSUMERS` has a function for each of them, with the same arguments. It returns None for arguments
-that no kernel takes; the logits are then computed.
+Each is registered in ``logits.CONSUMERS`` with the same arguments, and returns None for arguments that no kernel takes;
+the logits are then computed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental.loss.linear_cross_entropy.launch import IDS_MAX
+from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
@@ -24,24 +25,13 @@ from nkilib.torch.functions.linear_token_scores.functional import linear_token_s
 from nkilib.torch.functions.linear_token_scores.operators import LinearTokenScores
 from nkilib.torch.functions.output_layer import results_in_forward
 from nkilib.torch.functions.vocab_parallel.linear_placement import averaged
-from nkilib.torch.lazy_logits.form import Form, Kind
-from nkilib.torch.lazy_logits.logits import LazyLogits
-from nkilib.torch.lazy_logits.report import FUSE
+from nkilib.torch.lazy_logits.form import Form, Kind, registering
+from nkilib.torch.lazy_logits.logits import CONSUMERS, LazyLogits
+from nkilib.torch.lazy_logits.options import FUSE
 
-CONSUMERS: Final[dict[str, Callable[..., Any]]] = {}
+_CALLER: Final = Caller(FUSE, "the input of the output layer", "hidden states", "the logits of the model")
 _IGNORED: Final = -100
-_Consumer = Callable[..., Any]
-
-
-def _consumes(*names: str) -> Callable[[_Consumer], _Consumer]:
-    """Register a function for functions and methods of torch of these names."""
-
-    def register(function: _Consumer) -> _Consumer:
-        CONSUMERS.update(dict.fromkeys(names, function))
-        return function
-
-    return register
-
+_consumes: Final = registering(CONSUMERS)
 
 # A function of hidden states [..., D], targets, weight [V, D] and bias.
 _OfOperands = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, ...]]
@@ -95,7 +85,7 @@ def _cut(form: Form, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tenso
 def _whole(parameter: Tensor) -> Tensor:
     """Return a parameter, gathered if ``fully_shard`` has left it sharded after the forward of the root."""
     placed = dtensor(parameter)
-    return parameter if placed is None else averaged(FUSE, "the weight of the output layer", placed)
+    return parameter if placed is None else averaged(_CALLER, "the weight of the output layer", placed)
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -154,10 +144,10 @@ def _loss(
     logits: LazyLogits, target: Tensor, class_weight: Tensor | None, ignore_index: int, reduction: str, smoothing: float
 ) -> Tensor | None:
     """Return the cross-entropy; None for targets that are no class index of each position."""
-    form, head = logits.form, logits.call.head
+    form, options = logits.form, logits.call.options
     if not _is_class_dim_of_losses(form) or not _are_indices(form, target):
         return None
-    smoothing, lse_square_scale = head.options_of_loss(smoothing)
+    smoothing, lse_square_scale = options.of_loss(smoothing, logits.call.term.layer.training)
 
     def loss(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
         result = linear_cross_entropy(
@@ -171,8 +161,9 @@ def _loss(
             label_smoothing=smoothing,
             lse_square_scale=lse_square_scale,
             compute_dtype=_compute_dtype(logits),
-            memory_limit=None if reduction == "none" else head.memory_limit,
-            **form.options(),
+            memory_limit=None if reduction == "none" else options.memory_limit,
+            logit_scale=form.scale,
+            logit_softcap=form.cap,
         )
         return (result,)
 
@@ -228,14 +219,15 @@ def _scores(logits: LazyLogits, ids: Tensor, *names: str) -> LinearTokenScores:
             ignore_index=_NO_CLASS,
             outputs=names,
             compute_dtype=_compute_dtype(logits),
-            **form.options(),
+            logit_scale=form.scale,
+            logit_softcap=form.cap,
         )
         return tuple(score for score in result if score is not None)
 
     logprob, *others = _results(logits, ids, scores)
     found = dict(zip(sorted(names, key=LinearTokenScores._fields.index), others, strict=True))
     logits.known.update(found)
-    return LinearTokenScores(**{**dict.fromkeys(LinearTokenScores._fields), "logprob": logprob, **found})
+    return LinearTokenScores(logprob, *(found.get(name) for name in LinearTokenScores._fields[1:]))
 
 
 # The index that is ignored where only scores of positions are asked for, and one that no gather can have.
@@ -351,8 +343,10 @@ def _kl_div(
             teacher_bias=of_teacher[1],
             reduction="sum",
             compute_dtype=_compute_dtype(input),
-            **student.options(),
-            **{f"teacher_{name}": value for name, value in teacher.options().items()},
+            logit_scale=student.scale,
+            logit_softcap=student.cap,
+            teacher_logit_scale=teacher.scale,
+            teacher_logit_softcap=teacher.cap,
         )
         return (result,)
 

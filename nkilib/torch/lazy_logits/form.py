@@ -10,12 +10,14 @@ them returns None for arguments with which the result is no form; the logits are
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from types import EllipsisType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -130,30 +132,60 @@ class Form:
         pairs = zip(self.terms, other.terms, strict=False)
         return self.is_alike(other) and all(mine.hidden is theirs.hidden for mine, theirs in pairs)
 
-    def options(self) -> dict[str, float]:
-        """Return scale and cap as arguments of a function of nkilib.torch."""
-        options = {"logit_scale": self.scale} if self.scale != 1.0 else {}
-        return options if self.cap is None else {**options, "logit_softcap": self.cap}
-
 
 def _near(number: float) -> float:
     """Return the number, or 1 where rounding alone keeps it from that, as in c * tanh(x / c)."""
     return 1.0 if abs(number - 1.0) < 1e-12 else number
 
 
-Recorded: TypeAlias = "Form | tuple[Form, ...] | None"
-RECORDED: Final[dict[str, Callable[..., Recorded]]] = {}
-_Function = Callable[..., Recorded]
+@dataclass(frozen=True)
+class Handler:
+    """What is done in place of a function of torch.
+
+    Attributes:
+        function: a function with its parameters, or fewer; it returns None for arguments that it does not take.
+        most: how many positional arguments it takes; None: any number.
+        keywords: the names of its parameters; None: any.
+    """
+
+    function: Callable[..., Any]
+    most: int | None
+    keywords: frozenset[str] | None
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Handler:
+        """Return the handler that calls a function."""
+        parameters = inspect.signature(function).parameters.values()
+        kinds = {parameter.kind for parameter in parameters}
+        positional = [item for item in parameters if item.kind is item.POSITIONAL_OR_KEYWORD]
+        most = None if inspect.Parameter.VAR_POSITIONAL in kinds else len(positional)
+        names = frozenset(item.name for item in parameters)
+        return cls(function, most, None if inspect.Parameter.VAR_KEYWORD in kinds else names)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the function returns; None for arguments without a parameter."""
+        is_known = self.most is None or len(args) <= self.most
+        if not is_known or (self.keywords is not None and any(name not in self.keywords for name in kwargs)):
+            return None
+        return self.function(*args, **kwargs)
 
 
-def _records(*names: str) -> Callable[[_Function], _Function]:
-    """Register a function for functions and methods of torch of these names."""
+def registering(registry: dict[str, Handler]) -> Callable[..., Callable[[Function], Function]]:
+    """Return a decorator that registers a function for functions and methods of torch of some names."""
 
-    def register(function: _Function) -> _Function:
-        RECORDED.update(dict.fromkeys(names, function))
-        return function
+    def of_names(*names: str) -> Callable[[Function], Function]:
+        def register(function: Function) -> Function:
+            registry.update(dict.fromkeys(names, Handler.of(function)))
+            return function
 
-    return register
+        return register
+
+    return of_names
+
+
+Function = Callable[..., Any]
+RECORDED: Final[dict[str, Handler]] = {}
+_records: Final = registering(RECORDED)
 
 
 def _as_shape(sizes: Sequence[Any]) -> tuple[int, ...]:
@@ -161,7 +193,7 @@ def _as_shape(sizes: Sequence[Any]) -> tuple[int, ...]:
     return tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], (int, torch.SymInt)) else tuple(sizes)
 
 
-@_records("view", "reshape", "_unsafe_view")
+@_records("view", "reshape")
 def _reshaped(form: Form, *shape: Any, **other: Any) -> Form | None:
     sizes = _as_shape(shape)
     if other or not form.is_last or not sizes or isinstance(sizes[0], torch.dtype):
@@ -189,7 +221,7 @@ def _unflattened(form: Form, dim: int, sizes: Sequence[int]) -> Form | None:
     if at == form.class_dim:
         return None
     further = len(sizes) - 1 if at < form.class_dim else 0
-    return form.mapped(lambda hidden: hidden.unflatten(at, sizes), form.class_dim + further)
+    return form.mapped(lambda hidden: torch.unflatten(hidden, at, sizes), form.class_dim + further)
 
 
 @_records("squeeze")
@@ -272,7 +304,7 @@ def _index_selected(form: Form, dim: int, index: Tensor) -> Form | None:
     return None if at == form.class_dim else form.mapped(lambda hidden: hidden.index_select(at, index))
 
 
-def _split(name: str) -> _Function:
+def _split(name: str) -> Function:
     def split(form: Form, parts: Any, dim: int = 0) -> tuple[Form, ...] | None:
         at = dim % form.ndim
         if at == form.class_dim or isinstance(parts, Tensor):
@@ -288,7 +320,8 @@ def _split(name: str) -> _Function:
     return split
 
 
-RECORDED.update({name: _split(name) for name in ("split", "split_with_sizes", "chunk", "tensor_split")})
+for _name in ("split", "split_with_sizes", "chunk", "tensor_split"):
+    _records(_name)(_split(_name))
 
 
 @_records("unbind")
@@ -297,29 +330,28 @@ def _unbound(form: Form, dim: int = 0) -> tuple[Form, ...] | None:
     if at == form.class_dim:
         return None
     further = form.class_dim - (at < form.class_dim)
-    return tuple(form.mapped(lambda hidden, row=row: hidden.select(at, row), further) for row in range(form.shape[at]))
+    return tuple(form.mapped(partial(torch.select, dim=at, index=row), further) for row in range(form.shape[at]))
 
 
 @_records("__getitem__")
 def _indexed(form: Form, index: Any) -> Form | None:
     """Positions, and a cut of the classes from the first one on; the dimension of the classes must be the last."""
-    if not form.is_last:
+    items = list(index) if isinstance(index, tuple) else [index]
+    if not form.is_last or not all(_is_index(item) for item in items):
         return None
-    items = index if isinstance(index, tuple) else (index,)
-    if not all(_is_index(item) for item in items):
+    missing = form.ndim - sum(_dimensions(item) for item in items)
+    at = next((place for place, item in enumerate(items) if item is Ellipsis), None)
+    if at is None:
+        items += [slice(None)] * missing
+    else:
+        items[at : at + 1] = [slice(None)] * missing
+    of_classes = items.pop()
+    if not isinstance(of_classes, slice) or Ellipsis in [item for item in items if not isinstance(item, Tensor)]:
         return None
-    taken = [_dimensions(item) for item in items]
-    before = next((at for at, item in enumerate(items) if item is Ellipsis), None)
-    if sum(taken) < form.ndim and before is None:
-        return form.mapped(lambda hidden: hidden[index], _rank(form, index) - 1)
-    if before is not None and (sum(taken) == 0 or before == len(items) - 1):
-        return form.mapped(lambda hidden: hidden[index], _rank(form, index) - 1) if sum(taken) < form.ndim else None
-    if before is not None and (items[-1] is None or (items.count(None) and None in items[before + 1 :])):
+    cut = _cut(form, of_classes)
+    if cut is None:
         return None
-    last = items[-1]
-    if not isinstance(last, slice) or (cut := _cut(form, last)) is None:
-        return None
-    whole = (*items[:-1], slice(None))
+    whole = (*items, slice(None))
     return cut.mapped(lambda hidden: hidden[whole], _rank(form, whole) - 1)
 
 
@@ -337,14 +369,12 @@ def _dimensions(item: Any) -> int:
     return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1
 
 
-def _rank(form: Form, index: Any) -> int:
-    """Return the number of dimensions of what an index gives."""
-    items = index if isinstance(index, tuple) else (index,)
+def _rank(form: Form, items: tuple[Any, ...]) -> int:
+    """Return the number of dimensions of what an index gives; indices that are tensors are broadcast to one."""
     tensors = [item for item in items if isinstance(item, Tensor)]
-    broadcast = max((1 if item.dtype == torch.bool else item.dim() for item in tensors), default=0)
-    numbers = sum(isinstance(item, (int, torch.SymInt)) for item in items)
-    used = sum(_dimensions(item) for item in tensors)
-    return form.ndim - numbers - used + broadcast + sum(item is None for item in items)
+    broadcast = max([0, *(1 if item.dtype == torch.bool else item.dim() for item in tensors)])
+    dropped = sum(_dimensions(item) for item in items if not isinstance(item, slice))
+    return form.ndim - dropped + broadcast + sum(item is None for item in items)
 
 
 def _cut(form: Form, classes: slice) -> Form | None:
@@ -417,16 +447,15 @@ def _added(form: Any, other: Any, *, alpha: float = 1) -> Form | None:
     return replace(form, terms=tuple(terms), scale=1.0, dtype=torch.promote_types(form.dtype, other.dtype))
 
 
-def _cast_to(dtype: torch.dtype) -> _Function:
+def _cast_to(dtype: torch.dtype) -> Function:
     def cast(form: Form) -> Form:
         return replace(form, dtype=dtype)
 
     return cast
 
 
-RECORDED.update(
-    {"float": _cast_to(torch.float32), "half": _cast_to(torch.float16), "bfloat16": _cast_to(torch.bfloat16)}
-)
+for _name, _dtype in (("float", torch.float32), ("half", torch.float16), ("bfloat16", torch.bfloat16)):
+    _records(_name)(_cast_to(_dtype))
 
 
 @_records("to", "type")
@@ -463,7 +492,7 @@ def _is_device_of(value: Any, tensor: Tensor) -> bool:
     return device.type == tensor.device.type and device.index in (None, tensor.device.index)
 
 
-def _normalized(kind: Kind) -> _Function:
+def _normalized(kind: Kind) -> Function:
     def normalized(
         form: Form, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
     ) -> Form | None:
@@ -476,7 +505,8 @@ def _normalized(kind: Kind) -> _Function:
     return normalized
 
 
-RECORDED.update({"log_softmax": _normalized(Kind.LOG_SOFTMAX), "softmax": _normalized(Kind.SOFTMAX)})
+_records("log_softmax")(_normalized(Kind.LOG_SOFTMAX))
+_records("softmax")(_normalized(Kind.SOFTMAX))
 
 
 @_records("exp")
@@ -485,7 +515,7 @@ def _exponential(form: Form) -> Form | None:
     return replace(form, kind=Kind.SOFTMAX) if is_log else None
 
 
-def _joining(name: str) -> _Function:
+def _joining(name: str) -> Function:
     def join(forms: Sequence[Any], dim: int = 0) -> Form | None:
         first = forms[0]
         if not all(isinstance(form, Form) and form.is_alike(first) for form in forms):
@@ -505,4 +535,5 @@ def _joining(name: str) -> _Function:
     return join
 
 
-RECORDED.update({name: _joining(name) for name in ("cat", "concat", "concatenate", "stack")})
+for _name in ("cat", "concat", "concatenate", "stack"):
+    _records(_name)(_joining(_name))

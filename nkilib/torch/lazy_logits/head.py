@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
 
+import nkilib.torch.lazy_logits.consumers  # noqa: F401  registers what kernels compute
 from nkilib.base.deprecation import Deprecation
 from nkilib.core.host.options import check_flags
 from nkilib.experimental.loss.linear.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
@@ -25,7 +26,7 @@ from nkilib.torch.dispatch.losses import autocast_dtype
 from nkilib.torch.functions.output_layer import class_before_sharding, has_only_hooks_of_fsdp, is_fully_sharded
 from nkilib.torch.lazy_logits.form import FLOATING, Form, Term
 from nkilib.torch.lazy_logits.logits import HeadCall, LazyLogits, Mode, versions_of
-from nkilib.torch.lazy_logits.report import CHOICES, FUSE, FusedCalls, LogitsComputedWarning
+from nkilib.torch.lazy_logits.options import CHOICES, FUSE, FusedCalls, FusedOptions, LogitsComputedWarning
 
 # The attributes of a layer that are set while it is fused. The second is what torch calls around the forward.
 _FORWARD: Final = "forward"
@@ -49,18 +50,12 @@ class FusedHead:
 
     Attributes:
         layer: the output layer, a ``torch.nn.Linear``.
-        evaluation, label_smoothing, lse_square_scale, memory_limit, on_compute: see :func:`fuse_linear_loss`.
-        calls: what it did so far.
+        options: the options of ``fuse_linear_loss``, and what the layer did so far.
         skip_logits: decides for the next call in place of training and ``evaluation``; None: they decide.
     """
 
     layer: nn.Linear
-    evaluation: bool
-    label_smoothing: float
-    lse_square_scale: float
-    memory_limit: int | None
-    on_compute: str
-    calls: FusedCalls = field(default_factory=FusedCalls)
+    options: FusedOptions
     skip_logits: bool | None = None
 
     def __call__(self, input: Tensor) -> Tensor | LazyLogits:
@@ -71,56 +66,27 @@ class FusedHead:
             reason = reason_for_logits(self.layer, input)
             if reason is None:
                 return self.lazy_logits(input)
-            self.check_may_compute(reason)
             positions = input.numel() // max(1, input.shape[-1])
             num_bytes = positions * self.layer.out_features * input.element_size()
-            self.calls.tell(f"the output layer ({reason})", num_bytes, self.on_compute)
+            self.options.tell(f"the output layer ({reason})", num_bytes, self.layer.training)
         return class_before_sharding(self.layer).forward(self.layer, input)
 
     def is_asked(self) -> bool:
         """Return whether a call gives lazy logits if it can: in training, where a graph is recorded."""
-        if torch.compiler.is_exporting() or torch.jit.is_tracing() or _is_transformed():
+        if torch.compiler.is_exporting() or _is_transformed():
             return False
         if self.skip_logits is not None:
             return self.skip_logits
-        return self.evaluation or (self.layer.training and torch.is_grad_enabled())
+        return self.options.evaluation or (self.layer.training and torch.is_grad_enabled())
 
     def lazy_logits(self, hidden: Tensor) -> LazyLogits:
         """Return the lazy logits of hidden states."""
         layer = self.layer
         parameters = (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)
         term = Term(hidden, layer, parameters)
-        versions = () if torch.compiler.is_compiling() else versions_of(term)
+        versions = None if torch.compiler.is_compiling() else versions_of(term)
         form = Form((term,), hidden.dim() - 1, layer.out_features, _dtype_of_logits(layer, hidden))
-        return LazyLogits(form, HeadCall(self, term, Mode.current(hidden.device), versions))
-
-    def options_of_loss(self, label_smoothing: float) -> tuple[float, float]:
-        """Return label smoothing and the factor of the z-loss of a cross-entropy.
-
-        Raises:
-            ValueError: both the call and ``fuse_linear_loss`` bring label smoothing.
-        """
-        if not self.layer.training:
-            return label_smoothing, 0.0
-        if label_smoothing != 0.0 and self.label_smoothing != 0.0:
-            raise ValueError(
-                f"{FUSE}: label_smoothing must be given once, got {self.label_smoothing} here and {label_smoothing} by "
-                f"the call of the loss; leave one of them out"
-            )
-        return label_smoothing + self.label_smoothing, self.lse_square_scale
-
-    def check_may_compute(self, function: str) -> None:
-        """Reject logits while the loss has an option that a function of logits would not apply.
-
-        Raises:
-            RuntimeError: label smoothing or the z-loss is not 0.
-        """
-        if self.layer.training and (self.label_smoothing != 0.0 or self.lse_square_scale != 0.0):
-            raise RuntimeError(
-                f"{FUSE}: with label_smoothing or lse_square_scale only cross-entropy may use the logits, got "
-                f"{function}, which needs them computed and would not apply these options; pass 0 for both and apply "
-                f"them in your own loss, or call the model for {function} under torch.no_grad()"
-            )
+        return LazyLogits(form, HeadCall(self.options, term, Mode.current(hidden.device), versions))
 
 
 @dataclass(eq=False)
@@ -137,7 +103,7 @@ class _Call:
         is_of_hidden = is_fully_sharded(layer) and len(args) == 1 and not kwargs
         if is_of_hidden and self.head.is_asked() and reason_for_logits(layer, args[0]) is None:
             return self.head(args[0])
-        return nn.Module._call_impl(layer, *args, **kwargs)
+        return nn.Module._call_impl(layer, *args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 @dataclass(eq=False)
@@ -156,8 +122,10 @@ class _TakesSkipLogits:
 
 
 def _is_transformed() -> bool:
-    """Return whether a function of ``torch.func`` runs; the kernels have a backward, and no rules for these."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    """Return whether ``torch.jit`` traces or a function of ``torch.func`` runs, for which the kernels have no rules."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._is_tracing() or torch._C._are_functorch_transforms_active()
 
 
 def _dtype_of_logits(layer: nn.Linear, hidden: Tensor) -> torch.dtype:
@@ -209,7 +177,7 @@ def fused_calls(model: nn.Module) -> FusedCalls:
     heads = fused_heads(model)
     if not heads:
         raise ValueError(f"fused_calls: model must be fused, got {type(model).__name__}; call {FUSE}(model) before")
-    return FusedCalls.of_all([head.calls for head in heads])
+    return FusedCalls.of_all([head.options.calls for head in heads])
 
 
 class Undo:
@@ -304,9 +272,10 @@ def fuse_linear_loss(
         )
     owner, output_layer = _find_output_layer(model, head)
     for layer in _linear_layers(output_layer):
-        fused = FusedHead(layer, evaluation, label_smoothing, lse_square_scale, memory_limit, on_compute)
-        layer.forward = fused  # type: ignore[assignment]
-        layer._call_impl = _Call(fused)  # type: ignore[assignment]
+        options = FusedOptions(evaluation, label_smoothing, lse_square_scale, memory_limit, on_compute)
+        fused = FusedHead(layer, options)
+        layer.forward = fused  # type: ignore[method-assign, assignment]
+        layer._call_impl = _Call(fused)  # type: ignore[method-assign]
         owner.register_forward_pre_hook(_TakesSkipLogits(fused), with_kwargs=True)
     return Undo(model)
 
@@ -355,7 +324,7 @@ def _linear_layers(output_layer: nn.Module) -> Iterator[nn.Linear]:
     """Return the layers of an output layer whose results are logits: itself, or what PEFT's wrapper has in its place
     and adds to it. Without any the model computes logits, and a warning says so.
     """
-    layers = [module for module in output_layer.modules() if _is_plain(module)]
+    layers = [cast("nn.Linear", module) for module in output_layer.modules() if _is_plain(module)]
     classes = max((layer.out_features for layer in layers), default=0)
     if not layers or (isinstance(output_layer, nn.Linear) and output_layer.out_features != classes):
         kind = class_before_sharding(output_layer)

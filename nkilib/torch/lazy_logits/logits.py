@@ -5,7 +5,7 @@
 
 Every function of torch that gets the object arrives at :meth:`LazyLogits.__torch_function__`, and every method at
 :func:`_called`. Both do the first that is possible: record a function whose result is a form of logits again
-(``form.RECORDED``), run a kernel on hidden states and weights (``consumers.CONSUMERS``), or compute the logits, by the
+(``form.RECORDED``), run a kernel on hidden states and weights (:data:`CONSUMERS`), or compute the logits, by the
 very functions that were called on the object so far, and go on with the tensor.
 """
 
@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +25,11 @@ from torch import Tensor
 
 from nkilib.torch.dispatch.losses import autocast_dtype
 from nkilib.torch.functions.output_layer import results_in_forward
-from nkilib.torch.lazy_logits.form import RECORDED, Form, Term
-from nkilib.torch.lazy_logits.report import FUSE
+from nkilib.torch.lazy_logits.form import RECORDED, Form, Handler, Term
+from nkilib.torch.lazy_logits.options import FUSE, FusedOptions
 
-if TYPE_CHECKING:
-    from nkilib.torch.lazy_logits.head import FusedHead
+# By name, the functions of torch that kernels compute. The module ``consumers`` fills it.
+CONSUMERS: Final[dict[str, Handler]] = {}
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,19 @@ class HeadCall:
     """A call of the output layer.
 
     Attributes:
-        head: what was fused, with its options and its record.
+        options: those of ``fuse_linear_loss``, with its record.
         term: hidden states and layer of the call.
         mode: that of the call.
-        versions: of the hidden states and of the parameters, which count changes in place.
+        versions: of the hidden states and of the parameters, which count changes in place; None where a graph was
+            traced, which cannot read them.
         results: references to the objects that came of the call; none where a graph is traced.
         num_results: how many came of it.
     """
 
-    head: FusedHead
+    options: FusedOptions
     term: Term
     mode: Mode
-    versions: tuple[int, ...]
+    versions: tuple[int, ...] | None
     results: list[weakref.ReferenceType[LazyLogits]] = field(default_factory=list)
     num_results: int = 0
 
@@ -96,7 +97,7 @@ class HeadCall:
         Raises:
             RuntimeError: they have.
         """
-        if not torch.compiler.is_compiling() and versions_of(self.term) != self.versions:
+        if self.versions is not None and versions_of(self.term) != self.versions:
             raise RuntimeError(
                 f"{FUSE}: the logits of this call must be used before its hidden states and the parameters of the "
                 f"output layer change, got a change in place since; use them before optimizer.step(), or keep "
@@ -250,8 +251,7 @@ class LazyLogits:
     def _tensor(self, function: str) -> Tensor:
         """Return the logits for a function that needs them, and tell about it."""
         if self._computed is None:
-            self.call.head.check_may_compute(function)
-            self.call.head.calls.tell(function, self.nbytes, self.call.head.on_compute)
+            self.call.options.tell(function, self.nbytes, self.call.term.layer.training)
         return self.compute()
 
     def __getattr__(self, name: str) -> Any:
@@ -301,28 +301,27 @@ def _without_logits(
     lazy: list[LazyLogits],
 ) -> Any:
     """Return the result of a function that needs no logits; None if it needs them."""
-    from nkilib.torch.lazy_logits.consumers import CONSUMERS
-
     first = args[0]
+    if kwargs.get("out") is not None:
+        return None
     if isinstance(first, Tensor):
         if name in ("to", "type_as") and len(args) == 2 and args[1] is lazy[0]:
             return first.to(lazy[0].device, lazy[0].dtype)
         if name not in _OF_EITHER:
             return None
-    out_of_place = _OUT_OF_PLACE.get(name)
-    if out_of_place is not None:
-        return _changed_in_place(out_of_place, args, kwargs)
-    recorded = RECORDED.get(name)
-    if recorded is not None:
-        result = recorded(*_forms(args), **_forms(kwargs))
+    elif name in _OF_HIDDEN:
+        return getattr(lazy[0].form.hidden, name)(*args[1:])
+    if name in _OUT_OF_PLACE:
+        return _changed_in_place(_OUT_OF_PLACE[name], args, kwargs)
+    if name in RECORDED:
+        result = RECORDED[name](_forms(args), _forms(kwargs))
         if result is not None:
             return _made(lazy[0], function, args, kwargs, result)
-    consumer = CONSUMERS.get(name)
-    if consumer is None or not isinstance(first, LazyLogits):
+    if name not in CONSUMERS or not isinstance(first, LazyLogits):
         return None
-    result = consumer(*args, **kwargs)
+    result = CONSUMERS[name](args, kwargs)
     if result is not None:
-        first.call.head.calls.count(name)
+        first.call.options.calls.count(name)
     return result
 
 
@@ -342,7 +341,7 @@ def _changed_in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             )
     elif len(call.live_results()) > 1:
         return None
-    form = RECORDED[name](logits.form, *args[1:], **kwargs)
+    form = RECORDED[name](_forms(args), kwargs)
     if not isinstance(form, Form):
         return None
     before = LazyLogits(logits.form, call, logits.made)
@@ -417,10 +416,8 @@ _OUT_OF_PLACE: Final = {"mul_": "mul", "__imul__": "mul", "div_": "div", "__itru
 # Functions of two tensors of which either may be lazy.
 _OF_EITHER: Final = ("mul", "multiply", "__mul__", "__rmul__", "add", "__add__", "__radd__")
 # What is true of the logits if it is of the hidden states, which have their device, their kind and their layout.
-_OF_HIDDEN: Final = frozenset(
-    ("is_cuda", "is_cpu", "is_meta", "is_xla", "is_mps", "is_xpu", "is_sparse", "is_quantized", "is_nested", "layout")
-    + ("get_device", "is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_conj", "is_inference")
-)
+_FLAGS: Final = ("cuda", "cpu", "meta", "xla", "sparse", "quantized", "nested", "contiguous", "complex", "conj")
+_OF_HIDDEN: Final = frozenset((*(f"is_{name}" for name in _FLAGS), "is_floating_point", "layout", "get_device"))
 _COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
 _ARITHMETIC: Final = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _OF_ONE: Final = (

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Where logits were computed after all, and what ran without them: :class:`FusedCalls`, and the warning."""
+"""The options of ``fuse_linear_loss`` as its layer keeps them, the record of what ran without logits, and the warning
+where logits were computed after all.
+"""
 
 from __future__ import annotations
 
@@ -65,30 +67,67 @@ class FusedCalls:
         if not torch.compiler.is_compiling():
             self.fused[function] = self.fused.get(function, 0) + 1
 
-    def tell(self, function: str, num_bytes: int, on_compute: str) -> None:
+
+@dataclass(eq=False)
+class FusedOptions:
+    """Options of ``fuse_linear_loss``, and what its layer did so far.
+
+    Attributes:
+        evaluation, label_smoothing, lse_square_scale, memory_limit, on_compute: see ``fuse_linear_loss``.
+        calls: what ran without logits, and where they were computed.
+    """
+
+    evaluation: bool
+    label_smoothing: float
+    lse_square_scale: float
+    memory_limit: int | None
+    on_compute: str
+    calls: FusedCalls = field(default_factory=FusedCalls)
+
+    def of_loss(self, label_smoothing: float, is_training: bool) -> tuple[float, float]:
+        """Return label smoothing and the factor of the z-loss of a cross-entropy.
+
+        Raises:
+            ValueError: both the call and ``fuse_linear_loss`` bring label smoothing.
+        """
+        if not is_training:
+            return label_smoothing, 0.0
+        if label_smoothing != 0.0 and self.label_smoothing != 0.0:
+            raise ValueError(
+                f"{FUSE}: label_smoothing must be given once, got {self.label_smoothing} here and {label_smoothing} by "
+                f"the call of the loss; leave one of them out"
+            )
+        return label_smoothing + self.label_smoothing, self.lse_square_scale
+
+    def tell(self, function: str, num_bytes: int, is_training: bool) -> None:
         """Count logits that are computed, and warn about it once a place, or raise.
 
         Args:
             function: the function that needs them, or the reason.
             num_bytes: of the logits.
-            on_compute: "warn", "ignore" or "raise".
+            is_training: whether the layer trains.
 
         Raises:
-            RuntimeError: ``on_compute`` is "raise".
+            RuntimeError: ``on_compute`` is "raise"; or an option of the loss is set, which would not be applied.
         """
+        if is_training and (self.label_smoothing != 0.0 or self.lse_square_scale != 0.0):
+            raise RuntimeError(
+                f"{FUSE}: with label_smoothing or lse_square_scale only cross-entropy may use the logits, got "
+                f"{function}, which needs them computed and would not apply these options; pass 0 for both and apply "
+                f"them in your own loss, or call the model for {function} under torch.no_grad()"
+            )
         if torch.compiler.is_compiling():
-            if on_compute == "raise":
+            if self.on_compute == "raise":
                 raise RuntimeError(_message(function, num_bytes, None))
             return
         place = _users_place(function)
-        is_new = place not in self.computed
-        self.computed[place] = self.computed.get(place, 0) + 1
-        if on_compute == "raise":
+        is_new = place not in self.calls.computed
+        self.calls.computed[place] = self.calls.computed.get(place, 0) + 1
+        if self.on_compute == "raise":
             raise RuntimeError(_message(function, num_bytes, place))
-        if on_compute == "warn" and is_new:
-            warnings.warn_explicit(
-                _message(function, num_bytes, place), LogitsComputedWarning, place.file, place.line, registry={}
-            )
+        if self.on_compute == "warn" and is_new:
+            message = _message(function, num_bytes, place)
+            warnings.warn_explicit(message, LogitsComputedWarning, place.file, place.line, registry={})
 
 
 def _users_place(function: str) -> Place:
