@@ -45,8 +45,8 @@ class Term:
     Attributes:
         hidden: the hidden states, with their features in the place of the classes of the logits.
         layer: the layer, a ``torch.nn.Linear``.
-        parameters: its weight and its bias, if it has one, as they were when it was called. What looks for the tensors
-            that an output depends on, such as DistributedDataParallel, finds them here.
+        parameters: views of its weight and of its bias, if it has one. What looks for the graph that an output depends
+            on, as DistributedDataParallel does, finds it here.
         factor: multiplies the product, if it is one of a sum.
     """
 

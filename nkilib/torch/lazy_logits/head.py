@@ -82,8 +82,7 @@ class FusedHead:
     def lazy_logits(self, hidden: Tensor) -> LazyLogits:
         """Return the lazy logits of hidden states."""
         layer = self.layer
-        parameters = (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)
-        term = Term(hidden, layer, parameters)
+        term = Term(hidden, layer, _parameters_of(layer))
         versions = None if torch.compiler.is_compiling() else versions_of(term)
         form = Form((term,), hidden.dim() - 1, layer.out_features, _dtype_of_logits(layer, hidden))
         return LazyLogits(form, HeadCall(self.options, term, Mode.current(hidden.device), versions))
@@ -126,6 +125,12 @@ def _is_transformed() -> bool:
     if torch.compiler.is_compiling():
         return False
     return torch._C._is_tracing() or torch._C._are_functorch_transforms_active()
+
+
+def _parameters_of(layer: nn.Linear) -> tuple[Tensor, ...]:
+    """Return views of weight and bias, whose graphs lead to them, unlike those of parameters, which have none."""
+    parameters = (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)
+    return parameters if is_fully_sharded(layer) else tuple(parameter.view_as(parameter) for parameter in parameters)
 
 
 def _dtype_of_logits(layer: nn.Linear, hidden: Tensor) -> torch.dtype:
