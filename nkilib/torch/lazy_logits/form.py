@@ -101,6 +101,11 @@ class Form:
         return self.hidden.dim()
 
     @property
+    def num_features(self) -> int:
+        """The number of features of all terms."""
+        return sum(term.hidden.shape[self.class_dim] for term in self.terms)
+
+    @property
     def is_last(self) -> bool:
         """Whether the classes are the last dimension."""
         return self.class_dim == self.ndim - 1

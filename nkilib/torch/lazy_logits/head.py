@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -51,11 +50,14 @@ class FusedHead:
     Attributes:
         layer: the output layer, a ``torch.nn.Linear``.
         options: the options of ``fuse_linear_loss``, and what the layer did so far.
+        is_adapter: whether its results are added to those of another fused layer, in a product with the features of
+            both, so that it may have few.
         skip_logits: decides for the next call in place of training and ``evaluation``; None: they decide.
     """
 
     layer: nn.Linear
     options: FusedOptions
+    is_adapter: bool = False
     skip_logits: bool | None = None
 
     def __call__(self, input: Tensor) -> Tensor | LazyLogits:
@@ -63,7 +65,7 @@ class FusedHead:
         is_asked = self.is_asked()
         self.skip_logits = None
         if is_asked:
-            reason = reason_for_logits(self.layer, input)
+            reason = self.reason_for_logits(input)
             if reason is None:
                 return self.lazy_logits(input)
             positions = input.numel() // max(1, input.shape[-1])
@@ -78,6 +80,13 @@ class FusedHead:
         if self.skip_logits is not None:
             return self.skip_logits
         return self.options.evaluation or (self.layer.training and torch.is_grad_enabled())
+
+    def reason_for_logits(self, hidden: Tensor) -> str | None:
+        """Return a clause that says why no kernel takes the products; None if kernels do."""
+        features = self.layer.in_features
+        if not FEATURES_MIN <= features <= FEATURES_MAX and not self.is_adapter:
+            return f"there are {features} features, and the kernels take {FEATURES_MIN} to {FEATURES_MAX}"
+        return _reason_for_logits(self.layer, hidden)
 
     def lazy_logits(self, hidden: Tensor) -> LazyLogits:
         """Return the lazy logits of hidden states."""
@@ -100,7 +109,7 @@ class _Call:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         layer = self.head.layer
         is_of_hidden = is_fully_sharded(layer) and len(args) == 1 and not kwargs
-        if is_of_hidden and self.head.is_asked() and reason_for_logits(layer, args[0]) is None:
+        if is_of_hidden and self.head.is_asked() and self.head.reason_for_logits(args[0]) is None:
             return self.head(args[0])
         return nn.Module._call_impl(layer, *args, **kwargs)  # type: ignore[no-untyped-call]
 
@@ -144,15 +153,13 @@ def _dtype_of_logits(layer: nn.Linear, hidden: Tensor) -> torch.dtype:
     return policy.output_dtype or policy.param_dtype or hidden.dtype
 
 
-def reason_for_logits(layer: nn.Linear, hidden: Tensor) -> str | None:
-    """Return a clause that says why no kernel takes the products of a layer; None if kernels do."""
-    features, classes, dtypes = layer.in_features, layer.out_features, (hidden.dtype, layer.weight.dtype)
+def _reason_for_logits(layer: nn.Linear, hidden: Tensor) -> str | None:
+    """Return a clause about another property than the number of features; None if kernels take the products."""
+    classes, dtypes = layer.out_features, (hidden.dtype, layer.weight.dtype)
     if hidden.device.type not in SUPPORTED_DEVICES:
         return f"no kernel runs on {hidden.device.type}"
     if hidden.dim() < 2 or hidden.numel() == 0:
         return f"its input has shape {tuple(hidden.shape)}"
-    if not FEATURES_MIN <= features <= FEATURES_MAX:
-        return f"there are {features} features, and the kernels take {FEATURES_MIN} to {FEATURES_MAX}"
     if classes > CLASSES_MAX:
         return f"there are {classes} classes, and the kernels take {CLASSES_MAX} at most"
     is_cast = autocast_dtype(hidden.device) is not None or is_fully_sharded(layer)
@@ -182,7 +189,9 @@ def fused_calls(model: nn.Module) -> FusedCalls:
     heads = fused_heads(model)
     if not heads:
         raise ValueError(f"fused_calls: model must be fused, got {type(model).__name__}; call {FUSE}(model) before")
-    return FusedCalls.of_all([head.options.calls for head in heads])
+    # The layers of an output layer share their options, and a model may hold several models that were fused.
+    calls = {id(head.options): head.options.calls for head in heads}
+    return FusedCalls.of_all(calls.values())
 
 
 class Undo:
@@ -276,9 +285,10 @@ def fuse_linear_loss(
             f"{FUSE}: model has been fused already; undo it by the object that {FUSE} returned, or Undo(model)()"
         )
     owner, output_layer = _find_output_layer(model, head)
-    for layer in _linear_layers(output_layer):
-        options = FusedOptions(evaluation, label_smoothing, lse_square_scale, memory_limit, on_compute)
-        fused = FusedHead(layer, options)
+    options = FusedOptions(evaluation, label_smoothing, lse_square_scale, memory_limit, on_compute)
+    layers = _linear_layers(output_layer)
+    for layer in layers:
+        fused = FusedHead(layer, options, is_adapter=len(layers) > 1 and layer.in_features < FEATURES_MIN)
         layer.forward = fused  # type: ignore[method-assign, assignment]
         layer._call_impl = _Call(fused)  # type: ignore[method-assign]
         owner.register_forward_pre_hook(_TakesSkipLogits(fused), with_kwargs=True)
@@ -325,7 +335,7 @@ def _embeddings_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     return owner, layer
 
 
-def _linear_layers(output_layer: nn.Module) -> Iterator[nn.Linear]:
+def _linear_layers(output_layer: nn.Module) -> list[nn.Linear]:
     """Return the layers of an output layer whose results are logits: itself, or what PEFT's wrapper has in its place
     and adds to it. Without any the model computes logits, and a warning says so.
     """
@@ -339,7 +349,7 @@ def _linear_layers(output_layer: nn.Module) -> Iterator[nn.Linear]:
             LogitsComputedWarning,
             stacklevel=4,
         )
-    return (layer for layer in layers if layer.out_features == classes)
+    return [layer for layer in layers if layer.out_features == classes]
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.losses import autocast_dtype
 from nkilib.torch.functions.output_layer import results_in_forward
 from nkilib.torch.lazy_logits.form import RECORDED, Form, Handler, Term
@@ -317,7 +318,8 @@ def _without_logits(
         result = RECORDED[name](_forms(args), _forms(kwargs))
         if result is not None:
             return _made(lazy[0], function, args, kwargs, result)
-    if name not in CONSUMERS or not isinstance(first, LazyLogits):
+    is_consumer = name in CONSUMERS and isinstance(first, LazyLogits)
+    if not is_consumer or not FEATURES_MIN <= first.form.num_features <= FEATURES_MAX:
         return None
     result = CONSUMERS[name](args, kwargs)
     if result is not None:
