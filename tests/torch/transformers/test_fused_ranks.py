@@ -96,6 +96,8 @@ def test_autograd_keeps_the_weight_that_is_freed_after_the_forward(name: str, fo
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.micro_batches == 1])
 def test_an_evaluation_between_two_steps_has_the_loss_of_training(name: str, found_by_ranks: Found) -> None:
+    """Without a graph there are logits, which the layer rounds to its dtype."""
+    rounding = 8 * 2.0**-9 if CASES[name].policy else 0.0
     for rank in found_by_ranks:
         (loss,) = rank[name]["ours"]["losses"]
-        assert abs(loss.item() - rank[name]["evaluated"].item()) <= LOSS_BUDGET
+        assert abs(loss.item() - rank[name]["evaluated"].item()) <= LOSS_BUDGET + rounding
