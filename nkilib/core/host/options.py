@@ -184,12 +184,12 @@ def _options(group: type[Dataclass]) -> tuple[Option, ...]:
     return tuple(options)
 
 
-def values_of(group: Dataclass) -> dict[str, Any]:
-    """Return the fields of an instance by name, as keywords for operators and kernels.
+def values_of(*groups: Dataclass) -> dict[str, Any]:
+    """Return the fields of instances by name, as keywords for operators and kernels.
 
     Unlike ``dataclasses.asdict``, it does not copy deeply.
     """
-    return {field.name: getattr(group, field.name) for field in fields(group)}
+    return {field.name: getattr(group, field.name) for group in groups for field in fields(group)}
 
 
 def options_from(group: type[Group], values: Mapping[str, Any]) -> Group:

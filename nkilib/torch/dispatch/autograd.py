@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nkilib.torch.dispatch.devices import registrar
 from nkilib.torch.dispatch.launch import ReusedMemory, as_tuple
-from nkilib.torch.dispatch.operator import Call, Input, Operator, Output
+from nkilib.torch.dispatch.operator import Call, Input, Operator
 
 _REMEDY: Final = "compute the loss again for another backward, or leave memory_limit out"
 
@@ -62,9 +62,9 @@ class Derivative:
         return {name: f"grad_{name}" for name in self.results if f"grad_{name}" in taken}
 
     @cached_property
-    def _gradients(self) -> Mapping[str, Output]:
-        """The gradients that the backward returns, by the name of the input."""
-        return {differentiated(output.name): output for output in self.backward.outputs}
+    def _requests(self) -> Mapping[str, str]:
+        """The names of the options that request the gradients of the backward, by the name of the input."""
+        return {differentiated(output.name): output.request for output in self.backward.outputs}
 
     def apply(self, inplace: bool, *tensors: Tensor | None, **options: Any) -> Any:
         """Return the results of the forward; with ``inplace``, its backward writes the gradient over the first
@@ -114,7 +114,7 @@ class Derivative:
 
     def needed(self, needs: Sequence[bool]) -> dict[str, bool]:
         """Return for each input whether it needs a gradient; the dispatcher omits trailing inputs that are None."""
-        names = [operand.name for operand in self.forward.inputs]
+        names = self.forward.input_names
         return {**dict.fromkeys(names, False), **dict(zip(names, needs, strict=False))}
 
     def gradients(
@@ -159,12 +159,12 @@ class Derivative:
             needed: for each input of the forward, whether it needs a gradient.
             inplace: whether the gradient of the first input is written over it.
         """
-        wanted = {output.request: needed[name] for name, output in self._gradients.items()}
+        wanted = {request: needed[name] for name, request in self._requests.items()}
         if not any(wanted.values()):
             return {}
         inplace = inplace and wanted[self.backward.outputs[0].request]
-        backward, call = self._chosen_backward(call.replaced({}, **wanted), written, needed)
-        results = self.run(call, inplace, backward)
+        backward, call = self._chosen_backward(call, written, needed)
+        results = self.run(call, inplace, backward, wanted)
         return dict(zip((differentiated(output.name) for output in backward.outputs), results, strict=True))
 
     def _chosen_backward(
@@ -180,9 +180,15 @@ class Derivative:
         refuse_graph(self.backward)
         return self.adding, call.replaced(written)
 
-    def run(self, call: Call, inplace: bool, backward: Operator | None = None) -> tuple[Tensor, ...]:
+    def run(
+        self,
+        call: Call,
+        inplace: bool,
+        backward: Operator | None = None,
+        requests: Mapping[str, bool] | None = None,
+    ) -> tuple[Tensor, ...]:
         """Return the results of ``backward``, by default the operator of that name, called with the tensors and options
-        of the call that it takes; missing upstream gradients are zeros.
+        of the call that it takes, and with the requests of gradients; missing upstream gradients are zeros.
         """
         backward = backward or self.backward
         tensors = []
@@ -192,7 +198,7 @@ class Derivative:
                 (result,) = [output for output in self.forward.outputs if f"grad_{output.name}" == operand.name]
                 tensor = result.new(call, 0.0)
             tensors.append(tensor)
-        options = {name: call.options[name] for name in backward.option_names if name in call.options}
+        options = backward.taken({**call.options, **(requests or {})})
         if not inplace:
             return as_tuple(backward.op(call.first.device)(*tensors, **options))
         overwritten = call.first.detach()  # the same memory and version
@@ -346,7 +352,7 @@ def differentiate_by_results(operator: Operator) -> None:
         if torch.is_grad_enabled():  # a product without the graph of its factors would be taken for a constant
             refuse_second(operator)
         ctx.reused.check()
-        inputs = [operand.name for operand in operator.inputs]
+        inputs = operator.input_names
         needs = dict(zip(inputs, ctx.needs_input_grad, strict=False))
         needed = {name: saved for name, saved in zip(names, ctx.saved_tensors, strict=True) if needs.get(name)}
         if upstream is None or not needed:

@@ -176,8 +176,7 @@ def run(operator: Operator, place: OperatorDevice, overwrites: bool, /, *args: T
 
 def _is_empty(operator: Operator, call: Call) -> bool:
     """Return whether a required input has no elements; a kernel needs at least one."""
-    tensors = [call.tensors[name] for name in operator.required]
-    return any(tensor is not None and tensor.numel() == 0 for tensor in tensors)
+    return any(call.tensor(name).numel() == 0 for name in operator.required)
 
 
 def shapes(operator: Operator, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:
@@ -271,13 +270,14 @@ def _kernel_keywords(operator: Operator, call: Call) -> dict[str, Any]:
 
     An option that requests an output is not passed if the kernel has no such result.
     """
-    keywords = dict(operator.arguments(call)) if operator.arguments else {}
+    keywords = {name: call.options[name] for name in operator.kernel_options}
+    if operator.arguments is not None:
+        keywords.update(operator.arguments(call))
     for name, keyword in operator.kernel_inputs.items():
         if keyword not in keywords:
             tensor = call.tensors[name]
             keywords[keyword] = None if tensor is None else tensor.detach().contiguous()
-    options = {name: value for name, value in call.options.items() if name in operator.kernel_options}
-    return {**options, **keywords}
+    return keywords
 
 
 def _result(output: Output, call: Call, results: Mapping[str, Tensor]) -> Tensor:

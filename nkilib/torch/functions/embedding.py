@@ -187,9 +187,9 @@ def hinge_embedding_loss(
     if unknown:
         refuse_unknown(hinge_embedding_loss, unknown)
     tensors = {"input": input, "target": target.detach() if isinstance(target, Tensor) else target}
-    return HINGE_EMBEDDING_LOSS(
-        tensors, reduction, inplace, margin=finite_number(HINGE_EMBEDDING_LOSS.caller, "margin", margin)
-    )
+    HINGE_EMBEDDING_LOSS.check(tensors, reduction, inplace)
+    margin = finite_number(HINGE_EMBEDDING_LOSS.caller, "margin", margin)
+    return HINGE_EMBEDDING_LOSS(tensors, reduction, inplace, margin=margin)
 
 
 class HingeEmbeddingLoss(LossModule):
@@ -262,11 +262,10 @@ def margin_ranking_loss(
     if unknown:
         refuse_unknown(margin_ranking_loss, unknown)
     tensors = {"input1": input1, "input2": input2, "target": target}
-    if all(isinstance(tensor, Tensor) for tensor in tensors.values()):  # the loss rejects the others
-        check_dimensions(MARGIN_RANKING_LOSS.caller, tensors)
-    return MARGIN_RANKING_LOSS(
-        tensors, reduction, inplace, margin=finite_number(MARGIN_RANKING_LOSS.caller, "margin", margin)
-    )
+    MARGIN_RANKING_LOSS.check(tensors, reduction, inplace)
+    check_dimensions(MARGIN_RANKING_LOSS.caller, tensors)
+    margin = finite_number(MARGIN_RANKING_LOSS.caller, "margin", margin)
+    return MARGIN_RANKING_LOSS(tensors, reduction, inplace, margin=margin)
 
 
 class MarginRankingLoss(LossModule):

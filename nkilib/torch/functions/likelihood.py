@@ -25,14 +25,14 @@ from nkilib.experimental.loss import (
     poisson_nll_loss_forward,
 )
 from nkilib.torch.dispatch import checks
-from nkilib.torch.dispatch.checks import Caller, check_tensors
+from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import rows_shape, unviewed
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed, check_inplace
+from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed
 from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
 from nkilib.torch.functions.cross_entropy.checks import check_indices, check_weight
 from nkilib.torch.losses.checks import BATCHMEAN, check_reduction_or_batchmean, least_of_log
 from nkilib.torch.losses.elementwise import elementwise_loss
-from nkilib.torch.losses.indexed import CLASS_WEIGHT, check_float_input, check_range, indexed_loss, kernel_target
+from nkilib.torch.losses.indexed import CLASS_WEIGHT, check_range, indexed_loss, kernel_target
 from nkilib.torch.losses.modules import LossModule, WeightedLossModule
 
 NLL_LOSS: Final = Caller("nll_loss", "input", "log-probabilities", "torch.nn.functional.nll_loss")
@@ -121,7 +121,9 @@ def nll_loss(
     check_flags(NLL_LOSS, inplace=inplace)
     original, input = input, as_computed(input, reduction)
     if inplace:
-        check_inplace(NLL_LOSS, original, input, original, {"target": target, "weight": weight})
+        is_kept = input.dtype == original.dtype and original.is_contiguous()
+        others = {"target": target, "weight": weight}
+        checks.check_inplace(NLL_LOSS, original, others, is_kept=is_kept)
     has_rows = input.dim() > 1
     rows, classes = (input, target) if has_rows else (input.unsqueeze(0), target.reshape(1))
     class_weight = None if weight is None else weight.to(torch.float32)
@@ -145,7 +147,7 @@ def _check_nll_arguments(
     if input.dim() == 0:
         raise ValueError(f"{caller}: Expected 1 or more dimensions (got 0); the classes are one of them")
     check_indices(caller, tuple(input.shape), rows_shape(input, 1), target, takes_probabilities=False)
-    check_float_input(caller, input)
+    checks.check_tile_dtype(caller, input)
     check_weight(caller, weight, input.shape[min(1, input.dim() - 1)], soft=False)
 
 
@@ -243,10 +245,11 @@ def gaussian_nll_loss(
     if unknown:
         refuse_unknown(gaussian_nll_loss, unknown)
     caller = GAUSSIAN_NLL_LOSS.caller
-    check_tensors(caller, {"input": input, "target": target})
+    checks.check_tensors(caller, {"input": input})  # whose shape the variances take
+    tensors = {"input": input, "target": target, "var": _variances(input, var)}
+    GAUSSIAN_NLL_LOSS.check(tensors, reduction, inplace)
     check_flags(caller, full=full)
     options = {"full": full, "eps": least_of_log(caller, "eps", eps)}
-    tensors = {"input": input, "target": target, "var": _variances(input, var)}
     return GAUSSIAN_NLL_LOSS(tensors, reduction, inplace, **options)
 
 
@@ -347,10 +350,11 @@ def poisson_nll_loss(
     if unknown:
         refuse_unknown(poisson_nll_loss, unknown)
     caller = POISSON_NLL_LOSS.caller
-    check_flags(caller, log_input=log_input)
-    check_flags(caller, full=full)
+    tensors = {"input": input, "target": target}
+    POISSON_NLL_LOSS.check(tensors, reduction, inplace)
+    check_flags(caller, log_input=log_input, full=full)
     options = {"log_input": log_input, "full": full, "eps": least_of_log(caller, "eps", eps)}
-    return POISSON_NLL_LOSS({"input": input, "target": target}, reduction, inplace, **options)
+    return POISSON_NLL_LOSS(tensors, reduction, inplace, **options)
 
 
 class PoissonNLLLoss(LossModule):
@@ -431,12 +435,13 @@ def kl_div(
     if unknown:
         refuse_unknown(kl_div, unknown)
     caller = KL_DIV.caller
-    check_tensors(caller, {"input": input, "target": target})
+    tensors = {"input": input, "target": target}
     check_reduction_or_batchmean(caller, reduction)
+    kernel_reduction = "sum" if reduction == BATCHMEAN else reduction
+    KL_DIV.check(tensors, kernel_reduction, inplace)
     check_flags(caller, log_target=log_target)
     batch = input.shape[0] if input.dim() > 0 else 1
-    kernel_reduction = "sum" if reduction == BATCHMEAN else reduction
-    loss = KL_DIV({"input": input, "target": target}, kernel_reduction, inplace, log_target=log_target)
+    loss = KL_DIV(tensors, kernel_reduction, inplace, log_target=log_target)
     return loss / batch if reduction == BATCHMEAN else loss
 
 

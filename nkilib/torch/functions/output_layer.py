@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from nkilib.torch.dispatch.dtensors import dtensor
+from nkilib.torch.dispatch.checks import dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

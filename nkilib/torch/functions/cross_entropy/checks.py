@@ -93,6 +93,7 @@ def check_arguments(
     check_class_dim(caller, class_dim)
     checks.check_plain(caller, tensors)
     checks.check_devices(caller, input, {"target": target, "weight": weight})
+    checks.check_tile_dtype(caller, input)
     if target.shape == input.shape:
         _check_probabilities(caller, target, options)
     else:
@@ -100,7 +101,6 @@ def check_arguments(
         remedy = "; the classes of the logits seem to be last: pass class_dim=-1" if are_last else ""
         expected = rows_shape(input, class_dim) if input.dim() else ()
         check_indices(caller, tuple(input.shape), expected, target, remedy)
-    checks.check_tile_dtype(caller, input)
     check_normalizer(caller, normalizer, reduction, input.device)
 
 
