@@ -23,6 +23,52 @@ _REMEDY: Final = "compute the loss again for another backward, or leave memory_l
 Others = Callable[[Call, Mapping[str, bool]], Mapping[str, Tensor | None]]
 
 
+def differentiated(gradient: str) -> str:
+    """Return the name of the input whose gradient is called ``gradient``, ``grad_<input>``."""
+    return gradient.removeprefix("grad_")
+
+
+def overwritten_input(backward: Operator, input: Tensor) -> ReusedMemory:
+    """Return the memory of an input that ``backward`` writes a gradient over."""
+    return ReusedMemory(
+        backward.qualified(True), "compute the loss again for another backward, or leave inplace off", input
+    )
+
+
+def refuse_second(backward: Operator) -> NoReturn:
+    """Raise the error for the derivative of a gradient; the message names a function that has derivatives of every
+    order.
+    """
+    raise NotImplementedError(
+        f"{backward.qualified()}: the gradient has no derivative here; for second derivatives use {backward.instead}"
+    )
+
+
+def refuse_graph(backward: Operator) -> None:
+    """Reject ``create_graph=True`` in a backward that records no graph, because autograd would take the returned
+    gradient for a constant.
+    """
+    if torch.is_grad_enabled():
+        refuse_second(backward)
+
+
+class OnceDifferentiable(torch.autograd.Function):
+    """An identity for a tensor from which PyTorch's operators compute a gradient: a derivative of that gradient with
+    respect to the tensor raises, because it would be incomplete.
+
+    The arguments of ``apply`` are the operator that errors name, and the tensor.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, backward: Operator, tensor: Tensor) -> Tensor:
+        ctx.operator = backward
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
+        refuse_second(ctx.operator)
+
+
 @dataclass(frozen=True)
 class Derivative:
     """The derivative of one operator's results, computed by another operator.
@@ -206,39 +252,28 @@ class Derivative:
         return overwritten, *as_tuple(overwrite(overwritten, *tensors[1:], **options))
 
 
-def overwritten_input(backward: Operator, input: Tensor) -> ReusedMemory:
-    """Return the memory of an input that ``backward`` writes a gradient over."""
-    return ReusedMemory(
-        backward.qualified(True), "compute the loss again for another backward, or leave inplace off", input
-    )
+class _InPlace(torch.autograd.Function):
+    """The forward operator, with a backward that writes the gradient over the first input.
 
-
-def differentiated(gradient: str) -> str:
-    """Return the name of the input whose gradient is called ``gradient``, ``grad_<input>``."""
-    return gradient.removeprefix("grad_")
-
-
-def differentiate(
-    forward: Operator,
-    backward: Operator,
-    others: Others | None = None,
-    adding: Operator | None = None,
-    options: Callable[[Call], Mapping[str, Any]] | None = None,
-) -> Derivative:
-    """Register ``backward`` as the derivative of ``forward``, and an error as that of ``backward``, in every namespace
-    that has these operators; see :class:`Derivative` for the arguments.
+    ``torch.library.register_autograd`` rejects an operator that mutates. The operator declares what it mutates, so the
+    version of the input changes: code that saved the input for its own backward gets PyTorch's error, and so does a
+    second backward here.
     """
-    derivative = Derivative(forward, backward, others, adding, options)
 
-    def setup(ctx: Any, call: Call, returned: Any) -> None:
-        derivative.save(ctx, call, returned, derivative.needed(ctx.needs_input_grad))
+    @staticmethod
+    def forward(ctx: Any, derivative: Derivative, options: dict[str, Any], *tensors: Tensor | None) -> Any:
+        call = derivative.forward.call(tensors, options)
+        returned = derivative.forward.op(call.first.device)(*tensors, **options)
+        derivative.save(ctx, call, returned, derivative.needed(ctx.needs_input_grad[2:]))
+        ctx.derivative = derivative
+        ctx.overwritten = overwritten_input(derivative.backward, call.first) if ctx.needs_input_grad[2] else None
+        return returned
 
-    def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return derivative.gradients(ctx, grads, ctx.needs_input_grad[: len(forward.inputs)])
-
-    register_formula(forward, setup, gradients)
-    register_formula(backward, lambda *_: None, lambda ctx, *grads: refuse_second(backward))
-    return derivative
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_graph(ctx.derivative.backward)
+        needs = ctx.needs_input_grad[2:]
+        return None, None, *ctx.derivative.gradients(ctx, grads, needs, ctx.overwritten)[: len(needs)]
 
 
 def register_formula(
@@ -273,62 +308,27 @@ def register_formula(
         registrar.give_up(f"the derivative of {native}", error)
 
 
-def refuse_second(backward: Operator) -> NoReturn:
-    """Raise the error for the derivative of a gradient; the message names a function that has derivatives of every
-    order.
+def differentiate(
+    forward: Operator,
+    backward: Operator,
+    others: Others | None = None,
+    adding: Operator | None = None,
+    options: Callable[[Call], Mapping[str, Any]] | None = None,
+) -> Derivative:
+    """Register ``backward`` as the derivative of ``forward``, and an error as that of ``backward``, in every namespace
+    that has these operators; see :class:`Derivative` for the arguments.
     """
-    raise NotImplementedError(
-        f"{backward.qualified()}: the gradient has no derivative here; for second derivatives use {backward.instead}"
-    )
+    derivative = Derivative(forward, backward, others, adding, options)
 
+    def setup(ctx: Any, call: Call, returned: Any) -> None:
+        derivative.save(ctx, call, returned, derivative.needed(ctx.needs_input_grad))
 
-def refuse_graph(backward: Operator) -> None:
-    """Reject ``create_graph=True`` in a backward that records no graph, because autograd would take the returned
-    gradient for a constant.
-    """
-    if torch.is_grad_enabled():
-        refuse_second(backward)
+    def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return derivative.gradients(ctx, grads, ctx.needs_input_grad[: len(forward.inputs)])
 
-
-class OnceDifferentiable(torch.autograd.Function):
-    """An identity for a tensor from which PyTorch's operators compute a gradient: a derivative of that gradient with
-    respect to the tensor raises, because it would be incomplete.
-
-    The arguments of ``apply`` are the operator that errors name, and the tensor.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, backward: Operator, tensor: Tensor) -> Tensor:
-        ctx.operator = backward
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
-        refuse_second(ctx.operator)
-
-
-class _InPlace(torch.autograd.Function):
-    """The forward operator, with a backward that writes the gradient over the first input.
-
-    ``torch.library.register_autograd`` rejects an operator that mutates. The operator declares what it mutates, so the
-    version of the input changes: code that saved the input for its own backward gets PyTorch's error, and so does a
-    second backward here.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, derivative: Derivative, options: dict[str, Any], *tensors: Tensor | None) -> Any:
-        call = derivative.forward.call(tensors, options)
-        returned = derivative.forward.op(call.first.device)(*tensors, **options)
-        derivative.save(ctx, call, returned, derivative.needed(ctx.needs_input_grad[2:]))
-        ctx.derivative = derivative
-        ctx.overwritten = overwritten_input(derivative.backward, call.first) if ctx.needs_input_grad[2] else None
-        return returned
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_graph(ctx.derivative.backward)
-        needs = ctx.needs_input_grad[2:]
-        return None, None, *ctx.derivative.gradients(ctx, grads, needs, ctx.overwritten)[: len(needs)]
+    register_formula(forward, setup, gradients)
+    register_formula(backward, lambda *_: None, lambda ctx, *grads: refuse_second(backward))
+    return derivative
 
 
 def differentiate_by_results(operator: Operator) -> None:

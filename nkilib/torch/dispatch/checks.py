@@ -101,30 +101,6 @@ def check_constant(caller: Caller, name: str, tensor: Tensor | None) -> None:
         )
 
 
-def check_plain(caller: Caller, tensors: Mapping[str, Tensor | None]) -> None:
-    """Reject sharded tensors, and derivatives by torch.func and in forward mode, which the operators do not have.
-
-    Raises:
-        NotImplementedError: if the check fails.
-    """
-    if torch.compiler.is_compiling():  # there, the operators themselves refuse tensors of these classes
-        return
-    for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        _check_not_sharded(caller, name, tensor)
-        if unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
-            raise NotImplementedError(
-                f"{caller}: {name} has a tangent, and there are no derivatives in forward mode (jvp, jacfwd) here; use "
-                f"backward, or {caller.instead}"
-            )
-        if is_gradtrackingtensor(tensor):  # which autograd.Function does not take either
-            raise NotImplementedError(
-                f"{caller}: {name} is differentiated by torch.func (grad, vjp, jacrev), which the operators do not "
-                f"support; use backward or torch.autograd.grad, or {caller.instead}"
-            )
-
-
 def dtensor(tensor: object) -> DTensor | None:
     """Return the argument if it is a DTensor, else None. The DTensor module, which is slow to import, is not imported
     for it.
@@ -148,6 +124,30 @@ def _check_not_sharded(caller: Caller, name: str, tensor: Tensor) -> None:
             raise NotImplementedError(
                 f"{caller}: {name} must be a plain tensor, got a {kind}, of which this rank may hold a part only; "
                 f"{_SHARDED[kind]}"
+            )
+
+
+def check_plain(caller: Caller, tensors: Mapping[str, Tensor | None]) -> None:
+    """Reject sharded tensors, and derivatives by torch.func and in forward mode, which the operators do not have.
+
+    Raises:
+        NotImplementedError: if the check fails.
+    """
+    if torch.compiler.is_compiling():  # there, the operators themselves refuse tensors of these classes
+        return
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        _check_not_sharded(caller, name, tensor)
+        if unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+            raise NotImplementedError(
+                f"{caller}: {name} has a tangent, and there are no derivatives in forward mode (jvp, jacfwd) here; use "
+                f"backward, or {caller.instead}"
+            )
+        if is_gradtrackingtensor(tensor):  # which autograd.Function does not take either
+            raise NotImplementedError(
+                f"{caller}: {name} is differentiated by torch.func (grad, vjp, jacrev), which the operators do not "
+                f"support; use backward or torch.autograd.grad, or {caller.instead}"
             )
 
 
@@ -199,6 +199,23 @@ def check_float_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
         )
 
 
+def _leaves(input: Tensor) -> list[Tensor]:
+    """Return the autograd leaves among the input and the tensors that it is a view of; a view of a tensor that is not
+    differentiated may be a leaf itself.
+    """
+    if input.is_leaf or input._base is None:
+        return [input] if input.is_leaf else []
+    leaves, node = [input._base] if input._base.is_leaf else [], input.grad_fn
+    for _ in range(_MOST_VIEWS):
+        if node is None or not node.next_functions:
+            break
+        node = node.next_functions[0][0]
+        variable = getattr(node, "variable", None)
+        if variable is not None and variable.untyped_storage()._cdata == input.untyped_storage()._cdata:
+            leaves.append(variable)
+    return leaves
+
+
 def check_inplace(
     caller: Caller,
     input: Tensor,
@@ -242,23 +259,6 @@ def check_inplace(
             f"{caller}: inplace=True needs {caller.input} {needs}, got {input.dtype} of {tuple(input.shape)}, strides "
             f"{input.stride()}; leave inplace off"
         )
-
-
-def _leaves(input: Tensor) -> list[Tensor]:
-    """Return the autograd leaves among the input and the tensors that it is a view of; a view of a tensor that is not
-    differentiated may be a leaf itself.
-    """
-    if input.is_leaf or input._base is None:
-        return [input] if input.is_leaf else []
-    leaves, node = [input._base] if input._base.is_leaf else [], input.grad_fn
-    for _ in range(_MOST_VIEWS):
-        if node is None or not node.next_functions:
-            break
-        node = node.next_functions[0][0]
-        variable = getattr(node, "variable", None)
-        if variable is not None and variable.untyped_storage()._cdata == input.untyped_storage()._cdata:
-            leaves.append(variable)
-    return leaves
 
 
 def check_same_shape(caller: Caller, input: Tensor, name: str, tensor: Tensor) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from nkilib.core.host.options import NoKeywords, as_int, check_flags, check_reduction, hides_unknown, refuse_unknown
+from nkilib.core.host.options import NoKeywords, as_int64, check_flags, check_reduction, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import (
     gaussian_nll_loss_backward,
     gaussian_nll_loss_forward,
@@ -117,8 +117,9 @@ def nll_loss(
     """
     if unknown:
         refuse_unknown(nll_loss, unknown)
-    _check_nll_arguments(input, target, weight, ignore_index, reduction)
+    _check_nll_arguments(input, target, weight, reduction)
     check_flags(NLL_LOSS, inplace=inplace)
+    options = {"ignore_index": as_int64(NLL_LOSS, "ignore_index", ignore_index), "reduction": reduction}
     original, input = input, as_computed(input, reduction)
     if inplace:
         is_kept = input.dtype == original.dtype and original.is_contiguous()
@@ -127,21 +128,17 @@ def nll_loss(
     has_rows = input.dim() > 1
     rows, classes = (input, target) if has_rows else (input.unsqueeze(0), target.reshape(1))
     class_weight = None if weight is None else weight.to(torch.float32)
-    options = {"ignore_index": int(ignore_index), "reduction": reduction}
     loss, _ = _NLL_DERIVATIVE.apply(inplace, rows, classes, class_weight, **options)
     reduced: Tensor = loss
     return reduced if has_rows or reduction != "none" else unviewed(reduced.reshape(()))
 
 
-def _check_nll_arguments(
-    input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: Any, reduction: Any
-) -> None:
+def _check_nll_arguments(input: Tensor, target: Tensor, weight: Tensor | None, reduction: Any) -> None:
     """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
     caller = NLL_LOSS
     tensors = {caller.input: input, "target": target, "weight": weight}
     checks.check_tensors(caller, tensors, optional=("weight",))
     check_reduction(caller, reduction)
-    _check_ignore_index(ignore_index)
     checks.check_plain(caller, tensors)
     checks.check_devices(caller, input, {"target": target, "weight": weight})
     if input.dim() == 0:
@@ -149,11 +146,6 @@ def _check_nll_arguments(
     check_indices(caller, tuple(input.shape), rows_shape(input, 1), target, takes_probabilities=False)
     checks.check_tile_dtype(caller, input)
     check_weight(caller, weight, input.shape[min(1, input.dim() - 1)], soft=False)
-
-
-def _check_ignore_index(ignore_index: Any) -> None:
-    if not -(2**63) <= as_int(NLL_LOSS, "ignore_index", ignore_index) < 2**63:
-        raise ValueError(f"{NLL_LOSS}: ignore_index must fit 64 bits, got {ignore_index}")
 
 
 class NLLLoss(WeightedLossModule):
