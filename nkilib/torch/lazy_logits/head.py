@@ -43,7 +43,7 @@ _SKIP_LOGITS: Final = Deprecation(
 
 @dataclass(eq=False)
 class FusedHead:
-    """What runs in place of the forward of an output layer.
+    """The forward of a fused output layer.
 
     A copy of the model has its own, which calls the copy of the layer; so has a model from a pickle.
 
@@ -99,7 +99,7 @@ class FusedHead:
 
 @dataclass(eq=False)
 class _Call:
-    """What runs in place of the call of a fused layer, hooks included.
+    """The call of a fused output layer, hooks included.
 
     A layer that ``fully_shard`` got by itself would gather its weights for a call that does not need them.
     """

@@ -223,7 +223,7 @@ def test_the_divergence_from_a_teacher_that_is_lazy_too(reduction: str) -> None:
 
 
 def test_cross_entropy_of_nkilib_takes_them_with_all_its_options() -> None:
-    """Its results of one launch are loss and accuracy; a cap and a temperature follow what is recorded."""
+    """Loss and accuracy are results of one launch; a cap and a temperature follow what is recorded."""
     models, target = both(), TARGET
     options: dict[str, Any] = {"class_dim": -1, "logit_softcap": 4.0, "temperature": 0.7, "lse_square_scale": 0.01}
     expected, ours = models.results(lambda z: cross_entropy(z * 0.5, target, return_outputs=True, **options))
