@@ -21,6 +21,7 @@ them from :mod:`nkilib.nki`. This module contains the functions and classes that
 - ``timing``: the model of time;
 - ``profiling``: profiles and their explanation;
 - ``install``: ``install()``: ``import nki`` gives the simulator;
+- ``__main__``: the command ``python -m nkilib.simulator``, which runs a script with this ``nki``;
 - ``xla_stand_in``: a stand-in for ``torch_xla`` for scripts.
 """
 

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The layout of nkilib: each package has a map of its modules; files, folders and functions stay small."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fresh_python import CHECKOUT
+from tools.count_lines import code_lines
+
+NKILIB = CHECKOUT / "nkilib"
+PACKAGES = [init.parent for init in sorted(NKILIB.rglob("__init__.py"))]
+MODULES = sorted(NKILIB.rglob("*.py"))
+
+MOST_FILES = 520
+MOST_LINES_OF_FILE, MOST_CODE_LINES_OF_FILE = 600, 400
+MOST_LINES_OF_FUNCTION = 60
+MOST_FILES_OF_FOLDER = 15
+DEEPEST = 4
+# Folders of siblings, of which nobody has to read more than one: a file for the launches of each kind of kernel.
+MANY_SIBLINGS = {"nkilib/verify/kernels"}
+
+_NAME = r"``([A-Za-z_]\w*)``"
+_NAMES = rf"{_NAME}(?:,?\s(?:and\s)?{_NAME})*"
+
+
+def modules_of(package: Path) -> set[str]:
+    """Names of the modules and packages in a package."""
+    modules = {file.stem for file in package.glob("*.py")} - {"__init__"}
+    return modules | {init.parent.name for init in package.glob("*/__init__.py")}
+
+
+def named_in(text: str) -> set[str]:
+    """Names in double backticks, of ``a.b`` the first."""
+    return set(re.findall(r"``([A-Za-z_]\w*)(?:\.\w+)*``", text))
+
+
+def explained_in(text: str) -> set[str]:
+    """Names that a map explains: those before a colon, and those with which an item of a list begins."""
+    paragraphs = text.partition("\n\n")[2]  # The first one is about the package itself.
+    explained = re.finditer(rf"^ *- {_NAMES}|{_NAMES}(?:\s\([^)]*\))?:", paragraphs, re.MULTILINE)
+    return {name for match in explained for name in re.findall(_NAME, match[0])}
+
+
+MAP = """\
+``title`` and others: what lies here.
+
+- ``first``, ``second``: two;
+- ``third`` does what ``an_argument`` says.
+
+``fourth`` (both): in a sentence,
+and ``fifth``, which mentions ``package.module``: too.
+"""
+
+
+def test_what_a_map_names_and_explains() -> None:
+    explained = {"first", "second", "third", "fourth"}
+    assert explained_in(MAP) == explained
+    assert named_in(MAP) == explained | {"fifth", "title", "an_argument", "package"}
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.relative_to(CHECKOUT)))
+def test_the_map_of_a_package_names_all_its_modules_and_no_others(package: Path) -> None:
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    assert modules_of(package) <= named_in(text), "a line for each of these is missing"
+    assert explained_in(text) <= modules_of(package), "these are no modules of the package"
+
+
+def test_the_library_has_few_files() -> None:
+    assert len(MODULES) <= MOST_FILES
+
+
+def test_folders_are_small_and_not_deep() -> None:
+    sizes = {str(package.relative_to(CHECKOUT)): len([*package.glob("*.py")]) for package in PACKAGES}
+    assert {folder for folder, files in sizes.items() if files > MOST_FILES_OF_FOLDER} == MANY_SIBLINGS
+    assert [folder for folder in sizes if folder.count("/") > DEEPEST] == []
+
+
+def test_files_are_short() -> None:
+    texts = {str(module.relative_to(CHECKOUT)): module.read_text(encoding="utf-8") for module in MODULES}
+    assert [file for file, text in texts.items() if text.count("\n") > MOST_LINES_OF_FILE] == []
+    assert [file for file, text in texts.items() if code_lines(text) > MOST_CODE_LINES_OF_FILE] == []
+
+
+def long_functions(source: str) -> Iterator[str]:
+    """Names of the functions with too many lines, besides those of the signature and the docstring."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            is_documented = ast.get_docstring(node) is not None
+            first = node.body[is_documented] if len(node.body) > is_documented else node.body[0]
+            if (node.end_lineno or first.lineno) - first.lineno >= MOST_LINES_OF_FUNCTION:
+                yield node.name
+
+
+def test_functions_are_short() -> None:
+    statements = "    x = 1\n" * MOST_LINES_OF_FUNCTION
+    assert [*long_functions(f'def f(\n    x: int,\n) -> None:\n    """Text."""\n{statements}')] == []
+    assert [*long_functions(f"def f(x: int) -> None:\n{statements}    x = 2\n")] == ["f"]
+    found = {str(module.relative_to(CHECKOUT)): [*long_functions(module.read_text("utf-8"))] for module in MODULES}
+    assert {file: names for file, names in found.items() if names} == {}
