@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.host.loss import SCALAR, TensorSize
@@ -295,7 +294,7 @@ class Upstream:
         return grad_sbuf
 
 
-def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
+def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, bool | float | str | None]) -> TensorSize:
     """Return the size of a tensor of a launch on an input [N, C].
 
     There is one target per row; the upstream gradient and other tensors of a mean are scalars.
