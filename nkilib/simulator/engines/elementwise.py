@@ -183,6 +183,9 @@ Apply = Callable[[list[Float32s], list[Any], Float32s], object]
 # A content with this many nested deferred contents is computed before anything else is computed from it.
 _DEEPEST = 4
 
+# No rows and columns of a content.
+_NOWHERE: Block = (slice(0, 0), slice(0, 0))
+
 
 class Reduction(Protocol):
     """The second effect of an instruction: a reduction of each row of its results into an accumulator register.
@@ -395,9 +398,6 @@ def _copy_of_column(tile: NkiTensor) -> Float32s:
 
 def _input_of_column(elements: Float32s) -> _Input:
     return _Input(elements, None, _NOWHERE, (), frozenset(), False, FLOAT32)
-
-
-_NOWHERE: Block = (slice(0, 0), slice(0, 0))
 
 
 def _defer_results(

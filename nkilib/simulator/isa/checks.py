@@ -225,7 +225,7 @@ def engines_besides(
     values: Mapping[str, Any],
     indirect: Collection[str] = (),
 ) -> tuple[Engine, ...]:
-    """Return the engines besides ``engine`` that a kernel may ask for in a call; for the arguments, see above."""
+    """Return the engines besides ``engine`` that a kernel may ask for in a call; see :func:`check_engine`."""
     return tuple(
         other
         for other in definition.engines

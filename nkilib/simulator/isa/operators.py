@@ -28,10 +28,10 @@ from ..terms.errors import NkiValidationError
 # "Available only on NeuronCore-v4 (trn3) and newer" (docstrings of nl.abs_max and nl.abs_min).
 _SINCE_TRN3 = frozenset({"abs_max", "abs_min"})
 
-# nl.max and nl.min are functions of the language; the instructions' texts also name them as operators.
 # The mean over partitions is an operator of ``tensor_partition_reduce`` alone: ``average`` until NKI 0.6.
 MEAN = "mean"
 
+# nl.max and nl.min are functions of the language; the instructions' texts also name them as operators.
 _ALIASES = {"max": "maximum", "min": "minimum", "sum": "add", "average": MEAN}
 
 # Where an instruction may leave out a step, the operator that says so.
@@ -41,8 +41,7 @@ BYPASS = "bypass"
 class Operator:
     """A function of ``nki.language`` that instructions accept as ``op``, for instance ``nl.add`` or ``nl.exp``.
 
-    A call works on tiles, with the function that :mod:`nkilib.simulator.language.operator_functions` binds to the
-    operator.
+    A call works on tiles, with the function that ``api/language.py`` binds to the operator.
     """
 
     def __init__(self, name: str) -> None:

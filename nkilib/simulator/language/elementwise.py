@@ -3,8 +3,8 @@
 
 """Element-wise functions of ``nki.language``, each of one operator with one or two operands.
 
-Most are made from tables of their documentation. Instructions take most of them as ``op`` too:
-``operator_functions.py`` binds them to the operators of their names.
+Most are made from tables of their documentation. Instructions take most of them as ``op`` too: ``api/language.py``
+binds them to the operators of their names.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .creation import language_function
 from .operands import (
     TileOrNumber,
     as_tile,
-    cast_copy,
     common_shape,
     free_view,
     in_sbuf,
+    in_type,
     is_column,
     is_number,
     new_tile,
@@ -83,7 +83,7 @@ def _tile_with_number(operator: Operator, data: NkiTensor, number: Any, is_rever
         _require_integers(data, number)
         bits = new_tile(data.shape, data.dtype)
         tensor_scalar(bits, data, operator, number, is_reversed)
-        return _cast(bits, dtype)
+        return in_type(bits, dtype)
     default = data.dtype if operator.key in _TYPE_OF_TILE else with_number(data.dtype, number)
     result = new_tile(data.shape, default if dtype is None else as_dtype(dtype))
     tensor_scalar(result, data, operator, number, is_reversed)
@@ -105,7 +105,7 @@ def _tile_with_tile(operator: Operator, x: NkiTensor, y: NkiTensor, dtype: Any) 
         tensor_scalar(result, y, operator, x, reverse0=True)
     else:
         tensor_tensor(result, *_sources(operator, x, y, shape), operator)
-    return _cast(result, dtype)
+    return in_type(result, dtype)
 
 
 def _require_integers(*operands: NkiTensor | int | float) -> None:
@@ -128,11 +128,6 @@ def _sources(operator: Operator, x: NkiTensor, y: NkiTensor, shape: tuple[int, .
     elif x.buffer is MemoryRegion.psum and y.buffer is MemoryRegion.psum:
         y = in_sbuf(y)
     return free_view(x, shape), free_view(y, shape)
-
-
-def _cast(tile: NkiTensor, dtype: Any) -> NkiTensor:
-    """Return ``tile``, copied if another type is asked for."""
-    return tile if dtype is None or as_dtype(dtype) == tile.dtype else cast_copy(tile, as_dtype(dtype))
 
 
 _BINARY_RULES = """

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from ..engines.dma.instructions import TRANSPOSED_AXES
 from ..hardware.generations import PARTITIONS
 from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid, dense_axes, packed_axes, packed_shape, tile_grid_of
 from ..tensors.tensor import NkiTensor
@@ -23,9 +24,6 @@ from ..terms.layout import Shape
 from .creation import language_function, ndarray
 
 _TensorOrGrid = TypeVar("_TensorOrGrid", NkiTensor, NkiTileGrid, NkiBlockGrid)
-
-# What nisa.dma_transpose does with two, three and four dimensions.
-_TRANSPOSES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
 @language_function
@@ -261,9 +259,9 @@ def _transposed(sizes: Shape, order: tuple[int, ...]) -> Shape:
 
 
 def _checked_axes(axes: Any, dimensions: int, region: MemoryRegion) -> tuple[int, ...]:
-    order = _TRANSPOSES.get(dimensions)
+    order = TRANSPOSED_AXES.get(dimensions)
     if order is None or axes != order:
-        allowed = " or ".join(map(str, _TRANSPOSES.values())) if order is None else str(order)
+        allowed = " or ".join(map(str, TRANSPOSED_AXES.values())) if order is None else str(order)
         raise GridValueError(f"transpose_axes of {dimensions} dimensions must be {allowed}, got {axes!r}")
     if region is not MemoryRegion.sbuf:
         raise GridValueError(f"transpose_axes is for a result in nl.sbuf, got buffer {region}; pass buffer=nl.sbuf")

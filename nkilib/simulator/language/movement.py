@@ -33,6 +33,7 @@ from .operands import (
     cast_copy,
     common_shape,
     in_sbuf,
+    in_type,
     is_number,
     new_tile,
     result_tile,
@@ -84,8 +85,7 @@ def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
         raise NkiValidationError(f"src must have two dimensions, got {src}")
     tile = new_tile((src.shape[1], src.shape[0]), src.dtype)
     dma_transpose(tile, src)
-    wanted = src.dtype if dtype is None else as_dtype(dtype)
-    return tile if wanted == tile.dtype else cast_copy(tile, wanted)
+    return in_type(tile, dtype)
 
 
 @language_function
@@ -108,11 +108,10 @@ def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: 
         raise NkiValidationError(f"indices must be integers, got {indices}")
     if wanted.dtype != uint32:
         # By way of int32 bits a negative index stays out of range, where a cast to uint32 would make 0 of it.
-        wanted = (wanted if wanted.dtype == int32 else cast_copy(wanted, int32)).view(uint32)
+        wanted = in_type(wanted, int32).view(uint32)
     gathered = new_tile(wanted.shape, source.dtype)
     nc_n_gather(gathered, source, wanted)
-    result_type = source.dtype if dtype is None else as_dtype(dtype)
-    return gathered if result_type == gathered.dtype else cast_copy(gathered, result_type)
+    return in_type(gathered, dtype)
 
 
 @language_function
@@ -173,7 +172,7 @@ def where(condition: NkiTensor, x: TileOrNumber, y: TileOrNumber, dtype: Any = N
         predicate = binary("not_equal", predicate, 0, dt.uint8)
     result = _filled(y, shape, wanted)
     if isinstance(x, NkiTensor):
-        source: Any = broadcast(x if x.dtype == wanted else cast_copy(x, wanted), shape)
+        source: Any = broadcast(in_type(x, wanted), shape)
     else:  # an instruction takes a number of the kind that dst is
         source = round(float(x)) if wanted.is_integer and math.isfinite(x) else float(x)
     tensor_copy_predicated(result, source, broadcast(in_sbuf(predicate), shape))

@@ -68,6 +68,12 @@ def cast_copy(x: NkiTensor, dtype: DType) -> NkiTensor:
     return result
 
 
+def in_type(x: NkiTensor, dtype: Any) -> NkiTensor:
+    """Return ``x``, copied to a new SBUF tile if ``dtype`` asks for another type; None asks for none."""
+    wanted = x.dtype if dtype is None else as_dtype(dtype)
+    return x if wanted == x.dtype else cast_copy(x, wanted)
+
+
 def in_sbuf(x: NkiTensor) -> NkiTensor:
     """Return ``x``, moved to SBUF if it is in PSUM."""
     return cast_copy(x, x.dtype) if x.buffer is MemoryRegion.psum else x

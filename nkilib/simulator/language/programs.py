@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Functions for what a kernel does besides computing.
+"""Functions that compute nothing: a kernel asks for its core's number or the target, prints, and makes registers.
 
-It asks for its core's number, the target or a register; it prints a tensor, or explains the values of an index.
+:func:`explain_index` gives the values of an index words, with which an error about them starts.
 """
 
 from __future__ import annotations

@@ -76,16 +76,21 @@ def _call(core: Core, meeting: Meeting) -> Call:
     return call
 
 
-def _run_collective(core: Core, meeting: Meeting) -> None:
-    """Run a collective of a single rank on one core, for both; the other core has come to the same collective."""
-    if core.observers.find(SharedAccesses) is not None:
-        raise ReplayFailed("an operation of the ranks, where the data decide what the cores touch")
-    launch_barrier, core.launch.barrier = core.launch.barrier, _Agreed()  # type: ignore[assignment]
+def _run_at(barrier: _Arrived | _Agreed, core: Core, meeting: Meeting) -> None:
+    """Run the instruction on one core, with ``barrier`` in place of the launch's."""
+    launch_barrier, core.launch.barrier = core.launch.barrier, barrier  # type: ignore[assignment]
     try:
         call = _call(core, meeting)
         call.definition.function(call, *meeting.call.values)
     finally:
         core.launch.barrier = launch_barrier
+
+
+def _run_collective(core: Core, meeting: Meeting) -> None:
+    """Run a collective of a single rank on one core, for both; the other core has come to the same collective."""
+    if core.observers.find(SharedAccesses) is not None:
+        raise ReplayFailed("an operation of the ranks, where the data decide what the cores touch")
+    _run_at(_Agreed(), core, meeting)
 
 
 def _synchronise(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
@@ -105,12 +110,7 @@ def _synchronise(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
     position = meetings[0].call.definition.names.index("src")
     sent = [_Arrived(core.number, call.call.values[position]) for core, call in zip(cores, meetings, strict=True)]
     for core, meeting, arrived in zip(cores, meetings, reversed(sent), strict=True):
-        launch_barrier, core.launch.barrier = core.launch.barrier, arrived  # type: ignore[assignment]
-        try:
-            call = _call(core, meeting)
-            call.definition.function(call, *meeting.call.values)
-        finally:
-            core.launch.barrier = launch_barrier
+        _run_at(arrived, core, meeting)
 
 
 class _Ways:

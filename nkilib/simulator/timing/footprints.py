@@ -29,7 +29,7 @@ _KEPT = 16384
 
 @dataclass(frozen=True, eq=False, slots=True)
 class OccupiedBytes:
-    """The elements of a storage that a tensor occupies. Equal parts are one object: see :func:`part_of`.
+    """The elements of a storage that a tensor occupies. Equal ones are one object: see :func:`part_of`.
 
     Attributes:
         layout: the layout of the elements.
@@ -98,7 +98,7 @@ class OccupiedBytes:
 class Reach(NamedTuple):
     """The elements that a tensor may have if its address is read at run time.
 
-    The fields are those of :class:`~nkilib.simulator.tensors.indexed_views.Indirect`.
+    The fields are those of :class:`~nkilib.simulator.tensors.view.Indirect`.
     """
 
     kind: str

@@ -34,15 +34,12 @@ from ..dma.endpoints import read, write
 from ..dma.instructions import check_priority
 from .exchange import (
     Operation,
-    RankPosition,
-    ReplicaGroup,
     belongs_to_rank,
     check_same_types,
-    group_term,
     perform,
-    place_in,
     tensors,
 )
+from .groups import RankPosition, ReplicaGroup, group_term, place_in
 
 GATHER, TO_ALL = "all_gather_v", "all_to_all_v"
 # Rows of the metadata.

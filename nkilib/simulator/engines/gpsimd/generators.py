@@ -3,8 +3,8 @@
 
 """Instructions that generate numbers: ``iota``, ``rng``, ``rand2``, ``dropout``, and the state of the generators.
 
-Random numbers come from ``machine/random.py``; they are reproducible, and differ from the numbers of a device. Each
-partition draws from the generator of its own lane.
+Random numbers come from ``RandomState`` in machine/core.py; they are reproducible, and differ from the numbers of a
+device. Each partition draws from the generator of its own lane.
 """
 
 from __future__ import annotations

@@ -32,6 +32,12 @@ from ..dma.endpoints import pass_over_read, read, write
 _REACH = frozenset(MemoryRegion) - {MemoryRegion.psum}
 
 
+def _check_call(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    error = call_error(name, signature, args, kwargs)
+    if error is not None:
+        raise error
+
+
 def _without_name(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInstruction]:
     """Wrap an instruction so that it has its documented signature, which ends without ``name=``."""
     signature = inspect.signature(public)
@@ -39,9 +45,7 @@ def _without_name(public: Callable[..., NkiInstruction]) -> Callable[..., NkiIns
 
     @wraps(public)
     def nameless(*args: Any, **kwargs: Any) -> NkiInstruction:
-        error = call_error(f"nisa.{public.__name__}", signature, args, kwargs)
-        if error is not None:
-            raise error
+        _check_call(f"nisa.{public.__name__}", signature, args, kwargs)
         return public(*args, **kwargs)
 
     nameless.__signature__ = signature  # type: ignore[attr-defined]
@@ -155,12 +159,6 @@ def _returning_nothing(issued: Callable[[Any, Any], NkiInstruction]) -> Callable
 
     store.__signature__ = signature  # type: ignore[attr-defined]
     return store
-
-
-def _check_call(name: str, signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> None:
-    error = call_error(name, signature, args, kwargs)
-    if error is not None:
-        raise error
 
 
 @_returning_scalar
