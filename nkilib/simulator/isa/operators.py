@@ -99,6 +99,31 @@ OPERATORS: dict[str, Operator] = {
 }
 
 
+def require_number(name: str, value: Any) -> None:
+    """Check that ``value`` is a compile-time number.
+
+    Raises:
+        NkiValidationError: naming the parameter.
+    """
+    if not isinstance(value, bool | int | float | np.number):
+        raise NkiValidationError(f"{name} must be a compile-time number, got {value!r}")
+
+
+def stored_type(tensor: NkiTensor) -> np.dtype[Any]:
+    """Return the numpy type in which an element of ``tensor`` is stored."""
+    return tensor.storage.numpy_type_of(tensor.dtype)
+
+
+def cast_number(value: Any, tensor: NkiTensor) -> npt.NDArray[Any]:
+    """Return a number as an element of ``tensor``, in an array of size 1.
+
+    It is rounded to float32 and cast as on the engines.
+    """
+    cast = np.empty(1, stored_type(tensor))
+    store_float(cast, np.full(1, value, np.float32), tensor.dtype)
+    return cast
+
+
 def filling(tensor: NkiTensor, value: Any) -> npt.NDArray[Any]:
     """Return the constant ``value`` cast to an element of ``tensor``, in an array of size 1.
 
@@ -131,28 +156,3 @@ def filling(tensor: NkiTensor, value: Any) -> npt.NDArray[Any]:
             )
         return np.zeros(1, stored_type(tensor))
     return cast_number(value, tensor)
-
-
-def require_number(name: str, value: Any) -> None:
-    """Check that ``value`` is a compile-time number.
-
-    Raises:
-        NkiValidationError: naming the parameter.
-    """
-    if not isinstance(value, bool | int | float | np.number):
-        raise NkiValidationError(f"{name} must be a compile-time number, got {value!r}")
-
-
-def cast_number(value: Any, tensor: NkiTensor) -> npt.NDArray[Any]:
-    """Return a number as an element of ``tensor``, in an array of size 1.
-
-    It is rounded to float32 and cast as on the engines.
-    """
-    cast = np.empty(1, stored_type(tensor))
-    store_float(cast, np.full(1, value, np.float32), tensor.dtype)
-    return cast
-
-
-def stored_type(tensor: NkiTensor) -> np.dtype[Any]:
-    """Return the numpy type in which an element of ``tensor`` is stored."""
-    return tensor.storage.numpy_type_of(tensor.dtype)

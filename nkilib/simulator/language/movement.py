@@ -44,6 +44,12 @@ _MATRIX = 2
 _PREDICATES = frozenset({dt.uint8, dt.uint16, dt.uint32})
 
 
+def _check_source(src: Any) -> None:
+    if not isinstance(src, NkiTensor) or src.buffer not in HBM:
+        remedy = "; to copy a tile, use nl.copy" if isinstance(src, NkiTensor) else ""
+        raise NkiValidationError(f"src must be a tensor in HBM, got {describe_foreign_value(src)}{remedy}")
+
+
 @language_function
 def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
     """Return a new tile in SBUF with the values of ``src``, a tensor in HBM, cast to ``dtype`` if one is given.
@@ -155,6 +161,15 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
     return repeated if is_new and tile.dtype == wanted else cast_copy(repeated, wanted)
 
 
+def _filled(value: TileOrNumber, shape: Sequence[int], dtype: DType) -> NkiTensor:
+    """Return a new tile of the given shape that repeats the elements of a tile, or holds a number everywhere."""
+    if not isinstance(value, NkiTensor):
+        return full(shape, value, dtype)
+    result = new_tile(shape, dtype)
+    tensor_copy(result, broadcast(value, shape))
+    return result
+
+
 @language_function
 def where(condition: NkiTensor, x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
     """Return ``x`` where ``condition`` is not 0, else ``y``, like ``torch.where``.
@@ -177,18 +192,3 @@ def where(condition: NkiTensor, x: TileOrNumber, y: TileOrNumber, dtype: Any = N
         source = round(float(x)) if wanted.is_integer and math.isfinite(x) else float(x)
     tensor_copy_predicated(result, source, broadcast(in_sbuf(predicate), shape))
     return result
-
-
-def _filled(value: TileOrNumber, shape: Sequence[int], dtype: DType) -> NkiTensor:
-    """Return a new tile of the given shape that repeats the elements of a tile, or holds a number everywhere."""
-    if not isinstance(value, NkiTensor):
-        return full(shape, value, dtype)
-    result = new_tile(shape, dtype)
-    tensor_copy(result, broadcast(value, shape))
-    return result
-
-
-def _check_source(src: Any) -> None:
-    if not isinstance(src, NkiTensor) or src.buffer not in HBM:
-        remedy = "; to copy a tile, use nl.copy" if isinstance(src, NkiTensor) else ""
-        raise NkiValidationError(f"src must be a tensor in HBM, got {describe_foreign_value(src)}{remedy}")

@@ -19,6 +19,11 @@ from ..terms.errors import NkiValidationError, add_location
 from .creation import language_function
 
 
+def _check_axis(function: str, axis: int) -> None:
+    if axis != 0:
+        raise NkiValidationError(f"{function}: the launch grid has one axis, 0; got {axis!r}")
+
+
 def program_id(axis: int = 0) -> int:
     """Return the number of the core that runs this, 0 or 1."""
     core = current_core("nl.program_id")
@@ -37,11 +42,6 @@ def num_programs(axes: int | tuple[int, ...] = 0) -> int:
 def program_ndim() -> int:
     """Return the number of dimensions of the launch grid: 1 for ``kernel[n](...)``, 0 for ``kernel(...)``."""
     return current_core("nl.program_ndim").launch.grid_dimensions
-
-
-def _check_axis(function: str, axis: int) -> None:
-    if axis != 0:
-        raise NkiValidationError(f"{function}: the launch grid has one axis, 0; got {axis!r}")
 
 
 def get_nc_version() -> nc_version:

@@ -27,6 +27,12 @@ from .dma import Side, side_of
 _KEPT = 16384
 
 
+@lru_cache(maxsize=65536)
+def _share_a_byte(first: OccupiedBytes, second: OccupiedBytes) -> bool:
+    sides = [[spans_of(part.layout, part.width)] for part in (first, second)]
+    return first_meeting(*sides) is not None
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class OccupiedBytes:
     """The elements of a storage that a tensor occupies. Equal ones are one object: see :func:`part_of`.
@@ -106,22 +112,6 @@ class Reach(NamedTuple):
     limit: int
 
 
-def part_of(layout: Layout, width: int, reach: Reach | None, elements: int) -> OccupiedBytes | None:
-    """Return the part of its storage that a tensor occupies; None if it has no elements.
-
-    If the address of the tensor is read at run time, the part has all elements that it may occupy.
-
-    Args:
-        layout: the layout of the tensor.
-        width: the bytes of an element.
-        reach: the range of the address, if it is read at run time.
-        elements: the number of elements of the storage.
-    """
-    if reach is not None and reach.kind != "tensor":
-        layout = _reached(layout, reach, elements)
-    return _part(layout, width)
-
-
 def _reached(layout: Layout, reach: Reach, elements: int) -> Layout:
     """Return a layout with every element that a view may have if its address is read at run time.
 
@@ -156,10 +146,20 @@ def _part(layout: Layout, width: int) -> OccupiedBytes | None:
     return OccupiedBytes(layout, width, first, last, length, step, count)
 
 
-@lru_cache(maxsize=65536)
-def _share_a_byte(first: OccupiedBytes, second: OccupiedBytes) -> bool:
-    sides = [[spans_of(part.layout, part.width)] for part in (first, second)]
-    return first_meeting(*sides) is not None
+def part_of(layout: Layout, width: int, reach: Reach | None, elements: int) -> OccupiedBytes | None:
+    """Return the part of its storage that a tensor occupies; None if it has no elements.
+
+    If the address of the tensor is read at run time, the part has all elements that it may occupy.
+
+    Args:
+        layout: the layout of the tensor.
+        width: the bytes of an element.
+        reach: the range of the address, if it is read at run time.
+        elements: the number of elements of the storage.
+    """
+    if reach is not None and reach.kind != "tensor":
+        layout = _reached(layout, reach, elements)
+    return _part(layout, width)
 
 
 class Form:

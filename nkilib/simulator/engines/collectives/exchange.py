@@ -59,6 +59,16 @@ _CORE_BARRIER = "core_barrier"
 Arrays = Sequence[npt.NDArray[Any]]
 
 
+def _checked(call: Call, rule: Operand, tensor: Any) -> NkiTensor:
+    view: NkiTensor = check_operand(call, rule, tensor, None)
+    if view.is_indirect():
+        raise NkiValidationError(
+            f"operand {rule.name!r}: the ranks must know its address when they start, got a dynamic index in {view}; "
+            f"nisa.dma_copy it to a tensor of its own"
+        )
+    return view
+
+
 def tensors(
     call: Call,
     name: str,
@@ -82,16 +92,6 @@ def tensors(
         if is_output:
             call.keep(tensor)  # the ranks write it together: its old values may be needed until then
     return tuple(checked)
-
-
-def _checked(call: Call, rule: Operand, tensor: Any) -> NkiTensor:
-    view: NkiTensor = check_operand(call, rule, tensor, None)
-    if view.is_indirect():
-        raise NkiValidationError(
-            f"operand {rule.name!r}: the ranks must know its address when they start, got a dynamic index in {view}; "
-            f"nisa.dma_copy it to a tensor of its own"
-        )
-    return view
 
 
 def check_pairs(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
@@ -265,28 +265,9 @@ def belongs_to_rank(core: Core, tensors: Sequence[NkiTensor]) -> bool:
     return core.launch.cores > 1 and all(tensor.buffer is MemoryRegion.shared_hbm for tensor in tensors)
 
 
-def perform(call: Call, operation: Operation) -> None:
-    """Run an operation on this core.
-
-    Raises:
-        BarrierError: if another rank, or the other core of this rank, reaches a different operation or none.
-    """
-    core = call.core
-    others = {f"srcs[{number}]": src for number, src in enumerate(operation.srcs)}
-    for number, dst in enumerate(operation.dsts):
-        name = f"dsts[{number}]"
-        check_copy(core, dst, others, None, name)
-        others[name] = dst
-    if not belongs_to_rank(core, operation.tensors):
-        core.loads.settle()
-        _exchange(core, operation, core.number)
-        return
-    ordered = list({tensor.storage: tensor for tensor in (*operation.tensors, *operation.other_tensors)}.values())
-    _agree(core, operation)
-    _order(core, ordered)
-    if core.number == 0:
-        _exchange(core, operation, None)
-    _order(core, ordered)
+def _terms_of(tensors: Sequence[NkiTensor]) -> tuple[AgreedProperty, ...]:
+    memories = sorted({str(tensor.buffer) for tensor in tensors})
+    return (AgreedProperty("the memory of the tensors", " and ".join(memories)),)
 
 
 def _exchange(core: Core, operation: Operation, number: int | None) -> None:
@@ -309,11 +290,6 @@ def _exchange(core: Core, operation: Operation, number: int | None) -> None:
             writes.note(dst)
 
 
-def _terms_of(tensors: Sequence[NkiTensor]) -> tuple[AgreedProperty, ...]:
-    memories = sorted({str(tensor.buffer) for tensor in tensors})
-    return (AgreedProperty("the memory of the tensors", " and ".join(memories)),)
-
-
 def _agree(core: Core, operation: Operation) -> None:
     """Check that both cores of a rank reach the same operation.
 
@@ -333,3 +309,27 @@ def _order(core: Core, tensors: Sequence[NkiTensor]) -> None:
     definition = REGISTRY[_CORE_BARRIER]
     for tensor in tensors:
         synchronise_on(Call(core, definition, definition.bind((tensor, (0, 1)), {})), tensor)
+
+
+def perform(call: Call, operation: Operation) -> None:
+    """Run an operation on this core.
+
+    Raises:
+        BarrierError: if another rank, or the other core of this rank, reaches a different operation or none.
+    """
+    core = call.core
+    others = {f"srcs[{number}]": src for number, src in enumerate(operation.srcs)}
+    for number, dst in enumerate(operation.dsts):
+        name = f"dsts[{number}]"
+        check_copy(core, dst, others, None, name)
+        others[name] = dst
+    if not belongs_to_rank(core, operation.tensors):
+        core.loads.settle()
+        _exchange(core, operation, core.number)
+        return
+    ordered = list({tensor.storage: tensor for tensor in (*operation.tensors, *operation.other_tensors)}.values())
+    _agree(core, operation)
+    _order(core, ordered)
+    if core.number == 0:
+        _exchange(core, operation, None)
+    _order(core, ordered)

@@ -101,6 +101,55 @@ def _check_vector_offset(core: Core, dge_mode: DgeMode) -> None:
         raise NkiValidationError(f"a vector offset needs dge_mode unknown or swdge, got {dge_mode.name}")
 
 
+def _way_to_repeat(dst: NkiTensor, src: NkiTensor) -> str:
+    """Return advice for an error: how to repeat ``src``, if it is one row in HBM, over the partitions of ``dst``.
+
+    It is empty otherwise. A row on chip cannot be repeated: its partition dimension has no stride of 0.
+    """
+    if not is_hbm(src.buffer) or src.indirect_access is not None:
+        return ""
+    count, row = dst.shape[0], dst.shape[1:]
+    if src.shape == row:
+        row_view = "src.expand_dim(0)"
+    elif src.shape == (1, *row):
+        row_view = "src"
+    else:
+        return ""
+    return f"; to copy this row to all {count} partitions, pass src={row_view}.broadcast(0, {count})"
+
+
+def _no_cast_of_int64(dst: NkiTensor, src: NkiTensor) -> None:
+    if dst.dtype != src.dtype and int64 in (dst.dtype, src.dtype):
+        raise NkiValidationError(
+            f"int64 is copied and never cast: 'dst' and 'src' must have one type, got {dst} and {src}; view it as "
+            f"nl.int32, of whose pairs the first one is the low half"
+        )
+
+
+def _check_order_of_tiles(dst: NkiTensor, src: NkiTensor) -> None:
+    """Check that the tiles of a grid on chip are moved at once only if the other tensor has them in the same order.
+
+    A grid on chip has rows of tiles beside each other, and another tensor may have them below each other.
+    """
+    for tiles, other in ((dst, src), (src, dst)):
+        if tiles.rows_of_tiles > 1 and other.shape[0] != tiles.shape[0]:
+            raise NkiValidationError(
+                f"{tiles} has {tiles.rows_of_tiles} rows of tiles one beside the other, and {other} one below the "
+                f"other: move one row of tiles after the other, or a view of it with the partitions first: "
+                f"rearrange((('row', 'p'), 'f'), ('p', 'row', 'f'), {{'p': {tiles.shape[0]}}})"
+            )
+
+
+def _check_hardware_descriptors(dst: NkiTensor, src: NkiTensor, dge_mode: DgeMode, engine: Engine) -> None:
+    if dge_mode is DgeMode.hwdge:
+        if dst.dtype != src.dtype:
+            raise NkiValidationError(
+                f"dge_mode=hwdge moves bytes and casts nothing: 'dst' and 'src' must have one type, got {dst} and {src}"
+            )
+    elif engine is not Engine.unknown:
+        raise NkiValidationError(f"engine={engine.name} is valid with dge_mode=hwdge only")
+
+
 @instruction(
     operands=(
         output("dst", regions=DMA_REACH, dtypes=COPYABLE, accepts_indirect=True, marks_itself=True),
@@ -161,58 +210,100 @@ def dma_copy(
     move(call.core, target, source)
 
 
-def _way_to_repeat(dst: NkiTensor, src: NkiTensor) -> str:
-    """Return advice for an error: how to repeat ``src``, if it is one row in HBM, over the partitions of ``dst``.
-
-    It is empty otherwise. A row on chip cannot be repeated: its partition dimension has no stride of 0.
-    """
-    if not is_hbm(src.buffer) or src.indirect_access is not None:
-        return ""
-    count, row = dst.shape[0], dst.shape[1:]
-    if src.shape == row:
-        row_view = "src.expand_dim(0)"
-    elif src.shape == (1, *row):
-        row_view = "src"
-    else:
-        return ""
-    return f"; to copy this row to all {count} partitions, pass src={row_view}.broadcast(0, {count})"
-
-
-def _no_cast_of_int64(dst: NkiTensor, src: NkiTensor) -> None:
-    if dst.dtype != src.dtype and int64 in (dst.dtype, src.dtype):
-        raise NkiValidationError(
-            f"int64 is copied and never cast: 'dst' and 'src' must have one type, got {dst} and {src}; view it as "
-            f"nl.int32, of whose pairs the first one is the low half"
-        )
-
-
-def _check_order_of_tiles(dst: NkiTensor, src: NkiTensor) -> None:
-    """Check that the tiles of a grid on chip are moved at once only if the other tensor has them in the same order.
-
-    A grid on chip has rows of tiles beside each other, and another tensor may have them below each other.
-    """
-    for tiles, other in ((dst, src), (src, dst)):
-        if tiles.rows_of_tiles > 1 and other.shape[0] != tiles.shape[0]:
-            raise NkiValidationError(
-                f"{tiles} has {tiles.rows_of_tiles} rows of tiles one beside the other, and {other} one below the "
-                f"other: move one row of tiles after the other, or a view of it with the partitions first: "
-                f"rearrange((('row', 'p'), 'f'), ('p', 'row', 'f'), {{'p': {tiles.shape[0]}}})"
-            )
-
-
-def _check_hardware_descriptors(dst: NkiTensor, src: NkiTensor, dge_mode: DgeMode, engine: Engine) -> None:
-    if dge_mode is DgeMode.hwdge:
-        if dst.dtype != src.dtype:
-            raise NkiValidationError(
-                f"dge_mode=hwdge moves bytes and casts nothing: 'dst' and 'src' must have one type, got {dst} and {src}"
-            )
-    elif engine is not Engine.unknown:
-        raise NkiValidationError(f"engine={engine.name} is valid with dge_mode=hwdge only")
-
-
 _SOURCES_MAX = 16
 # With a vector offset: dst itself and the tensor that is added to it.
 _SOURCES_OF_UPDATE = 2
+
+
+def _sum(core: Core, ends: dict[str, End]) -> npt.NDArray[np.float32]:
+    """Return the float32 sum of the sources, in their shape, or flat if their shapes differ."""
+    sources = [read(core, name, end) for name, end in ends.items()]
+    shape = sources[0].shape if len({source.shape for source in sources}) == 1 else (-1,)
+    first, second, *others = (source.reshape(shape).astype(np.float32, copy=False) for source in sources)
+    total: npt.NDArray[np.float32] = np.add(first, second)
+    for values in others:
+        np.add(total, values, out=total)
+    return total
+
+
+def _check_sum(srcs: Any, reduce_op: Any, scales: Any) -> None:
+    """Check that the call uses only the features that the documentation names as supported at present."""
+    if not isinstance(srcs, list | tuple) or not 2 <= len(srcs) <= _SOURCES_MAX:
+        raise NkiValidationError(
+            f"srcs must be a list of 2 to {_SOURCES_MAX} tensors, got {srcs!r}; to add a tensor to 'dst' give both, "
+            "srcs=[dst, src], and to copy it use nisa.dma_copy"
+        )
+    if reduce_op is not OPERATORS["add"]:
+        raise NkiValidationError(f"reduce_op must be nl.add, the only one supported, got {reduce_op!r}")
+    if scales is None:
+        return
+    if not isinstance(scales, list | tuple) or len(scales) != len(srcs):
+        raise NkiValidationError(f"scales must be None or a list of {len(srcs)} numbers, one a source, got {scales!r}")
+    if any(not isinstance(scale, int | float | np.number) or scale != 1 for scale in scales):
+        raise NkiValidationError(f"scales must all be 1.0, the only value supported, got {scales!r}")
+
+
+def _check_summands(call: Call, views: dict[str, NkiTensor]) -> None:
+    dst = views["dst"]
+    for name, view in views.items():
+        if name != "dst":
+            check_operand(call, Operand(name, regions=DMA_REACH, accepts_indirect=True, is_accessed=False), view, None)
+        if view.is_indirect() and not _has_vector_offset(view):
+            raise NkiValidationError(
+                f"operand {name!r}: the address must be known at compile time, unless it has a vector offset; got a "
+                f"dynamic index in {view}, nisa.dma_copy it first"
+            )
+        if view.size != dst.size:
+            raise NkiValidationError(
+                f"operands 'dst' and {name!r} must have equally many elements, got {dst} and {view}"
+            )
+
+
+def _is_same_view(view: NkiTensor, other: NkiTensor) -> bool:
+    """Return whether two views select the same elements; index tensors are compared by place, not by content."""
+    if view.storage is not other.storage or view.layout != other.layout or view.dtype != other.dtype:
+        return False
+    if not view.is_indirect() and not other.is_indirect():
+        return True
+    if not _has_vector_offset(view) or not _has_vector_offset(other):
+        return False
+    return _is_same_view(index_tensor(view), index_tensor(other))
+
+
+def _check_update(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: bool) -> None:
+    """Check that a call with a vector offset has one of its two forms.
+
+    They are a scatter that adds a tile to rows of HBM, and a gather that adds rows of HBM to a tile.
+    """
+    if unique_indices is not True:
+        raise NkiValidationError(
+            f"a vector offset needs unique_indices=True, others are not supported, got {unique_indices!r}"
+        )
+    others = [source for source in srcs if not _is_same_view(source, dst)]
+    if _has_vector_offset(dst):
+        fits = len(others) == 1 and others[0].buffer is MemoryRegion.sbuf
+    else:
+        fits = len(others) == 1 and _has_vector_offset(others[0]) and dst.buffer is MemoryRegion.sbuf
+    if len(srcs) != _SOURCES_OF_UPDATE or not fits:
+        raise NkiValidationError(
+            "with a vector offset srcs must be 'dst' itself and one other tensor: a tile in sbuf to be added to rows "
+            f"in HBM, or rows in HBM to be added to a 'dst' in sbuf; got dst {dst} and srcs {list(srcs)}"
+        )
+
+
+def _check_unique(dst: NkiTensor, target: End) -> None:
+    """Check the promise ``unique_indices``: no row of ``dst`` is named twice.
+
+    The sum in such a row would depend on the order of the two additions.
+    """
+    if not _has_vector_offset(dst) or not isinstance(target, Rows):
+        return
+    numbers, counts = np.unique(target.numbers, return_counts=True)
+    if (counts > 1).any():
+        raise NkiValidationError(
+            f"operand 'dst': unique_indices=True, but index {int(numbers[counts > 1][0])} of {index_tensor(dst)} comes "
+            "more than once; add the rows up first"
+        )
 
 
 @instruction(
@@ -265,103 +356,87 @@ def dma_compute(
     write(call.core, target, _sum(call.core, ends), float32)
 
 
-def _sum(core: Core, ends: dict[str, End]) -> npt.NDArray[np.float32]:
-    """Return the float32 sum of the sources, in their shape, or flat if their shapes differ."""
-    sources = [read(core, name, end) for name, end in ends.items()]
-    shape = sources[0].shape if len({source.shape for source in sources}) == 1 else (-1,)
-    first, second, *others = (source.reshape(shape).astype(np.float32, copy=False) for source in sources)
-    total: npt.NDArray[np.float32] = np.add(first, second)
-    for values in others:
-        np.add(total, values, out=total)
-    return total
-
-
-def _check_sum(srcs: Any, reduce_op: Any, scales: Any) -> None:
-    """Check that the call uses only the features that the documentation names as supported at present."""
-    if not isinstance(srcs, list | tuple) or not 2 <= len(srcs) <= _SOURCES_MAX:
-        raise NkiValidationError(
-            f"srcs must be a list of 2 to {_SOURCES_MAX} tensors, got {srcs!r}; to add a tensor to 'dst' give both, "
-            "srcs=[dst, src], and to copy it use nisa.dma_copy"
-        )
-    if reduce_op is not OPERATORS["add"]:
-        raise NkiValidationError(f"reduce_op must be nl.add, the only one supported, got {reduce_op!r}")
-    if scales is None:
-        return
-    if not isinstance(scales, list | tuple) or len(scales) != len(srcs):
-        raise NkiValidationError(f"scales must be None or a list of {len(srcs)} numbers, one a source, got {scales!r}")
-    if any(not isinstance(scale, int | float | np.number) or scale != 1 for scale in scales):
-        raise NkiValidationError(f"scales must all be 1.0, the only value supported, got {scales!r}")
-
-
-def _check_summands(call: Call, views: dict[str, NkiTensor]) -> None:
-    dst = views["dst"]
-    for name, view in views.items():
-        if name != "dst":
-            check_operand(call, Operand(name, regions=DMA_REACH, accepts_indirect=True, is_accessed=False), view, None)
-        if view.is_indirect() and not _has_vector_offset(view):
-            raise NkiValidationError(
-                f"operand {name!r}: the address must be known at compile time, unless it has a vector offset; got a "
-                f"dynamic index in {view}, nisa.dma_copy it first"
-            )
-        if view.size != dst.size:
-            raise NkiValidationError(
-                f"operands 'dst' and {name!r} must have equally many elements, got {dst} and {view}"
-            )
-
-
-def _check_update(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: bool) -> None:
-    """Check that a call with a vector offset has one of its two forms.
-
-    They are a scatter that adds a tile to rows of HBM, and a gather that adds rows of HBM to a tile.
-    """
-    if unique_indices is not True:
-        raise NkiValidationError(
-            f"a vector offset needs unique_indices=True, others are not supported, got {unique_indices!r}"
-        )
-    others = [source for source in srcs if not _is_same_view(source, dst)]
-    if _has_vector_offset(dst):
-        fits = len(others) == 1 and others[0].buffer is MemoryRegion.sbuf
-    else:
-        fits = len(others) == 1 and _has_vector_offset(others[0]) and dst.buffer is MemoryRegion.sbuf
-    if len(srcs) != _SOURCES_OF_UPDATE or not fits:
-        raise NkiValidationError(
-            "with a vector offset srcs must be 'dst' itself and one other tensor: a tile in sbuf to be added to rows "
-            f"in HBM, or rows in HBM to be added to a 'dst' in sbuf; got dst {dst} and srcs {list(srcs)}"
-        )
-
-
-def _is_same_view(view: NkiTensor, other: NkiTensor) -> bool:
-    """Return whether two views select the same elements; index tensors are compared by place, not by content."""
-    if view.storage is not other.storage or view.layout != other.layout or view.dtype != other.dtype:
-        return False
-    if not view.is_indirect() and not other.is_indirect():
-        return True
-    if not _has_vector_offset(view) or not _has_vector_offset(other):
-        return False
-    return _is_same_view(index_tensor(view), index_tensor(other))
-
-
-def _check_unique(dst: NkiTensor, target: End) -> None:
-    """Check the promise ``unique_indices``: no row of ``dst`` is named twice.
-
-    The sum in such a row would depend on the order of the two additions.
-    """
-    if not _has_vector_offset(dst) or not isinstance(target, Rows):
-        return
-    numbers, counts = np.unique(target.numbers, return_counts=True)
-    if (counts > 1).any():
-        raise NkiValidationError(
-            f"operand 'dst': unique_indices=True, but index {int(numbers[counts > 1][0])} of {index_tensor(dst)} comes "
-            "more than once; add the rows up first"
-        )
-
-
 # The order of the dimensions of ``dma_transpose``, by their number. Each is its own inverse.
 TRANSPOSED_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 # Elements of 2 bytes are transposed in blocks of 16 rows and up to 128 columns, the partitions that dst can have.
 _BLOCK_ROWS = 16
 _DIVISORS_OF_BLOCK_ROWS = (1, 2, 4, 8, 16)
 _BLOCK_ITEMSIZE = 2
+
+
+def _permuted(layout: Layout, order: Sequence[int]) -> Layout:
+    return Layout(tuple(layout.shape[k] for k in order), tuple(layout.strides[k] for k in order), layout.offset)
+
+
+def _move_transposed(core: Core, dst: NkiTensor, source: End, order: tuple[int, ...]) -> None:
+    if isinstance(source, NkiTensor) or source.in_range.all():
+        if dst.storage.is_abstract:
+            pass_over(core, dst, {"src": source})
+        else:
+            write(core, dst, read(core, "src", source).transpose(order), dst.dtype)
+        return
+    # Row r belongs into index r of the last dimension of dst; as dimension 0, some of them can be left out.
+    columns = as_rows(dst.with_layout(_permuted(dst.layout, order))).only(source.in_range)
+    move(core, columns, source.only(source.in_range))
+
+
+def _check_transposed_shape(dst: NkiTensor, src: NkiTensor, axes: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the order in which ``dst`` has the dimensions of ``src``, after checking shapes, types and ``axes``."""
+    order = TRANSPOSED_AXES.get(src.ndim)
+    if order is None:
+        raise NkiValidationError(f"operand 'src' must have 2, 3 or 4 dimensions, got {src}")
+    if axes is not None and (not isinstance(axes, tuple | list) or tuple(axes) != order):
+        raise NkiValidationError(f"axes must be {order} for a source of {src.ndim} dimensions, got {axes!r}")
+    if dst.dtype != src.dtype:
+        raise NkiValidationError(f"'dst' and 'src' must have one type, got {dst} and {src}")
+    transposed = tuple(src.shape[k] for k in order)
+    if dst.shape != transposed:
+        raise NkiValidationError(
+            f"operand 'dst' must have the shape {list(transposed)}, which is that of 'src' in the order {order}, got "
+            f"{dst} and {src}"
+        )
+    return order
+
+
+def _check_transposed_type(what: str, src: NkiTensor) -> None:
+    if src.dtype.itemsize != _BLOCK_ITEMSIZE:
+        raise NkiValidationError(f"{what} needs a type of {_BLOCK_ITEMSIZE} bytes, got {src}")
+
+
+def _check_direct_transpose(src: NkiTensor, dge_mode: DgeMode) -> None:
+    if dge_mode is DgeMode.swdge:
+        raise NkiValidationError("a transpose without a vector offset needs dge_mode unknown, hwdge or none, got swdge")
+    if dge_mode is not DgeMode.hwdge:
+        return  # the documentation does not have "none"; published kernels ask for it
+    _check_transposed_type("dge_mode=hwdge", src)
+    rows = src.shape[0]
+    if src.ndim == 2:
+        if rows != _BLOCK_ROWS:
+            raise NkiValidationError(f"dge_mode=hwdge needs src.shape[0] == {_BLOCK_ROWS} in two dimensions, got {src}")
+    elif rows not in _DIVISORS_OF_BLOCK_ROWS or rows * src.shape[-2] % _BLOCK_ROWS:
+        raise NkiValidationError(
+            f"dge_mode=hwdge needs src.shape[0] in {_DIVISORS_OF_BLOCK_ROWS} and src.shape[0] * src.shape[-2] "
+            f"divisible by {_BLOCK_ROWS}, got {src}"
+        )
+
+
+def _check_gathered_transpose(src: NkiTensor) -> None:
+    _check_transposed_type("a vector offset", src)
+    if src.ndim == 4 and 1 not in src.shape[1:3]:
+        raise NkiValidationError(
+            f"a vector offset needs src.shape[1] or src.shape[2] to be 1 in four dimensions, got {src}"
+        )
+    if src.shape[0] % _BLOCK_ROWS:
+        raise NkiValidationError(f"a vector offset needs src.shape[0] divisible by {_BLOCK_ROWS}, got {src}")
+    index = index_tensor(src)
+    partitions, columns = index.shape
+    if index.dtype != uint32:
+        raise NkiValidationError(f"the vector offset of a transpose must be uint32, got {index}")
+    if partitions % _BLOCK_ROWS or (columns > 1 and partitions != PARTITIONS):
+        raise NkiValidationError(
+            f"the vector offset of a transpose must have {_BLOCK_ROWS} to {PARTITIONS} partitions, a multiple of "
+            f"{_BLOCK_ROWS}, and {PARTITIONS} if it has several columns, got {index}"
+        )
 
 
 @instruction(
@@ -409,78 +484,3 @@ def dma_transpose(
         source = resolve("src", src, skips)
     if source is not None:
         _move_transposed(call.core, dst, source, order)
-
-
-def _move_transposed(core: Core, dst: NkiTensor, source: End, order: tuple[int, ...]) -> None:
-    if isinstance(source, NkiTensor) or source.in_range.all():
-        if dst.storage.is_abstract:
-            pass_over(core, dst, {"src": source})
-        else:
-            write(core, dst, read(core, "src", source).transpose(order), dst.dtype)
-        return
-    # Row r belongs into index r of the last dimension of dst; as dimension 0, some of them can be left out.
-    columns = as_rows(dst.with_layout(_permuted(dst.layout, order))).only(source.in_range)
-    move(core, columns, source.only(source.in_range))
-
-
-def _permuted(layout: Layout, order: Sequence[int]) -> Layout:
-    return Layout(tuple(layout.shape[k] for k in order), tuple(layout.strides[k] for k in order), layout.offset)
-
-
-def _check_transposed_shape(dst: NkiTensor, src: NkiTensor, axes: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the order in which ``dst`` has the dimensions of ``src``, after checking shapes, types and ``axes``."""
-    order = TRANSPOSED_AXES.get(src.ndim)
-    if order is None:
-        raise NkiValidationError(f"operand 'src' must have 2, 3 or 4 dimensions, got {src}")
-    if axes is not None and (not isinstance(axes, tuple | list) or tuple(axes) != order):
-        raise NkiValidationError(f"axes must be {order} for a source of {src.ndim} dimensions, got {axes!r}")
-    if dst.dtype != src.dtype:
-        raise NkiValidationError(f"'dst' and 'src' must have one type, got {dst} and {src}")
-    transposed = tuple(src.shape[k] for k in order)
-    if dst.shape != transposed:
-        raise NkiValidationError(
-            f"operand 'dst' must have the shape {list(transposed)}, which is that of 'src' in the order {order}, got "
-            f"{dst} and {src}"
-        )
-    return order
-
-
-def _check_direct_transpose(src: NkiTensor, dge_mode: DgeMode) -> None:
-    if dge_mode is DgeMode.swdge:
-        raise NkiValidationError("a transpose without a vector offset needs dge_mode unknown, hwdge or none, got swdge")
-    if dge_mode is not DgeMode.hwdge:
-        return  # the documentation does not have "none"; published kernels ask for it
-    _check_transposed_type("dge_mode=hwdge", src)
-    rows = src.shape[0]
-    if src.ndim == 2:
-        if rows != _BLOCK_ROWS:
-            raise NkiValidationError(f"dge_mode=hwdge needs src.shape[0] == {_BLOCK_ROWS} in two dimensions, got {src}")
-    elif rows not in _DIVISORS_OF_BLOCK_ROWS or rows * src.shape[-2] % _BLOCK_ROWS:
-        raise NkiValidationError(
-            f"dge_mode=hwdge needs src.shape[0] in {_DIVISORS_OF_BLOCK_ROWS} and src.shape[0] * src.shape[-2] "
-            f"divisible by {_BLOCK_ROWS}, got {src}"
-        )
-
-
-def _check_transposed_type(what: str, src: NkiTensor) -> None:
-    if src.dtype.itemsize != _BLOCK_ITEMSIZE:
-        raise NkiValidationError(f"{what} needs a type of {_BLOCK_ITEMSIZE} bytes, got {src}")
-
-
-def _check_gathered_transpose(src: NkiTensor) -> None:
-    _check_transposed_type("a vector offset", src)
-    if src.ndim == 4 and 1 not in src.shape[1:3]:
-        raise NkiValidationError(
-            f"a vector offset needs src.shape[1] or src.shape[2] to be 1 in four dimensions, got {src}"
-        )
-    if src.shape[0] % _BLOCK_ROWS:
-        raise NkiValidationError(f"a vector offset needs src.shape[0] divisible by {_BLOCK_ROWS}, got {src}")
-    index = index_tensor(src)
-    partitions, columns = index.shape
-    if index.dtype != uint32:
-        raise NkiValidationError(f"the vector offset of a transpose must be uint32, got {index}")
-    if partitions % _BLOCK_ROWS or (columns > 1 and partitions != PARTITIONS):
-        raise NkiValidationError(
-            f"the vector offset of a transpose must have {_BLOCK_ROWS} to {PARTITIONS} partitions, a multiple of "
-            f"{_BLOCK_ROWS}, and {PARTITIONS} if it has several columns, got {index}"
-        )
