@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nkilib.simulator.replay.plan``: the memory that a plan holds between launches, what is made in HBM,
-and when cores run side by side."""
+"""``nkilib.simulator.replay.plan``: the memory of a plan, what is made in HBM, and when cores run side by side."""
 
 from __future__ import annotations
 
