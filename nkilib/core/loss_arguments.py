@@ -49,6 +49,14 @@ def require_upstream(function: str, grad_hbm: nl.NkiTensor, shape: tuple[int, ..
     )
 
 
+def in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Load one float32 number into each partition: [128, 1]."""
+    partitions = nl.tile_size.pmax
+    number_sbuf = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=number_sbuf, src=number_hbm.reshape((1, 1)).broadcast(0, partitions))
+    return number_sbuf
+
+
 @dataclass(frozen=True)
 class Upstream:
     """The upstream gradients of a launch.
@@ -81,11 +89,3 @@ class Upstream:
         of_sum = 1.0 if self.factor is None else self.factor
         nisa.tensor_scalar(dst=scale_sbuf, data=scale_sbuf, op0=nl.multiply, operand0=factor * of_sum)
         return scale_sbuf
-
-
-def in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load one float32 number into each partition: [128, 1]."""
-    partitions = nl.tile_size.pmax
-    number_sbuf = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=number_sbuf, src=number_hbm.reshape((1, 1)).broadcast(0, partitions))
-    return number_sbuf

@@ -63,6 +63,32 @@ class CrossEntropyOutputs(NamedTuple):
     entropy: jax.Array
 
 
+def _divisor(
+    results: Mapping[str, jax.Array], normalizer: jax.Array | None, valid: jax.Array | None
+) -> jax.Array | int:
+    """Return the divisor of a mean, which for class probabilities is the number of positions, as in PyTorch."""
+    if normalizer is not None:
+        return normalizer
+    if valid is None:
+        return results["loss"].shape[0]
+    weight = jax.lax.stop_gradient(results["position_weight"]).sum()
+    # A mean of nothing is NaN, whatever smoothing adds to 0 / 0.
+    return jnp.where(weight == 0.0, jnp.nan, weight)
+
+
+def _reduced(values: jax.Array, reduction: str, shape: tuple[int, ...], divisor: jax.Array | int | None) -> jax.Array:
+    if reduction == "none":
+        return values.reshape(shape)
+    total = values.sum()
+    return total if divisor is None else total / divisor
+
+
+def _z_loss(lse: jax.Array, valid: jax.Array | None, scale: float) -> jax.Array:
+    if scale == 0.0:
+        return jnp.zeros_like(lse)
+    return scale * jnp.square(lse if valid is None else jnp.where(valid, lse, 0.0))
+
+
 def returned_values(
     results: Mapping[str, jax.Array],
     valid: jax.Array | None,
@@ -94,32 +120,6 @@ def returned_values(
         argmax=results["argmax"].reshape(shape),
         entropy=results["entropy"].reshape(shape),
     )
-
-
-def _divisor(
-    results: Mapping[str, jax.Array], normalizer: jax.Array | None, valid: jax.Array | None
-) -> jax.Array | int:
-    """Return the divisor of a mean, which for class probabilities is the number of positions, as in PyTorch."""
-    if normalizer is not None:
-        return normalizer
-    if valid is None:
-        return results["loss"].shape[0]
-    weight = jax.lax.stop_gradient(results["position_weight"]).sum()
-    # A mean of nothing is NaN, whatever smoothing adds to 0 / 0.
-    return jnp.where(weight == 0.0, jnp.nan, weight)
-
-
-def _reduced(values: jax.Array, reduction: str, shape: tuple[int, ...], divisor: jax.Array | int | None) -> jax.Array:
-    if reduction == "none":
-        return values.reshape(shape)
-    total = values.sum()
-    return total if divisor is None else total / divisor
-
-
-def _z_loss(lse: jax.Array, valid: jax.Array | None, scale: float) -> jax.Array:
-    if scale == 0.0:
-        return jnp.zeros_like(lse)
-    return scale * jnp.square(lse if valid is None else jnp.where(valid, lse, 0.0))
 
 
 @overload
@@ -168,6 +168,36 @@ def cross_entropy(
     axis: int = ...,
     **recipe: Unpack[RecipeOptions],
 ) -> jax.Array | CrossEntropyOutputs: ...
+
+
+def _computed(
+    recipe: Recipe,
+    reduction: str,
+    axis: int,
+    input: jax.Array,
+    target: jax.Array,
+    weight: jax.Array | None,
+    normalizer: jax.Array | None,
+) -> jax.Array | CrossEntropyOutputs:
+    """Compute :func:`cross_entropy` of checked arguments.
+
+    It is compiled, or each small operation would be its own program.
+    """
+    logits, options = as_rows(input, axis), recipe.options
+    if target.shape == input.shape:
+        is_taken = target.dtype in TILE_DTYPES
+        rows_target, valid = as_rows(target if is_taken else target.astype(jnp.float32), axis), None
+    else:
+        rows_target = jnp.asarray(class_indices(target, options.ignore_index, logits.shape[1])).reshape(-1)
+        valid = rows_target != IGNORED
+    class_weight = None if weight is None else weight.astype(jnp.float32)
+    divisor = None if normalizer is None else jax.lax.stop_gradient(jnp.asarray(normalizer, jnp.float32))
+    results = loss_of_rows(recipe, logits, rows_target, class_weight)
+    shape = rows_shape(input.shape, axis)
+    return returned_values(results, valid, options, reduction, divisor, shape, recipe.with_outputs)
+
+
+_compiled: Final = jax.jit(_computed, static_argnums=(0, 1, 2))
 
 
 @shows(RecipeOptions, defaults=LossOptions)
@@ -255,33 +285,3 @@ def cross_entropy(
     launch_cores("nkilib.jax.cross_entropy", library_grid())  # of a compiled launch JAX would wrap what is raised
     recipe_of_kernels = Recipe(options, return_outputs, simulator_options())
     return _compiled(recipe_of_kernels, reduction, axis, input, target, weight, normalizer)
-
-
-def _computed(
-    recipe: Recipe,
-    reduction: str,
-    axis: int,
-    input: jax.Array,
-    target: jax.Array,
-    weight: jax.Array | None,
-    normalizer: jax.Array | None,
-) -> jax.Array | CrossEntropyOutputs:
-    """Compute :func:`cross_entropy` of checked arguments.
-
-    It is compiled, or each small operation would be its own program.
-    """
-    logits, options = as_rows(input, axis), recipe.options
-    if target.shape == input.shape:
-        is_taken = target.dtype in TILE_DTYPES
-        rows_target, valid = as_rows(target if is_taken else target.astype(jnp.float32), axis), None
-    else:
-        rows_target = jnp.asarray(class_indices(target, options.ignore_index, logits.shape[1])).reshape(-1)
-        valid = rows_target != IGNORED
-    class_weight = None if weight is None else weight.astype(jnp.float32)
-    divisor = None if normalizer is None else jax.lax.stop_gradient(jnp.asarray(normalizer, jnp.float32))
-    results = loss_of_rows(recipe, logits, rows_target, class_weight)
-    shape = rows_shape(input.shape, axis)
-    return returned_values(results, valid, options, reduction, divisor, shape, recipe.with_outputs)
-
-
-_compiled: Final = jax.jit(_computed, static_argnums=(0, 1, 2))

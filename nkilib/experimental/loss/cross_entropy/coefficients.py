@@ -93,6 +93,16 @@ class PositionUpstream:
 Upstream = UniformUpstream | PositionUpstream
 
 
+def negated_lse(lse_sbuf: nl.NkiTensor, added: float | nl.NkiTensor) -> nl.NkiTensor:
+    """Return ``added - lse``, float32 [rows, 1], the bias of exponentials that are a softmax if ``added`` is 0.
+
+    Where lse is infinite the bias is NaN, and so is the row's gradient, as in PyTorch.
+    """
+    bias_sbuf = float32_like(lse_sbuf)
+    nisa.tensor_scalar(dst=bias_sbuf, data=lse_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=added)
+    return with_nan_of_infinite(bias_sbuf, lse_sbuf, nl.float32)
+
+
 @dataclass(frozen=True)
 class SoftmaxTerms:
     """The terms that turn exponentials into a softmax: float32 [rows, 1].
@@ -129,16 +139,6 @@ class SoftmaxTerms:
     def normalized(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return the values times ``inverse_sbuf``, or the values themselves if it is None."""
         return values_sbuf if self.inverse_sbuf is None else product(values_sbuf, self.inverse_sbuf)
-
-
-def negated_lse(lse_sbuf: nl.NkiTensor, added: float | nl.NkiTensor) -> nl.NkiTensor:
-    """Return ``added - lse``, float32 [rows, 1], the bias of exponentials that are a softmax if ``added`` is 0.
-
-    Where lse is infinite the bias is NaN, and so is the row's gradient, as in PyTorch.
-    """
-    bias_sbuf = float32_like(lse_sbuf)
-    nisa.tensor_scalar(dst=bias_sbuf, data=lse_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=added)
-    return with_nan_of_infinite(bias_sbuf, lse_sbuf, nl.float32)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,15 @@ def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> 
     return sizes[tensor]
 
 
+def _work(log_probs_hbm: Any, targets_hbm: Any, passes: int) -> Work:
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    steps, sequences, _ = log_probs_hbm.shape
+    states = 1 if targets_hbm is None else 2 * targets_hbm.shape[1] + 1
+    alphas = steps * sequences * states * FLOAT32_BYTES
+    return Work(passes * tensor_bytes(log_probs_hbm) + alphas, dtype=as_dtype(log_probs_hbm.dtype))
+
+
 def forward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
     """Return the work of ``ctc_loss_forward``, whose parameters it takes."""
     return _work(log_probs_hbm, targets_hbm, 1)
@@ -72,15 +81,6 @@ def backward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
     The log-probabilities are read, and a gradient of their size is written.
     """
     return _work(log_probs_hbm, targets_hbm, 2)
-
-
-def _work(log_probs_hbm: Any, targets_hbm: Any, passes: int) -> Work:
-    from nkilib.simulator.terms.dtypes import as_dtype
-
-    steps, sequences, _ = log_probs_hbm.shape
-    states = 1 if targets_hbm is None else 2 * targets_hbm.shape[1] + 1
-    alphas = steps * sequences * states * FLOAT32_BYTES
-    return Work(passes * tensor_bytes(log_probs_hbm) + alphas, dtype=as_dtype(log_probs_hbm.dtype))
 
 
 ctc_loss_forward = launchable(
@@ -143,27 +143,18 @@ class CtcLosses(NamedTuple):
     occupancies: Float64Array
 
 
-def ctc_loss_reference(
-    log_probs: npt.NDArray[Any], targets: Integers, input_lengths: Integers, target_lengths: Integers, blank: int = 0
-) -> CtcLosses:
-    """Compute the losses and occupancies by their definition, with a recursion over all states.
-
-    PyTorch equivalent of the losses: ``F.ctc_loss(log_probs.double(), targets, input_lengths, target_lengths, blank,
-    reduction="none")``.
-
-    Args:
-        log_probs: the log-probabilities, [T, N, C].
-        targets: the labels of the targets, [N, S].
-        input_lengths, target_lengths: [N].
-        blank: class of the blank.
+def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64Array:
+    """Return the alphas, [T, states]: the logarithm of the probability of the prefix that ends in each state at
+    each time.
     """
-    exact = log_probs.astype(np.float64)
-    losses, occupancies = np.zeros(exact.shape[1]), np.zeros(exact.shape)
-    for n, (steps, labels) in enumerate(zip(input_lengths, target_lengths, strict=True)):
-        classes = np.full(2 * labels + 1, blank)
-        classes[1::2] = targets[n, :labels]
-        losses[n] = _sequence(exact[:steps, n], classes, blank, occupancies[:steps, n])
-    return CtcLosses(losses, occupancies)
+    alphas = np.full(emissions.shape, -np.inf)
+    alphas[0, :2] = emissions[0, :2]
+    for t in range(1, len(emissions)):
+        stays, enters, skips = alphas[t - 1], np.full_like(alphas[0], -np.inf), np.full_like(alphas[0], -np.inf)
+        enters[1:] = stays[:-1]
+        skips[2:] = np.where(may_skip[2:], stays[:-2], -np.inf)
+        alphas[t] = np.logaddexp(np.logaddexp(stays, enters), skips) + emissions[t]
+    return alphas
 
 
 def _sequence(log_probs: Float64Array, classes: Integers, blank: int, occupancies: Float64Array) -> float:
@@ -187,18 +178,27 @@ def _sequence(log_probs: Float64Array, classes: Integers, blank: int, occupancie
     return -float(log_likelihood)
 
 
-def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64Array:
-    """Return the alphas, [T, states]: the logarithm of the probability of the prefix that ends in each state at
-    each time.
+def ctc_loss_reference(
+    log_probs: npt.NDArray[Any], targets: Integers, input_lengths: Integers, target_lengths: Integers, blank: int = 0
+) -> CtcLosses:
+    """Compute the losses and occupancies by their definition, with a recursion over all states.
+
+    PyTorch equivalent of the losses: ``F.ctc_loss(log_probs.double(), targets, input_lengths, target_lengths, blank,
+    reduction="none")``.
+
+    Args:
+        log_probs: the log-probabilities, [T, N, C].
+        targets: the labels of the targets, [N, S].
+        input_lengths, target_lengths: [N].
+        blank: class of the blank.
     """
-    alphas = np.full(emissions.shape, -np.inf)
-    alphas[0, :2] = emissions[0, :2]
-    for t in range(1, len(emissions)):
-        stays, enters, skips = alphas[t - 1], np.full_like(alphas[0], -np.inf), np.full_like(alphas[0], -np.inf)
-        enters[1:] = stays[:-1]
-        skips[2:] = np.where(may_skip[2:], stays[:-2], -np.inf)
-        alphas[t] = np.logaddexp(np.logaddexp(stays, enters), skips) + emissions[t]
-    return alphas
+    exact = log_probs.astype(np.float64)
+    losses, occupancies = np.zeros(exact.shape[1]), np.zeros(exact.shape)
+    for n, (steps, labels) in enumerate(zip(input_lengths, target_lengths, strict=True)):
+        classes = np.full(2 * labels + 1, blank)
+        classes[1::2] = targets[n, :labels]
+        losses[n] = _sequence(exact[:steps, n], classes, blank, occupancies[:steps, n])
+    return CtcLosses(losses, occupancies)
 
 
 def reduction_factors(target_lengths: Integers, reduction: str) -> Float64Array:

@@ -127,6 +127,13 @@ distillation_backward = launchable(
 )
 
 
+def _log_softmax(logits: Any, temperature: float) -> Array:
+    scaled = np.asarray(logits, np.float64) / temperature
+    with np.errstate(invalid="ignore"):
+        distance = scaled - scaled.max(axis=1, keepdims=True)
+        return np.asarray(distance - np.log(np.exp(distance).sum(axis=1, keepdims=True)))
+
+
 @dataclass(frozen=True)
 class Distributions:
     """The distributions of student and teacher, in float64.
@@ -222,11 +229,16 @@ def distillation_gradient_reference(
     return np.asarray(upstream[:, None] * gradient)
 
 
-def _log_softmax(logits: Any, temperature: float) -> Array:
-    scaled = np.asarray(logits, np.float64) / temperature
+def _size(logits: Any, temperature: float) -> Array:
+    """Return a = 8 + 2 * max|x| / T of each row, over its finite logits."""
+    values = np.asarray(logits, np.float64)
+    return np.asarray(8.0 + 2.0 * np.where(np.isfinite(values), np.abs(values), 0.0).max(axis=1) / temperature)
+
+
+def _mean_distance(log_p: Array, log_q: Array) -> Array:
     with np.errstate(invalid="ignore"):
-        distance = scaled - scaled.max(axis=1, keepdims=True)
-        return np.asarray(distance - np.log(np.exp(distance).sum(axis=1, keepdims=True)))
+        terms = np.exp(log_p) * np.abs(log_p - log_q)
+    return np.asarray(np.where(log_p == -np.inf, 0.0, terms).sum(axis=1))
 
 
 def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperature: float = 1.0) -> Array:
@@ -268,15 +280,3 @@ def distillation_gradient_bound(
         terms = distributions.student * factors
     off = upstream * (UNIT * sizes * terms + SMALLEST_NORMAL * factors)
     return np.asarray(off + rounding(exact, np.asarray(student).dtype))
-
-
-def _size(logits: Any, temperature: float) -> Array:
-    """Return a = 8 + 2 * max|x| / T of each row, over its finite logits."""
-    values = np.asarray(logits, np.float64)
-    return np.asarray(8.0 + 2.0 * np.where(np.isfinite(values), np.abs(values), 0.0).max(axis=1) / temperature)
-
-
-def _mean_distance(log_p: Array, log_q: Array) -> Array:
-    with np.errstate(invalid="ignore"):
-        terms = np.exp(log_p) * np.abs(log_p - log_q)
-    return np.asarray(np.where(log_p == -np.inf, 0.0, terms).sum(axis=1))

@@ -80,6 +80,21 @@ def divide_classes(vocab_size: int, shared: int, cores: int, class_block: int) -
     return ClassDivision(shares, tuple(balanced_spans(last, class_block)) if last.size > 0 else ())
 
 
+def _most_of_longest_iterations(shares: list[Span], class_block: int, bodies: int) -> int:
+    """Return the ``most_bodies`` of :func:`plan_blocks` with the fewest iterations and at most ``bodies`` copies.
+
+    A plan reserves room for blocks behind the loop; where these are fewer, its iterations can be longer.
+    """
+    best, fewest = bodies, None
+    for most in range(bodies, 2 * bodies + 2):
+        plans = [plan_blocks(shares, core, class_block, most, WINDOW) for core in range(len(shares))]
+        iterations = plans[0].iterations
+        fits = iterations > 0 and max(plan.bodies for plan in plans) <= bodies
+        if fits and (fewest is None or iterations < fewest):
+            best, fewest = most, iterations
+    return best
+
+
 @dataclass(frozen=True)
 class ClassSchedule:
     """The blocks of classes that a core works on, in their order.
@@ -160,21 +175,6 @@ class ClassSchedule:
     def _single(self) -> tuple[Span, ...]:
         """The blocks that are not part of the plan."""
         return self.shared if self.head is None else (self.head, *self.shared)
-
-
-def _most_of_longest_iterations(shares: list[Span], class_block: int, bodies: int) -> int:
-    """Return the ``most_bodies`` of :func:`plan_blocks` with the fewest iterations and at most ``bodies`` copies.
-
-    A plan reserves room for blocks behind the loop; where these are fewer, its iterations can be longer.
-    """
-    best, fewest = bodies, None
-    for most in range(bodies, 2 * bodies + 2):
-        plans = [plan_blocks(shares, core, class_block, most, WINDOW) for core in range(len(shares))]
-        iterations = plans[0].iterations
-        fits = iterations > 0 and max(plan.bodies for plan in plans) <= bodies
-        if fits and (fewest is None or iterations < fewest):
-            best, fewest = most, iterations
-    return best
 
 
 class TiledSizes(Protocol):

@@ -158,6 +158,10 @@ def position_parts(
     return PositionParts(size, *divmod(num_positions, size))
 
 
+def _staging_bytes(itemsize: int) -> int:
+    return STAGES * STAGED_ELEMENTS * itemsize
+
+
 class CastBytes(NamedTuple):
     """Bytes of an element of each operand that is rounded to the type of the products while it is loaded; else 0.
 
@@ -181,10 +185,6 @@ class CastBytes(NamedTuple):
         X is rounded beforehand.
         """
         return 0 if has_classes_first and keeps_logits else _staging_bytes(self.weight)
-
-
-def _staging_bytes(itemsize: int) -> int:
-    return STAGES * STAGED_ELEMENTS * itemsize
 
 
 class Span(NamedTuple):
@@ -271,6 +271,10 @@ class Step:
     following: Block | None
 
 
+def _block_or_none(first: int | nisa.NkiScalar, size: int) -> Block | None:
+    return Block(first, size) if size > 0 else None
+
+
 @dataclass(frozen=True)
 class BlockSchedule:
     """The blocks of a core: a loop of ``iterations`` iterations, and then the rest.
@@ -351,6 +355,10 @@ class BlockSchedule:
         return min(self.size, size // PARTITIONS * PARTITIONS)
 
 
+def _rest(span: Span, tiles_per_block: int) -> list[Span]:
+    return balanced_spans(span, tiles_per_block * PARTITIONS) if span.size else []
+
+
 def plan_blocks(shares: Sequence[Span], core: int, most: int, most_bodies: int, slots: int = 1) -> BlockSchedule:
     """Return the blocks of a core. All cores have the same loop, as the device requires.
 
@@ -380,14 +388,6 @@ def plan_blocks(shares: Sequence[Span], core: int, most: int, most_bodies: int, 
     return BlockSchedule(
         share.first, tiles_per_block * PARTITIONS, blocks_per_iteration, iterations, tuple(_rest(rest, tiles_per_block))
     )
-
-
-def _block_or_none(first: int | nisa.NkiScalar, size: int) -> Block | None:
-    return Block(first, size) if size > 0 else None
-
-
-def _rest(span: Span, tiles_per_block: int) -> list[Span]:
-    return balanced_spans(span, tiles_per_block * PARTITIONS) if span.size else []
 
 
 def check_logit_scale(function: str, logit_scale: float) -> None:

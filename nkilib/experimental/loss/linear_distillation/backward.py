@@ -118,51 +118,9 @@ class LabelColumns:
     softmax_factor_sbuf: nl.NkiTensor
 
 
-@dataclass(frozen=True)
-class PairColumns:
-    """The per-position inputs of the gradient, float32 [128, tiles] each; None if the divergence does not need them.
-
-    Attributes:
-        student_bias_sbuf, teacher_bias_sbuf: minus the log-sum-exp of each model, which is added to z in the exponents.
-        center_sbuf: ``center`` of the module docstring; for KL(teacher || student) ``ratio``.
-        addend_sbuf: ``addend`` of the module docstring; None without a mixture.
-        factor_sbuf: the factor of the whole gradient.
-        labels: the inputs of the gradient of the log-probability; None without one.
-        power: the power of two by which the computed gradient is too large; None for 1.
-    """
-
-    student_bias_sbuf: nl.NkiTensor
-    teacher_bias_sbuf: nl.NkiTensor
-    center_sbuf: nl.NkiTensor
-    addend_sbuf: nl.NkiTensor | None
-    factor_sbuf: nl.NkiTensor
-    labels: LabelColumns | None
-    power: PowerOfTwo | None
-
-    @classmethod
-    def make(cls, launch: PairLaunch, upstream: PairUpstream) -> PairColumns:
-        """Compute the columns of all positions of a launch."""
-        student, teacher = LogSumExp.loaded(upstream.student), LogSumExp.loaded(upstream.teacher)
-        of_rows = _Rows.loaded(launch, upstream)
-        power = None
-        if launch.student.dtype == nl.float16:
-            power = PowerOfTwo.of_largest(of_rows.sizes())
-            of_rows = of_rows.multiplied(power.factor_sbuf)
-        lost_sbuf = _exponential(student.lost_sbuf)
-        factor_sbuf = scaled(product(of_rows.factor_sbuf, lost_sbuf), _weight(launch))
-        labels = None
-        if of_rows.label_sbuf is not None and of_rows.label_factor_sbuf is not None:
-            softmax_factor_sbuf = scaled(product(of_rows.label_factor_sbuf, lost_sbuf), -1.0)
-            labels = LabelColumns(of_rows.label_sbuf, of_rows.label_factor_sbuf, softmax_factor_sbuf)
-        return cls(
-            student.bias_sbuf,
-            teacher.bias_sbuf,
-            _center(launch, student, teacher, of_rows.moment_sbuf),
-            _addend(launch, of_rows.moment_sbuf),
-            factor_sbuf,
-            labels,
-            power,
-        )
+def slope(student: ModelOperands) -> float:
+    """Return the derivative of z with respect to the logit; under a softcap the derivative where the tangent is 0."""
+    return student.logit_scale / student.temperature
 
 
 @dataclass(frozen=True)
@@ -229,14 +187,15 @@ class _Rows:
         return _Rows(self.moment_sbuf, scaled(self.factor_sbuf, factor_sbuf), self.label_sbuf, label_factor_sbuf)
 
 
-def slope(student: ModelOperands) -> float:
-    """Return the derivative of z with respect to the logit; under a softcap the derivative where the tangent is 0."""
-    return student.logit_scale / student.temperature
-
-
 def _weight(launch: PairLaunch) -> float:
     """Return the constant factor of the terms that :class:`PairGradientTiles` computes."""
     return -launch.student.scale if launch.is_reverse else -1.0
+
+
+def _exponential(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    exponential_sbuf = float32_like(values_sbuf)
+    nisa.activation(dst=exponential_sbuf, op=nl.exp, data=values_sbuf)
+    return exponential_sbuf
 
 
 def _center(launch: PairLaunch, student: LogSumExp, teacher: LogSumExp, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -260,10 +219,57 @@ def _addend(launch: PairLaunch, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor | Non
     return addend_sbuf
 
 
-def _exponential(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    exponential_sbuf = float32_like(values_sbuf)
-    nisa.activation(dst=exponential_sbuf, op=nl.exp, data=values_sbuf)
-    return exponential_sbuf
+@dataclass(frozen=True)
+class PairColumns:
+    """The per-position inputs of the gradient, float32 [128, tiles] each; None if the divergence does not need them.
+
+    Attributes:
+        student_bias_sbuf, teacher_bias_sbuf: minus the log-sum-exp of each model, which is added to z in the exponents.
+        center_sbuf: ``center`` of the module docstring; for KL(teacher || student) ``ratio``.
+        addend_sbuf: ``addend`` of the module docstring; None without a mixture.
+        factor_sbuf: the factor of the whole gradient.
+        labels: the inputs of the gradient of the log-probability; None without one.
+        power: the power of two by which the computed gradient is too large; None for 1.
+    """
+
+    student_bias_sbuf: nl.NkiTensor
+    teacher_bias_sbuf: nl.NkiTensor
+    center_sbuf: nl.NkiTensor
+    addend_sbuf: nl.NkiTensor | None
+    factor_sbuf: nl.NkiTensor
+    labels: LabelColumns | None
+    power: PowerOfTwo | None
+
+    @classmethod
+    def make(cls, launch: PairLaunch, upstream: PairUpstream) -> PairColumns:
+        """Compute the columns of all positions of a launch."""
+        student, teacher = LogSumExp.loaded(upstream.student), LogSumExp.loaded(upstream.teacher)
+        of_rows = _Rows.loaded(launch, upstream)
+        power = None
+        if launch.student.dtype == nl.float16:
+            power = PowerOfTwo.of_largest(of_rows.sizes())
+            of_rows = of_rows.multiplied(power.factor_sbuf)
+        lost_sbuf = _exponential(student.lost_sbuf)
+        factor_sbuf = scaled(product(of_rows.factor_sbuf, lost_sbuf), _weight(launch))
+        labels = None
+        if of_rows.label_sbuf is not None and of_rows.label_factor_sbuf is not None:
+            softmax_factor_sbuf = scaled(product(of_rows.label_factor_sbuf, lost_sbuf), -1.0)
+            labels = LabelColumns(of_rows.label_sbuf, of_rows.label_factor_sbuf, softmax_factor_sbuf)
+        return cls(
+            student.bias_sbuf,
+            teacher.bias_sbuf,
+            _center(launch, student, teacher, of_rows.moment_sbuf),
+            _addend(launch, of_rows.moment_sbuf),
+            factor_sbuf,
+            labels,
+            power,
+        )
+
+
+def _ring(is_needed: bool, slots: int, classes: int) -> list[nl.NkiTensor]:
+    """Allocate a ring buffer of tiles; empty if it is not needed."""
+    shape = (PARTITIONS, classes)
+    return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(slots if is_needed else 0)]
 
 
 @dataclass(frozen=True)
@@ -321,6 +327,20 @@ class LabelTiles:
             operand1=tile_sbuf,
         )
         return tile_sbuf
+
+
+def _copied(product_psum: nl.NkiTensor, copies_sbuf: list[nl.NkiTensor], number: int, place: TilePlace) -> nl.NkiTensor:
+    """Copy a product on Scalar; return the product itself if there is no tile for copies."""
+    if not copies_sbuf:
+        return product_psum
+    copy_sbuf = place.slot(copies_sbuf, number)
+    nisa.activation(dst=copy_sbuf, op=nl.copy, data=product_psum)
+    return copy_sbuf
+
+
+def _exponentials(dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, scale: float, bias_sbuf: nl.NkiTensor) -> None:
+    """Compute exp(scale * score - lse)."""
+    nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, scale=scale, bias=bias_sbuf)
 
 
 @dataclass(frozen=True)
@@ -507,24 +527,27 @@ class PairGradientTiles:
         return None
 
 
-def _ring(is_needed: bool, slots: int, classes: int) -> list[nl.NkiTensor]:
-    """Allocate a ring buffer of tiles; empty if it is not needed."""
-    shape = (PARTITIONS, classes)
-    return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(slots if is_needed else 0)]
+def _pair(launch: PairLaunch, model: ModelOperands) -> OperandPair:
+    """Return the operands of a model, with the score and bias of a masked class.
+
+    Under a softcap of the student its tangent may stay -1: the gradient through the softcap is 0 there.
+    """
+    lowest, is_teacher = launch.lowest(model), model.name == TEACHER
+    masked_score = lowest if is_teacher and model.softcap is not None else None
+    lowest_bias = lowest if masked_score is None else 2.0 * lowest
+    # The teacher is only needed for differences of scores.
+    stays = not is_teacher or launch.options.beta == 0.0
+    return OperandPair(model, model.score_cap, lowest_bias, masked_score, stays)
 
 
-def _copied(product_psum: nl.NkiTensor, copies_sbuf: list[nl.NkiTensor], number: int, place: TilePlace) -> nl.NkiTensor:
-    """Copy a product on Scalar; return the product itself if there is no tile for copies."""
-    if not copies_sbuf:
-        return product_psum
-    copy_sbuf = place.slot(copies_sbuf, number)
-    nisa.activation(dst=copy_sbuf, op=nl.copy, data=product_psum)
-    return copy_sbuf
+def _problem(launch: PairLaunch, upstream: PairUpstream) -> BackwardProblem:
+    """Return the problem that the shared backward computes gradients of."""
+    needs = backward_needs(launch, upstream)
 
+    def make_tiles(plan: BackwardPlan) -> PairGradientTiles:
+        return PairGradientTiles.make(launch, needs, PairColumns.make(launch, upstream), plan)
 
-def _exponentials(dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, scale: float, bias_sbuf: nl.NkiTensor) -> None:
-    """Compute exp(scale * score - lse)."""
-    nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, scale=scale, bias=bias_sbuf)
+    return BackwardProblem([_pair(launch, launch.student), _pair(launch, launch.teacher)], make_tiles)
 
 
 def backward_of_core(
@@ -546,26 +569,3 @@ def backward_of_core(
         return _problem(launch.of_positions(block), upstream.of_positions(block))
 
     write_gradients_of_positions(launch.student, gradients, parts, sizes, tiling, problem_of)
-
-
-def _problem(launch: PairLaunch, upstream: PairUpstream) -> BackwardProblem:
-    """Return the problem that the shared backward computes gradients of."""
-    needs = backward_needs(launch, upstream)
-
-    def make_tiles(plan: BackwardPlan) -> PairGradientTiles:
-        return PairGradientTiles.make(launch, needs, PairColumns.make(launch, upstream), plan)
-
-    return BackwardProblem([_pair(launch, launch.student), _pair(launch, launch.teacher)], make_tiles)
-
-
-def _pair(launch: PairLaunch, model: ModelOperands) -> OperandPair:
-    """Return the operands of a model, with the score and bias of a masked class.
-
-    Under a softcap of the student its tangent may stay -1: the gradient through the softcap is 0 there.
-    """
-    lowest, is_teacher = launch.lowest(model), model.name == TEACHER
-    masked_score = lowest if is_teacher and model.softcap is not None else None
-    lowest_bias = lowest if masked_score is None else 2.0 * lowest
-    # The teacher is only needed for differences of scores.
-    stays = not is_teacher or launch.options.beta == 0.0
-    return OperandPair(model, model.score_cap, lowest_bias, masked_score, stays)

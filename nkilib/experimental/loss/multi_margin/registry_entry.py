@@ -168,6 +168,14 @@ def hinge_errors(input: npt.NDArray[Any], reference: MultiMarginReference, margi
     return error
 
 
+def _additions(classes: int) -> int:
+    """Return the number of consecutive additions in the sum of a row.
+
+    They are the additions within a chunk, those of the chunks, and the subtraction of the target's own term.
+    """
+    return min(classes, MOST_COLUMNS) + div_ceil(classes, MOST_COLUMNS) + 2
+
+
 def loss_bounds(input: npt.NDArray[Any], reference: MultiMarginReference, margin: float) -> Float64Array:
     """Return the largest accepted error of the loss of each row in float32, [N]."""
     of_hinge = hinge_errors(input, reference, margin)
@@ -212,11 +220,3 @@ def gradient_bounds(
     error[np.arange(len(error)), reference.targets] = sums
     bounds: Float64Array = scale * error + 2.0 * UNIT * np.abs(exact) + SMALLEST_NORMAL + rounding(exact, input.dtype)
     return bounds
-
-
-def _additions(classes: int) -> int:
-    """Return the number of consecutive additions in the sum of a row.
-
-    They are the additions within a chunk, those of the chunks, and the subtraction of the target's own term.
-    """
-    return min(classes, MOST_COLUMNS) + div_ceil(classes, MOST_COLUMNS) + 2

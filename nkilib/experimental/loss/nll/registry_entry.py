@@ -170,6 +170,20 @@ def nll_loss_gradient_reference(
     return gradient
 
 
+def _additions(shape: Shape, streamed: bool | None) -> int:
+    """Return the number of consecutive additions in a sum over all positions.
+
+    For a streamed input, the additions of the positions of a partition come first.
+    """
+    if streamed is False or shape.classes > STREAMED_CLASSES_MAX:
+        return LEAF * (levels(number_of_batches(shape)) + levels(PARTITIONS))
+    tiling = ClassTiling.of(shape, nl.bfloat16)
+    tiles = tiling.number_of_tiles
+    most = limited_parts(PARTS_MAX)
+    of_part = div_ceil(tiles, most) * tiling.positions
+    return of_part + LEAF * (levels(min(tiles, most)) + levels(PARTITIONS))
+
+
 def nll_loss_bound(
     reference: NllLosses, shape: tuple[int, ...], reduction: str, dtype: Any, streamed: bool | None = None
 ) -> Float64Array:
@@ -187,20 +201,6 @@ def nll_loss_bound(
             of_weights = additions * 0.5 * UNIT * np.abs(reference.weights).sum() / total
             error = error / total + (of_weights + 2.0 * UNIT) * np.abs(reference.reduced(reduction))
     return np.asarray(error + SMALLEST_NORMAL)
-
-
-def _additions(shape: Shape, streamed: bool | None) -> int:
-    """Return the number of consecutive additions in a sum over all positions.
-
-    For a streamed input, the additions of the positions of a partition come first.
-    """
-    if streamed is False or shape.classes > STREAMED_CLASSES_MAX:
-        return LEAF * (levels(number_of_batches(shape)) + levels(PARTITIONS))
-    tiling = ClassTiling.of(shape, nl.bfloat16)
-    tiles = tiling.number_of_tiles
-    most = limited_parts(PARTS_MAX)
-    of_part = div_ceil(tiles, most) * tiling.positions
-    return of_part + LEAF * (levels(min(tiles, most)) + levels(PARTITIONS))
 
 
 def nll_loss_gradient_bound(exact: Float64Array, dtype: npt.DTypeLike) -> Float64Array:

@@ -43,6 +43,11 @@ PAIRS: Final = ((ANCHOR, POSITIVE), (ANCHOR, NEGATIVE), (POSITIVE, NEGATIVE))
 _INFINITE = 0.999 * LIMIT_OF_LOG
 
 
+def take_magnitude(dst_sbuf: nl.NkiTensor, difference_sbuf: nl.NkiTensor, eps: float) -> None:
+    """Write abs(d + eps) of differences d to ``dst_sbuf``."""
+    nisa.tensor_scalar(dst=dst_sbuf, data=difference_sbuf, op0=nl.add, operand0=eps, op1=nl.abs, operand1=None)
+
+
 @dataclass(frozen=True)
 class Minkowski:
     """The norm for any other p > 1: the p-th root of the sum of ``exp(p log |d + eps|)``, for differences d.
@@ -103,11 +108,6 @@ class Minkowski:
         nisa.activation(dst=share_sbuf, op=nl.exp, data=share_sbuf, scale=self.p - 1.0)
         nisa.activation(dst=difference_sbuf, op=nl.sign, data=difference_sbuf, bias=bias_sbuf)
         multiply_on_gpsimd(difference_sbuf, difference_sbuf, share_sbuf)
-
-
-def take_magnitude(dst_sbuf: nl.NkiTensor, difference_sbuf: nl.NkiTensor, eps: float) -> None:
-    """Write abs(d + eps) of differences d to ``dst_sbuf``."""
-    nisa.tensor_scalar(dst=dst_sbuf, data=difference_sbuf, op0=nl.add, operand0=eps, op1=nl.abs, operand1=None)
 
 
 class Norm(Protocol):

@@ -93,6 +93,24 @@ class _Distance:
     derivative: Exact
 
 
+def _scaled_log(sums: Float64Array) -> Float64Array:
+    """Return abs(log S') for sums S, where S' is S times a power of two that brings it to [2^-62, 2^62]."""
+    logs = np.log2(np.maximum(sums, SMALLEST_NORMAL))
+    return np.abs(logs - np.where(np.abs(logs) > 32.0, np.sign(logs) * 64.0, 0.0)) * np.log(2.0)
+
+
+def _smaller(first: Derived, second: Derived) -> Derived:
+    """Return the smaller of two distances, with the larger of their two relative errors."""
+    value = np.minimum(first.value, second.value)
+
+    def larger(left: Float64Array, right: Float64Array) -> Float64Array:
+        fractions = (error / np.maximum(of.value, SMALLEST_NORMAL) for error, of in ((left, first), (right, second)))
+        return np.asarray(value * np.maximum(*fractions))
+
+    functions = {name: larger(error, second.functions[name]) for name, error in first.functions.items()}
+    return Derived(value, value, larger(first.own, second.own), functions, first.beside)
+
+
 @dataclass(frozen=True)
 class TripletReference:
     """The reference, ``F.triplet_margin_loss(..., reduction="none")`` in float64.
@@ -229,24 +247,6 @@ class TripletReference:
         unsure = np.broadcast_to(np.where(is_unsure, np.inf, 0.0)[:, None], d.shape)
         distance = Derived(value, value, UNIT * value, {}, UNIT * abs(self.eps) + SMALLEST_NORMAL)
         return _Distance(distance, Exact(derivative, unsure))
-
-
-def _scaled_log(sums: Float64Array) -> Float64Array:
-    """Return abs(log S') for sums S, where S' is S times a power of two that brings it to [2^-62, 2^62]."""
-    logs = np.log2(np.maximum(sums, SMALLEST_NORMAL))
-    return np.abs(logs - np.where(np.abs(logs) > 32.0, np.sign(logs) * 64.0, 0.0)) * np.log(2.0)
-
-
-def _smaller(first: Derived, second: Derived) -> Derived:
-    """Return the smaller of two distances, with the larger of their two relative errors."""
-    value = np.minimum(first.value, second.value)
-
-    def larger(left: Float64Array, right: Float64Array) -> Float64Array:
-        fractions = (error / np.maximum(of.value, SMALLEST_NORMAL) for error, of in ((left, first), (right, second)))
-        return np.asarray(value * np.maximum(*fractions))
-
-    functions = {name: larger(error, second.functions[name]) for name, error in first.functions.items()}
-    return Derived(value, value, larger(first.own, second.own), functions, first.beside)
 
 
 _EMBEDDINGS: Final = dict.fromkeys(("anchor", "positive", "negative"), Sample.NUMBERS)

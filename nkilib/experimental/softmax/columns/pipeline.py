@@ -126,6 +126,25 @@ class ColumnLoop:
     overwrites: bool
 
 
+def _items(window: Window, part: Part, strip: Strip, strips: list[Strip]) -> list[Item]:
+    return [
+        Item(window, part, strip, segment, strip is strips[-1] and segment is part.segments[-1])
+        for segment in part.segments
+    ]
+
+
+def _groups(windows: list[Window], parts: list[Part], whole_windows: bool) -> Iterator[Group]:
+    for window in windows:
+        strips = window.strips()
+        if whole_windows:
+            items = tuple(item for part in parts for strip in strips for item in _items(window, part, strip, strips))
+            yield Group(window, 0, len(strips), max(strip.columns for strip in strips), items)
+            continue
+        for strip in strips:
+            items = tuple(_items(window, parts[0], strip, strips))
+            yield Group(window, strip.number, strip.number + 1, strip.columns, items)
+
+
 @dataclass
 class Schedule:
     """The choice of the next step: the second pass over a group runs beside the first pass over the next group.
@@ -196,25 +215,6 @@ class Schedule:
             self.prepared = None
         if Phase.PREPARE in step.items:
             self.prepared = self.ready.popleft()
-
-
-def _groups(windows: list[Window], parts: list[Part], whole_windows: bool) -> Iterator[Group]:
-    for window in windows:
-        strips = window.strips()
-        if whole_windows:
-            items = tuple(item for part in parts for strip in strips for item in _items(window, part, strip, strips))
-            yield Group(window, 0, len(strips), max(strip.columns for strip in strips), items)
-            continue
-        for strip in strips:
-            items = tuple(_items(window, parts[0], strip, strips))
-            yield Group(window, strip.number, strip.number + 1, strip.columns, items)
-
-
-def _items(window: Window, part: Part, strip: Strip, strips: list[Strip]) -> list[Item]:
-    return [
-        Item(window, part, strip, segment, strip is strips[-1] and segment is part.segments[-1])
-        for segment in part.segments
-    ]
 
 
 class Arithmetic(Protocol):

@@ -178,6 +178,16 @@ def opens_groups(needs: PairNeeds) -> bool:
     return needs.mixed or needs.softcap
 
 
+def takes_differences(needs: PairNeeds) -> bool:
+    """Tell whether the gradient needs the differences of both models' scores."""
+    return needs.mixed or needs.reverse
+
+
+def teacher_is_plain(needs: PairNeeds) -> bool:
+    """Tell whether the teacher's scores are its products."""
+    return not needs.teacher.bias and not needs.teacher.softcap
+
+
 def copies_student(needs: PairNeeds) -> bool:
     """Tell whether the student's products are copied from PSUM in the backward.
 
@@ -190,16 +200,6 @@ def copies_student(needs: PairNeeds) -> bool:
 def copies_teacher(needs: PairNeeds) -> bool:
     """Tell whether the teacher's products are copied from PSUM; see :func:`copies_student`."""
     return teacher_is_plain(needs) and opens_groups(needs) and not takes_differences(needs)
-
-
-def takes_differences(needs: PairNeeds) -> bool:
-    """Tell whether the gradient needs the differences of both models' scores."""
-    return needs.mixed or needs.reverse
-
-
-def teacher_is_plain(needs: PairNeeds) -> bool:
-    """Tell whether the teacher's scores are its products."""
-    return not needs.teacher.bias and not needs.teacher.softcap
 
 
 def spares_scores(needs: PairNeeds) -> bool:

@@ -51,6 +51,34 @@ LINEAR_DISTILLATION_MIXTURE = Guarantee(
 )
 
 
+def _caps(*softcaps: float | None) -> int:
+    return sum(softcap is not None for softcap in softcaps)
+
+
+def _elements(input_hbm: Any, weight_hbm: Any) -> int:
+    """Return N V, the number of logits."""
+    positions, features = input_hbm.shape
+    elements: int = positions * prod(weight_hbm.shape) // features
+    return elements
+
+
+def _bytes(*arrays: Any) -> int:
+    """Return the bytes of arrays in HBM, 0 for None."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return sum(prod(array.shape) * as_dtype(array.dtype).itemsize for array in arrays if array is not None)
+
+
+def _product_dtype(student_hbm: Any, teacher_hbm: Any, compute_dtype: Any) -> Any:
+    """Return the type of the products; if the models' types differ, the faster one, so that a bound stays a bound."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    if compute_dtype is not None:
+        return as_dtype(compute_dtype)
+    student, teacher = as_dtype(student_hbm.dtype), as_dtype(teacher_hbm.dtype)
+    return teacher if teacher.itemsize < student.itemsize else student
+
+
 def pair_forward_work(
     student_input_hbm: Any,
     student_weight_hbm: Any,
@@ -164,34 +192,6 @@ def pair_backward_work(
     )
 
 
-def _caps(*softcaps: float | None) -> int:
-    return sum(softcap is not None for softcap in softcaps)
-
-
-def _elements(input_hbm: Any, weight_hbm: Any) -> int:
-    """Return N V, the number of logits."""
-    positions, features = input_hbm.shape
-    elements: int = positions * prod(weight_hbm.shape) // features
-    return elements
-
-
-def _bytes(*arrays: Any) -> int:
-    """Return the bytes of arrays in HBM, 0 for None."""
-    from nkilib.simulator.terms.dtypes import as_dtype
-
-    return sum(prod(array.shape) * as_dtype(array.dtype).itemsize for array in arrays if array is not None)
-
-
-def _product_dtype(student_hbm: Any, teacher_hbm: Any, compute_dtype: Any) -> Any:
-    """Return the type of the products; if the models' types differ, the faster one, so that a bound stays a bound."""
-    from nkilib.simulator.terms.dtypes import as_dtype
-
-    if compute_dtype is not None:
-        return as_dtype(compute_dtype)
-    student, teacher = as_dtype(student_hbm.dtype), as_dtype(teacher_hbm.dtype)
-    return teacher if teacher.itemsize < student.itemsize else student
-
-
 def forward_workspace_bytes(
     student_input_hbm: Any,
     student_weight_hbm: Any,
@@ -206,6 +206,15 @@ def forward_workspace_bytes(
     if not 0.0 < beta < 1.0 or num_classes not in (None, classes):
         return 0
     return most_kept_bytes(student_input_hbm.shape[0], classes, memory_limit)
+
+
+def _copied_bytes(inputs_hbm: tuple[Any, ...], compute_dtype: Any) -> int:
+    """Return the bytes of the copies of X of both models that are rounded to ``compute_dtype``."""
+    if compute_dtype is None:
+        return 0
+    name = dtype_name(compute_dtype)
+    itemsize = 4 if name == "float32" else 2
+    return itemsize * sum(prod(tensor.shape) for tensor in inputs_hbm if dtype_name(tensor.dtype) != name)
 
 
 def backward_workspace_bytes(
@@ -245,15 +254,6 @@ def backward_workspace_bytes(
         has_weight_sum=grad_weight_sum_hbm is not None or dtype_name(student_weight_hbm.dtype) == "float32",
         cores=cores,
     )
-
-
-def _copied_bytes(inputs_hbm: tuple[Any, ...], compute_dtype: Any) -> int:
-    """Return the bytes of the copies of X of both models that are rounded to ``compute_dtype``."""
-    if compute_dtype is None:
-        return 0
-    name = dtype_name(compute_dtype)
-    itemsize = 4 if name == "float32" else 2
-    return itemsize * sum(prod(tensor.shape) for tensor in inputs_hbm if dtype_name(tensor.dtype) != name)
 
 
 LINEAR_DISTILLATION_FORWARD = Guarantee(

@@ -90,6 +90,16 @@ class PairVectors:
         return PairVectors(*(block.of(vector_hbm) for vector_hbm in self.named().values()))
 
 
+def log_odds(beta: float) -> float:
+    """Return log(beta / (1 - beta))."""
+    return log(beta) - log1p(-beta)
+
+
+def _exponentials(totals: ModelTotals) -> Exponentials:
+    """Return the sums as an argument of :func:`log_ratio`, which reads nothing else."""
+    return Exponentials(1.0, totals.neg_max_sbuf, totals.neg_max_sbuf, totals.sums_sbuf)
+
+
 @dataclass(frozen=True)
 class MixtureRows:
     """The per-row scalars of a block of positions, float32 [128, tiles].
@@ -174,14 +184,8 @@ class MixtureRows:
         nisa.tensor_scalar(dst=self.ratio_bias_sbuf, data=self.opposite_bias_sbuf, op0=nl.multiply, operand0=-1.0)
 
 
-def log_odds(beta: float) -> float:
-    """Return log(beta / (1 - beta))."""
-    return log(beta) - log1p(-beta)
-
-
-def _exponentials(totals: ModelTotals) -> Exponentials:
-    """Return the sums as an argument of :func:`log_ratio`, which reads nothing else."""
-    return Exponentials(1.0, totals.neg_max_sbuf, totals.neg_max_sbuf, totals.sums_sbuf)
+def _column(step: Step) -> int:
+    return 1 + step.number % WINDOW
 
 
 @dataclass(frozen=True)
@@ -246,10 +250,6 @@ class MixtureSums:
 def ends_a_window(step: Step) -> bool:
     """Tell whether the sums of a window are added up after a block of classes."""
     return _column(step) == WINDOW
-
-
-def _column(step: Step) -> int:
-    return 1 + step.number % WINDOW
 
 
 @dataclass(frozen=True)
@@ -465,6 +465,47 @@ class MixtureResults:
                 store_positions(block.of(vector_hbm), values_sbuf)
 
 
+def _divergence(logs_sbuf: nl.NkiTensor, mass_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return -logs / mass, at least 0."""
+    mean_sbuf = float32_like(logs_sbuf)
+    nisa.tensor_scalar(dst=mean_sbuf, data=mass_sbuf, op0=nl.maximum, operand0=_LEAST_MASS)
+    nisa.reciprocal(dst=mean_sbuf, data=mean_sbuf)
+    nisa.tensor_tensor(dst=mean_sbuf, data1=mean_sbuf, data2=logs_sbuf, op=nl.multiply)
+    nisa.tensor_scalar(dst=mean_sbuf, data=mean_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.maximum, operand1=0.0)
+    return mean_sbuf
+
+
+@dataclass(frozen=True)
+class MixtureDivergences:
+    """The divergences of rows, float32 [128, tiles].
+
+    Attributes:
+        divergence_sbuf: beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), not weighted.
+        moment_sbuf: KL(student || mixture).
+    """
+
+    divergence_sbuf: nl.NkiTensor
+    moment_sbuf: nl.NkiTensor
+
+    @classmethod
+    def of_sums(cls, launch: PairLaunch, sums_sbuf: nl.NkiTensor) -> MixtureDivergences:
+        """Compute the divergences from sums over all classes, float32 [128, sums, tiles]."""
+        beta = launch.options.beta
+        moment_sbuf = _divergence(sums_sbuf[:, STUDENT_LOGS], sums_sbuf[:, STUDENT_MASS])
+        teacher_sbuf = _divergence(sums_sbuf[:, TEACHER_LOGS], sums_sbuf[:, TEACHER_MASS])
+        nisa.tensor_scalar(dst=teacher_sbuf, data=teacher_sbuf, op0=nl.multiply, operand0=beta)
+        divergence_sbuf = float32_like(teacher_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=divergence_sbuf,
+            data=moment_sbuf,
+            op0=nl.multiply,
+            operand0=1.0 - beta,
+            op1=nl.add,
+            operand1=teacher_sbuf,
+        )
+        return cls(divergence_sbuf, moment_sbuf)
+
+
 @dataclass(frozen=True)
 class MixtureStore:
     """The vectors that the divergences from a mixture over all classes are stored to.
@@ -510,44 +551,3 @@ class MixtureStore:
             )
         )
         self.store(block, sums_sbuf, (student_sbuf, teacher_sbuf))
-
-
-@dataclass(frozen=True)
-class MixtureDivergences:
-    """The divergences of rows, float32 [128, tiles].
-
-    Attributes:
-        divergence_sbuf: beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), not weighted.
-        moment_sbuf: KL(student || mixture).
-    """
-
-    divergence_sbuf: nl.NkiTensor
-    moment_sbuf: nl.NkiTensor
-
-    @classmethod
-    def of_sums(cls, launch: PairLaunch, sums_sbuf: nl.NkiTensor) -> MixtureDivergences:
-        """Compute the divergences from sums over all classes, float32 [128, sums, tiles]."""
-        beta = launch.options.beta
-        moment_sbuf = _divergence(sums_sbuf[:, STUDENT_LOGS], sums_sbuf[:, STUDENT_MASS])
-        teacher_sbuf = _divergence(sums_sbuf[:, TEACHER_LOGS], sums_sbuf[:, TEACHER_MASS])
-        nisa.tensor_scalar(dst=teacher_sbuf, data=teacher_sbuf, op0=nl.multiply, operand0=beta)
-        divergence_sbuf = float32_like(teacher_sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=divergence_sbuf,
-            data=moment_sbuf,
-            op0=nl.multiply,
-            operand0=1.0 - beta,
-            op1=nl.add,
-            operand1=teacher_sbuf,
-        )
-        return cls(divergence_sbuf, moment_sbuf)
-
-
-def _divergence(logs_sbuf: nl.NkiTensor, mass_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return -logs / mass, at least 0."""
-    mean_sbuf = float32_like(logs_sbuf)
-    nisa.tensor_scalar(dst=mean_sbuf, data=mass_sbuf, op0=nl.maximum, operand0=_LEAST_MASS)
-    nisa.reciprocal(dst=mean_sbuf, data=mean_sbuf)
-    nisa.tensor_tensor(dst=mean_sbuf, data1=mean_sbuf, data2=logs_sbuf, op=nl.multiply)
-    nisa.tensor_scalar(dst=mean_sbuf, data=mean_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.maximum, operand1=0.0)
-    return mean_sbuf

@@ -41,6 +41,33 @@ _BANK_COLUMNS: Final = 512
 _TRANSPOSED_TILES: Final = _BANK_COLUMNS // PARTITIONS
 
 
+def _received_from_other_core(part_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    other = 1 - nl.program_id(0)
+    received_sbuf = nl.ndarray(part_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.sendrecv(src=part_sbuf, dst=received_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=0)
+    return received_sbuf
+
+
+def _store_columns(columns_hbm: nl.NkiTensor, part_sbuf: nl.NkiTensor) -> None:
+    """Store the result of :meth:`SharedGradient._of_partitions`, [128, tiles], as a vector [columns], one tile per
+    line.
+    """
+    columns, tiles = columns_hbm.shape[0], part_sbuf.shape[1]
+    transposed_psum = nl.ndarray((tiles, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=transposed_psum, data=part_sbuf)
+    lines_sbuf = nl.ndarray((tiles, PARTITIONS), dtype=columns_hbm.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=lines_sbuf, src=transposed_psum)
+    whole, remainder = divmod(columns, PARTITIONS)
+    if whole > 0:
+        lines_hbm = columns_hbm[0 : whole * PARTITIONS].reshape((whole, PARTITIONS))
+        nisa.dma_copy(dst=lines_hbm, src=lines_sbuf[0:whole])
+    if remainder > 0:
+        nisa.dma_copy(
+            dst=columns_hbm[whole * PARTITIONS : columns].reshape((1, remainder)),
+            src=lines_sbuf[whole:tiles, 0:remainder],
+        )
+
+
 @dataclass(frozen=True)
 class SharedGradient:
     """The gradient of a tensor that all rows share, while the contributions of rows are summed for a range of
@@ -129,77 +156,6 @@ class SharedGradient:
             place_psum = transposed_psum[0:width, tile - first]
             nisa.nc_transpose(dst=place_psum, data=columns_sbuf)
             nisa.tensor_reduce(dst=part_sbuf[0:width, tile : tile + 1], op=nl.add, data=place_psum, axis=1)
-
-
-def _received_from_other_core(part_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    other = 1 - nl.program_id(0)
-    received_sbuf = nl.ndarray(part_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.sendrecv(src=part_sbuf, dst=received_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=0)
-    return received_sbuf
-
-
-def _store_columns(columns_hbm: nl.NkiTensor, part_sbuf: nl.NkiTensor) -> None:
-    """Store the result of :meth:`SharedGradient._of_partitions`, [128, tiles], as a vector [columns], one tile per
-    line.
-    """
-    columns, tiles = columns_hbm.shape[0], part_sbuf.shape[1]
-    transposed_psum = nl.ndarray((tiles, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=transposed_psum, data=part_sbuf)
-    lines_sbuf = nl.ndarray((tiles, PARTITIONS), dtype=columns_hbm.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=lines_sbuf, src=transposed_psum)
-    whole, remainder = divmod(columns, PARTITIONS)
-    if whole > 0:
-        lines_hbm = columns_hbm[0 : whole * PARTITIONS].reshape((whole, PARTITIONS))
-        nisa.dma_copy(dst=lines_hbm, src=lines_sbuf[0:whole])
-    if remainder > 0:
-        nisa.dma_copy(
-            dst=columns_hbm[whole * PARTITIONS : columns].reshape((1, remainder)),
-            src=lines_sbuf[whole:tiles, 0:remainder],
-        )
-
-
-def backward_of_core(
-    launch: RowLaunch,
-    definition: RowLossDefinition[Factors],
-    upstream: Upstream,
-    coefficients_hbm: list[nl.NkiTensor],
-    gradients_hbm: dict[int, nl.NkiTensor],
-) -> None:
-    """Store the gradients with respect to the tensors whose numbers are the keys of ``gradients_hbm``.
-
-    Args:
-        launch: the tensors and the tiling of the launch.
-        definition: the loss definition.
-        upstream: the upstream gradients of the losses.
-        coefficients_hbm: the coefficients that the forward stored, float32 [N] each.
-        gradients_hbm: the gradients, [N, D] each; [1, D] for a tensor that all rows share.
-    """
-    groups, rows = launch.groups(), launch.rows
-    shared = {
-        number: SharedGradient.make(launch, gradient_hbm)
-        for number, gradient_hbm in gradients_hbm.items()
-        if gradient_hbm.shape[0] < rows
-    }
-    if not groups:
-        for gradient in shared.values():
-            gradient.store_nothing()
-        return
-    needed = {number: launch.matrices_hbm[number] for number in definition.needed(tuple(gradients_hbm))}
-    stream = RowStream.make(launch, needed, groups, definition.backward_tiles, is_by_columns=bool(shared))
-    buffers, width = launch.tiling.buffers, launch.tiling.width
-    rings = {
-        number: ring_of(buffers, width, gradient_hbm.dtype)
-        for number, gradient_hbm in gradients_hbm.items()
-        if number not in shared
-    }
-    _Backward(
-        definition,
-        _RowUpstream(upstream, None if upstream.is_of_each else upstream.scale(1.0)),
-        coefficients_hbm,
-        gradients_hbm,
-        rings,
-        shared,
-    ).run(stream)
 
 
 @dataclass(frozen=True)
@@ -293,6 +249,50 @@ class _Backward(Generic[Factors]):
                 nisa.dma_copy(
                     dst=chunk.tile.part_of(self.gradients_hbm[number], chunk.start, chunk.end), src=chunk_sbuf
                 )
+
+
+def backward_of_core(
+    launch: RowLaunch,
+    definition: RowLossDefinition[Factors],
+    upstream: Upstream,
+    coefficients_hbm: list[nl.NkiTensor],
+    gradients_hbm: dict[int, nl.NkiTensor],
+) -> None:
+    """Store the gradients with respect to the tensors whose numbers are the keys of ``gradients_hbm``.
+
+    Args:
+        launch: the tensors and the tiling of the launch.
+        definition: the loss definition.
+        upstream: the upstream gradients of the losses.
+        coefficients_hbm: the coefficients that the forward stored, float32 [N] each.
+        gradients_hbm: the gradients, [N, D] each; [1, D] for a tensor that all rows share.
+    """
+    groups, rows = launch.groups(), launch.rows
+    shared = {
+        number: SharedGradient.make(launch, gradient_hbm)
+        for number, gradient_hbm in gradients_hbm.items()
+        if gradient_hbm.shape[0] < rows
+    }
+    if not groups:
+        for gradient in shared.values():
+            gradient.store_nothing()
+        return
+    needed = {number: launch.matrices_hbm[number] for number in definition.needed(tuple(gradients_hbm))}
+    stream = RowStream.make(launch, needed, groups, definition.backward_tiles, is_by_columns=bool(shared))
+    buffers, width = launch.tiling.buffers, launch.tiling.width
+    rings = {
+        number: ring_of(buffers, width, gradient_hbm.dtype)
+        for number, gradient_hbm in gradients_hbm.items()
+        if number not in shared
+    }
+    _Backward(
+        definition,
+        _RowUpstream(upstream, None if upstream.is_of_each else upstream.scale(1.0)),
+        coefficients_hbm,
+        gradients_hbm,
+        rings,
+        shared,
+    ).run(stream)
 
 
 @dataclass(frozen=True)
