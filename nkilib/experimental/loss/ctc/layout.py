@@ -3,11 +3,10 @@
 
 """The layout of the sequences and states of a batch on partitions, and the chunks of time.
 
-The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and the label beside it. The
-pairs of a sequence lie in up to four blocks, each in partitions of its own, so that instructions are short.
-A block needs the values of one label of its neighbour at the previous time step; therefore it runs a chunk
-of time behind its neighbour. A wavefront is the work that is done together: one chunk of time in each
-block.
+The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and the label beside it. The pairs of a
+sequence lie in up to four blocks, each in partitions of its own, so that instructions are short. A block needs the
+values of one label of its neighbour at the previous time step; therefore it runs a chunk of time behind its neighbour.
+A wavefront is the work that is done together: one chunk of time in each block.
 """
 
 from __future__ import annotations

@@ -2,21 +2,10 @@
 # Copyright The nkilib authors
 
 """The registry entry of connectionist temporal classification: the kernels with guarantees and work, and their float64
-reference. For host code.
+reference with its bounds. For host code.
 
 The forward reads the log-probabilities and writes the alphas; the backward reads both and writes the gradient. The
 recursion is bound by latency, which the work does not include: each time step waits for the previous one.
-
-u = 2^-23; rounding to float32 once costs u / 2 of the number. A time step rounds a logarithm three times (two log-adds
-and the emission), and softplus adds 2 u of a number below log 2. Errors of the operands are averaged, because the
-derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm. Log-probabilities are at most 0, so
-the logarithm of the probability of a prefix is at least the logarithm of the whole target's, which is -loss. The
-exception are states that contribute next to nothing to the whole: a state with a share below e^-20 counts with that
-share. Thus M = loss + 20 bounds the magnitudes of the logarithms.
-
-The probability of a state is e to the power alpha + beta - emission + loss. It has the errors of alpha and beta, the
-error of the loss, and four further roundings. This error is relative to the occupancy. The exponential has an error of
-``SIMULATED.exp`` units.
 """
 
 from __future__ import annotations
@@ -241,7 +230,15 @@ def ctc_loss_gradient_reference(
 
 
 def _errors(reference: CtcLosses, input_lengths: Integers) -> Float64Array:
-    """Return the error of each loss; 0 for an infinite one."""
+    """Return the error of each loss; 0 for an infinite one.
+
+    u = 2^-23; rounding to float32 once costs u / 2 of the number. A time step rounds a logarithm three times (two
+    log-adds and the emission), and softplus adds 2 u of a number below log 2. Errors of the operands are averaged,
+    because the derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm. Log-probabilities are
+    at most 0, so the logarithm of the probability of a prefix is at least the logarithm of the whole target's, which is
+    -loss. The exception are states that contribute next to nothing to the whole: a state with a share below e^-20
+    counts with that share. Thus loss + 20 bounds the magnitudes of the logarithms.
+    """
     magnitude = np.where(np.isinf(reference.losses), 0.0, reference.losses + _UNLIKELY)
     return np.asarray(_STEP_UNITS * UNIT * (input_lengths + 1) * magnitude)
 
@@ -270,6 +267,10 @@ def ctc_loss_gradient_bound(
 ) -> Float64Array:
     """Return the largest accepted errors of a gradient whose exact values are ``exact``, in the log-probabilities'
     type.
+
+    The probability of a state is e to the power alpha + beta - emission + loss. It has the errors of alpha and beta,
+    the error of the loss, and four further roundings. This error is relative to the occupancy. The exponential has an
+    error of ``SIMULATED.exp`` units.
     """
     relative = np.expm1(_LOGARITHMS * _errors(reference, input_lengths))[np.newaxis, :, np.newaxis] + 4.0 * UNIT
     probabilities = np.exp(np.minimum(log_probs.astype(np.float64), 0.0))

@@ -4,29 +4,9 @@
 """The backward on one core: the gradient of the student's logits, and its products with W and X.
 
 Both linear losses share the loop that keeps blocks of the gradient in SBUF while W and X of the student stream by
-(:mod:`nkilib.experimental.loss.linear.backward.one_core`). The teacher's operands stream too, only for the logits.
-
-With the scores a and b of student and teacher, the ratio r of their units, the student's scale c, which turns a into z,
-and the exponentials e = exp(z - lse) of both, the gradient of z is -1 times
-
-- (e_t * ratio - e_s) for KL(teacher || student), where ratio = exp(lost_t - lost_s),
-- (r b - a - center) * e_s * c for KL(student || teacher), where center = (lse_t - lse_s - KL) / c,
-- (softplus(c (r b - a) + center) + addend) * e_s * (1 - beta) for Jensen-Shannon, where center = lse_s - lse_t +
-  log(beta / (1 - beta)) and addend = KL(student || mixture) + log(1 - beta); the softplus is one function of Scalar
-  whatever the size of the difference is,
-
-times exp(lost_s). lost is the rounding error of a log-sum-exp; its exponential corrects it, as a factor of the
-coefficients. The per-position inputs are computed once per launch (:class:`PairColumns`): column t holds positions 128
-t to 128 t + 127, one in each partition.
-
-The gradient of the log-probability at a label adds a number at its class and a multiple of e_s (:class:`LabelTiles`).
-Under a softcap of the student the sum is multiplied by 1 - tanh^2. A masked score is a large finite number, whose
-exponential is 0. It is multiplied by its exponential before any other factor, so that no product is 0 times an infinite
-number.
-
-Vector reads at most one operand from PSUM, so Scalar copies the student's product first if both operands are there. If
-Scalar also computes logs or tangents, several tiles are opened before the first of them is computed, and no product is
-read at that time (:class:`PairGradientTiles`).
+(:mod:`nkilib.experimental.loss.linear.backward.one_core`); :func:`backward_of_core` runs it. The teacher's operands
+stream too, only for the logits. The per-position inputs of the gradient are computed once per launch
+(:class:`PairColumns`), and its tiles from them and from the scores of both models (:class:`PairGradientTiles`).
 """
 
 from __future__ import annotations
@@ -110,7 +90,7 @@ class LabelColumns:
     Attributes:
         label_sbuf: the label, counted from the first class of the launch's weights.
         label_factor_sbuf: the gradient at the label.
-        softmax_factor_sbuf: the factor of e_s.
+        softmax_factor_sbuf: the factor of e_s, the student's exponentials.
     """
 
     label_sbuf: nl.NkiTensor
@@ -199,7 +179,7 @@ def _exponential(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _center(launch: PairLaunch, student: LogSumExp, teacher: LogSumExp, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute ``center`` of the module docstring; for KL(teacher || student) ``ratio``."""
+    """Compute ``center`` of :class:`PairGradientTiles`; for KL(teacher || student) ``ratio``."""
     if launch.options.beta == 0.0:
         return _exponential(difference(teacher.lost_sbuf, student.lost_sbuf))
     if launch.is_mixed:
@@ -223,10 +203,12 @@ def _addend(launch: PairLaunch, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor | Non
 class PairColumns:
     """The per-position inputs of the gradient, float32 [128, tiles] each; None if the divergence does not need them.
 
+    Column t holds positions 128 t to 128 t + 127, one in each partition. :class:`PairGradientTiles` has the formulas.
+
     Attributes:
         student_bias_sbuf, teacher_bias_sbuf: minus the log-sum-exp of each model, which is added to z in the exponents.
-        center_sbuf: ``center`` of the module docstring; for KL(teacher || student) ``ratio``.
-        addend_sbuf: ``addend`` of the module docstring; None without a mixture.
+        center_sbuf: ``center``; for KL(teacher || student) ``ratio``.
+        addend_sbuf: ``addend``; None without a mixture.
         factor_sbuf: the factor of the whole gradient.
         labels: the inputs of the gradient of the log-probability; None without one.
         power: the power of two by which the computed gradient is too large; None for 1.
@@ -346,6 +328,25 @@ def _exponentials(dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, scale: float, bi
 @dataclass(frozen=True)
 class PairGradientTiles:
     """The tiles and operands that compute one tile of the gradient after another.
+
+    With the scores a and b of student and teacher, the ratio r of their units, the student's scale c, which turns a
+    into z, and the exponentials e = exp(z - lse) of both, the gradient of z is -1 times
+
+    - (e_t * ratio - e_s) for KL(teacher || student), where ratio = exp(lost_t - lost_s),
+    - (r b - a - center) * e_s * c for KL(student || teacher), where center = (lse_t - lse_s - KL) / c,
+    - (softplus(c (r b - a) + center) + addend) * e_s * (1 - beta) for Jensen-Shannon, where center = lse_s - lse_t +
+      log(beta / (1 - beta)) and addend = KL(student || mixture) + log(1 - beta); the softplus is one function of Scalar
+      whatever the size of the difference is,
+
+    times exp(lost_s). lost is the rounding error of a log-sum-exp; its exponential corrects it, as a factor of the
+    coefficients. The gradient of the log-probability at a label adds a number at its class and a multiple of e_s
+    (:class:`LabelTiles`). Under a softcap of the student the sum is multiplied by 1 - tanh^2. A masked score is a large
+    finite number, whose exponential is 0. It is multiplied by its exponential before any other factor, so that no
+    product is 0 times an infinite number.
+
+    Vector reads at most one operand from PSUM, so Scalar copies the student's product first if both operands are there.
+    If Scalar also computes logs or tangents, several tiles are opened before the first of them is computed, and no
+    product is read at that time.
 
     Attributes:
         launch: the launch with scales, softcaps and beta.

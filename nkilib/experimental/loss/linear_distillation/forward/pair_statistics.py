@@ -3,27 +3,14 @@
 
 """The statistics that the first visit gathers for a block of positions, of both models at once, and its results.
 
-:class:`PairPositions` has the caller's inputs for the positions: labels, which positions are valid, and row weights.
-:class:`PairResults` has the results: divergence, entropy, log-probability, and the statistics that are saved.
+:class:`PairStatistics` are the maxima and sums over the classes, :class:`PairPositions` the caller's inputs for the
+positions: labels, which positions are valid, and row weights. :class:`PairResults` are the vectors of the results,
+which :func:`results_of_models`, :func:`divergence_results` and :func:`label_results` compute: divergence, entropy,
+log-probability, and the statistics that are saved.
 
 As in linear cross-entropy, the statistics of a few blocks of classes, a window, stand side by side in the columns of
 :mod:`nkilib.core.rows.statistics`; a full window is combined into column 0. At the end the cores exchange their
 columns, and combine the columns of both at once.
-
-A divergence needs one more sum: the sum of weighted differences of scores, gathered by blocks of classes. With the
-teacher's scores t in the unit of the student's scores s, the weights e_j = exp(scale * (x_j - m)) of one model, and for
-a block k of classes the difference g_k = max t - max s of its maxima,
-
-    W_k = sum of e_j * (t_j - s_j - g_k)
-
-and for a position, whose maxima differ by g, where w_k = exp(scale * (m_k - m)) are the weights of the blocks and S_k
-the sums of e_j,
-
-    W = sum of w_k * (W_k + S_k * (g_k - g))
-
-so that equal scores give 0 exactly, and large scores cancel before anything is summed. A masked class has a finite
-score far below all others: masked in the model of the weights it adds 0, masked in the other model it makes W very
-large.
 """
 
 from __future__ import annotations
@@ -56,12 +43,26 @@ _FACTOR_OF_MASKED = 2.0**20
 
 @dataclass(frozen=True)
 class GapMoment:
-    """The sums W_k of blocks of classes, float32 [128, tiles, columns], and W of positions, [128, tiles].
+    """The sums of weighted differences of scores that a divergence needs, of a block of positions.
+
+    With the teacher's scores t in the unit of the student's scores s, the weights e_j = exp(scale * (x_j - m)) of one
+    model, and for a block k of classes the difference g_k = max t - max s of its maxima,
+
+        W_k = sum of e_j * (t_j - s_j - g_k)
+
+    and for a position, whose maxima differ by g, where w_k = exp(scale * (m_k - m)) are the weights of the blocks and
+    S_k the sums of e_j,
+
+        W = sum of w_k * (W_k + S_k * (g_k - g))
+
+    so that equal scores give 0 exactly, and large scores cancel before anything is summed. A masked class has a finite
+    score far below all others: masked in the model of the weights it adds 0, masked in the other model it makes W very
+    large.
 
     Attributes:
         columns: the layout of the tiles of blocks.
-        weighted_sbuf: W_k.
-        row_weighted_sbuf: W.
+        weighted_sbuf: W_k of blocks of classes, float32 [128, tiles, columns].
+        row_weighted_sbuf: W of positions, float32 [128, tiles].
         gaps_sbuf, terms_sbuf: scratch tiles of the shape of W_k.
     """
 
@@ -531,9 +532,9 @@ def _logits_of_scores(launch: PairLaunch, mean_sbuf: nl.NkiTensor) -> nl.NkiTens
 def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
     """Compute scale * W / S - log(S_t / S_s), at least 0.
 
-    S_t and S_s are the sums of exponentials of teacher and student, S is that of the model whose probabilities are
-    the weights, and W is the sum of :mod:`.pair_statistics`. With the student's weights this expression is the mean
-    of log P - log Q, so its sign is reversed.
+    S_t and S_s are the sums of exponentials of teacher and student, S is that of the model whose probabilities are the
+    weights, and W is the sum of :class:`GapMoment`. With the student's weights this expression is the mean of log P -
+    log Q, so its sign is reversed.
     """
     student, teacher = statistics.models
     if statistics.gap is None:

@@ -148,45 +148,6 @@ def _forward_guarantee(errors: tuple[TermError, ...], notes: str) -> Guarantee:
     )
 
 
-def factor_of(reduction: str, rows: int) -> float:
-    """Return the factor by which a reduction multiplies the sum of the losses; 1 for ``"none"``."""
-    return 1.0 / rows if reduction == "mean" else 1.0
-
-
-def _additions_of_rows(values: Float64Array) -> float:
-    """Return the maximum number of consecutive additions when the gradients of all rows are summed.
-
-    The tiles are added first, then the rows of a partition by halves, then the partitions.
-    """
-    rows = len(values)
-    partitions = partitions_of_tile(rows)
-    return div_ceil(rows, partitions) / 2.0 + MOST_EACH.bit_length() + partitions + 3.0
-
-
-def gradients(
-    reference: RowwiseReference,
-    tensors: Mapping[str, npt.NDArray[Any]],
-    upstream: npt.NDArray[Any],
-    reduction: str,
-    functions: FunctionErrors = SIMULATED,
-) -> dict[str, Exact]:
-    """Return the gradient of each tensor, in its type and shape, with its accepted error.
-
-    The upstream gradient is [N], or [1] for a sum or mean.
-    """
-    results = {}
-    with np.errstate(all="ignore"):
-        for name, exact in reference.derivative(as_float64(tensors), functions).items():
-            grad = upstream.astype(np.float64).reshape(-1, 1) * factor_of(reduction, len(exact.value))
-            value = grad * exact.value
-            error = np.abs(grad) * exact.error + 2.0 * UNIT * np.abs(value) + SMALLEST_NORMAL
-            if tensors[name].shape[0] < len(value):
-                error = error.sum(axis=0, keepdims=True) + _additions_of_rows(value) * _HALF * np.abs(value).sum(axis=0)
-                value = value.sum(axis=0, keepdims=True)
-            results[name] = Exact(value, error + rounding(value, tensors[name].dtype))
-    return results
-
-
 def _backward_guarantee(gradients: RowGradients, in_place: str) -> Guarantee:
     return Guarantee(
         math="float32",
@@ -361,6 +322,11 @@ def losses(
         return Exact(exact.value, error if np.dtype(dtype) == np.float32 else error + rounding(exact.value, dtype))
 
 
+def factor_of(reduction: str, rows: int) -> float:
+    """Return the factor by which a reduction multiplies the sum of the losses; 1 for ``"none"``."""
+    return 1.0 / rows if reduction == "mean" else 1.0
+
+
 def reduced(
     reference: RowwiseReference,
     tensors: Mapping[str, npt.NDArray[Any]],
@@ -376,3 +342,37 @@ def reduced(
     factor = factor_of(reduction, rows)
     value = exact.value.sum() * factor
     return Exact(np.array([value]), np.array([error * factor + UNIT * abs(value) + SMALLEST_NORMAL]))
+
+
+def _additions_of_rows(values: Float64Array) -> float:
+    """Return the maximum number of consecutive additions when the gradients of all rows are summed.
+
+    The tiles are added first, then the rows of a partition by halves, then the partitions.
+    """
+    rows = len(values)
+    partitions = partitions_of_tile(rows)
+    return div_ceil(rows, partitions) / 2.0 + MOST_EACH.bit_length() + partitions + 3.0
+
+
+def gradients(
+    reference: RowwiseReference,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    upstream: npt.NDArray[Any],
+    reduction: str,
+    functions: FunctionErrors = SIMULATED,
+) -> dict[str, Exact]:
+    """Return the gradient of each tensor, in its type and shape, with its accepted error.
+
+    The upstream gradient is [N], or [1] for a sum or mean.
+    """
+    results = {}
+    with np.errstate(all="ignore"):
+        for name, exact in reference.derivative(as_float64(tensors), functions).items():
+            grad = upstream.astype(np.float64).reshape(-1, 1) * factor_of(reduction, len(exact.value))
+            value = grad * exact.value
+            error = np.abs(grad) * exact.error + 2.0 * UNIT * np.abs(value) + SMALLEST_NORMAL
+            if tensors[name].shape[0] < len(value):
+                error = error.sum(axis=0, keepdims=True) + _additions_of_rows(value) * _HALF * np.abs(value).sum(axis=0)
+                value = value.sum(axis=0, keepdims=True)
+            results[name] = Exact(value, error + rounding(value, tensors[name].dtype))
+    return results
