@@ -122,6 +122,36 @@ def returned_values(
     )
 
 
+def _computed(
+    recipe: Recipe,
+    reduction: str,
+    axis: int,
+    input: jax.Array,
+    target: jax.Array,
+    weight: jax.Array | None,
+    normalizer: jax.Array | None,
+) -> jax.Array | CrossEntropyOutputs:
+    """Compute :func:`cross_entropy` of checked arguments.
+
+    It is compiled, or each small operation would be its own program.
+    """
+    logits, options = as_rows(input, axis), recipe.options
+    if target.shape == input.shape:
+        is_taken = target.dtype in TILE_DTYPES
+        rows_target, valid = as_rows(target if is_taken else target.astype(jnp.float32), axis), None
+    else:
+        rows_target = jnp.asarray(class_indices(target, options.ignore_index, logits.shape[1])).reshape(-1)
+        valid = rows_target != IGNORED
+    class_weight = None if weight is None else weight.astype(jnp.float32)
+    divisor = None if normalizer is None else jax.lax.stop_gradient(jnp.asarray(normalizer, jnp.float32))
+    results = loss_of_rows(recipe, logits, rows_target, class_weight)
+    shape = rows_shape(input.shape, axis)
+    return returned_values(results, valid, options, reduction, divisor, shape, recipe.with_outputs)
+
+
+_compiled: Final = jax.jit(_computed, static_argnums=(0, 1, 2))
+
+
 @overload
 def cross_entropy(
     input: Array,
@@ -168,36 +198,6 @@ def cross_entropy(
     axis: int = ...,
     **recipe: Unpack[RecipeOptions],
 ) -> jax.Array | CrossEntropyOutputs: ...
-
-
-def _computed(
-    recipe: Recipe,
-    reduction: str,
-    axis: int,
-    input: jax.Array,
-    target: jax.Array,
-    weight: jax.Array | None,
-    normalizer: jax.Array | None,
-) -> jax.Array | CrossEntropyOutputs:
-    """Compute :func:`cross_entropy` of checked arguments.
-
-    It is compiled, or each small operation would be its own program.
-    """
-    logits, options = as_rows(input, axis), recipe.options
-    if target.shape == input.shape:
-        is_taken = target.dtype in TILE_DTYPES
-        rows_target, valid = as_rows(target if is_taken else target.astype(jnp.float32), axis), None
-    else:
-        rows_target = jnp.asarray(class_indices(target, options.ignore_index, logits.shape[1])).reshape(-1)
-        valid = rows_target != IGNORED
-    class_weight = None if weight is None else weight.astype(jnp.float32)
-    divisor = None if normalizer is None else jax.lax.stop_gradient(jnp.asarray(normalizer, jnp.float32))
-    results = loss_of_rows(recipe, logits, rows_target, class_weight)
-    shape = rows_shape(input.shape, axis)
-    return returned_values(results, valid, options, reduction, divisor, shape, recipe.with_outputs)
-
-
-_compiled: Final = jax.jit(_computed, static_argnums=(0, 1, 2))
 
 
 @shows(RecipeOptions, defaults=LossOptions)

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Triplet margin loss: its definition in instructions, and its kernels, plain functions to be launched or called from
-NKI code.
+"""The triplet margin loss: its definition in instructions, and its kernels, to be launched or called from NKI code.
 
-A row should be nearer to its positive example than to its negative one by a margin.
-
-With anchor a, positive example p, negative example n and distance d, the loss is
-``max(0, margin + d(a, p) - d(a, n))``, ``torch.nn.functional.triplet_margin_loss(a, p, n)``. With ``swap`` the smaller
-of d(a, n) and d(p, n) replaces d(a, n).
+A row should be nearer to its positive example than to its negative one by a margin. With anchor a, positive example p,
+negative example n and distance d, the loss is ``max(0, margin + d(a, p) - d(a, n))``,
+``torch.nn.functional.triplet_margin_loss(a, p, n)``. With ``swap`` the smaller of d(a, n) and d(p, n) replaces d(a, n).
 
 The gradients are computed from differences of the tensors, which the backward recomputes, not from products with the
 tensors; so nothing cancels that does not cancel in the reference too. The forward returns the coefficients of the

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The work of the kernels, from which the performance model derives how fast hardware could be, and their guarantees.
+"""The work and the workspace of the kernels of distillation from hidden states, and their guarantees. For host code.
 
-For host code, not for kernels. Tests check each guarantee. The work is the same whatever the tiling. Every operand and
-every result crosses HBM once; logits do not: keeping logits for a divergence from a mixture is a choice, and no work. A
-product of all logits takes N V D multiply-adds of each model, and so does each of dX and dW of the student's.
+The performance model derives from the work how fast hardware could be; it is the same whatever the tiling. Every
+operand and every result crosses HBM once; logits do not: keeping logits for a divergence from a mixture is a choice,
+and no work. A product of all logits takes N V D multiply-adds of each model, and so does each of dX and dW of the
+student's.
 
 Activation functions for each logit: two exponentials for a divergence of one distribution from the other; for a mixture
 both again, and a softplus. The gradients of KL(teacher || student) take both exponentials, those of KL(student ||
-teacher) the student's, those of a mixture the student's and a softplus. Each model's softcap is one more.
+teacher) the student's, those of a mixture the student's and a softplus. Each model's softcap is one more. Tests check
+each guarantee.
 """
 
 from __future__ import annotations
@@ -30,25 +32,6 @@ _RESULTS = 7
 
 # Two float32 sums of dW of a block of classes, of each core.
 _WEIGHT_SUM_BYTES = 64 * 2**20
-_MATH = "float32; products in each model's type or in compute_dtype"
-_CORES = "on two cores, each core has half of the classes, which splits the sums over the classes differently"
-_DZ = "dz = (ceil(D / 128) + 128) u / 2 sum |x w| / T for both models"
-LINEAR_DISTILLATION_MIXTURE = Guarantee(
-    math=_MATH,
-    accumulator="float32",
-    deterministic=True,
-    same_bits_on_cores=False,
-    workspace="0",
-    in_place=None,
-    error=(
-        "(u a + dz) times each term q log(q/M), plus (u (a_P + a_Q) + dz) times q beta p/M; u = 2^-23, "
-        f"a = 8 + 2 max|z|, {_DZ}"
-    ),
-    notes=(
-        "the log-sum-exps are used as given: dividing the sums by the masses removes the effect of their rounding; "
-        f"{_CORES}"
-    ),
-)
 
 
 def _caps(*softcaps: float | None) -> int:
@@ -254,6 +237,33 @@ def backward_workspace_bytes(
         has_weight_sum=grad_weight_sum_hbm is not None or dtype_name(student_weight_hbm.dtype) == "float32",
         cores=cores,
     )
+
+
+_MATH = "float32; products in each model's type or in compute_dtype"
+
+
+_CORES = "on two cores, each core has half of the classes, which splits the sums over the classes differently"
+
+
+_DZ = "dz = (ceil(D / 128) + 128) u / 2 sum |x w| / T for both models"
+
+
+LINEAR_DISTILLATION_MIXTURE = Guarantee(
+    math=_MATH,
+    accumulator="float32",
+    deterministic=True,
+    same_bits_on_cores=False,
+    workspace="0",
+    in_place=None,
+    error=(
+        "(u a + dz) times each term q log(q/M), plus (u (a_P + a_Q) + dz) times q beta p/M; u = 2^-23, "
+        f"a = 8 + 2 max|z|, {_DZ}"
+    ),
+    notes=(
+        "the log-sum-exps are used as given: dividing the sums by the masses removes the effect of their rounding; "
+        f"{_CORES}"
+    ),
+)
 
 
 LINEAR_DISTILLATION_FORWARD = Guarantee(

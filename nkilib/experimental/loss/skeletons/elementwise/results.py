@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The destinations of losses: of a piece, a tile or the sums of its runs; of a core, a tensor of losses or their sum.
-And the product of any elementwise loss with a weight for each element.
+"""The destinations of the losses of an elementwise loss, stored or summed, and the product of a loss with a weight.
 
-A run is a range of columns whose losses an accumulator adds up before it is read.
+The losses of a piece go to a tile or to the sums of its runs; those of a core to a tensor of losses or to their sum
+(:func:`destination_of`). A run is a range of columns whose losses an accumulator adds up before it is read.
+:func:`weighted` makes the definition of a loss times a weight for each element.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The interface of a row-wise loss definition: a few functions of tiles; and arithmetic on tiles with one number per
-row, for loss definitions.
+"""The interface of the definition of a row-wise loss, and arithmetic on tiles with one number per row for definitions.
 
-The skeleton streams tensors [N, D] through SBUF, tile by tile, and cuts each tile into pieces. For a piece,
-a loss definition computes statistics of its rows, float32 sums or maxima. From the statistics of whole rows
-it computes the losses, and coefficients of each row for the backward. There it computes the gradients of a
-piece from the coefficients and the tensors. The skeleton handles streams, sums, upstream gradients and
-stores (:mod:`.run`, :mod:`.backward`).
+The skeleton streams tensors [N, D] through SBUF, tile by tile, and cuts each tile into pieces. For a piece, a
+:class:`RowLossDefinition` computes statistics of its rows, float32 sums or maxima. From the statistics of whole rows it
+computes the losses, and coefficients of each row for the backward. There it computes the gradients of a piece from the
+coefficients and the tensors. The skeleton handles streams, sums, upstream gradients and stores (:mod:`.run`,
+:mod:`.backward`).
 """
 
 from __future__ import annotations
