@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Work on the cores of a logical NeuronCore: its division, a barrier, and sums over all cores. NKI code may call
-everything here.
+"""Work on the cores of a logical NeuronCore: its division, a barrier, and sums over all cores (:class:`PartialSums`).
 
-Positions go to cores with a stride: core c takes positions c, c + cores, c + 2 * cores, ... The shares of the cores
-therefore differ by at most one position, whatever the number of positions is.
+NKI code may call everything here. Positions go to cores with a stride: core c takes positions c, c + cores, c + 2 *
+cores, ... The shares of the cores therefore differ by at most one position, whatever the number of positions is.
 
 Sums over the parts of a launch are bitwise identical on one core and on two. A part of the work, which one core does,
 leaves a float32 number in each partition. Each core keeps these numbers in the column of the part, and zeros in the

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arguments that the kernels of losses share: their checks, and upstream gradients on chip. NKI code may call
-everything here.
+"""The arguments that the kernels of losses share: checks of types and reductions, and upstream gradients on chip.
+
+NKI code may call everything here.
 """
 
 from __future__ import annotations

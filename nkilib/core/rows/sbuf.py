@@ -3,7 +3,9 @@
 
 """Tiles on chip: the division of a partition of SBUF, ring buffers, scratch, and pieces of a chunk in PSUM.
 
-A plan divides a partition into chunk buffers of the size asked for, scratch beside them, and small tiles.
+A plan (:class:`SbufPlan`) divides a partition into chunk buffers of the size asked for, scratch beside them, and small
+tiles. Ring buffers have tiles of a chunk's size (:class:`TileRing`), of any shape (:class:`Ring`) or in PSUM
+(:class:`PsumRing`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 
 """The values that the forward accumulates for a group of batches, and the results computed from them.
 
-Results are tiles [rows, batches], which are stored as vectors.
+The values are a :class:`Group`, or a :class:`ShiftedGroup` under shifts. Results are tiles [rows, batches]
+(:func:`computed_results`), which are stored as vectors (:class:`Results`).
 """
 
 from __future__ import annotations

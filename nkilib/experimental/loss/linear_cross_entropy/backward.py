@@ -22,7 +22,7 @@ from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
 from nkilib.experimental.loss.cross_entropy.launch import Options
 from nkilib.experimental.loss.cross_entropy.softcap import squared, through_cap
-from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, OperandPair
+from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.one_core import (
     program_share,
@@ -30,6 +30,7 @@ from nkilib.experimental.loss.linear.backward.one_core import (
     write_gradients_of_positions,
 )
 from nkilib.experimental.loss.linear.backward.rounds import BackwardProblem
+from nkilib.experimental.loss.linear.backward.streams import OperandPair
 from nkilib.experimental.loss.linear.backward.tile_maker import (
     LastProduct,
     TilePlace,

@@ -3,8 +3,8 @@
 
 """A launch while its kernel is traced: operands, what the options of the loss need, and the targets of its positions.
 
-The flags of the loss are those of cross-entropy. Several target ids per position, [positions, ids] in HBM, are tiles
-[128, tiles, ids] on chip.
+The flags of the loss are those of cross-entropy; :class:`ForwardNeeds` says what they need of a forward. Several target
+ids per position, [positions, ids] in HBM, are tiles [128, tiles, ids] on chip (:func:`load_ids`).
 """
 
 from __future__ import annotations

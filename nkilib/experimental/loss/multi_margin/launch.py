@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch of the kernels: tiling, tensors and options with their checks; and on chip, the terms of rows and their
-thresholds, which forward and backward share.
+"""A launch of the multi-class margin loss: its arguments, tiling and checks, and the terms of rows that both kernels
+compute.
 
-The term of element j of a row x with target t is relu(x_j - x_t + margin)^p. The threshold that elements are compared
-with is x_t - margin. The loss does not include the term at the target itself.
+The term of element j of a row x with target t is relu(x_j - x_t + margin)^p (:func:`hinges`). The threshold that
+elements are compared with is x_t - margin (:class:`Thresholds`). The loss does not include the term at the target
+itself (:func:`sum_without`).
 """
 
 from __future__ import annotations

@@ -1,23 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Forward and backward along a short axis that is not the last one: a partition holds whole columns, nothing is
-transposed, and one instruction per operation processes all elements of the columns of a piece.
+"""Forward and backward along a short axis that is not the last one, where a partition holds whole columns.
 
-Forward, with m the maximum of a column and d the sum of exp(x - m), in float32:
-
-    log-softmax = (x - m) - log d        softmax = exp(x - m) * (1 / d).
-
-GpSimd computes the differences and the first half of the maxima; Vector the rest, and the sums; Scalar the
-exponentials, the logs and the reciprocals.
-
-Backward, with y the saved output, dy its gradient, dx the result, and s the sum over a column of dy (log-softmax) or of
-y dy (softmax), in float32:
-
-    log-softmax: dx = dy - exp(y) s        softmax: dx = y (dy - s).
-
-A piece advances by one stage in each step (:class:`ShortLoop`). Engines run their instructions in order, so if a stage
-waits for another engine, that engine's work was issued a step before.
+Nothing is transposed, and one instruction per operation processes all elements of the columns of a piece. A piece
+advances by one stage in each step (:class:`ShortLoop`). Engines run their instructions in order, so if a stage waits
+for another engine, that engine's work was issued a step before.
 """
 
 from __future__ import annotations
@@ -207,7 +195,14 @@ def forward_short_plan(
 
 @dataclass
 class _ForwardPieces:
-    """The stages of the forward, and the tiles of pieces in flight; m and d are those of the module.
+    """The stages of the forward, and the tiles of pieces in flight.
+
+    With m the maximum of a column and d the sum of exp(x - m), in float32,
+
+        log-softmax = (x - m) - log d        softmax = exp(x - m) * (1 / d).
+
+    GpSimd computes the differences and the first half of the maxima; Vector the rest, and the sums; Scalar the
+    exponentials, the logs and the reciprocals.
 
     Attributes:
         kind: softmax or log-softmax.
@@ -346,7 +341,12 @@ def backward_short_plan(
 
 @dataclass
 class _BackwardPieces:
-    """The stages of the backward, and the tiles of pieces in flight; s is the sum of the module.
+    """The stages of the backward, and the tiles of pieces in flight.
+
+    With y the saved output, dy its gradient, dx the result, and s the sum over a column of dy (log-softmax) or of y dy
+    (softmax), in float32,
+
+        log-softmax: dx = dy - exp(y) s        softmax: dx = y (dy - s).
 
     Attributes:
         kind: softmax or log-softmax.

@@ -22,9 +22,9 @@ from typing import NamedTuple
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.sbuf import Ring
 from nkilib.experimental.loss.linear.backward.bias_gradient import BiasGradient, UnroundedBiasGradient
-from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, LEAST_ROOM, OperandPair, weight_tiles
+from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, LEAST_ROOM, weight_tiles
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
-from nkilib.experimental.loss.linear.backward.streams import BackwardStreams
+from nkilib.experimental.loss.linear.backward.streams import BackwardStreams, OperandPair
 from nkilib.experimental.loss.linear.backward.tile_maker import TileMaker
 from nkilib.experimental.loss.linear.backward.weight_gradient import GradientBlock, PowerOfTwo, WeightGradient
 from nkilib.experimental.loss.linear.launch import (

@@ -3,22 +3,10 @@
 
 """The choice of a tiling for the linear cross-entropy kernels, and the bytes of HBM that they take: arithmetic only.
 
-Of the blocks that fit SBUF, those with the least estimated time are chosen: for the forward by :class:`ForwardSizes`,
-for gradients in :mod:`nkilib.experimental.loss.linear.backward_tiling`. The more positions are on chip, the less often
-W is read; the more classes a block has, the fewer instructions there are. ``nkilib.simulator.profile`` models times;
-tests check the choice against it.
-
-Bytes of HBM beyond inputs and outputs (:func:`form_bytes`):
-
-- The forward takes none.
-- The backward keeps a float32 sum of dX for each core, and where the positions take several blocks a float32 sum of dW
-  of one class block for each core, of at most 64 MiB.
-- The backward of more than 65,536 positions processes them in parts: its sums of dX are those of a part. Besides them
-  it keeps dX of a part, and a float32 sum of dW if dW is not float32 itself.
-- Loss and gradients in a single launch keep the float32 logits of a block of positions and the sums of dX, and if there
-  are several blocks a float32 sum of dW. The logits of all positions and classes are kept only where they take no more
-  than the logits of a block and the sum of dW may take.
-- With a ``compute_dtype``, gradients take a copy of an X of another type. W and the bias are never copied.
+Of the blocks that fit SBUF, those with the least estimated time are chosen (:func:`choose_linear_tiling`): for the
+forward by :class:`ForwardSizes`, for gradients in :mod:`nkilib.experimental.loss.linear.backward_tiling`. The more
+positions are on chip, the less often W is read; the more classes a block has, the fewer instructions there are.
+``nkilib.simulator.profile`` models times; tests check the choice against it. :func:`form_bytes` counts bytes of HBM.
 """
 
 from __future__ import annotations
@@ -310,7 +298,17 @@ def form_bytes(
     scratch_bytes: int = SCRATCH_BYTES,
     cores: int = 2,
 ) -> FormBytes:
-    """Return the bytes for two launches and for one.
+    """Return the bytes of HBM beyond inputs and outputs, for two launches and for one.
+
+    - The forward takes none.
+    - The backward keeps a float32 sum of dX for each core, and where the positions take several blocks a float32 sum of
+      dW of one class block for each core, of at most 64 MiB.
+    - The backward of more than 65,536 positions processes them in parts: its sums of dX are those of a part. Besides
+      them it keeps dX of a part, and a float32 sum of dW if dW is not float32 itself.
+    - Loss and gradients in a single launch keep the float32 logits of a block of positions and the sums of dX, and if
+      there are several blocks a float32 sum of dW. The logits of all positions and classes are kept only where they
+      take no more than the logits of a block and the sum of dW may take.
+    - With a ``compute_dtype``, gradients take a copy of an X of another type. W and the bias are never copied.
 
     See :func:`backward_bytes` and :func:`logits_blocks` for the arguments.
     """
