@@ -258,6 +258,12 @@ class ClassSchedule:
         return self.shared if self.head is None else (self.head, *self.shared)
 
 
+def tiles_of_core(tiles: int) -> range:
+    """Return the tiles of positions that a core works on where the cores share classes."""
+    core, cores = nl.program_id(), nl.num_programs()
+    return range(div_ceil(tiles * core, cores), div_ceil(tiles * (core + 1), cores))
+
+
 @dataclass(frozen=True)
 class ClassTiles:
     """The operands of a block of classes.

@@ -35,6 +35,7 @@ from nkilib.experimental.loss.linear.class_schedule import (
     StoredPositions,
     divide_classes,
     load_input,
+    tiles_of_core,
 )
 from nkilib.experimental.loss.linear.launch import WINDOW, Block, LinearTiling, PositionSplit, Step
 from nkilib.experimental.loss.linear.logit_passes import TargetLogits, over_ids, restore_masked
@@ -212,12 +213,6 @@ def _require_room(launch: LinearLaunch, options: Options, tiling: LinearTiling) 
     )
 
 
-def _part_of_core(tiles: int) -> range:
-    """Return the tiles of positions that a core works on where the cores share classes."""
-    core, cores = nl.program_id(), nl.num_programs()
-    return range(div_ceil(tiles * core, cores), div_ceil(tiles * (core + 1), cores))
-
-
 @dataclass(frozen=True)
 class _Pass:
     """A pass of some tiles of positions through blocks of classes.
@@ -302,7 +297,7 @@ class _BlockForward:
         tiles, shared = range(len(input_sbuf)), None
         own = _Pass.make(forward, targets_sbuf, statistics.picked_sbuf, tiles, schedule.first)
         shared_picked_sbuf = constant(targets_sbuf, FLOAT32_LOWEST) if of_shared > 0 else None
-        part = tiles if shared_picked_sbuf is None else _part_of_core(len(tiles))
+        part = tiles if shared_picked_sbuf is None else tiles_of_core(len(tiles))
         if shared_picked_sbuf is not None and part:
             shared = _Pass.make(forward, targets_sbuf, shared_picked_sbuf, part, schedule.shared[0].first)
         return cls(forward, block, input_sbuf, statistics, own, shared, shared_picked_sbuf, part, reopens)

@@ -22,7 +22,7 @@ from nkilib.core.loss_arguments import require_floats, require_reduction
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.elements import INDEX_LIMIT
-from nkilib.core.rows.sbuf import ring_of
+from nkilib.core.rows.sbuf import TileRing, ring_of
 from nkilib.core.rows.statistics import RowSums
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST, cast, float32_like
 from nkilib.experimental.loss.skeletons.indexed import (
@@ -210,21 +210,9 @@ def sum_without(parts: RowSums, own_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     return sum_sbuf
 
 
-@dataclass(frozen=True)
-class Scratch:
-    """A ring buffer of tiles [128, columns of a chunk], one for each chunk in turn."""
-
-    tiles_sbuf: list[nl.NkiTensor]
-
-    @classmethod
-    def make(cls, launch: Launch, dtype: nl.DType) -> Scratch:
-        """Allocate the tiles in the type ``dtype``."""
-        return cls(ring_of(SCRATCH_BUFFERS, launch.tiling.chunk_size, dtype))
-
-    def tile(self, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the tile for chunk number ``load`` of the core, in the shape of another tile."""
-        rows, columns = like_sbuf.shape
-        return self.tiles_sbuf[load % len(self.tiles_sbuf)][0:rows, 0:columns]
+def scratch_of(launch: Launch, dtype: nl.DType) -> TileRing:
+    """Allocate a ring buffer of tiles [128, columns of a chunk] in the type ``dtype``, one for each chunk in turn."""
+    return TileRing(ring_of(SCRATCH_BUFFERS, launch.tiling.chunk_size, dtype))
 
 
 def hinges(dst: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor) -> None:
