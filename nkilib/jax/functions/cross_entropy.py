@@ -101,7 +101,7 @@ def returned_values(
     """Make the return value of a loss function.
 
     Args:
-        results: the results of ``derivative.loss_of_rows``, by name.
+        results: the results of :func:`.cross_entropy_derivative.loss_of_rows`, by name.
         valid: [N], whether each position is valid; None: all are, with class probabilities.
         options: the options of the loss.
         reduction, normalizer, return_outputs: the arguments of the caller.

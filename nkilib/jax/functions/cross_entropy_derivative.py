@@ -254,7 +254,7 @@ class Saved:
 
     Attributes:
         logits: [N, V].
-        target: [N] int32, as ``targets.class_indices`` gives them, or [N, V] class probabilities.
+        target: [N] int32, as :func:`class_indices` gives them, or [N, V] class probabilities.
         class_weight: [V] float32, or None.
         maximum, log_sum: [N] float32.
         target_weight: [N] float32, the forward's position_weight, for class probabilities; else None.

@@ -191,7 +191,7 @@ class Saved:
     Attributes:
         input: [N, D].
         linear_weight: the output layer, in its layout.
-        target: int32, as ``targets.class_indices`` gives them.
+        target: int32, as :func:`.cross_entropy_derivative.class_indices` gives them.
         linear_bias, class_weight: [V] float32, or None.
         maximum, log_sum: [N] float32.
         entropy: [N] float32; None where it was not requested.

@@ -208,7 +208,7 @@ class GradientColumns:
     """The per-position scalars of the gradient, float32 [128, tiles] each; None where the launch does not need them.
 
     With p the softmax, h = p - onehot the error and w the class weights, the gradient of z is
-    (A - D) h + D p - spread w (:mod:`.gradient_tile`).
+    (A - D) h + D p - spread w (:mod:`.backward`).
 
     Attributes:
         target_sbuf: the class of the target, counted from the first class that the launch holds.
