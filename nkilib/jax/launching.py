@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Launches of a kernel on arrays of JAX, traced or not: directly on a Neuron device, or on the CPU by the simulator,
-through a call of the host from a compiled program.
+"""Launches of a kernel on arrays of JAX, traced or not: on a Neuron device, or by the simulator through a call of the
+host.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Runner of the steps, one after the other, each in processes of its own with a time limit.
+"""The runner of the steps of ``python -m nkilib verify``, each in processes of its own with a time limit, and its
+report.
 
-The report is one JSON file that is complete after every step, from which a run can be resumed.
+A run is at a place (:class:`LaunchPlace`), a device or the simulator. The report (:class:`Report`) is one JSON file
+that is complete after every step, from which a run can be resumed.
 """
 
 from __future__ import annotations

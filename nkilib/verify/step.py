@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A step of the command: a launch, its outcome, and the judgement of the outcome.
+"""A step of ``python -m nkilib verify``: a launch, its outcome, and the judgement of the outcome.
 
 The outcome is kept in files between the process that launches and the process that judges.
 """

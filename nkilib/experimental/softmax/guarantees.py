@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The guarantees of the kernels, their work, float64 references and error bounds; tests check each of them.
+"""The guarantees of the softmax kernels, their work, float64 references and error bounds; tests check each of them.
 
 For host code; needs numpy only.
 

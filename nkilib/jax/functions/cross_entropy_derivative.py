@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The row-wise cross-entropy, and its derivative for ``jax.grad``. Rows are positions.
+"""The cross-entropy of rows of logits, which are positions, and its derivative for ``jax.grad``.
 
 Kernels compute the loss and the gradient of the logits. XLA computes those of class probabilities and of their class
 weights, in several times the memory of the logits, and only if one of the two is differentiated.

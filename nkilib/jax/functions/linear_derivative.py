@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Loss and scores of positions from hidden states, and their derivative for ``jax.grad``. Rows are positions.
+"""The losses and scores of positions from hidden states, row by row, and their derivative for ``jax.grad``.
 
 ``rows`` have an entry for each position; ``shared`` holds the arrays that all positions share: the output layer and the
 class weights.

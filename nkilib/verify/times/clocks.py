@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The launches that are timed, and the clocks that time them.
+"""The clocks that time launches, on the device or on the wall, and the launches that they time (:class:`Timed`).
 
 The clocks of the Neuron SDK time a compiled program (NEFF) on the device, without the host. If none of them answers,
 the wall clock does.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward on one core: a gradient with one exponential per logit, corrected at the targets.
+"""The backward of cross-entropy on one core: a gradient with one exponential per logit, corrected at the targets.
 
 The gradient at the targets is computed separately and scattered. The coefficients of a batch, small tiles with one
 number per position, are computed while the previous batch streams (:class:`_Preparation`).

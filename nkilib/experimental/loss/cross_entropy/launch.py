@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The options and arguments of a launch that are known when its kernel is traced, and the form of the forward.
+"""A launch of the cross-entropy kernels: its options and arguments, known when a kernel is traced, and the form of the
+forward.
 
 They determine every branch of the kernels. The forward has two forms: with the exact maximum of every row, or with a
 shift in its place.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The values that the forward accumulates for a group of batches, and the results computed from them.
+"""The values that the forward of cross-entropy accumulates for a group of batches, and the results computed from them.
 
 The values are a :class:`Group`, or a :class:`ShiftedGroup` under shifts. Results are tiles [rows, batches]
 (:func:`computed_results`), which are stored as vectors (:class:`Results`).

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of the groups of sequences of one core: the betas, and the gradient of each chunk of time during the
-next.
+"""The backward of CTC on one core: the betas of its groups of sequences, and the gradient of each chunk of time during
+the next.
 
 The gradient is ``(exp(log-probability) - occupancy) * upstream``, in tiles with times on partitions. The occupancy of a
 class is the sum of the probabilities of the states that have this class, a matrix product on Tensor: the state

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The schedule of a forward: its blocks of positions, a core's blocks of classes, and the operands that stream past.
+"""The schedule of a forward from hidden states: its blocks of positions, blocks of classes, and operands that stream
+past.
 
 X^T of a block of positions stays on chip, and W^T streams past it, one block of classes after another, with the bias
 and the class weights (:class:`ClassStream`). The blocks of a core are a :class:`ClassSchedule`. The tiling

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward on one core: X^T of a block of positions stays on chip, and W^T of the core's classes streams past it.
+"""The forward of linear cross-entropy on one core: W^T of its classes streams past X^T of a block of positions.
 
-The cores share the classes, and swap their statistics of the positions at the end of a block of positions. For several
-target ids per position the results are log-probabilities [N, K] instead of a loss (:class:`ScoreResults`).
+X^T stays on chip. The cores share the classes, and swap their statistics of the positions at the end of a block of
+positions. For several target ids per position the results are log-probabilities [N, K] instead of a loss
+(:class:`ScoreResults`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The per-position scalars of the gradient of the logits, and what its tiles need of SBUF and of the program.
+"""The per-position scalars of the gradient of linear cross-entropy, and what its tiles need of SBUF and of the program.
 
 The scalars (:class:`GradientColumns`) are float32 columns [128, tiles], computed once per launch. The terms are those
 of :mod:`nkilib.experimental.loss.cross_entropy.coefficients`. Column t holds positions 128 t to 128 t + 127, one per

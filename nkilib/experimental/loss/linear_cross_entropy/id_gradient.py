@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of the log-probabilities of several target ids per position.
+"""The gradient of the log-probabilities of several target ids per position, with respect to the logits.
 
 With gradients g_k of the ids t_k, and p the softmax, the gradient is ``sum_k g_k 1[t_k = v] - p sum_k g_k``: tiles that
 are 0 except for few classes (:class:`IdTiles`), and a coefficient of p (:class:`IdGradient`). All of it is float32, so

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch while its kernel is traced: operands, what the options of the loss need, and the targets of its positions.
+"""A launch of linear cross-entropy while its kernel is traced: operands, needs of the options, and targets of
+positions.
 
 The flags of the loss are those of cross-entropy; :class:`ForwardNeeds` says what they need of a forward. Several target
 ids per position, [positions, ids] in HBM, are tiles [128, tiles, ids] on chip (:func:`load_ids`).

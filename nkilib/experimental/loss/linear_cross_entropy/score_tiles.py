@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward's tiles of logits: their maxima, their exponentials, and the sums that the options need.
+"""The tiles of logits of linear cross-entropy's forward: their maxima, exponentials, and the sums that the options
+need.
 
 Vector reads a bank of PSUM once: it copies the product into SBUF, adds the bias and takes the maximum. Then the bank is
 free for Tensor, and Scalar and GpSimd read SBUF. Tiles are processed in groups, side by side, so that the small steps

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward on one core: the gradient of the student's logits, and its products with W and X.
+"""The backward of distillation from hidden states on one core: the gradient of the student's logits, and its products.
 
 Both linear losses share the loop that keeps blocks of the gradient in SBUF while W and X of the student stream by
 (:mod:`nkilib.experimental.loss.linear.backward.one_core`); :func:`backward_of_core` runs it. The teacher's operands

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward along an axis that is not the last one, on columns of tensors [O, C, I] like the forward.
+"""The backward of softmax along an axis that is not the last one, on columns of tensors [O, C, I] like the forward.
 
 With y the output of the forward, dy the gradient of y, dx the gradient of the input, and s the sum over a column of dy
 (log-softmax) or of y dy (softmax), in float32, which is the sum of the segments' sums,

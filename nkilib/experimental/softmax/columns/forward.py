@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward along an axis that is not the last one: columns of tensors [O, C, I].
+"""The forward of softmax along an axis that is not the last one: columns of tensors [O, C, I].
 
 Items of up to 1,024 elements of 128 columns are brought on chip so that a column lies along a partition, processed like
 rows, and transposed back. Columns that do not fit on chip are read twice. Columns of a short axis are not transposed:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The plan of a launch over columns: arithmetic only, from shapes and types.
+"""The plan of a softmax launch over columns: arithmetic only, from shapes and types.
 
 A column consists of the elements along the axis at one index of the other axes. It is divided into segments along the
 axis, and the columns into windows and strips. The sum of a column is the sum of the sums of its segments, in their

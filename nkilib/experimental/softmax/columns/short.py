@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Forward and backward along a short axis that is not the last one, where a partition holds whole columns.
+"""Softmax forward and backward along a short axis that is not the last one, where a partition holds whole columns.
 
 Nothing is transposed, and one instruction per operation processes all elements of the columns of a piece. A piece
 advances by one stage in each step (:class:`ShortLoop`). Engines run their instructions in order, so if a stage waits

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of one core: a block of the gradient of the logits stays in SBUF, and W and X stream past it.
+"""The backward of an output layer on one core: W and X stream past a block of the gradient of the logits in SBUF.
 
 For a block of classes and a block of positions:
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The statistics that the first visit gathers for a block of positions, of both models at once, and its results.
+"""The statistics of both models that the first visit gathers for a block of positions, and the results of these
+positions.
 
 :class:`PairStatistics` are the maxima and sums over the classes, :class:`PairPositions` the caller's inputs for the
 positions: labels, which positions are valid, and row weights. :class:`PairResults` are the vectors of the results,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tiling of the forward of two models: the room in SBUF, the length of the program, and the modelled time.
+"""The needs and sizes of a forward of two models: its room in SBUF, the length of its program, and its modelled time.
 
 As in linear cross-entropy, with two streams of W^T: both use the same blocks of classes and of positions.
 

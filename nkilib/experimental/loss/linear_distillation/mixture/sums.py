@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The sums that a second visit computes from the scores of both models, and the divergences from the mixture.
+"""The sums that the second visit of a divergence from a mixture computes from the scores of both models, and the
+divergences.
 
 A second visit needs scalars of each row (:class:`MixtureRows`), computes the terms of a tile of scores
 (:class:`MixtureTerms`), adds them up (:class:`MixtureSums`), and stores divergences over all classes
