@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The accepted errors of the kernels relative to the float64 reference, and the measurement of their errors.
+"""The accepted errors of the cross-entropy kernels relative to the float64 reference, and the measurement of their
+errors.
 
-Notation: u = 2^-23, the spacing of float32 above 1, so one rounding changes a value by at most u/2 of it; m the
-maximum of a row, d the sum of exp(x - m) over it, p = exp(x - lse). The bounds are stated against :mod:`.reference`,
-which starts from the same rounded logits and, in the backward, from the same log-sum-exp.
+Notation: u = 2^-23, the spacing of float32 above 1, so one rounding changes a value by at most u/2 of it; m the maximum
+of a row, d the sum of exp(x - m) over it, p = exp(x - lse). The bounds are stated against :mod:`.reference`, which
+starts from the same rounded logits and, in the backward, from the same log-sum-exp.
 
 They hold for the simulator, where numpy sums a row pairwise and its float32 ``exp`` is granted 2.6 u: its error is at
 most 1.8 u (2.54 units of the last place), whichever instructions the CPU has (:mod:`nkilib.core.host.error_bounds`).

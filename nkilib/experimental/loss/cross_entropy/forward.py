@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward on one core, with the exact maximum of every row, or with a shift in its place.
+"""The forward of cross-entropy on one core, with the exact maximum of every row, or with a shift in its place.
 
 The statistics of rows, such as maxima and sums, are computed chunk by chunk, and the results from them for a group of
-batches at a time.
+batches at a time: by :class:`_Forward`, or under shifts by :class:`_ShiftedForward`.
 """
 
 from __future__ import annotations

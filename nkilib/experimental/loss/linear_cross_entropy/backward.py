@@ -22,7 +22,7 @@ from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
 from nkilib.experimental.loss.cross_entropy.launch import Options
 from nkilib.experimental.loss.cross_entropy.softcap import squared, through_cap
-from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, OperandPair
+from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.one_core import (
     program_share,
@@ -30,6 +30,7 @@ from nkilib.experimental.loss.linear.backward.one_core import (
     write_gradients_of_positions,
 )
 from nkilib.experimental.loss.linear.backward.rounds import BackwardProblem
+from nkilib.experimental.loss.linear.backward.streams import OperandPair
 from nkilib.experimental.loss.linear.backward.tile_maker import (
     LastProduct,
     TilePlace,
@@ -46,6 +47,11 @@ from nkilib.nki import nisa, nl
 
 # A masked class has a bias of -inf, and 0 * inf is NaN. With this bias its p is 0 too, and so is p times its logit.
 _LOWEST_BIAS = -(2.0**100)
+
+
+def _whole(count: float) -> int:
+    """Return ``count`` rounded up, but ignore an excess of up to 1e-6, which is the rounding error of a share."""
+    return ceil(count - 1e-6)
 
 
 @dataclass(frozen=True)
@@ -337,35 +343,6 @@ class GradientTiles:
         )
 
 
-def _whole(count: float) -> int:
-    """Return ``count`` rounded up, but ignore an excess of up to 1e-6, which is the rounding error of a share."""
-    return ceil(count - 1e-6)
-
-
-def backward_of_core(
-    launch: LinearLaunch, options: Options, tiling: LinearTiling, upstream: PositionUpstream, gradients: Gradients
-) -> None:
-    """Write the gradients; this core works on its share of the classes.
-
-    Raises:
-        AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
-    """
-    parts = position_parts(launch.num_positions, launch.num_features, launch.ids)
-    first_part = launch.of_positions(Block(0, parts.size))
-    adds_to_weight = gradients.adds_to_weight or parts.is_split
-    sizes = backward_sizes(first_part, options, upstream, adds_to_weight, gradients.sums_bias_of(launch))
-    sizes = replace(sizes, program_share=program_share(parts))
-    require_fitting_plan(launch.function, tiling, BackwardPlan.of(sizes, *tiling))
-    launch = with_rounded_input(launch)
-
-    def problem_of(block: Block) -> BackwardProblem:
-        if not parts.is_split:
-            return problem_of_launch(launch, options, upstream)
-        return problem_of_launch(launch.of_positions(block), options, upstream_of_positions(upstream, block))
-
-    write_gradients_of_positions(launch, gradients, parts, sizes, tiling, problem_of)
-
-
 def problem_of_launch(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> BackwardProblem:
     """Return the problem that the shared backward computes gradients of."""
     lowest_bias = None
@@ -398,3 +375,27 @@ def upstream_of_positions(upstream: PositionUpstream, block: Block) -> PositionU
         of(upstream.entropy_hbm),
         of(upstream.grad_entropy_hbm),
     )
+
+
+def backward_of_core(
+    launch: LinearLaunch, options: Options, tiling: LinearTiling, upstream: PositionUpstream, gradients: Gradients
+) -> None:
+    """Write the gradients; this core works on its share of the classes.
+
+    Raises:
+        AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
+    """
+    parts = position_parts(launch.num_positions, launch.num_features, launch.ids)
+    first_part = launch.of_positions(Block(0, parts.size))
+    adds_to_weight = gradients.adds_to_weight or parts.is_split
+    sizes = backward_sizes(first_part, options, upstream, adds_to_weight, gradients.sums_bias_of(launch))
+    sizes = replace(sizes, program_share=program_share(parts))
+    require_fitting_plan(launch.function, tiling, BackwardPlan.of(sizes, *tiling))
+    launch = with_rounded_input(launch)
+
+    def problem_of(block: Block) -> BackwardProblem:
+        if not parts.is_split:
+            return problem_of_launch(launch, options, upstream)
+        return problem_of_launch(launch.of_positions(block), options, upstream_of_positions(upstream, block))
+
+    write_gradients_of_positions(launch, gradients, parts, sizes, tiling, problem_of)

@@ -1,29 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Multi-label soft margin loss of a row: the mean over its classes of the binary cross-entropy, from logits.
+"""The multi-label soft margin loss of a row, the mean over its classes of the binary cross-entropy from logits.
 
-For a logit x and a target t the cross-entropy is the sum of two terms, ``softplus(-abs(x)) + x ([x > 0] - t)``. For t
-in [0, 1] both are at least 0, so nothing cancels, however large x is.
-``torch.nn.functional.multilabel_soft_margin_loss`` computes two logarithms of sigmoids instead.
+The file has its definition in instructions, its kernels, its float64 reference and its registry entry. For a logit x
+and a target t the cross-entropy is the sum of two terms, ``softplus(-abs(x)) + x ([x > 0] - t)``. For t in [0, 1] both
+are at least 0, so nothing cancels, however large x is. ``torch.nn.functional.multilabel_soft_margin_loss`` computes two
+logarithms of sigmoids instead.
 
 The derivative with respect to x is ``sigmoid(x) - t``, and with respect to t ``-x``; each times weight / classes. The
 derivative with respect to the weight is the cross-entropy / classes.
-
-Errors of float32 arithmetic.
-
-Let u = 2^-23. For a logit x and a target t, s = softplus(-|x|) has an error of u / 2, and h = x ([x > 0] - t) rounds
-twice.
-
-Each is summed over the C classes with n consecutive additions, n u / 2 of the sum of magnitudes. The sum of both sums,
-1 / C and the product with it round once each. Let T be the sum of s + |h|, divided by C, which is the loss itself for
-targets in [0, 1]:
-
-    |error| <= u (n / 2 + 5 / 2) T        u more for softplus: u of the mean of s
-
-With a weight, s + h is rounded, and so is the product with the weight: u T more. The error of a derivative consists of
-those of the sigmoid, the difference and three products; for the weight, of the error of s + h, and u for 1 / C and the
-product with it.
 """
 
 from __future__ import annotations
@@ -449,6 +435,17 @@ class _Terms(NamedTuple):
 @dataclass(frozen=True)
 class MultilabelSoftMarginReference:
     """``F.multilabel_soft_margin_loss(..., reduction="none")`` in float64, with the optional tensor ``"weight"``.
+
+    The errors of float32 arithmetic: let u = 2^-23. For a logit x and a target t, s = softplus(-|x|) has an error of u
+    / 2, and h = x ([x > 0] - t) rounds twice. Each is summed over the C classes with n consecutive additions, n u / 2
+    of the sum of magnitudes. The sum of both sums, 1 / C and the product with it round once each. Let T be the sum of s
+    + |h|, divided by C, which is the loss itself for targets in [0, 1]:
+
+        |error| <= u (n / 2 + 5 / 2) T        u more for softplus: u of the mean of s
+
+    With a weight, s + h is rounded, and so is the product with the weight: u T more. The error of a derivative consists
+    of those of the sigmoid, the difference and three products; for the weight, of the error of s + h, and u for 1 / C
+    and the product with it.
 
     Attributes:
         has_weight: whether there is a weight.

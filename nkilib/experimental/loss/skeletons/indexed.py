@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The common part of losses that read the element at a target, such as negative log-likelihood: the division of
-positions into batches, the elements at their targets with their weights, and the upstream gradients.
+"""The common part of losses that read the element at a target: positions in batches, their elements and upstream
+gradients.
+
+Such losses are negative log-likelihood and the multi-class margin loss.
 
 A position is one of the D places of one of the N rows of an input [N, C, D]; D is the product of all dimensions after
 the classes, or 1. A batch is the positions that are processed at a time, one per partition. They lie along N, at one
