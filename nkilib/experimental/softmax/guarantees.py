@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The guarantees of the softmax kernels, their work, float64 references and error bounds; tests check each of them.
+"""The softmax kernels to launch, with guarantees, work, float64 references and bounds; tests check each of them.
 
-For host code; needs numpy only.
+For host code.
 
 Bounds: u = 2^-23, so that one rounding to float32 changes a value v by at most u / 2 * |v|; m is the maximum of a row x
 of C elements, d the sum of exp(x - m), p = exp(x - m) / d. y is the result of the forward, dy its gradient, and dx the
@@ -37,6 +37,8 @@ import numpy.typing as npt
 from nkilib.base.guarantee import Guarantee
 from nkilib.base.statements import Work
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT, rounding
+from nkilib.core.host.launchable import launchable
+from nkilib.experimental.softmax import kernels
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -189,3 +191,9 @@ def log_softmax_backward_bound(grad: npt.NDArray[Any], output: npt.NDArray[Any],
     with np.errstate(all="ignore"):
         terms = TERM_UNITS * dy + ROW_UNITS * np.exp(y) * dy.sum(axis, keepdims=True)
         return UNIT * terms + _stored(exact, dtype)
+
+
+softmax_forward = launchable(kernels.softmax_forward, SOFTMAX_FORWARD, softmax_forward_work)
+log_softmax_forward = launchable(kernels.log_softmax_forward, LOG_SOFTMAX_FORWARD, softmax_forward_work)
+softmax_backward = launchable(kernels.softmax_backward, SOFTMAX_BACKWARD, softmax_backward_work)
+log_softmax_backward = launchable(kernels.log_softmax_backward, LOG_SOFTMAX_BACKWARD, log_softmax_backward_work)

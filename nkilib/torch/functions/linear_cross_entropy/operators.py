@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from nkilib.core.host.options import options_of
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
-from nkilib.experimental.loss.linear_cross_entropy import (
+from nkilib.experimental.loss import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import SCRATCH_BYTES
 from nkilib.torch.dispatch.autograd import differentiate, differentiate_by_results
 from nkilib.torch.dispatch.checks import Caller

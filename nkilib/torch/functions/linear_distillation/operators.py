@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from nkilib.experimental.loss.linear_distillation import (
+from nkilib.experimental.loss import (
     linear_distillation_backward,
     linear_distillation_forward,
     linear_distillation_mixture,

@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from nkilib.experimental.loss import linear_token_scores_backward, linear_token_scores_forward
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
-from nkilib.experimental.loss.linear_cross_entropy import linear_token_scores_backward, linear_token_scores_forward
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
 from nkilib.torch.dispatch.register import register
