@@ -13,8 +13,8 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.options import check_flags, refuse_unknown, shows
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions
-from nkilib.torch.dispatch.checks import Caller, check_tensors
-from nkilib.torch.dispatch.dtensors import OF_PARTS, LocalPart, dtensor, local_part
+from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
+from nkilib.torch.dispatch.dtensors import OF_PARTS, LocalPart, local_part
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
 from nkilib.torch.dispatch.losses import per_row, reduced
 from nkilib.torch.functions.cross_entropy.checks import (
@@ -114,7 +114,9 @@ def returned_values(
         shape: the shape of the positions.
     """
     soft = target.is_floating_point()
-    valid = None if soft else ~is_ignored(target, options.ignore_index)
+    is_counted = reduction == "mean" and normalizer is None
+    is_masked = return_outputs and options.lse_square_scale != 0.0
+    valid = ~is_ignored(target, options.ignore_index) if not soft and (is_counted or is_masked) else None
     divisor = _divisor(results, normalizer, valid) if reduction == "mean" else _Divisor()
     loss = reduced(results.loss, reduction, shape, *divisor)
     if not return_outputs:

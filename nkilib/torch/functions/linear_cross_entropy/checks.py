@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -63,12 +64,12 @@ class LinearArguments:
             "grad_weight_sum": self.grad_weight_sum,
         }
 
-    @property
+    @cached_property
     def logits_shape(self) -> tuple[int, ...]:
         """The shape of the logits that ``torch.nn.functional.cross_entropy`` would get."""
         return (*self.input.shape[:-1], *self.linear_weight.shape[:-1])
 
-    @property
+    @cached_property
     def has_probabilities(self) -> bool:
         """True if the targets are class probabilities, which PyTorch recognises by their shape."""
         return tuple(self.target.shape) == self.logits_shape
