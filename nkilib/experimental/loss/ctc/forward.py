@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward of CTC on one core: the alphas of its groups of sequences, and the losses computed from the stored ones."""
+"""The forward of CTC on one core: the alphas of its groups of sequences, and the losses computed from the stored
+alphas.
+"""
 
 from __future__ import annotations
 
