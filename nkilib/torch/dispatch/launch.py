@@ -226,7 +226,7 @@ def check_inputs(operator: Operator, call: Call, overwrites: bool) -> None:
 
 def _launched(operator: Operator, call: Call, place: OperatorDevice, overwrites: bool) -> list[Tensor]:
     """Launch the kernel on the number of cores that the environment defines, and return the operator's results."""
-    launch = library_launch(operator.qualified(overwrites), operator.kernel)
+    launch = library_launch(operator.qualified(overwrites), operator.kernel())
     keywords = _kernel_keywords(operator, call)
     if operator.may_overwrite:
         keywords["inplace"] = overwrites or _is_own_copy(operator, call, keywords)
