@@ -36,7 +36,7 @@ IMPORTS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What a process took: ``seconds`` of CPU time, and the number of ``modules`` that it had loaded at its end."""
+    """The ``seconds`` of CPU time that a process took, and the number of ``modules`` that it had loaded at its end."""
 
     seconds: float
     modules: int

@@ -52,7 +52,7 @@ class Absolute(nn.Module):
     """A loss by an operator."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the losses of elements."""
+        """Return the absolute errors."""
         return nkilib.torch.l1_loss(x, y, "none")
 
 
