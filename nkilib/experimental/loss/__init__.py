@@ -4,7 +4,8 @@
 """The losses of large models: cross-entropy, of logits or of hidden states and output weights (linear), and the losses
 of ``torch.nn.functional``.
 
-This package exports the kernels and the functions that choose their tiling.
+This package exports the kernels and the functions that choose their tiling. Each loads its modules when it is first
+used.
 
 - ``inline``: the same losses as plain functions, for other kernels; ``extended``, ``extended_inline``: cross-entropy
   with the options of training recipes; ``tiling``, ``profiling``, ``reference``, ``bounds``: public names by purpose;

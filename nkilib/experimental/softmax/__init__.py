@@ -12,8 +12,8 @@ Modules: ``kernels``: signatures and checks; ``inline``: the functions for NKI c
 and types.
 Rows, for the last axis: ``rows`` and ``rows_backward``: the loops; ``row_plan``: pieces, partitions and batches;
 ``row_schedule``: the order of steps; ``row_statistics``: maxima and sums. ``columns``: the loops for other axes.
-Host code: ``tiling`` and ``tiling_choice``: the tiling and its choice; ``guarantees``: guarantees, work, references and
-bounds; ``profiling``: launches to profile.
+Host code: ``tiling`` and ``tiling_choice``: the tiling and its choice; ``guarantees``: the kernels to
+launch, with guarantees, work, references and bounds; ``profiling``: launches to profile.
 """
 
 from typing import TYPE_CHECKING, Final

@@ -14,8 +14,8 @@ import jax
 from nkilib.base.lnc import launch_cores, library_grid
 from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.cross_entropy.launch import Wanted
+from nkilib.experimental.loss.linear.launch import IDS_MAX
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import OUTPUTS, checked_outputs
-from nkilib.experimental.loss.linear_cross_entropy.launch import IDS_MAX
 from nkilib.jax.functions.cross_entropy_checks import check_range, checked_options
 from nkilib.jax.functions.cross_entropy_derivative import IGNORED, Array
 from nkilib.jax.functions.linear_checks import (

@@ -162,7 +162,8 @@ class Operator:
         name: the name without the namespace.
         inputs: the positional arguments; the first one determines the device.
         outputs: the results; a single one is returned without a tuple.
-        kernel: the kernel, called as ``kernel(...)`` or ``kernel[cores](...)`` with the inputs and options by name.
+        kernel: a function that returns the kernel, whose modules are loaded at the first launch. It is called as
+            ``kernel(...)`` or ``kernel[cores](...)`` with the inputs and options by name.
         options: dataclasses whose fields are the operator's keyword arguments.
         without: fields of these dataclasses that are not keyword arguments.
         results: the names of the kernel's results, in order; empty for those of the outputs.
@@ -182,7 +183,7 @@ class Operator:
     name: str
     inputs: Sequence[Input]
     outputs: Sequence[Output]
-    kernel: Any
+    kernel: Callable[[], Any]
     options: Sequence[type[Dataclass]] = ()
     without: Sequence[str] = ()
     results: Sequence[str] = ()

@@ -14,16 +14,6 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, as_int64, check_flags, check_reduction, hides_unknown, refuse_unknown
-from nkilib.experimental.loss import (
-    gaussian_nll_loss_backward,
-    gaussian_nll_loss_forward,
-    kl_div_backward,
-    kl_div_forward,
-    nll_loss_backward,
-    nll_loss_forward,
-    poisson_nll_loss_backward,
-    poisson_nll_loss_forward,
-)
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import rows_shape, unviewed
@@ -59,7 +49,6 @@ def _as_target(call: Call) -> Shape:
 # The input is [N, C] or [N, C, d1, ...], the target [N] or [N, d1, ...].
 _NLL_DERIVATIVE: Final = indexed_loss(
     NLL_LOSS,
-    (nll_loss_forward, nll_loss_backward),
     inputs=(Input("input", dtypes=FLOAT_DTYPES), Input("target", keyword="targets_hbm"), CLASS_WEIGHT),
     options={"ignore_index": -100, "reduction": "mean"},
     losses=_as_target,
@@ -184,7 +173,6 @@ def _check_variances(call: Call) -> None:
 GAUSSIAN_NLL_LOSS: Final = elementwise_loss(
     "gaussian_nll_loss",
     "means",
-    (gaussian_nll_loss_forward, gaussian_nll_loss_backward),
     tensors=("input", "target", "var"),
     integers=("input", "target"),
     options={"full": False, "eps": 1e-6},
@@ -289,7 +277,6 @@ class GaussianNLLLoss(LossModule):
 POISSON_NLL_LOSS: Final = elementwise_loss(
     "poisson_nll_loss",
     "rates or their logarithms",
-    (poisson_nll_loss_forward, poisson_nll_loss_backward),
     integers=("input", "target"),
     bools=("input", "target"),
     options={"log_input": True, "full": False, "eps": 1e-8},
@@ -380,7 +367,6 @@ class PoissonNLLLoss(LossModule):
 KL_DIV: Final = elementwise_loss(
     "kl_div",
     "log-probabilities",
-    (kl_div_forward, kl_div_backward),
     options={"log_target": False, "reduction": "mean"},
     wanted=("input", "target"),
 )

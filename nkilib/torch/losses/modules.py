@@ -48,9 +48,10 @@ Defaults = Mapping[str, bool | int | float | str]
 
 
 def group_of(defaults: Defaults) -> type[Dataclass]:
-    """Return a frozen dataclass whose fields are these options, each of the type of its default."""
+    """Return a dataclass whose fields are these options, each of the type of its default."""
     fields = [(name, type(value), field(default=value)) for name, value in defaults.items()]
-    return make_dataclass("OperatorOptions", fields, frozen=True)
+    methods = dict.fromkeys(("init", "repr", "eq"), False)  # nobody makes an instance, and each method takes time
+    return make_dataclass("OperatorOptions", fields, namespace={"__doc__": "Options."}, **methods)
 
 
 def options_of_loss(options: Defaults) -> type[Dataclass]:

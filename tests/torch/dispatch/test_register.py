@@ -85,7 +85,7 @@ def described(kernel: Any, name: str = "test_described") -> Operator:
         ),
         results=("result", "total", "maximum", "count"),
         on_request={"maximum": "with_maximum"},
-        kernel=kernel,
+        kernel=lambda: kernel,
         arguments=lambda call: {"chunk": 7, "power": 2 * call.options["power"]},
         may_overwrite=True,
         check_values=_no_nan,

@@ -37,6 +37,10 @@ STAGED_ELEMENTS, STAGES = 1024, 4
 # Target ids that Vector looks for at a time, and how many of them there may be in each partition for all positions of a
 # part: they stay, three numbers each.
 IDS_OF_SEARCH, _IDS_OF_PART = 8, 2048
+# Target ids of a position.
+IDS_MAX = 64
+# The default number of bytes that one launch may take for logits.
+SCRATCH_BYTES = 512 * 2**20
 
 # A loop of fewer iterations costs more than it saves.
 FEWEST_ITERATIONS = 2

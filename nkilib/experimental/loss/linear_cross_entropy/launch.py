@@ -27,9 +27,6 @@ from nkilib.nki import nisa, nl
 # Groups of tiles of logits: one is multiplied while the sums of the other one are computed.
 GROUPS = 2
 
-# Target ids of a position.
-IDS_MAX = 64
-
 
 @dataclass(frozen=True)
 class ForwardNeeds:

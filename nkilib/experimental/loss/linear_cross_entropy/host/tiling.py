@@ -36,8 +36,10 @@ from nkilib.experimental.loss.linear.launch import (
     CLASSES_MAX,
     FEATURES_MAX,
     FEATURES_MIN,
+    IDS_MAX,
     POSITIONS_MAX,
     SBUF_BYTES,
+    SCRATCH_BYTES,
     STAGED_ELEMENTS,
     WEIGHT_LAYOUTS,
     WINDOW,
@@ -47,7 +49,7 @@ from nkilib.experimental.loss.linear.launch import (
     position_parts,
 )
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
-from nkilib.experimental.loss.linear_cross_entropy.launch import GROUPS, IDS_MAX, ForwardNeeds
+from nkilib.experimental.loss.linear_cross_entropy.launch import GROUPS, ForwardNeeds
 
 __all__ = ["BACKWARD", "FORWARD", "FORWARD_BACKWARD", "LinearTiling", "choose_linear_tiling"]
 
@@ -85,8 +87,6 @@ _VECTOR_COLUMNS_PER_US, _SCALAR_COLUMNS_PER_US, _GAP_COLUMNS, _TABLE_US = 960.0,
 # A loop's start and end; the edge of an iteration; the fixed time of a block of classes, and of a block of positions.
 _LOOP_US, _ITERATION_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
 
-# The default number of bytes that one launch may take for logits.
-SCRATCH_BYTES = 512 * 2**20
 FORWARD, BACKWARD, FORWARD_BACKWARD = "forward", "backward", "forward_backward"
 _ITEMSIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
