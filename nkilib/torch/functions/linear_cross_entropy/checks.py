@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -64,12 +63,12 @@ class LinearArguments:
             "grad_weight_sum": self.grad_weight_sum,
         }
 
-    @cached_property
+    @property
     def logits_shape(self) -> tuple[int, ...]:
         """The shape of the logits that ``torch.nn.functional.cross_entropy`` would get."""
         return (*self.input.shape[:-1], *self.linear_weight.shape[:-1])
 
-    @cached_property
+    @property
     def has_probabilities(self) -> bool:
         """True if the targets are class probabilities, which PyTorch recognises by their shape."""
         return tuple(self.target.shape) == self.logits_shape
