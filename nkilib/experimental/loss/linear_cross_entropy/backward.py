@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.rows import arithmetic
 from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
 from nkilib.experimental.loss.cross_entropy.launch import Options
 from nkilib.experimental.loss.cross_entropy.softcap import squared, through_cap
@@ -34,8 +35,6 @@ from nkilib.experimental.loss.linear.backward.streams import OperandPair
 from nkilib.experimental.loss.linear.backward.tile_maker import (
     LastProduct,
     TilePlace,
-    multiply_on_gpsimd,
-    multiply_tiles,
 )
 from nkilib.experimental.loss.linear.backward.weight_gradient import PowerOfTwo
 from nkilib.experimental.loss.linear.launch import Block, Gradients, LinearTiling, Span, position_parts
@@ -224,7 +223,7 @@ class GradientTiles:
         nisa.tensor_scalar(
             dst=scores, data=scores, op0=nl.subtract, operand0=1.0, reverse0=True, op1=nl.multiply, operand1=own_sbuf
         )
-        multiply_tiles(dst_sbuf, error_sbuf, scores)
+        arithmetic.product(dst_sbuf, error_sbuf, scores)
         return None
 
     def _slopes(
@@ -262,9 +261,9 @@ class GradientTiles:
         """Write D * p, plus the gradients of several target ids."""
         gradient_sbuf = dst_sbuf if self.softcap is None else softmax_sbuf
         if ids_sbuf is None:
-            multiply_tiles(gradient_sbuf, slopes_sbuf, softmax_sbuf)
+            arithmetic.product(gradient_sbuf, slopes_sbuf, softmax_sbuf)
         else:
-            multiply_tiles(slopes_sbuf, slopes_sbuf, softmax_sbuf)
+            arithmetic.product(slopes_sbuf, slopes_sbuf, softmax_sbuf)
             nisa.scalar_tensor_tensor(
                 dst=gradient_sbuf, data=slopes_sbuf, op0=nl.multiply, operand0=1.0, op1=nl.add, operand1=ids_sbuf
             )
@@ -282,7 +281,7 @@ class GradientTiles:
         if self.is_kept:
             squared(tangents)
         else:
-            multiply_on_gpsimd(tangents, tangents, tangents)
+            arithmetic.multiply_on_gpsimd(tangents, tangents, tangents)
 
     def _softmax(self, dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace) -> None:
         """Write p; the scores stay as they are. With a maximum, ``dst_sbuf`` holds the exponents without their bias."""
@@ -305,7 +304,7 @@ class GradientTiles:
             return None
         if slopes_sbuf is not None:
             # Under a cap Vector has the least time of all, and GpSimd nothing to do.
-            multiplied = multiply_tiles if self.softcap is None else multiply_on_gpsimd
+            multiplied = arithmetic.product if self.softcap is None else arithmetic.multiply_on_gpsimd
             multiplied(slopes_sbuf, slopes_sbuf, softmax_sbuf)
             self._subtract_spread(slopes_sbuf, place)
             return slopes_sbuf

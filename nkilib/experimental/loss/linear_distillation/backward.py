@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from math import log, log1p
 
 from nkilib.core.hardware import PARTITIONS
+from nkilib.core.rows import arithmetic
 from nkilib.core.rows.tiles import constant, difference, float32_like, product, scaled, selected
 from nkilib.experimental.loss.cross_entropy.softcap import through_cap
 from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, BackwardSizes
@@ -25,8 +26,6 @@ from nkilib.experimental.loss.linear.backward.streams import OperandPair
 from nkilib.experimental.loss.linear.backward.tile_maker import (
     LastProduct,
     TilePlace,
-    multiply_on_gpsimd,
-    multiply_tiles,
 )
 from nkilib.experimental.loss.linear.backward.weight_gradient import PowerOfTwo
 from nkilib.experimental.loss.linear.launch import Block, Gradients, LinearTiling, Span
@@ -479,7 +478,7 @@ class PairGradientTiles:
             operand1=label_sbuf,
         )
         if tangents is not None:
-            multiply_on_gpsimd(tangents, tangents, tangents)
+            arithmetic.multiply_on_gpsimd(tangents, tangents, tangents)
             through_cap(dst_sbuf, terms_sbuf, tangents)
         return None
 
@@ -515,7 +514,7 @@ class PairGradientTiles:
         """Multiply the terms by their factor, and under a softcap by 1 - tanh^2."""
         if tangents is None:
             return LastProduct(dst_sbuf, terms_sbuf, factor_sbuf)
-        multiply_on_gpsimd(tangents, tangents, tangents)
+        arithmetic.multiply_on_gpsimd(tangents, tangents, tangents)
         nisa.tensor_scalar(
             dst=tangents,
             data=tangents,
@@ -525,7 +524,7 @@ class PairGradientTiles:
             op1=nl.multiply,
             operand1=factor_sbuf,
         )
-        multiply_tiles(dst_sbuf, terms_sbuf, tangents)
+        arithmetic.product(dst_sbuf, terms_sbuf, tangents)
         return None
 
 
