@@ -3,7 +3,7 @@
 
 """Instructions that generate numbers: ``iota``, ``rng``, ``rand2``, ``dropout``, and the state of the generators.
 
-Random numbers come from ``machine/random.py``; they are reproducible, and differ from the numbers of a device. Each
+Random numbers come from ``machine/core.py``; they are reproducible, and differ from the numbers of a device. Each
 partition draws from the generator of its own lane.
 """
 
