@@ -73,8 +73,18 @@ def test_the_map_of_a_package_names_all_its_modules_and_no_others(package: Path)
     assert explained_in(text) <= modules_of(package), "these are no modules of the package"
 
 
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.relative_to(CHECKOUT)))
+def test_paths_of_modules_in_a_map_lead_somewhere(package: Path) -> None:
+    """``a.b`` starts at the package or at the folder that it is in; the packages of others are not looked for."""
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    for first, rest in re.findall(r"``([a-z_]\w*)\.([\w.]+)``", text):
+        starts = [start for start in (package, package.parent) if (start / first).is_dir()]
+        paths = [start / first / rest.replace(".", "/") for start in starts if first not in ("torch", "jax")]
+        assert not paths or any(path.is_dir() or path.with_suffix(".py").is_file() for path in paths), f"{first}.{rest}"
+
+
 def test_the_library_has_few_files() -> None:
-    assert len(MODULES) <= MOST_FILES
+    assert len(MODULES) <= MOST_FILES, "join what is always read together, or raise the limit in the same change"
 
 
 def test_folders_are_small_and_not_deep() -> None:
