@@ -47,7 +47,8 @@ def test_an_import_loads_few_modules(name: str) -> None:
     (line,) = printed(code)
     loaded = line.split()
     assert 0.8 * MOST_MODULES[name] < len(loaded) <= MOST_MODULES[name], len(loaded)
-    assert not [module for module in loaded if module.endswith((".kernels", ".registry_entry", ".reference"))]
+    if name != "nkilib.jax":  # its functions launch the kernels that they import
+        assert not [module for module in loaded if module.endswith((".kernels", ".registry_entry", ".reference"))]
 
 
 @pytest.mark.parametrize("name", LATE)

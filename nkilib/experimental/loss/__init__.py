@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         linear_token_scores_forward,
     )
     from nkilib.experimental.loss.linear_distillation.host.tiling import choose_linear_distillation_tiling
-    from nkilib.experimental.loss.linear_distillation.host.work import (
+    from nkilib.experimental.loss.linear_distillation.registry_entry import (
         linear_distillation_backward,
         linear_distillation_forward,
         linear_distillation_mixture,
@@ -197,7 +197,7 @@ _MODULES: Final = {
     "kl_div": "elementwise.kl_div",
     "l1_loss": "elementwise.l1",
     "linear_cross_entropy": "linear_cross_entropy.registry_entry",
-    "linear_distillation": "linear_distillation.host.work",
+    "linear_distillation": "linear_distillation.registry_entry",
     "linear_token_scores": "linear_cross_entropy.registry_entry",
     "margin_ranking_loss": "elementwise.margin_ranking",
     "mse_loss": "elementwise.mse",

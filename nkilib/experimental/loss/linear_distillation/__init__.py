@@ -34,5 +34,6 @@ A launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.los
 6. Backward: ``backward`` computes the per-position inputs and the tiles of the gradient of the student's logits from
    the scores of both models, and hands the loss to ``linear.backward.one_core`` with the loop.
 
-So ``forward`` is the first visit and ``mixture`` the second. ``host`` surrounds the kernels with numpy and arithmetic.
+So ``forward`` is the first visit and ``mixture`` the second. ``host`` surrounds the kernels with numpy and arithmetic;
+``registry_entry`` has the kernels to launch.
 """

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of distillation from hidden states to launch, with their work, workspace and guarantees. For host code.
+"""The work of the kernels, from which the performance model derives how fast hardware could be, and their guarantees.
 
-The performance model derives from the work how fast hardware could be; it is the same whatever the tiling. Every
-operand and every result crosses HBM once; logits do not: keeping logits for a divergence from a mixture is a choice,
-and no work. A product of all logits takes N V D multiply-adds of each model, and so does each of dX and dW of the
-student's.
+For host code, not for kernels. Tests check each guarantee. The work is the same whatever the tiling. Every operand and
+every result crosses HBM once; logits do not: keeping logits for a divergence from a mixture is a choice, and no work. A
+product of all logits takes N V D multiply-adds of each model, and so does each of dX and dW of the student's.
 
 Activation functions for each logit: two exponentials for a divergence of one distribution from the other; for a mixture
 both again, and a softplus. The gradients of KL(teacher || student) take both exponentials, those of KL(student ||
@@ -22,11 +21,9 @@ from typing import Any
 from nkilib.base.guarantee import Guarantee
 from nkilib.base.statements import Work
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
-from nkilib.core.host.launchable import launchable
 from nkilib.core.host.sizes import dtype_name
 from nkilib.experimental.loss.linear.backward_tiling import backward_bytes, split_backward_bytes
 from nkilib.experimental.loss.linear.launch import LinearTiling, position_parts
-from nkilib.experimental.loss.linear_distillation import kernels
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import most_kept_bytes
 
 # Divergence, entropy, moment, and maximum and log-sum of both models.
@@ -305,11 +302,3 @@ LINEAR_DISTILLATION_BACKWARD = Guarantee(
         f"{_CORES}"
     ),
 )
-
-linear_distillation_forward = launchable(
-    kernels.linear_distillation_forward, LINEAR_DISTILLATION_FORWARD, pair_forward_work
-)
-linear_distillation_backward = launchable(
-    kernels.linear_distillation_backward, LINEAR_DISTILLATION_BACKWARD, pair_backward_work
-)
-linear_distillation_mixture = launchable(kernels.linear_distillation_mixture, LINEAR_DISTILLATION_MIXTURE, mixture_work)
