@@ -193,8 +193,8 @@ class InputPath(NamedTuple):
 
 
 def input_path(call: Callable[[torch.Tensor], object], input: torch.Tensor) -> InputPath:
-    """Call a function twice with a tensor, and note the functions of nkilib that get its memory in the second call, also
-    within a container or a record.
+    """Call a function twice with a tensor, and note the functions of nkilib that get its memory in the second call,
+    also within a container or a record.
     """
     call(input)  # what is made once is made now
     memory, files, frames, is_launched = input.untyped_storage().data_ptr(), list[str](), 0, False
