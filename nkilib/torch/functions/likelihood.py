@@ -22,7 +22,7 @@ from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
 from nkilib.torch.functions.cross_entropy.checks import check_indices, check_weight
 from nkilib.torch.losses.checks import BATCHMEAN, check_reduction_or_batchmean, least_of_log
 from nkilib.torch.losses.elementwise import elementwise_loss
-from nkilib.torch.losses.indexed import CLASS_WEIGHT, check_range, indexed_loss, kernel_target
+from nkilib.torch.losses.indexed import CLASS_WEIGHT, check_inplace, check_range, indexed_loss, kernel_target
 from nkilib.torch.losses.modules import LossModule, WeightedLossModule
 
 NLL_LOSS: Final = Caller("nll_loss", "input", "log-probabilities", "torch.nn.functional.nll_loss")
@@ -107,15 +107,11 @@ def nll_loss(
     if unknown:
         refuse_unknown(nll_loss, unknown)
     _check_nll_arguments(input, target, weight, reduction)
-    check_flags(NLL_LOSS, inplace=inplace)
     options = {"ignore_index": as_int64(NLL_LOSS, "ignore_index", ignore_index), "reduction": reduction}
-    original, input = input, as_computed(input, reduction)
-    if inplace:
-        is_kept = input.dtype == original.dtype and original.is_contiguous()
-        others = {"target": target, "weight": weight}
-        checks.check_inplace(NLL_LOSS, original, others, is_kept=is_kept)
-    has_rows = input.dim() > 1
-    rows, classes = (input, target) if has_rows else (input.unsqueeze(0), target.reshape(1))
+    computed = as_computed(input, reduction)
+    check_inplace(NLL_LOSS, input, computed, inplace, {"target": target, "weight": weight})
+    has_rows = computed.dim() > 1
+    rows, classes = (computed, target) if has_rows else (computed.unsqueeze(0), target.reshape(1))
     class_weight = None if weight is None else weight.to(torch.float32)
     loss, _ = _NLL_DERIVATIVE.apply(inplace, rows, classes, class_weight, **options)
     reduced: Tensor = loss

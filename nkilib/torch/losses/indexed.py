@@ -294,5 +294,4 @@ def check_inplace(
     check_flags(caller, inplace=inplace)
     if inplace:
         is_kept = computed.dtype == input.dtype and input.is_contiguous()
-        needs = "contiguous, in the type in which the loss is computed"
-        checks.check_inplace(caller, input, others, is_kept=is_kept, needs=needs)
+        checks.check_inplace(caller, input, others, is_kept=is_kept)
