@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""What ``fuse_linear_loss`` does to a class of causal language models: a training step of a tiny model, stock and fused.
+
+``python -m tests.torch.lazy_logits.architecture_outcomes CLASS ...`` writes an outcome a line, as JSON. A process for
+some classes at a time keeps memory small, and outlives no class that hangs: see :func:`outcomes_of`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from nkilib.torch import fuse_linear_loss, fused_calls
+from nkilib.torch.lazy_logits.options import LogitsComputedWarning, Place
+from tests.fresh_python import CHECKOUT, with_checkout
+from tests.torch.lazy_logits.architectures import batch, tiny_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+RIGHT: Final = "right"
+COMPUTED: Final = "logits computed"
+WRONG: Final = "wrong"
+STOCK_FAILS: Final = "stock model fails"
+NOT_BUILT: Final = "not built"
+
+# In norm, of the loss and of the gradient of each parameter, in float32.
+BUDGET: Final = 1e-5
+# Distances from float64 are two draws of rounding errors of one size: in forward and backward of all other layers they
+# are the same, and of the output layer and the loss ours has fewer.
+SHARE: Final = 2.0
+# Rounding to bfloat16, by which a loss or a gradient in bfloat16 may miss even a result without any other error.
+BFLOAT16_UNIT: Final = 2.0**-8
+# A gradient with a smaller share of the norm of all is what is left of larger numbers that cancel, such as that of the
+# bias of keys, which softmax does not see; its error is compared with this share.
+SMALL: Final = 1e-3
+SECONDS: Final = 120  # for a class
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a class.
+
+    Attributes:
+        name: that of the class.
+        result: one of the five above.
+        detail: where logits were computed, what is wrong, or the error; empty if all is right.
+        figures: differences by what they are of, for a look at them.
+    """
+
+    name: str
+    result: str
+    detail: str = ""
+    figures: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The loss of a training step, and the gradients of the parameters that have one, by name."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a step is from another: relative, in norm.
+
+    Attributes:
+        loss: of the loss.
+        gradients: of the gradient of each parameter.
+    """
+
+    loss: float
+    gradients: dict[str, float]
+
+    @property
+    def largest(self) -> float:
+        """The largest of all."""
+        return max([self.loss, *self.gradients.values()])
+
+    def is_within(self, other: Difference, share: float, least: float) -> bool:
+        """Return whether no difference exceeds both a number and a multiple of that of another step."""
+        pairs = [(self.loss, other.loss), *((self.gradients[name], other.gradients[name]) for name in self.gradients)]
+        return all(mine <= max(least, share * theirs) for mine, theirs in pairs)
+
+
+class _InFloat64(TorchFunctionMode):
+    """Makes casts to float32 in the code of models casts to float64, which all of a reference is computed in."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is Tensor.float:
+            function = Tensor.double
+        args = tuple(_widened(item) for item in args)
+        return function(*args, **{name: _widened(item) for name, item in (kwargs or {}).items()})
+
+
+def _widened(item: Any) -> Any:
+    return torch.float64 if isinstance(item, torch.dtype) and item.is_floating_point else item
+
+
+def step_of(model: nn.Module, arguments: dict[str, Any]) -> Step:
+    """Return a training step with the loss of the model itself."""
+    torch.manual_seed(1)
+    model.zero_grad(set_to_none=True)
+    loss = model(**arguments).loss
+    if not isinstance(loss, Tensor):
+        raise TypeError("the model returns no loss")
+    loss.backward()
+    named = model.named_parameters()
+    gradients = {name: item.grad.double() for name, item in named if item.grad is not None and item.grad.any()}
+    return Step(loss.detach().double(), gradients)
+
+
+def step_in_float64(model: nn.Module, arguments: dict[str, Any]) -> Step:
+    """Return the step of a copy of a model in float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _InFloat64():
+            return step_of(copy.deepcopy(model).double(), arguments)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def difference(step: Step, reference: Step) -> Difference:
+    """Return how far a step is from a reference.
+
+    Raises:
+        ValueError: other parameters have a gradient, or a number is not finite.
+    """
+    whole = torch.stack([item.norm() for item in reference.gradients.values()]).norm()
+    names = set(step.gradients) | set(reference.gradients)
+    found = {}
+    for name in sorted(names):
+        zero = torch.zeros(())
+        mine, theirs = (each.gradients.get(name, zero) for each in (step, reference))
+        found[name] = float((mine - theirs).norm() / torch.maximum(theirs.norm(), SMALL * whole))
+    loss = float((step.loss - reference.loss).abs() / reference.loss.abs())
+    result = Difference(loss, found)
+    if not all(number < float("inf") for number in (loss, *found.values())):
+        raise ValueError("a loss or a gradient is not finite")
+    return result
+
+
+def outcome_of(name: str) -> Outcome:
+    """Return what comes of a class."""
+    arguments = batch(name)
+    try:
+        model = tiny_model(name)
+    except Exception as error:
+        return Outcome(name, NOT_BUILT, _line(error))
+    try:
+        stock = step_of(model, arguments)
+        difference(stock, stock)
+    except Exception as error:
+        return Outcome(name, STOCK_FAILS, _line(error))
+    try:
+        return _fused_outcome(name, model, arguments, stock)
+    except Exception as error:
+        return Outcome(name, WRONG, _line(error))
+
+
+def _fused_outcome(name: str, model: PreTrainedModel, arguments: dict[str, Any], stock: Step) -> Outcome:
+    """Return what comes of a class whose stock model trains."""
+    ours, computed = _fused_step(model, arguments)
+    apart = difference(ours, stock)
+    is_right, figures = apart.largest <= BUDGET, f"float32 {apart.largest:.1e}"
+    if not is_right:
+        exact = step_in_float64(model, arguments)
+        distances = [difference(step, exact) for step in (stock, ours)]
+        is_right = distances[1].is_within(distances[0], SHARE, BUDGET)
+        figures += "".join(f", {item.largest:.1e}" for item in distances)
+    if not is_right:
+        return Outcome(name, WRONG, f"in float32: {apart.largest:.1e} from the stock model", figures)
+    is_close, further = _is_close_in_bfloat16(model, arguments)
+    figures += further
+    if not is_close:
+        return Outcome(name, WRONG, "in bfloat16: further from float64 than the stock model", figures)
+    return Outcome(name, COMPUTED if computed else RIGHT, computed, figures)
+
+
+def _is_close_in_bfloat16(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[bool, str]:
+    """Return whether the fused model is no further from float64 than the stock one, and the figures; a stock model that
+    has no such step says nothing.
+    """
+    model = model.to(torch.bfloat16)
+    arguments = {name: item.bfloat16() if _is_floating(item) else item for name, item in arguments.items()}
+    try:
+        stock = step_of(model, arguments)
+        exact = step_in_float64(model, arguments)
+        theirs = difference(stock, exact)
+    except Exception as error:
+        return True, f", no bfloat16: {_line(error)}"
+    ours, _ = _fused_step(model, arguments)
+    mine = difference(ours, exact)
+    return mine.is_within(theirs, SHARE, BFLOAT16_UNIT), f", bfloat16 {theirs.largest:.1e} {mine.largest:.1e}"
+
+
+def _is_floating(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.is_floating_point()
+
+
+def _fused_step(model: nn.Module, arguments: dict[str, Any]) -> tuple[Step, str]:
+    """Return the step of the fused model, and where it computed logits."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            undo = fuse_linear_loss(model, on_compute="ignore")
+        except ValueError as error:
+            return step_of(model, arguments), _line(error)
+    told = [str(item.message) for item in caught if issubclass(item.category, LogitsComputedWarning)]
+    with undo:
+        step = step_of(model, arguments)
+        if told:
+            return step, told[0]
+        calls = fused_calls(model)
+    if not calls.fused and not calls.computed:
+        return step, "the loss does not come from a call of the output layer"
+    return step, "; ".join(sorted({_where(place) for place in calls.computed}))
+
+
+def _where(place: Place) -> str:
+    """Return a function and the file that called it, from the package on."""
+    parts = Path(place.file).parts
+    start = len(parts) - 1 - parts[::-1].index("transformers") if "transformers" in parts else len(parts) - 1
+    return f"{place.function} in {'/'.join(parts[start:])}"
+
+
+def _line(error: Exception) -> str:
+    """Return the type and the first line of an error."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def outcomes_of(names: Sequence[str], tell: Callable[[Outcome], None] = lambda outcome: None) -> list[Outcome]:
+    """Return the outcomes of classes, computed in a process, and in another one after a class that ends it or hangs."""
+    found: list[Outcome] = []
+    left = list(names)
+    while left:
+        ended = ""
+        try:
+            command = [sys.executable, "-m", "tests.torch.lazy_logits.architecture_outcomes", *left]
+            result = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                cwd=CHECKOUT,
+                env=with_checkout(OMP_NUM_THREADS="1"),
+                timeout=SECONDS * len(left),
+            )
+            output, ended = result.stdout, f"the process ended with {result.returncode}: {result.stderr[-200:]}"
+        except subprocess.TimeoutExpired as error:
+            output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+            ended = "no end"
+        done = [Outcome(**json.loads(line)) for line in output.splitlines() if line.startswith("{")]
+        if len(done) < len(left):
+            done.append(Outcome(left[len(done)], STOCK_FAILS, ended))
+        for outcome in done:
+            tell(outcome)
+        found += done
+        left = left[len(done) :]
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for each in sys.argv[1:]:
+        print(json.dumps(asdict(outcome_of(each))), flush=True)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Every causal language model class of ``transformers``, as a tiny model with random parameters and a batch for it.
+
+The default configuration of a class is shrunk: :data:`_LARGEST` has the largest size by the name of an attribute, and
+lists with an entry a layer keep a layer of each kind. :data:`_OVERRIDES` and :data:`_INPUTS` have what is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+VOCABULARY: Final = 99
+LENGTH: Final = 12
+BATCH: Final = 2
+_LAYERS: Final = 2
+_SPECIAL: Final = 16  # token ids below are special ones, which inputs do not have
+
+
+def _by_name(**sizes: str) -> dict[str, int]:
+    """Return sizes by the names of attributes, from names by size."""
+    return {name: int(size[1:]) for size, names in sizes.items() for name in names.split()}
+
+
+# The largest size of an attribute of a configuration.
+_LARGEST: Final = {
+    "vocab_size": VOCABULARY,
+    **_by_name(
+        _0="num_kv_shared_layers num_nextn_predict_layers",
+        _1="topk_group num_dense_layers first_k_dense_replace moe_layer_start_index",
+        _2="""num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers
+            num_encoder_layers attention_layers num_key_value_heads num_kv_heads swa_num_key_value_heads num_query_groups
+            num_experts_per_tok num_experts_per_token moe_topk moe_k n_group num_expert_group n_shared_experts
+            num_shared_experts moe_num_shared_experts mamba_n_groups n_groups mamba_ngroups o_groups index_topk_blocks
+            linear_num_key_heads num_blocks num_layers_per_stack num_codebooks""",
+        _4="""num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads attention_heads
+            num_decoder_attention_heads num_encoder_attention_heads num_experts n_routed_experts num_local_experts
+            moe_num_experts zero_expert_num index_n_heads linear_num_value_heads linear_num_heads swa_num_attention_heads
+            mamba_n_heads mamba_num_heads index_topk laurel_rank hc_lowrank gated_norm_rank adapter_rank time_step_rank
+            mamba_dt_rank block_size index_block_size block_multiple_of""",
+        _8="""sliding_window sliding_window_size window_size attention_window_size local_attention attention_chunk_size
+            attention_window chunk_size mamba_chunk_size qk_rope_head_dim rotary_dim state_size mamba_d_state
+            ssm_state_size keep_window_size rel_extent max_inference_chunksize index_head_dim""",
+        _16="""head_dim v_head_dim qk_nope_head_dim q_lora_rank kv_lora_rank o_lora_rank linear_key_head_dim
+            linear_value_head_dim linear_head_dim swa_head_dim kv_channels d_head dim_head attention_head_size
+            hidden_size_per_layer_input router_hidden_size global_head_dim""",
+        _24="qk_head_dim",
+        _32="""moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size shared_intermediate_size
+            moe_shared_expert_intermediate_size shared_experts_intermediate_size""",
+        _64="""hidden_size n_embd d_model dim emb_dim embedding_dim embedding_size word_embed_proj_dim input_embedding_size
+            output_embedding_size lru_width backbone_hidden_size classifier_proj_size mask_feature_length""",
+        _96="""intermediate_size ffn_dim n_inner encoder_ffn_dim decoder_ffn_dim ffn_hidden_size dim_ff dff d_inner
+            feed_forward_size intermediate_size_mlp dense_intermediate_size prompt_mid_dim""",
+        _99="vocab_size_per_layer_input decoder_vocab_size n_vocab",
+        _128="""max_position_embeddings n_positions n_ctx max_seq_len model_max_length context_length
+            max_source_positions max_target_positions""",
+    ),
+}
+_COUNTS_OF_LAYERS: Final = "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers".split()
+
+_FLAGS: Final = {"is_decoder": True, "use_cache": False}
+# Attributes of the configurations of classes that shrinking does not make right.
+_OVERRIDES: Final[dict[str, dict[str, Any]]] = {}
+# Arguments of the models of classes, in place of the usual ones or beside them.
+_INPUTS: Final[dict[str, dict[str, Any]]] = {}
+
+
+def class_names() -> list[str]:
+    """Return the names of all classes that the installed release has for causal language models."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    found: set[str] = set()
+    for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        found.update(names if isinstance(names, (tuple, list)) else (names,))
+    return sorted(found)
+
+
+def tiny_model(name: str) -> PreTrainedModel:
+    """Return a model of a class with few parameters, random ones, without dropout, in training."""
+    import transformers
+
+    with _quiet():
+        kind = getattr(transformers, name)
+        config = tiny_config(kind.config_class, _OVERRIDES.get(name, {}))
+        torch.manual_seed(0)
+        model: PreTrainedModel = kind(config)
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        model.set_experts_implementation("eager")  # the grouped products have no float64
+        return model.float().train()
+
+
+def tiny_config(kind: type[PretrainedConfig], overrides: dict[str, Any]) -> PretrainedConfig:
+    """Return the default configuration of a class with small sizes, those of its parts included."""
+    default = kind(**{key: value for key, value in overrides.items() if not isinstance(value, dict)})
+    parts = {
+        name: tiny_config(type(part), overrides.get(name, {}))
+        for name in kind.sub_configs or {}
+        if (part := getattr(default, name, None)) is not None
+    }
+    return kind(**{**_shrunk(default), **overrides, **parts})
+
+
+def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
+    """Return attributes of a configuration whose values are too large, with smaller ones."""
+    values = {key: value for key, value in config.to_dict().items() if key not in ("id2label", "label2id")}
+    changed: dict[str, Any] = {}
+    special = iter(range(1, _SPECIAL))
+    for key, value in values.items():
+        is_size = isinstance(value, int) and not isinstance(value, bool)
+        if is_size and value > _LARGEST.get(key, value):
+            changed[key] = _LARGEST[key]
+        elif "drop" in key and isinstance(value, float):
+            changed[key] = 0.0
+        elif key.endswith(("token_id", "token_index")) and value is not None:
+            changed[key] = 0 if key == "pad_token_id" else next(special)
+    changed.update(_fewer_layers(values))
+    changed.update({key: value for key, value in _FLAGS.items() if key in values})
+    return changed
+
+
+def _fewer_layers(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the number of layers, and lists of an entry a layer, so that one layer of each kind is left."""
+    found = {key: value for key, value in values.items() if key in _COUNTS_OF_LAYERS and isinstance(value, int)}
+    changed: dict[str, Any] = {}
+    for count in set(found.values()):
+        lists = {
+            key: value for key, value in values.items() if isinstance(value, (list, tuple)) and len(value) == count
+        }
+        kinds = [tuple(str(value[layer]) for value in lists.values()) for layer in range(count)]
+        kept = sorted({kinds.index(kind) for kind in kinds})
+        kept = kept if len(kept) >= min(_LAYERS, count) else list(range(min(_LAYERS, count)))
+        changed.update({key: [value[layer] for layer in kept] for key, value in lists.items()})
+        changed.update({key: len(kept) for key, size in found.items() if size == count})
+    return changed
+
+
+def batch(name: str) -> dict[str, Any]:
+    """Return arguments of a model of a class: tokens, and labels some of which are ignored."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(_SPECIAL, VOCABULARY, (BATCH, LENGTH), generator=generator)
+    labels = ids.clone()
+    labels[0, :3] = -100
+    arguments = {"input_ids": ids, "labels": labels, **_INPUTS.get(name, {})}
+    return {key: value for key, value in arguments.items() if value is not None}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep configurations and models from telling about sizes that nobody has."""
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
