@@ -10,9 +10,10 @@ lists with an entry a layer keep a layer of each kind. :data:`_OVERRIDES` and :d
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -37,43 +38,84 @@ def _by_name(**sizes: str) -> dict[str, int]:
 _LARGEST: Final = {
     "vocab_size": VOCABULARY,
     **_by_name(
-        _0="num_kv_shared_layers num_nextn_predict_layers",
-        _1="topk_group num_dense_layers first_k_dense_replace moe_layer_start_index",
+        _0="""num_kv_shared_layers num_nextn_predict_layers""",
+        _1="""topk_group num_dense_layers first_k_dense_replace moe_layer_start_index""",
         _2="""num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers
-            num_encoder_layers attention_layers num_key_value_heads num_kv_heads swa_num_key_value_heads num_query_groups
-            num_experts_per_tok num_experts_per_token moe_topk moe_k n_group num_expert_group n_shared_experts
-            num_shared_experts moe_num_shared_experts mamba_n_groups n_groups mamba_ngroups o_groups index_topk_blocks
-            linear_num_key_heads num_blocks num_layers_per_stack num_codebooks""",
-        _4="""num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads attention_heads
-            num_decoder_attention_heads num_encoder_attention_heads num_experts n_routed_experts num_local_experts
-            moe_num_experts zero_expert_num index_n_heads linear_num_value_heads linear_num_heads swa_num_attention_heads
-            mamba_n_heads mamba_num_heads index_topk laurel_rank hc_lowrank gated_norm_rank adapter_rank time_step_rank
-            mamba_dt_rank block_size index_block_size block_multiple_of""",
-        _8="""sliding_window sliding_window_size window_size attention_window_size local_attention attention_chunk_size
-            attention_window chunk_size mamba_chunk_size qk_rope_head_dim rotary_dim state_size mamba_d_state
-            ssm_state_size keep_window_size rel_extent max_inference_chunksize index_head_dim""",
+            num_encoder_layers attention_layers num_key_value_heads num_kv_heads swa_num_key_value_heads
+            num_query_groups num_experts_per_tok num_experts_per_token moe_topk moe_k n_group num_expert_group
+            n_shared_experts num_shared_experts moe_num_shared_experts mamba_n_groups n_groups mamba_ngroups
+            o_groups index_topk_blocks linear_num_key_heads num_blocks num_layers_per_stack""",
+        _4="""num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads
+            attention_heads num_decoder_attention_heads num_encoder_attention_heads num_experts n_routed_experts
+            num_local_experts moe_num_experts zero_expert_num index_n_heads linear_num_value_heads
+            linear_num_heads swa_num_attention_heads mamba_n_heads mamba_num_heads index_topk laurel_rank
+            hc_lowrank gated_norm_rank adapter_rank time_step_rank mamba_dt_rank block_size index_block_size
+            block_multiple_of""",
+        _8="""sliding_window sliding_window_size window_size attention_window_size local_attention
+            attention_chunk_size attention_window chunk_size mamba_chunk_size qk_rope_head_dim rotary_dim
+            state_size mamba_d_state ssm_state_size keep_window_size rel_extent max_inference_chunksize
+            index_head_dim""",
         _16="""head_dim v_head_dim qk_nope_head_dim q_lora_rank kv_lora_rank o_lora_rank linear_key_head_dim
             linear_value_head_dim linear_head_dim swa_head_dim kv_channels d_head dim_head attention_head_size
             hidden_size_per_layer_input router_hidden_size global_head_dim""",
-        _24="qk_head_dim",
-        _32="""moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size shared_intermediate_size
-            moe_shared_expert_intermediate_size shared_experts_intermediate_size""",
-        _64="""hidden_size n_embd d_model dim emb_dim embedding_dim embedding_size word_embed_proj_dim input_embedding_size
-            output_embedding_size lru_width backbone_hidden_size classifier_proj_size mask_feature_length""",
+        _24="""qk_head_dim""",
+        _32="""moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size
+            shared_intermediate_size moe_shared_expert_intermediate_size shared_experts_intermediate_size""",
+        _64="""hidden_size hidden_size_global n_embd d_model dim emb_dim embedding_dim embedding_size
+            word_embed_proj_dim
+            input_embedding_size output_embedding_size lru_width backbone_hidden_size classifier_proj_size
+            mask_feature_length""",
         _96="""intermediate_size ffn_dim n_inner encoder_ffn_dim decoder_ffn_dim ffn_hidden_size dim_ff dff d_inner
             feed_forward_size intermediate_size_mlp dense_intermediate_size prompt_mid_dim""",
-        _99="vocab_size_per_layer_input decoder_vocab_size n_vocab",
+        _99="""vocab_size_per_layer_input decoder_vocab_size n_vocab encoder_hash_byte_group_vocab
+            ngram_vocab_size_base""",
         _128="""max_position_embeddings n_positions n_ctx max_seq_len model_max_length context_length
             max_source_positions max_target_positions""",
     ),
 }
-_COUNTS_OF_LAYERS: Final = "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers".split()
-
+_COUNTS_OF_LAYERS: Final = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    *("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"),
+)
+_HEADS: Final = {
+    "num_attention_heads": "num_key_value_heads",
+    "swa_num_attention_heads": "swa_num_key_value_heads",
+}
 _FLAGS: Final = {"is_decoder": True, "use_cache": False}
 # Attributes of the configurations of classes that shrinking does not make right.
-_OVERRIDES: Final[dict[str, dict[str, Any]]] = {}
+_ROPE: Final = {"rope_type": "default", "rope_theta": 10000.0}
+_OVERRIDES: Final[dict[str, dict[str, Any]]] = {
+    "CohereCompassForCausalLM": {"rope_parameters": {"full_attention": {**_ROPE, "mrope_section": [4, 2, 2]}}},
+    "DbrxForCausalLM": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2},
+    "Dots1ForCausalLM": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "Dots3NoteForCausalLM": {
+        **dict.fromkeys(("swa_num_attention_heads", "swa_num_key_value_heads"), 4),
+        **dict.fromkeys(("swa_q_lora_rank", "swa_kv_lora_rank", "swa_qk_nope_head_dim", "swa_v_head_dim"), 16),
+        "swa_head_dim": 24,
+    },
+    "GitForCausalLM": {"vision_config": {"image_size": 32}},
+    "HunYuanDenseV1ForCausalLM": {"head_dim": 16},
+    "HunYuanMoEV1ForCausalLM": {"head_dim": 16},
+    "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "LongcatFlashForCausalLM": {"head_dim": 8},
+    "Mamba2ForCausalLM": {"num_heads": 8},
+    "MinistralForCausalLM": {"head_dim": 16},
+    "NemotronForCausalLM": {"num_key_value_heads": 2},
+    "Qwen4ExpForCausalLM": {
+        **{"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16},
+        **{"indexer_budget": 8, "indexer_compress_ratio": 4},
+    },
+    "ReformerModelWithLMHead": {"axial_pos_shape": [3, 4], "axial_pos_embds_dim": [32, 32]},
+    "XmodForCausalLM": {"default_language": "en_XX"},
+    "ZambaForCausalLM": {"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3},
+}
 # Arguments of the models of classes, in place of the usual ones or beside them.
-_INPUTS: Final[dict[str, dict[str, Any]]] = {}
+_INPUTS: Final[dict[str, Callable[[], dict[str, Any]]]] = {
+    "GitForCausalLM": lambda: {"pixel_values": torch.ones(BATCH, 3, 32, 32)},
+    "MusicgenForCausalLM": lambda: _codes(4),
+    "MusicgenMelodyForCausalLM": lambda: _codes(4),
+}
 
 
 def class_names() -> list[str]:
@@ -104,7 +146,7 @@ def tiny_model(name: str) -> PreTrainedModel:
 
 def tiny_config(kind: type[PretrainedConfig], overrides: dict[str, Any]) -> PretrainedConfig:
     """Return the default configuration of a class with small sizes, those of its parts included."""
-    default = kind(**{key: value for key, value in overrides.items() if not isinstance(value, dict)})
+    default = kind()
     parts = {
         name: tiny_config(type(part), overrides.get(name, {}))
         for name in kind.sub_configs or {}
@@ -116,16 +158,20 @@ def tiny_config(kind: type[PretrainedConfig], overrides: dict[str, Any]) -> Pret
 def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
     """Return attributes of a configuration whose values are too large, with smaller ones."""
     values = {key: value for key, value in config.to_dict().items() if key not in ("id2label", "label2id")}
+    derived = set(values) - {item.name for item in dataclasses.fields(config) if item.default is not None}
     changed: dict[str, Any] = {}
     special = iter(range(1, _SPECIAL))
     for key, value in values.items():
-        is_size = isinstance(value, int) and not isinstance(value, bool)
+        is_size = isinstance(value, int) and not isinstance(value, bool) and key not in derived
         if is_size and value > _LARGEST.get(key, value):
             changed[key] = _LARGEST[key]
         elif "drop" in key and isinstance(value, float):
             changed[key] = 0.0
         elif key.endswith(("token_id", "token_index")) and value is not None:
             changed[key] = 0 if key == "pad_token_id" else next(special)
+    for heads, of_keys in _HEADS.items():
+        if of_keys not in derived and values.get(heads) == values.get(of_keys) is not None:
+            changed[of_keys] = changed.get(heads, values[heads])  # a group of one head
     changed.update(_fewer_layers(values))
     changed.update({key: value for key, value in _FLAGS.items() if key in values})
     return changed
@@ -148,13 +194,22 @@ def _fewer_layers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def batch(name: str) -> dict[str, Any]:
-    """Return arguments of a model of a class: tokens, and labels some of which are ignored."""
+    """Return arguments of a model of a class: tokens, and labels of which some are ignored."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(_SPECIAL, VOCABULARY, (BATCH, LENGTH), generator=generator)
     labels = ids.clone()
     labels[0, :3] = -100
-    arguments = {"input_ids": ids, "labels": labels, **_INPUTS.get(name, {})}
-    return {key: value for key, value in arguments.items() if value is not None}
+    arguments = {"input_ids": ids, "labels": labels, **_INPUTS.get(name, dict)()}
+    return arguments
+
+
+def _codes(codebooks: int) -> dict[str, Any]:
+    """Return tokens of some codebooks, and labels of which some are ignored."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(_SPECIAL, VOCABULARY, (BATCH, LENGTH, codebooks), generator=generator)
+    labels = ids.clone()
+    labels[0, :3] = -100
+    return {"input_ids": ids.transpose(1, 2).flatten(0, 1), "labels": labels}
 
 
 @contextlib.contextmanager
