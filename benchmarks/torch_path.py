@@ -5,21 +5,29 @@
 
 The same kernels with the same tiling run on the same bytes twice: called with numpy arrays, and through
 ``nkilib.torch.cross_entropy`` and autograd. Time is a ratio of the two; memory is that of a training step's forward and
-backward in place, in a fresh process.
+backward in place, in a fresh process. A last table counts the files that the first argument of a function passes on its
+way to the kernel.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from itertools import groupby
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
+import nkilib.torch
 from benchmarks._against_torch import as_tensor, torch_step
 from benchmarks._cross_entropy import CORES, FEWEST_RUNS, NKI_DTYPES, Case, Tuning, cases
 from benchmarks._display import table_of, verdict
@@ -35,6 +43,7 @@ from nkilib.experimental.loss import (
     extended_cross_entropy_forward,
 )
 from nkilib.nki import NOT_SIMULATED, SIMULATED
+from nkilib.simulator.launch.kernel import Kernel
 
 # The goals: at most that many times the seconds of the kernels, and at most that many bytes beyond the logits.
 LARGEST_RATIO = 1.15
@@ -163,6 +172,80 @@ def time_table(compared: Sequence[Comparison]) -> Table:
     return table
 
 
+_NKILIB = Path(nkilib.torch.__file__).parents[1]
+
+
+class InputPath(NamedTuple):
+    """The way of the first argument of a public function to its kernel.
+
+    Attributes:
+        frames: the number of calls of functions of nkilib, until the kernel is called.
+        files: the files of those that get the argument, in the order of the calls; one entry for calls in a row.
+    """
+
+    frames: int
+    files: tuple[str, ...]
+
+    @property
+    def returns(self) -> int:
+        """How often the way comes back to a file that it has left."""
+        return len(self.files) - len(set(self.files))
+
+
+def input_path(call: Callable[[torch.Tensor], object], input: torch.Tensor) -> InputPath:
+    """Call a function with a tensor, and note the functions of nkilib that get its memory, also within a container or
+    a record.
+    """
+    memory, files, frames, is_launched = input.untyped_storage().data_ptr(), list[str](), 0, False
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        nonlocal frames, is_launched
+        code = frame.f_code
+        is_launched = is_launched or code is Kernel.__call__.__code__
+        if event != "call" or is_launched or not Path(code.co_filename).is_relative_to(_NKILIB):
+            return
+        frames += 1
+        has_rest = bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + has_rest]
+        if any(_holds(frame.f_locals.get(name), memory) for name in arguments):
+            files.append(str(Path(code.co_filename).relative_to(_NKILIB)))
+
+    sys.setprofile(note)
+    try:
+        call(input)
+    finally:
+        sys.setprofile(None)
+    return InputPath(frames, tuple(file for file, _ in groupby(files)))
+
+
+def _holds(value: Any, memory: int, depth: int = 2) -> bool:
+    """Return whether a value is a tensor at the address ``memory``, or holds one."""
+    if isinstance(value, torch.Tensor):
+        return value.untyped_storage().data_ptr() == memory
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    elif type(value).__module__.startswith("nkilib.torch.") and hasattr(value, "__dict__"):
+        value = list(vars(value).values())
+    return depth > 0 and isinstance(value, list | tuple) and any(_holds(one, memory, depth - 1) for one in value)
+
+
+def path_table() -> Table:
+    """The ways of ``input`` in three functions."""
+    logits, target = torch.zeros(8, 16), torch.zeros(8, dtype=torch.int64)
+    weight = torch.zeros(32, 16)
+    functions: dict[str, Callable[[torch.Tensor], object]] = {
+        "cross_entropy": lambda input: nkilib.torch.cross_entropy(input, target),
+        "linear_cross_entropy": lambda input: nkilib.torch.linear_cross_entropy(input, weight, target),
+        "mse_loss": lambda input: nkilib.torch.mse_loss(input, torch.ones(8, 16)),
+    }
+    table = table_of("The way of input to the kernel", ("function",), ("calls", "files", "returns to a file"))
+    for name, function in functions.items():
+        function(logits)  # what is made once is made now
+        path = input_path(function, logits)
+        table.add_row(name, str(path.frames), str(len(set(path.files))), str(path.returns))
+    return table
+
+
 def meets_memory(case: Case, memory: MemoryUse) -> bool:
     """Whether forward and backward in place of ``case`` stay within the goal."""
     return memory.growth - case.logits_bytes <= LARGEST_BEYOND_LOGITS
@@ -230,6 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with console.status(f"{case}"):
             compared += compare(case, options.runs)
             memories.append((case, measure_memory(case, TORCH_IN_PLACE, _NO_TUNING)))
+    console.print(path_table())
     return report(console, compared, memories)
 
 

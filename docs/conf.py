@@ -33,6 +33,7 @@ navigation = {
         "glossary",
     ],
     "In training": [
+        "how_to/training_loop",
         "how_to/hugging_face",
         "how_to/trl",
         "how_to/torchtitan",

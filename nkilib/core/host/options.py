@@ -82,6 +82,19 @@ def as_int(caller: object, name: str, value: Any) -> int:
     return int(number)
 
 
+def as_int64(caller: object, name: str, value: Any) -> int:
+    """Return an integer that fits 64 bits as an int of Python; see :func:`as_float`.
+
+    Raises:
+        TypeError: see :func:`as_int`.
+        ValueError: it has more than 64 bits.
+    """
+    number = as_int(caller, name, value)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{caller}: {name} must fit 64 bits, got {number}")
+    return number
+
+
 def check_flags(caller: object, **flags: Any) -> None:
     """Check that flags are True or False.
 
@@ -144,33 +157,36 @@ class Option:
         if self.type is float:
             return as_float(caller, self.name, value)
         if self.type is int:
-            number = as_int(caller, self.name, value)
-            if not -(2**63) <= number < 2**63:
-                raise ValueError(f"{caller}: {self.name} must fit 64 bits, got {number}")
-            return number
+            return as_int64(caller, self.name, value)
         if isinstance(value, self.type):
             return value
         raise _refused(caller, self.name, self.type.__name__, value)
 
 
-_described: Final[dict[type[Dataclass], tuple[Option, ...]]] = {}
+_described: Final[dict[type[Dataclass], Mapping[str, Option]]] = {}
 
 
 def options_of(group: type[Dataclass]) -> tuple[Option, ...]:
     """Return the fields of a dataclass as options, in order.
 
-    The result is cached, because a graph of torch.compile cannot look at types.
-
     Raises:
         TypeError: a field that an operator cannot take.
     """
+    return tuple(_options(group).values())
+
+
+def _options(group: type[Dataclass]) -> Mapping[str, Option]:
+    """Return the fields of a dataclass as options by name, in order.
+
+    The result is cached, because a graph of torch.compile cannot look at types.
+    """
     if group not in _described:
-        _described[group] = _options(group)
+        _described[group] = _described_options(group)
     return _described[group]
 
 
-def _options(group: type[Dataclass]) -> tuple[Option, ...]:
-    hints, options = get_type_hints(group), []
+def _described_options(group: type[Dataclass]) -> dict[str, Option]:
+    hints, options = get_type_hints(group), {}
     for field in fields(group):
         hint = hints[field.name]
         members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -180,16 +196,16 @@ def _options(group: type[Dataclass]) -> tuple[Option, ...]:
                 f"{group.__name__}.{field.name} must be bool, int, float or str, or one of them or None, for an "
                 f"operator to take it, got {hint}; hand other things on as tensors"
             )
-        options.append(Option(field.name, kinds[0], len(members) > 1, field.default))
-    return tuple(options)
+        options[field.name] = Option(field.name, kinds[0], len(members) > 1, field.default)
+    return options
 
 
-def values_of(group: Dataclass) -> dict[str, Any]:
-    """Return the fields of an instance by name, as keywords for operators and kernels.
+def values_of(*groups: Dataclass) -> dict[str, Any]:
+    """Return the fields of instances by name, as keywords for operators and kernels.
 
     Unlike ``dataclasses.asdict``, it does not copy deeply.
     """
-    return {field.name: getattr(group, field.name) for field in fields(group)}
+    return {field.name: getattr(group, field.name) for group in groups for field in fields(group)}
 
 
 def options_from(group: type[Group], values: Mapping[str, Any]) -> Group:
@@ -235,15 +251,9 @@ def numbers(caller: object, function: Callable[..., Any], group: type[Group], ke
         TypeError: an unknown option, or a value of another type.
         ValueError: an integer of more than 64 bits.
     """
-    options = options_of(group)
-    refuse_unknown(function, keywords, [option.name for option in options])
-    return group(
-        **{
-            option.name: option.as_python(caller, keywords[option.name])
-            for option in options
-            if option.name in keywords
-        }
-    )
+    options = _options(group)
+    refuse_unknown(function, keywords, options)
+    return group(**{name: options[name].as_python(caller, value) for name, value in keywords.items()})
 
 
 class NoKeywords(TypedDict):

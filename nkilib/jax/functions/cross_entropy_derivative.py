@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, NoReturn, TypeAlias
 
 import jax
@@ -106,7 +106,7 @@ class Recipe:
     with_outputs: bool
     simulator: Options | None
 
-    @property
+    @cached_property
     def constants(self) -> dict[str, Any]:
         """The constant arguments of both kernels. Their ``ignore_index`` is the one int32 that replaces every ignored
         target.
@@ -114,7 +114,7 @@ class Recipe:
         values = {**values_of(self.options), "ignore_index": IGNORED}
         return {name: value for name, value in values.items() if name not in _OF_FORWARD}
 
-    @property
+    @cached_property
     def forward_constants(self) -> dict[str, Any]:
         """The constant arguments of the forward."""
         return {**self.constants, **{name: getattr(self.options, name) for name in _OF_FORWARD}}

@@ -15,12 +15,58 @@ from torch import Tensor
 
 from nkilib.torch.dispatch.devices import registrar
 from nkilib.torch.dispatch.launch import ReusedMemory, as_tuple
-from nkilib.torch.dispatch.operator import Call, Input, Operator, Output
+from nkilib.torch.dispatch.operator import Call, Input, Operator
 
 _REMEDY: Final = "compute the loss again for another backward, or leave memory_limit out"
 
 # From the call of the backward, and which inputs of the forward need a gradient: gradients by name.
 Others = Callable[[Call, Mapping[str, bool]], Mapping[str, Tensor | None]]
+
+
+def differentiated(gradient: str) -> str:
+    """Return the name of the input whose gradient is called ``gradient``, ``grad_<input>``."""
+    return gradient.removeprefix("grad_")
+
+
+def overwritten_input(backward: Operator, input: Tensor) -> ReusedMemory:
+    """Return the memory of an input that ``backward`` writes a gradient over."""
+    return ReusedMemory(
+        backward.qualified(True), "compute the loss again for another backward, or leave inplace off", input
+    )
+
+
+def refuse_second(backward: Operator) -> NoReturn:
+    """Raise the error for the derivative of a gradient; the message names a function that has derivatives of every
+    order.
+    """
+    raise NotImplementedError(
+        f"{backward.qualified()}: the gradient has no derivative here; for second derivatives use {backward.instead}"
+    )
+
+
+def refuse_graph(backward: Operator) -> None:
+    """Reject ``create_graph=True`` in a backward that records no graph, because autograd would take the returned
+    gradient for a constant.
+    """
+    if torch.is_grad_enabled():
+        refuse_second(backward)
+
+
+class OnceDifferentiable(torch.autograd.Function):
+    """An identity for a tensor from which PyTorch's operators compute a gradient: a derivative of that gradient with
+    respect to the tensor raises, because it would be incomplete.
+
+    The arguments of ``apply`` are the operator that errors name, and the tensor.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, backward: Operator, tensor: Tensor) -> Tensor:
+        ctx.operator = backward
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
+        refuse_second(ctx.operator)
 
 
 @dataclass(frozen=True)
@@ -62,9 +108,9 @@ class Derivative:
         return {name: f"grad_{name}" for name in self.results if f"grad_{name}" in taken}
 
     @cached_property
-    def _gradients(self) -> Mapping[str, Output]:
-        """The gradients that the backward returns, by the name of the input."""
-        return {differentiated(output.name): output for output in self.backward.outputs}
+    def _requests(self) -> Mapping[str, str]:
+        """The names of the options that request the gradients of the backward, by the name of the input."""
+        return {differentiated(output.name): output.request for output in self.backward.outputs}
 
     def apply(self, inplace: bool, *tensors: Tensor | None, **options: Any) -> Any:
         """Return the results of the forward; with ``inplace``, its backward writes the gradient over the first
@@ -114,7 +160,7 @@ class Derivative:
 
     def needed(self, needs: Sequence[bool]) -> dict[str, bool]:
         """Return for each input whether it needs a gradient; the dispatcher omits trailing inputs that are None."""
-        names = [operand.name for operand in self.forward.inputs]
+        names = self.forward.input_names
         return {**dict.fromkeys(names, False), **dict(zip(names, needs, strict=False))}
 
     def gradients(
@@ -159,12 +205,12 @@ class Derivative:
             needed: for each input of the forward, whether it needs a gradient.
             inplace: whether the gradient of the first input is written over it.
         """
-        wanted = {output.request: needed[name] for name, output in self._gradients.items()}
+        wanted = {request: needed[name] for name, request in self._requests.items()}
         if not any(wanted.values()):
             return {}
         inplace = inplace and wanted[self.backward.outputs[0].request]
-        backward, call = self._chosen_backward(call.replaced({}, **wanted), written, needed)
-        results = self.run(call, inplace, backward)
+        backward, call = self._chosen_backward(call, written, needed)
+        results = self.run(call, inplace, backward, wanted)
         return dict(zip((differentiated(output.name) for output in backward.outputs), results, strict=True))
 
     def _chosen_backward(
@@ -180,9 +226,15 @@ class Derivative:
         refuse_graph(self.backward)
         return self.adding, call.replaced(written)
 
-    def run(self, call: Call, inplace: bool, backward: Operator | None = None) -> tuple[Tensor, ...]:
+    def run(
+        self,
+        call: Call,
+        inplace: bool,
+        backward: Operator | None = None,
+        requests: Mapping[str, bool] | None = None,
+    ) -> tuple[Tensor, ...]:
         """Return the results of ``backward``, by default the operator of that name, called with the tensors and options
-        of the call that it takes; missing upstream gradients are zeros.
+        of the call that it takes, and with the requests of gradients; missing upstream gradients are zeros.
         """
         backward = backward or self.backward
         tensors = []
@@ -192,7 +244,7 @@ class Derivative:
                 (result,) = [output for output in self.forward.outputs if f"grad_{output.name}" == operand.name]
                 tensor = result.new(call, 0.0)
             tensors.append(tensor)
-        options = {name: call.options[name] for name in backward.option_names if name in call.options}
+        options = backward.taken({**call.options, **(requests or {})})
         if not inplace:
             return as_tuple(backward.op(call.first.device)(*tensors, **options))
         overwritten = call.first.detach()  # the same memory and version
@@ -200,39 +252,28 @@ class Derivative:
         return overwritten, *as_tuple(overwrite(overwritten, *tensors[1:], **options))
 
 
-def overwritten_input(backward: Operator, input: Tensor) -> ReusedMemory:
-    """Return the memory of an input that ``backward`` writes a gradient over."""
-    return ReusedMemory(
-        backward.qualified(True), "compute the loss again for another backward, or leave inplace off", input
-    )
+class _InPlace(torch.autograd.Function):
+    """The forward operator, with a backward that writes the gradient over the first input.
 
-
-def differentiated(gradient: str) -> str:
-    """Return the name of the input whose gradient is called ``gradient``, ``grad_<input>``."""
-    return gradient.removeprefix("grad_")
-
-
-def differentiate(
-    forward: Operator,
-    backward: Operator,
-    others: Others | None = None,
-    adding: Operator | None = None,
-    options: Callable[[Call], Mapping[str, Any]] | None = None,
-) -> Derivative:
-    """Register ``backward`` as the derivative of ``forward``, and an error as that of ``backward``, in every namespace
-    that has these operators; see :class:`Derivative` for the arguments.
+    ``torch.library.register_autograd`` rejects an operator that mutates. The operator declares what it mutates, so the
+    version of the input changes: code that saved the input for its own backward gets PyTorch's error, and so does a
+    second backward here.
     """
-    derivative = Derivative(forward, backward, others, adding, options)
 
-    def setup(ctx: Any, call: Call, returned: Any) -> None:
-        derivative.save(ctx, call, returned, derivative.needed(ctx.needs_input_grad))
+    @staticmethod
+    def forward(ctx: Any, derivative: Derivative, options: dict[str, Any], *tensors: Tensor | None) -> Any:
+        call = derivative.forward.call(tensors, options)
+        returned = derivative.forward.op(call.first.device)(*tensors, **options)
+        derivative.save(ctx, call, returned, derivative.needed(ctx.needs_input_grad[2:]))
+        ctx.derivative = derivative
+        ctx.overwritten = overwritten_input(derivative.backward, call.first) if ctx.needs_input_grad[2] else None
+        return returned
 
-    def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return derivative.gradients(ctx, grads, ctx.needs_input_grad[: len(forward.inputs)])
-
-    register_formula(forward, setup, gradients)
-    register_formula(backward, lambda *_: None, lambda ctx, *grads: refuse_second(backward))
-    return derivative
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_graph(ctx.derivative.backward)
+        needs = ctx.needs_input_grad[2:]
+        return None, None, *ctx.derivative.gradients(ctx, grads, needs, ctx.overwritten)[: len(needs)]
 
 
 def register_formula(
@@ -267,62 +308,27 @@ def register_formula(
         registrar.give_up(f"the derivative of {native}", error)
 
 
-def refuse_second(backward: Operator) -> NoReturn:
-    """Raise the error for the derivative of a gradient; the message names a function that has derivatives of every
-    order.
+def differentiate(
+    forward: Operator,
+    backward: Operator,
+    others: Others | None = None,
+    adding: Operator | None = None,
+    options: Callable[[Call], Mapping[str, Any]] | None = None,
+) -> Derivative:
+    """Register ``backward`` as the derivative of ``forward``, and an error as that of ``backward``, in every namespace
+    that has these operators; see :class:`Derivative` for the arguments.
     """
-    raise NotImplementedError(
-        f"{backward.qualified()}: the gradient has no derivative here; for second derivatives use {backward.instead}"
-    )
+    derivative = Derivative(forward, backward, others, adding, options)
 
+    def setup(ctx: Any, call: Call, returned: Any) -> None:
+        derivative.save(ctx, call, returned, derivative.needed(ctx.needs_input_grad))
 
-def refuse_graph(backward: Operator) -> None:
-    """Reject ``create_graph=True`` in a backward that records no graph, because autograd would take the returned
-    gradient for a constant.
-    """
-    if torch.is_grad_enabled():
-        refuse_second(backward)
+    def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return derivative.gradients(ctx, grads, ctx.needs_input_grad[: len(forward.inputs)])
 
-
-class OnceDifferentiable(torch.autograd.Function):
-    """An identity for a tensor from which PyTorch's operators compute a gradient: a derivative of that gradient with
-    respect to the tensor raises, because it would be incomplete.
-
-    The arguments of ``apply`` are the operator that errors name, and the tensor.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, backward: Operator, tensor: Tensor) -> Tensor:
-        ctx.operator = backward
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
-        refuse_second(ctx.operator)
-
-
-class _InPlace(torch.autograd.Function):
-    """The forward operator, with a backward that writes the gradient over the first input.
-
-    ``torch.library.register_autograd`` rejects an operator that mutates. The operator declares what it mutates, so the
-    version of the input changes: code that saved the input for its own backward gets PyTorch's error, and so does a
-    second backward here.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, derivative: Derivative, options: dict[str, Any], *tensors: Tensor | None) -> Any:
-        call = derivative.forward.call(tensors, options)
-        returned = derivative.forward.op(call.first.device)(*tensors, **options)
-        derivative.save(ctx, call, returned, derivative.needed(ctx.needs_input_grad[2:]))
-        ctx.derivative = derivative
-        ctx.overwritten = overwritten_input(derivative.backward, call.first) if ctx.needs_input_grad[2] else None
-        return returned
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_graph(ctx.derivative.backward)
-        needs = ctx.needs_input_grad[2:]
-        return None, None, *ctx.derivative.gradients(ctx, grads, needs, ctx.overwritten)[: len(needs)]
+    register_formula(forward, setup, gradients)
+    register_formula(backward, lambda *_: None, lambda ctx, *grads: refuse_second(backward))
+    return derivative
 
 
 def differentiate_by_results(operator: Operator) -> None:
@@ -346,7 +352,7 @@ def differentiate_by_results(operator: Operator) -> None:
         if torch.is_grad_enabled():  # a product without the graph of its factors would be taken for a constant
             refuse_second(operator)
         ctx.reused.check()
-        inputs = [operand.name for operand in operator.inputs]
+        inputs = operator.input_names
         needs = dict(zip(inputs, ctx.needs_input_grad, strict=False))
         needed = {name: saved for name, saved in zip(names, ctx.saved_tensors, strict=True) if needs.get(name)}
         if upstream is None or not needed:

@@ -8,9 +8,10 @@ Values are never read. For an input that PyTorch's function rejects too, the err
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from nkilib.core.host.options import check_reduction
 from nkilib.torch.dispatch.devices import check_device
 from nkilib.torch.dispatch.launch import overlapping
 from nkilib.torch.dispatch.operator import TILE_DTYPES
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class Caller(NamedTuple):
@@ -97,6 +101,32 @@ def check_constant(caller: Caller, name: str, tensor: Tensor | None) -> None:
         )
 
 
+def dtensor(tensor: object) -> DTensor | None:
+    """Return the argument if it is a DTensor, else None. The DTensor module, which is slow to import, is not imported
+    for it.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return tensor if module is not None and isinstance(tensor, module.DTensor) else None
+
+
+@lru_cache(maxsize=_MOST_TYPES)
+def _distributed_kinds(tensor: type) -> tuple[str, ...]:
+    """Return the names of the classes of ``torch.distributed`` that a type of tensor inherits from."""
+    return tuple(kind.__name__ for kind in tensor.__mro__ if kind.__module__.startswith("torch.distributed"))
+
+
+def _check_not_sharded(caller: Caller, name: str, tensor: Tensor) -> None:
+    kinds = _distributed_kinds(type(tensor))  # type: ignore[arg-type]  # a class is hashable
+    if getattr(tensor, "_is_flat_param", False):  # FSDP marks a plain parameter
+        kinds = (*kinds, "FlatParameter")
+    for kind in kinds:
+        if kind in _SHARDED:
+            raise NotImplementedError(
+                f"{caller}: {name} must be a plain tensor, got a {kind}, of which this rank may hold a part only; "
+                f"{_SHARDED[kind]}"
+            )
+
+
 def check_plain(caller: Caller, tensors: Mapping[str, Tensor | None]) -> None:
     """Reject sharded tensors, and derivatives by torch.func and in forward mode, which the operators do not have.
 
@@ -106,36 +136,18 @@ def check_plain(caller: Caller, tensors: Mapping[str, Tensor | None]) -> None:
     if torch.compiler.is_compiling():  # there, the operators themselves refuse tensors of these classes
         return
     for name, tensor in tensors.items():
+        if tensor is None:
+            continue
         _check_not_sharded(caller, name, tensor)
-    for name, tensor in tensors.items():
-        if tensor is not None and unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+        if unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
             raise NotImplementedError(
                 f"{caller}: {name} has a tangent, and there are no derivatives in forward mode (jvp, jacfwd) here; use "
                 f"backward, or {caller.instead}"
             )
-    for name, tensor in tensors.items():
-        if tensor is not None and is_gradtrackingtensor(tensor):  # which autograd.Function does not take either
+        if is_gradtrackingtensor(tensor):  # which autograd.Function does not take either
             raise NotImplementedError(
                 f"{caller}: {name} is differentiated by torch.func (grad, vjp, jacrev), which the operators do not "
                 f"support; use backward or torch.autograd.grad, or {caller.instead}"
-            )
-
-
-@lru_cache(maxsize=_MOST_TYPES)
-def _distributed_kinds(tensor: type) -> tuple[str, ...]:
-    """Return the names of the classes of ``torch.distributed`` that a type of tensor inherits from."""
-    return tuple(kind.__name__ for kind in tensor.__mro__ if kind.__module__.startswith("torch.distributed"))
-
-
-def _check_not_sharded(caller: Caller, name: str, tensor: Tensor | None) -> None:
-    kinds = _distributed_kinds(type(tensor))  # type: ignore[arg-type]  # a class is hashable
-    if getattr(tensor, "_is_flat_param", False):  # FSDP marks a plain parameter
-        kinds = (*kinds, "FlatParameter")
-    for kind in kinds:
-        if kind in _SHARDED:
-            raise NotImplementedError(
-                f"{caller}: {name} must be a plain tensor, got a {kind}, of which this rank may hold a part only; "
-                f"{_SHARDED[kind]}"
             )
 
 
@@ -156,7 +168,7 @@ def check_devices(caller: Caller, input: Tensor, others: Mapping[str, Tensor | N
 
 
 def check_tile_dtype(caller: Caller, input: Tensor) -> None:
-    """Reject dtypes that tiles of kernels cannot hold.
+    """Reject dtypes of the first argument that tiles of kernels cannot hold.
 
     Raises:
         NotImplementedError: it is not floating.
@@ -174,35 +186,16 @@ def check_tile_dtype(caller: Caller, input: Tensor) -> None:
     )
 
 
-def check_inplace(
-    caller: Caller, input: Tensor, others: Mapping[str, Tensor | None], aligned: Collection[str] = ()
-) -> None:
-    """Reject ``inplace=True`` where a gradient must not be written over the input.
-
-    Args:
-        caller: the function that error messages name.
-        input: the tensor that will be overwritten.
-        others: the other tensors of the call, by name.
-        aligned: see :func:`~nkilib.torch.dispatch.launch.overlapping`.
+def check_float_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
+    """Reject a floating dtype that the hardware does not have.
 
     Raises:
-        RuntimeError: the input is a leaf that requires grad, or a view of one; another tensor shares memory with it;
-            torch.compile is tracing.
+        TypeError: if the check fails.
     """
-    if torch.compiler.is_compiling():
-        from nkilib.torch.dispatch.uncompiled import refuse_inplace  # which imports the compiler
-
-        refuse_inplace(str(caller))
-    if any(leaf.requires_grad for leaf in _leaves(input)):
-        raise RuntimeError(
-            f"{caller}: inplace=True would overwrite a leaf that requires grad, an input of yours that is also to "
-            f"receive the gradient, or a view of one; pass the output of a layer, or leave inplace off"
-        )
-    name = overlapping(input, others, aligned)
-    if name is not None:
-        raise RuntimeError(
-            f"{caller}: inplace=True would write the gradient of {caller.input} over {name}, which shares memory with "
-            f"it; pass {name}.clone(), or leave inplace off"
+    if tensor.dtype not in TILE_DTYPES:
+        raise TypeError(
+            f"{caller}: the kernels take {name} in bfloat16, float16 or float32, got {tensor.dtype}; pass "
+            f"{name}.float()"
         )
 
 
@@ -221,6 +214,51 @@ def _leaves(input: Tensor) -> list[Tensor]:
         if variable is not None and variable.untyped_storage()._cdata == input.untyped_storage()._cdata:
             leaves.append(variable)
     return leaves
+
+
+def check_inplace(
+    caller: Caller,
+    input: Tensor,
+    others: Mapping[str, Tensor | None],
+    aligned: Collection[str] = (),
+    is_kept: bool = True,
+    needs: str = "dense, in the shape and type in which the loss is computed",
+) -> None:
+    """Reject ``inplace=True`` where a gradient must not or cannot be written over the input.
+
+    Args:
+        caller: the function that error messages name.
+        input: the tensor that will be overwritten.
+        others: the other tensors of the call, by name.
+        aligned: see :func:`~nkilib.torch.dispatch.launch.overlapping`.
+        is_kept: whether the kernel gets the memory of the input, not a copy of it.
+        needs: the form of the input for which it does, in words that follow the name of the input.
+
+    Raises:
+        RuntimeError: the input is a leaf that requires grad, or a view of one; another tensor shares memory with it;
+            torch.compile is tracing.
+        ValueError: the kernel would get a copy.
+    """
+    if torch.compiler.is_compiling():
+        from nkilib.torch.dispatch.uncompiled import refuse_inplace  # which imports the compiler
+
+        refuse_inplace(str(caller))
+    if any(leaf.requires_grad for leaf in _leaves(input)):
+        raise RuntimeError(
+            f"{caller}: inplace=True would overwrite a leaf that requires grad, an input of yours that is also to "
+            f"receive the gradient, or a view of one; pass the output of a layer, or leave inplace off"
+        )
+    name = overlapping(input, others, aligned)
+    if name is not None:
+        raise RuntimeError(
+            f"{caller}: inplace=True would write the gradient of {caller.input} over {name}, which shares memory with "
+            f"it; pass {name}.clone(), or leave inplace off"
+        )
+    if not is_kept:
+        raise ValueError(
+            f"{caller}: inplace=True needs {caller.input} {needs}, got {input.dtype} of {tuple(input.shape)}, strides "
+            f"{input.stride()}; leave inplace off"
+        )
 
 
 def check_same_shape(caller: Caller, input: Tensor, name: str, tensor: Tensor) -> None:

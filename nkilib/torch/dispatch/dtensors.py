@@ -8,7 +8,6 @@ The results that are computed from the parts are plain tensors, for the rows of 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from nkilib.torch.dispatch.checks import Caller, check_inplace
+from nkilib.torch.dispatch.checks import Caller, check_inplace, dtensor
 from nkilib.torch.dispatch.layout import axis_of
 
 if TYPE_CHECKING:
@@ -26,14 +25,6 @@ if TYPE_CHECKING:
 
 # The functions for rows spread over ranks, by the name of the function for whole rows, whose module cannot import them.
 OF_PARTS: Final[dict[str, Callable[..., Any]]] = {}
-
-
-def dtensor(tensor: object) -> DTensor | None:
-    """Return the argument if it is a DTensor, else None. The DTensor module, which is slow to import, is not imported
-    for it.
-    """
-    module = sys.modules.get("torch.distributed.tensor")
-    return tensor if module is not None and isinstance(tensor, module.DTensor) else None
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The execution of an operator from its description, the same for every device, and the memory that tensors share.
+"""The execution of an operator from its description, the same for every device, with what is known of the memory that
+its kernel writes over.
 
-Values are never read here.
+Values are never read here: whether tensors share memory is decided from addresses, strides and shapes.
 """
 
 from __future__ import annotations
@@ -90,28 +91,22 @@ class ReusedMemory:
         )
 
 
-def overlapping(written: Tensor, others: Mapping[str, Tensor | None], aligned: Collection[str] = ()) -> str | None:
-    """Return the name of a tensor that shares memory with a tensor that will be overwritten; None if there is none.
-
-    It is decided from addresses, strides and shapes alone.
+def _touches(steps: Sequence[tuple[int, int]], at: int, size: int, start: int, end: int) -> bool:
+    """Return whether an element of a tensor touches the bytes from ``start`` to ``end``.
 
     Args:
-        written: the tensor that will be overwritten, without gaps in memory.
-        others: other tensors by name.
-        aligned: the names of tensors that may be ``written`` itself, the same memory element by element, because
-            kernels read an element of them only before they write that element of ``written``.
+        steps: the number of elements of each dimension and their distance in bytes, largest distance first.
+        at: the address of the first element.
+        size: the bytes of an element.
+        start, end: the range of addresses.
     """
-    for name, other in others.items():
-        if other is None or not _share_memory(written, other):
-            continue
-        if name in aligned and _layout(other) == _layout(written):
-            continue
-        return name
-    return None
-
-
-def _layout(tensor: Tensor) -> tuple[object, ...]:
-    return _start(tensor), tensor.dtype, tensor.shape, tensor.stride()
+    if not steps:
+        return at < end and start < at + size
+    (length, stride), *inner = steps
+    extent = size + sum((count - 1) * step for count, step in inner)
+    first = max(0, (start - extent - at) // stride + 1)
+    last = min(length - 1, (end - 1 - at) // stride)
+    return any(_touches(inner, at + index * stride, size, start, end) for index in range(first, last + 1))
 
 
 def _start(tensor: Tensor) -> tuple[object, int]:
@@ -135,56 +130,28 @@ def _share_memory(dense: Tensor, other: Tensor) -> bool:
     return _touches(steps, at, size, start, start + dense.numel() * dense.element_size())
 
 
-def _touches(steps: Sequence[tuple[int, int]], at: int, size: int, start: int, end: int) -> bool:
-    """Return whether an element of a tensor touches the bytes from ``start`` to ``end``.
+def _layout(tensor: Tensor) -> tuple[object, ...]:
+    return _start(tensor), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def overlapping(written: Tensor, others: Mapping[str, Tensor | None], aligned: Collection[str] = ()) -> str | None:
+    """Return the name of a tensor that shares memory with a tensor that will be overwritten; None if there is none.
+
+    It is decided from addresses, strides and shapes alone.
 
     Args:
-        steps: the number of elements of each dimension and their distance in bytes, largest distance first.
-        at: the address of the first element.
-        size: the bytes of an element.
-        start, end: the range of addresses.
+        written: the tensor that will be overwritten, without gaps in memory.
+        others: other tensors by name.
+        aligned: the names of tensors that may be ``written`` itself, the same memory element by element, because
+            kernels read an element of them only before they write that element of ``written``.
     """
-    if not steps:
-        return at < end and start < at + size
-    (length, stride), *inner = steps
-    extent = size + sum((count - 1) * step for count, step in inner)
-    first = max(0, (start - extent - at) // stride + 1)
-    last = min(length - 1, (end - 1 - at) // stride)
-    return any(_touches(inner, at + index * stride, size, start, end) for index in range(first, last + 1))
-
-
-def implementation(name: str, operators: Mapping[str, Operator], place: OperatorDevice, overwrites: bool) -> Any:
-    """Return the function that runs the operator of a name, or its in-place variant, on a device of the kind ``place``;
-    it reads ``operators`` at every call.
-    """
-    return lambda *args, **options: run(operators[name], place, overwrites, *args, **options)
-
-
-def run(operator: Operator, place: OperatorDevice, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:
-    """Run ``operator``, or with ``overwrites`` its in-place variant, on a device of the kind ``place``, and return the
-    results.
-    """
-    call = operator.call(args, options)
-    check_inputs(operator, call, overwrites)
-    place.check(operator.qualified(overwrites), call.first.device, operator.instead)
-    if place.may_read_values and operator.check_values is not None:
-        operator.check_values(call)
-    if _is_empty(operator, call):
-        return as_returned([output.new(call, output.fill) for output in operator.returned(overwrites)])
-    return as_returned(_launched(operator, call, place, overwrites))
-
-
-def _is_empty(operator: Operator, call: Call) -> bool:
-    """Return whether a required input has no elements; a kernel needs at least one."""
-    tensors = [call.tensors[name] for name in operator.required]
-    return any(tensor is not None and tensor.numel() == 0 for tensor in tensors)
-
-
-def shapes(operator: Operator, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:
-    """Return uninitialised results of the shapes and dtypes that :func:`run` returns."""
-    call = operator.call(args, options)
-    check_inputs(operator, call, overwrites)
-    return as_returned([output.new(call) for output in operator.returned(overwrites)])
+    for name, other in others.items():
+        if other is None or not _share_memory(written, other):
+            continue
+        if name in aligned and _layout(other) == _layout(written):
+            continue
+        return name
+    return None
 
 
 def as_returned(results: Sequence[Any]) -> Any:
@@ -224,18 +191,26 @@ def check_inputs(operator: Operator, call: Call, overwrites: bool) -> None:
             )
 
 
-def _launched(operator: Operator, call: Call, place: OperatorDevice, overwrites: bool) -> list[Tensor]:
-    """Launch the kernel on the number of cores that the environment defines, and return the operator's results."""
-    launch = library_launch(operator.qualified(overwrites), operator.kernel)
-    keywords = _kernel_keywords(operator, call)
-    if operator.may_overwrite:
-        keywords["inplace"] = overwrites or _is_own_copy(operator, call, keywords)
-    requests = operator.on_request
-    returned = [name for name in operator.kernel_results if name not in requests or keywords.get(requests[name], False)]
-    values = dict(zip(returned, as_tuple(launch(**keywords)), strict=True))
-    for name, result in operator.written(overwrites).items():
-        _write_over(keywords[operator.kernel_inputs[name]], values[result], place)
-    return [_result(output, call, values) for output in operator.returned(overwrites)]
+def _is_empty(operator: Operator, call: Call) -> bool:
+    """Return whether a required input has no elements; a kernel needs at least one."""
+    tensors = [call.tensors[name] for name in operator.required]
+    return any(tensor is not None and tensor.numel() == 0 for tensor in tensors)
+
+
+def _kernel_keywords(operator: Operator, call: Call) -> dict[str, Any]:
+    """Return the keyword arguments of the kernel: dense tensors detached from autograd, and the options that the kernel
+    has.
+
+    An option that requests an output is not passed if the kernel has no such result.
+    """
+    keywords = {name: call.options[name] for name in operator.kernel_options}
+    if operator.arguments is not None:
+        keywords.update(operator.arguments(call))
+    for name, keyword in operator.kernel_inputs.items():
+        if keyword not in keywords:
+            tensor = call.tensors[name]
+            keywords[keyword] = None if tensor is None else tensor.detach().contiguous()
+    return keywords
 
 
 def _is_own_copy(operator: Operator, call: Call, keywords: Mapping[str, Any]) -> bool:
@@ -265,23 +240,50 @@ def _write_over(target: Tensor, result: Tensor, place: OperatorDevice) -> None:
         target.copy_(result)
 
 
-def _kernel_keywords(operator: Operator, call: Call) -> dict[str, Any]:
-    """Return the keyword arguments of the kernel: dense tensors detached from autograd, and the options that the kernel
-    has.
-
-    An option that requests an output is not passed if the kernel has no such result.
-    """
-    keywords = dict(operator.arguments(call)) if operator.arguments else {}
-    for name, keyword in operator.kernel_inputs.items():
-        if keyword not in keywords:
-            tensor = call.tensors[name]
-            keywords[keyword] = None if tensor is None else tensor.detach().contiguous()
-    options = {name: value for name, value in call.options.items() if name in operator.kernel_options}
-    return {**options, **keywords}
-
-
 def _result(output: Output, call: Call, results: Mapping[str, Tensor]) -> Tensor:
     if not output.is_given(call):
         return output.new(call)
     result = results[output.name] if output.computed is None else output.computed(call, results)
     return unviewed(result) if result._is_view() else result
+
+
+def _launched(operator: Operator, call: Call, place: OperatorDevice, overwrites: bool) -> list[Tensor]:
+    """Launch the kernel on the number of cores that the environment defines, and return the operator's results."""
+    launch = library_launch(operator.qualified(overwrites), operator.kernel)
+    keywords = _kernel_keywords(operator, call)
+    if operator.may_overwrite:
+        keywords["inplace"] = overwrites or _is_own_copy(operator, call, keywords)
+    requests = operator.on_request
+    returned = [name for name in operator.kernel_results if name not in requests or keywords.get(requests[name], False)]
+    values = dict(zip(returned, as_tuple(launch(**keywords)), strict=True))
+    for name, result in operator.written(overwrites).items():
+        _write_over(keywords[operator.kernel_inputs[name]], values[result], place)
+    return [_result(output, call, values) for output in operator.returned(overwrites)]
+
+
+def run(operator: Operator, place: OperatorDevice, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:
+    """Run ``operator``, or with ``overwrites`` its in-place variant, on a device of the kind ``place``, and return the
+    results.
+    """
+    call = operator.call(args, options)
+    check_inputs(operator, call, overwrites)
+    place.check(operator.qualified(overwrites), call.first.device, operator.instead)
+    if place.may_read_values and operator.check_values is not None:
+        operator.check_values(call)
+    if _is_empty(operator, call):
+        return as_returned([output.new(call, output.fill) for output in operator.returned(overwrites)])
+    return as_returned(_launched(operator, call, place, overwrites))
+
+
+def shapes(operator: Operator, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:
+    """Return uninitialised results of the shapes and dtypes that :func:`run` returns."""
+    call = operator.call(args, options)
+    check_inputs(operator, call, overwrites)
+    return as_returned([output.new(call) for output in operator.returned(overwrites)])
+
+
+def implementation(name: str, operators: Mapping[str, Operator], place: OperatorDevice, overwrites: bool) -> Any:
+    """Return the function that runs the operator of a name, or its in-place variant, on a device of the kind ``place``;
+    it reads ``operators`` at every call.
+    """
+    return lambda *args, **options: run(operators[name], place, overwrites, *args, **options)

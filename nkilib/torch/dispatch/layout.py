@@ -17,6 +17,7 @@ from torch import Tensor
 from nkilib.torch.dispatch.operator import Shape
 
 KERNEL_DIMENSIONS: Final = 8  # the most that kernels take
+_UNSAFE_VIEW: Final = torch.ops.aten._unsafe_view.default
 
 
 def axis_of(tensor: Tensor, dim: int) -> int:
@@ -60,7 +61,7 @@ def unviewed(view: Tensor) -> Tensor:
     operators. It does not share its version with the tensor that it was a view of, so that tensor must have no other
     use: where a backward keeps it, its memory could change without an error, and a copy is needed instead.
     """
-    tensor: Tensor = torch.ops.aten._unsafe_view(view, view.shape)
+    tensor: Tensor = _UNSAFE_VIEW(view, view.shape)
     return tensor
 
 

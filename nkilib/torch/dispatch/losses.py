@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from nkilib.torch.dispatch import checks
-from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Output, Shape
 
 FLOAT_DTYPES: Final = tuple(TILE_DTYPES)
@@ -34,56 +32,12 @@ def as_autocast(tensor: Tensor) -> Tensor:
     return tensor.to(dtype)
 
 
-def check_float_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
-    """Reject a floating dtype that the hardware does not have.
-
-    Raises:
-        TypeError: if the check fails.
-    """
-    if tensor.dtype not in FLOAT_DTYPES:
-        raise TypeError(
-            f"{caller}: the kernels take {name} in bfloat16, float16 or float32, got {tensor.dtype}; pass "
-            f"{name}.float()"
-        )
-
-
 def as_computed(tensor: Tensor, reduction: str) -> Tensor:
     """Return the tensor, cast to float32 if autocast is on and the losses are not reduced, as in PyTorch. Without
     autocast such losses have the dtype of their inputs.
     """
     is_cast = reduction == "none" and autocast_dtype(tensor.device) is not None
     return tensor.float() if is_cast and tensor.dtype in FLOAT_DTYPES else tensor
-
-
-def check_inplace(
-    caller: Caller,
-    input: Tensor,
-    computed: Tensor,
-    stored: Tensor,
-    others: Mapping[str, Tensor | None],
-    aligned: Collection[str] = (),
-) -> None:
-    """Reject ``inplace=True`` where the kernel would not write the gradient over the memory of the input.
-
-    Args:
-        caller: the function that error messages name.
-        input: the caller's input.
-        computed: the tensor from which the loss is computed.
-        stored: ``input`` as the kernel gets it, with permuted dimensions.
-        others, aligned: see :func:`~nkilib.torch.dispatch.checks.check_inplace`.
-
-    Raises:
-        RuntimeError: a leaf that requires grad, or a view of one; another tensor shares memory with it; torch.compile
-            is tracing.
-        ValueError: the kernel would get a copy, or more elements than the input has.
-    """
-    checks.check_inplace(caller, input, others, aligned)
-    is_kept = input.dtype == computed.dtype and input.shape == computed.shape
-    if not is_kept or not stored.is_contiguous():
-        raise ValueError(
-            f"{caller}: inplace=True needs {caller.input} dense, in the shape and type in which the loss is "
-            f"computed, got {input.dtype} of {tuple(input.shape)}, strides {input.stride()}; leave inplace off"
-        )
 
 
 def is_each(call: Call) -> bool:

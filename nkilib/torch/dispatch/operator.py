@@ -98,7 +98,7 @@ class Input:
     saved: Callable[[Call, Mapping[str, Tensor]], Tensor | None] | None = None
     is_for_backward: bool = False
 
-    @property
+    @cached_property
     def of_kernel(self) -> str:
         """The name of the kernel's argument for this input."""
         return self.keyword or f"{self.name}_hbm"
@@ -131,7 +131,7 @@ class Output:
     depends_on: Sequence[str] | None = None
     requested_by: str | None = None
 
-    @property
+    @cached_property
     def request(self) -> str:
         """The name of the option that requests the output, if the operator has such an option."""
         return self.requested_by or f"with_{self.name}"
@@ -201,12 +201,21 @@ class Operator:
         )
 
     @cached_property
-    def defaults(self) -> Mapping[str, Any]:
-        """The defaults of all arguments by name, in the order of the schema: None for inputs; an option without a
-        default has ``dataclasses.MISSING``.
+    def _absent(self) -> Mapping[str, None]:
+        """None for every input by name, in the order of the schema."""
+        return dict.fromkeys(self.input_names)
+
+    @cached_property
+    def _defaults(self) -> Mapping[str, Any]:
+        """The defaults of the options by name, in the order of the schema; ``dataclasses.MISSING`` where there is
+        none.
         """
-        inputs = dict.fromkeys((operand.name for operand in self.inputs), None)
-        return {**inputs, **{option.name: option.default for option in self.keywords}}
+        return {option.name: option.default for option in self.keywords}
+
+    @cached_property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the inputs, in the order of the schema."""
+        return tuple(operand.name for operand in self.inputs)
 
     @cached_property
     def option_names(self) -> tuple[str, ...]:
@@ -229,10 +238,10 @@ class Operator:
         return self.results or [output.name for output in self.outputs]
 
     @cached_property
-    def kernel_options(self) -> frozenset[str]:
+    def kernel_options(self) -> tuple[str, ...]:
         """The names of the options that the kernel has: all but requests of outputs that it does not return."""
         computed = {output.request for output in self.outputs if output.name not in self.kernel_results}
-        return frozenset(self.option_names) - computed
+        return tuple(name for name in self.option_names if name not in computed)
 
     def unqualified(self, overwrites: bool = False) -> str:
         """Return the name of the operator, or of its in-place variant, without the namespace."""
@@ -280,12 +289,23 @@ class Operator:
         return f"({', '.join([*arguments, *options])}) -> {results if results == 'Tensor' else f'({results})'}"
 
     def call(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Call:
-        """Return the arguments by name, with defaults for those not given; options may be positional too."""
-        arguments = {**self.defaults, **dict(zip(self.defaults, args, strict=False)), **keywords}
-        tensors = {operand.name: arguments[operand.name] for operand in self.inputs}
-        return Call(tensors, {name: arguments[name] for name in self.option_names})
+        """Return the arguments by name, with defaults for those not given.
+
+        Args:
+            args: the inputs in order, and after the last one options.
+            keywords: options by name.
+        """
+        tensors = {**self._absent, **dict(zip(self.input_names, args, strict=False))}
+        positional = dict(zip(self.option_names, args[len(self.inputs) :], strict=False))
+        return Call(tensors, {**self._defaults, **positional, **keywords})
 
     def keywords_from(self, *groups: Dataclass) -> dict[str, Any]:
-        """Return the operator's keyword arguments from instances of dataclasses, which may have further fields."""
-        values = {name: value for group in groups for name, value in values_of(group).items()}
-        return {name: value for name, value in values.items() if name in self.option_names}
+        """Return the operator's keyword arguments from instances of dataclasses, which may have further fields.
+
+        From here to the kernel, options are the items of a mapping, by the names of these fields.
+        """
+        return self.taken(values_of(*groups))
+
+    def taken(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of the options, by name, that the operator has; one that is missing gets its default."""
+        return {name: options[name] for name in self.option_names if name in options}

@@ -18,7 +18,6 @@ from nkilib.experimental.loss import (
     binary_cross_entropy_with_logits_backward,
     binary_cross_entropy_with_logits_forward,
 )
-from nkilib.torch.dispatch.checks import check_tensors
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.losses.checks import check_expands, check_same_size
@@ -89,7 +88,7 @@ def binary_cross_entropy(
         refuse_unknown(binary_cross_entropy, unknown)
     caller = BINARY_CROSS_ENTROPY.caller
     tensors = {"input": input, "target": target, "weight": weight}
-    check_tensors(caller, tensors, optional=("weight",))
+    BINARY_CROSS_ENTROPY.check(tensors, reduction, inplace)
     check_same_size(caller, input, target)
     check_expands(caller, "weight", weight, tuple(target.shape))
     if not _is_one_type(input, target):
@@ -179,7 +178,7 @@ def binary_cross_entropy_with_logits(
         refuse_unknown(binary_cross_entropy_with_logits, unknown)
     caller = BINARY_CROSS_ENTROPY_WITH_LOGITS.caller
     tensors = {"input": input, "target": target, "weight": weight, "pos_weight": pos_weight}
-    check_tensors(caller, tensors, optional=("weight", "pos_weight"))
+    BINARY_CROSS_ENTROPY_WITH_LOGITS.check(tensors, reduction, inplace)
     check_same_size(caller, input, target)
     for name, factors in (("weight", weight), ("pos_weight", pos_weight)):
         check_expands(caller, name, factors, tuple(target.shape))

@@ -111,31 +111,31 @@ def multi_margin_loss(
     """
     if unknown:
         refuse_unknown(multi_margin_loss, unknown)
-    _check_multi_margin(input, target, p, margin, weight, reduction)
+    _check_multi_margin(input, target, p, weight, reduction)
+    options = {"p": int(p), "margin": _finite_margin(margin), "reduction": reduction}
     computed = as_computed(input, reduction)
     check_inplace(MULTI_MARGIN, input, computed, inplace, {"target": target, "weight": weight})
     rows, classes = rows_and_classes(input)
     class_weight = None if weight is None else weight.to(torch.float32)
-    options = {"p": int(p), "margin": float(margin), "reduction": reduction}
     matrix = computed.reshape(rows, classes)
     loss: Tensor = _MULTI_MARGIN_DERIVATIVE.apply(inplace, matrix, target.reshape(rows), class_weight, **options)
     return unviewed(loss.reshape(())) if target.dim() == 0 else loss
 
 
-def _check_multi_margin(
-    input: Tensor, target: Tensor, p: Any, margin: Any, weight: Tensor | None, reduction: Any
-) -> None:
+def _finite_margin(margin: Any) -> float:
+    number = as_float(MULTI_MARGIN, "margin", margin)
+    if not -inf < number < inf:  # NaN too
+        raise ValueError(f"{MULTI_MARGIN}: margin must be finite, got {margin}; a number near 1 is usual")
+    return number
+
+
+def _check_multi_margin(input: Tensor, target: Tensor, p: Any, weight: Tensor | None, reduction: Any) -> None:
     """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
     caller = MULTI_MARGIN
     tensors = {caller.input: input, "target": target, "weight": weight}
     checks.check_tensors(caller, tensors, optional=("weight",))
     check_reduction(caller, reduction)
-    if p not in (1, 2):
-        raise ValueError(f"{caller}: only p == 1 and p == 2 supported, got {p!r}")
-    if not -inf < as_float(caller, "margin", margin) < inf:  # NaN too
-        raise ValueError(f"{caller}: margin must be finite, got {margin}; a number near 1 is usual")
-    if weight is not None and weight.dim() != 1:
-        raise ValueError(f"{caller}: weight must be one-dimensional, got shape {tuple(weight.shape)}")
+    _check_p_and_weight(p, weight)
     checks.check_plain(caller, tensors)
     checks.check_devices(caller, input, {"target": target, "weight": weight})
     check_classes(caller, input, target)
@@ -146,6 +146,18 @@ def _check_multi_margin(
             f"Expected target size [{rows}], but got {list(target.shape)}. Input size: {list(input.shape)}"
         )
     check_weight(caller, weight, classes, soft=False)
+
+
+def _check_p_and_weight(p: Any, weight: Tensor | None) -> None:
+    """Check what PyTorch checks when its module is made, too.
+
+    Raises:
+        ValueError: ``p`` is neither 1 nor 2; ``weight`` does not have one dimension.
+    """
+    if p not in (1, 2):
+        raise ValueError(f"{MULTI_MARGIN}: only p == 1 and p == 2 supported, got {p!r}")
+    if weight is not None and weight.dim() != 1:
+        raise ValueError(f"{MULTI_MARGIN}: weight must be one-dimensional, got shape {tuple(weight.shape)}")
 
 
 class MultiMarginLoss(WeightedLossModule):
@@ -170,10 +182,7 @@ class MultiMarginLoss(WeightedLossModule):
         inplace: bool = False,
     ) -> None:
         super().__init__(weight, reduction, inplace)
-        if p not in (1, 2):
-            raise ValueError(f"{MULTI_MARGIN}: only p == 1 and p == 2 supported, got {p!r}")
-        if weight is not None and weight.dim() != 1:
-            raise ValueError(f"{MULTI_MARGIN}: weight must be one-dimensional, got shape {tuple(weight.shape)}")
+        _check_p_and_weight(p, weight)
         self.p, self.margin = p, margin
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:

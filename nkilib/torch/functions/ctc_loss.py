@@ -18,7 +18,7 @@ from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import unviewed
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed, check_float_dtype
+from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed
 from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
 from nkilib.torch.losses.indexed import indexed_loss
 
@@ -195,7 +195,7 @@ def _check(
         raise RuntimeError(f"{caller}: log_probs tensor must not be empty, got {tuple(log_probs.shape)}")
     if not log_probs.is_floating_point():
         raise NotImplementedError(f"{caller}: not implemented for {caller.noun} of {log_probs.dtype}; pass .float()")
-    check_float_dtype(caller, caller.input, log_probs)
+    checks.check_float_dtype(caller, caller.input, log_probs)
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
         raise TypeError(f"{caller}: targets must be integers, got {targets.dtype}; pass targets.long()")
     sequences = log_probs.shape[1] if log_probs.dim() == 3 else 1

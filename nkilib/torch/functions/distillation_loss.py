@@ -19,7 +19,7 @@ from nkilib.experimental.loss.distillation.launch import DistillationOptions
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import differentiate
 from nkilib.torch.dispatch.checks import Caller
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES, check_float_dtype
+from nkilib.torch.dispatch.losses import FLOAT_DTYPES
 from nkilib.torch.dispatch.operator import Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.losses.checks import check_reduction_or_batchmean
@@ -125,12 +125,8 @@ def distillation_loss(
     check_flags(DISTILLATION, temperature_squared=temperature_squared, inplace=inplace)
     if inplace:
         others = {"teacher_logits": teacher_logits, "labels": labels}
-        checks.check_inplace(DISTILLATION, student_logits, others, aligned=("teacher_logits",))
-        if not student_logits.is_contiguous():
-            raise ValueError(
-                f"{DISTILLATION}: inplace=True needs contiguous student_logits, or the gradient would be written over "
-                f"a copy; leave inplace off"
-            )
+        is_kept = student_logits.is_contiguous()
+        checks.check_inplace(DISTILLATION, student_logits, others, ("teacher_logits",), is_kept, "contiguous")
     vocabulary = student_logits.shape[-1]
     rows_labels = None if labels is None else labels.reshape(-1).to(torch.int32)
     loss, *_ = _DERIVATIVE.apply(
@@ -157,7 +153,7 @@ def _check(student: Tensor, teacher: Tensor, labels: Tensor | None, reduction: A
     checks.check_plain(caller, tensors)
     checks.check_devices(caller, student, {"teacher_logits": teacher, "labels": labels})
     for name, tensor in (("student_logits", student), ("teacher_logits", teacher)):
-        check_float_dtype(caller, name, tensor)
+        checks.check_float_dtype(caller, name, tensor)
     checks.check_constant(caller, "teacher_logits", teacher)
     if student.dim() == 0:
         raise ValueError(f"{caller}: student_logits must have at least one dimension, the vocabulary, got none")

@@ -187,9 +187,9 @@ def hinge_embedding_loss(
     if unknown:
         refuse_unknown(hinge_embedding_loss, unknown)
     tensors = {"input": input, "target": target.detach() if isinstance(target, Tensor) else target}
-    return HINGE_EMBEDDING_LOSS(
-        tensors, reduction, inplace, margin=finite_number(HINGE_EMBEDDING_LOSS.caller, "margin", margin)
-    )
+    HINGE_EMBEDDING_LOSS.check(tensors, reduction, inplace)
+    margin = finite_number(HINGE_EMBEDDING_LOSS.caller, "margin", margin)
+    return HINGE_EMBEDDING_LOSS(tensors, reduction, inplace, margin=margin)
 
 
 class HingeEmbeddingLoss(LossModule):
@@ -262,11 +262,10 @@ def margin_ranking_loss(
     if unknown:
         refuse_unknown(margin_ranking_loss, unknown)
     tensors = {"input1": input1, "input2": input2, "target": target}
-    if all(isinstance(tensor, Tensor) for tensor in tensors.values()):  # the loss rejects the others
-        check_dimensions(MARGIN_RANKING_LOSS.caller, tensors)
-    return MARGIN_RANKING_LOSS(
-        tensors, reduction, inplace, margin=finite_number(MARGIN_RANKING_LOSS.caller, "margin", margin)
-    )
+    MARGIN_RANKING_LOSS.check(tensors, reduction, inplace)
+    check_dimensions(MARGIN_RANKING_LOSS.caller, tensors)
+    margin = finite_number(MARGIN_RANKING_LOSS.caller, "margin", margin)
+    return MARGIN_RANKING_LOSS(tensors, reduction, inplace, margin=margin)
 
 
 class MarginRankingLoss(LossModule):
@@ -349,12 +348,7 @@ def triplet_margin_loss(
     arguments = dict(zip(_TRIPLET, (anchor, positive, negative), strict=True))
     _TRIPLET_LOSS.check(arguments, reduction, inplace, integers=_TRIPLET)
     margin, p, eps = _checked_triplet_options(margin, p, eps, swap)
-    dims = {tensor.dim() for tensor in arguments.values()}
-    if len(dims) > 1:
-        raise RuntimeError(
-            f"{_TRIPLET_LOSS.caller}: anchor, positive and negative must have the same number of dimensions, got "
-            f"{anchor.dim()}, {positive.dim()} and {negative.dim()}; reshape them"
-        )
+    check_dimensions(_TRIPLET_LOSS.caller, arguments)
     shape = broadcast_shape(_TRIPLET_LOSS.caller, {name: tensor.shape for name, tensor in arguments.items()})
     if shape:
         _check_triplet_lengths([tensor.shape[-1] for tensor in arguments.values()], shape[-1], swap)
@@ -379,13 +373,17 @@ def _checked_triplet_options(margin: Any, p: Any, eps: Any, swap: Any) -> tuple[
     caller = _TRIPLET_LOSS.caller
     margin, p, eps = (as_float(caller, *name) for name in (("margin", margin), ("p", p), ("eps", eps)))
     check_flags(caller, swap=swap)
-    if margin <= 0:
-        raise ValueError(f"{caller}: margin must be greater than 0, got {margin}")
+    _check_triplet_margin(caller, margin)
     if not p >= 1:
         raise NotImplementedError(
             f"{caller}: p must be at least 1, which makes it a norm, got {p}; use {caller.instead}"
         )
     return margin, p, eps
+
+
+def _check_triplet_margin(caller: object, margin: float) -> None:
+    if margin <= 0:
+        raise ValueError(f"{caller}: margin must be greater than 0, got {margin}")
 
 
 def _check_triplet_lengths(lengths: Sequence[int], columns: int, swap: bool) -> None:
@@ -422,8 +420,7 @@ class TripletMarginLoss(LossModule):
         inplace: bool = False,
     ) -> None:
         super().__init__(reduction, inplace)
-        if margin <= 0:
-            raise ValueError(f"TripletMarginLoss: margin must be greater than 0, got {margin}")
+        _check_triplet_margin("TripletMarginLoss", margin)
         self.margin, self.p, self.eps, self.swap = margin, p, eps, swap
 
     def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from nkilib.core.host.options import NoKeywords, as_int, check_flags, check_reduction, hides_unknown, refuse_unknown
+from nkilib.core.host.options import NoKeywords, as_int64, check_flags, check_reduction, hides_unknown, refuse_unknown
 from nkilib.experimental.loss import (
     gaussian_nll_loss_backward,
     gaussian_nll_loss_forward,
@@ -25,14 +25,14 @@ from nkilib.experimental.loss import (
     poisson_nll_loss_forward,
 )
 from nkilib.torch.dispatch import checks
-from nkilib.torch.dispatch.checks import Caller, check_tensors
+from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import rows_shape, unviewed
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed, check_inplace
+from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed
 from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
 from nkilib.torch.functions.cross_entropy.checks import check_indices, check_weight
 from nkilib.torch.losses.checks import BATCHMEAN, check_reduction_or_batchmean, least_of_log
 from nkilib.torch.losses.elementwise import elementwise_loss
-from nkilib.torch.losses.indexed import CLASS_WEIGHT, check_float_input, check_range, indexed_loss, kernel_target
+from nkilib.torch.losses.indexed import CLASS_WEIGHT, check_range, indexed_loss, kernel_target
 from nkilib.torch.losses.modules import LossModule, WeightedLossModule
 
 NLL_LOSS: Final = Caller("nll_loss", "input", "log-probabilities", "torch.nn.functional.nll_loss")
@@ -117,41 +117,35 @@ def nll_loss(
     """
     if unknown:
         refuse_unknown(nll_loss, unknown)
-    _check_nll_arguments(input, target, weight, ignore_index, reduction)
+    _check_nll_arguments(input, target, weight, reduction)
     check_flags(NLL_LOSS, inplace=inplace)
+    options = {"ignore_index": as_int64(NLL_LOSS, "ignore_index", ignore_index), "reduction": reduction}
     original, input = input, as_computed(input, reduction)
     if inplace:
-        check_inplace(NLL_LOSS, original, input, original, {"target": target, "weight": weight})
+        is_kept = input.dtype == original.dtype and original.is_contiguous()
+        others = {"target": target, "weight": weight}
+        checks.check_inplace(NLL_LOSS, original, others, is_kept=is_kept)
     has_rows = input.dim() > 1
     rows, classes = (input, target) if has_rows else (input.unsqueeze(0), target.reshape(1))
     class_weight = None if weight is None else weight.to(torch.float32)
-    options = {"ignore_index": int(ignore_index), "reduction": reduction}
     loss, _ = _NLL_DERIVATIVE.apply(inplace, rows, classes, class_weight, **options)
     reduced: Tensor = loss
     return reduced if has_rows or reduction != "none" else unviewed(reduced.reshape(()))
 
 
-def _check_nll_arguments(
-    input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: Any, reduction: Any
-) -> None:
+def _check_nll_arguments(input: Tensor, target: Tensor, weight: Tensor | None, reduction: Any) -> None:
     """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
     caller = NLL_LOSS
     tensors = {caller.input: input, "target": target, "weight": weight}
     checks.check_tensors(caller, tensors, optional=("weight",))
     check_reduction(caller, reduction)
-    _check_ignore_index(ignore_index)
     checks.check_plain(caller, tensors)
     checks.check_devices(caller, input, {"target": target, "weight": weight})
     if input.dim() == 0:
         raise ValueError(f"{caller}: Expected 1 or more dimensions (got 0); the classes are one of them")
     check_indices(caller, tuple(input.shape), rows_shape(input, 1), target, takes_probabilities=False)
-    check_float_input(caller, input)
+    checks.check_tile_dtype(caller, input)
     check_weight(caller, weight, input.shape[min(1, input.dim() - 1)], soft=False)
-
-
-def _check_ignore_index(ignore_index: Any) -> None:
-    if not -(2**63) <= as_int(NLL_LOSS, "ignore_index", ignore_index) < 2**63:
-        raise ValueError(f"{NLL_LOSS}: ignore_index must fit 64 bits, got {ignore_index}")
 
 
 class NLLLoss(WeightedLossModule):
@@ -243,10 +237,11 @@ def gaussian_nll_loss(
     if unknown:
         refuse_unknown(gaussian_nll_loss, unknown)
     caller = GAUSSIAN_NLL_LOSS.caller
-    check_tensors(caller, {"input": input, "target": target})
+    checks.check_tensors(caller, {"input": input})  # whose shape the variances take
+    tensors = {"input": input, "target": target, "var": _variances(input, var)}
+    GAUSSIAN_NLL_LOSS.check(tensors, reduction, inplace)
     check_flags(caller, full=full)
     options = {"full": full, "eps": least_of_log(caller, "eps", eps)}
-    tensors = {"input": input, "target": target, "var": _variances(input, var)}
     return GAUSSIAN_NLL_LOSS(tensors, reduction, inplace, **options)
 
 
@@ -347,10 +342,11 @@ def poisson_nll_loss(
     if unknown:
         refuse_unknown(poisson_nll_loss, unknown)
     caller = POISSON_NLL_LOSS.caller
-    check_flags(caller, log_input=log_input)
-    check_flags(caller, full=full)
+    tensors = {"input": input, "target": target}
+    POISSON_NLL_LOSS.check(tensors, reduction, inplace)
+    check_flags(caller, log_input=log_input, full=full)
     options = {"log_input": log_input, "full": full, "eps": least_of_log(caller, "eps", eps)}
-    return POISSON_NLL_LOSS({"input": input, "target": target}, reduction, inplace, **options)
+    return POISSON_NLL_LOSS(tensors, reduction, inplace, **options)
 
 
 class PoissonNLLLoss(LossModule):
@@ -431,12 +427,13 @@ def kl_div(
     if unknown:
         refuse_unknown(kl_div, unknown)
     caller = KL_DIV.caller
-    check_tensors(caller, {"input": input, "target": target})
+    tensors = {"input": input, "target": target}
     check_reduction_or_batchmean(caller, reduction)
+    kernel_reduction = "sum" if reduction == BATCHMEAN else reduction
+    KL_DIV.check(tensors, kernel_reduction, inplace)
     check_flags(caller, log_target=log_target)
     batch = input.shape[0] if input.dim() > 0 else 1
-    kernel_reduction = "sum" if reduction == BATCHMEAN else reduction
-    loss = KL_DIV({"input": input, "target": target}, kernel_reduction, inplace, log_target=log_target)
+    loss = KL_DIV(tensors, kernel_reduction, inplace, log_target=log_target)
     return loss / batch if reduction == BATCHMEAN else loss
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses around a call of the output layer: one chunk of the tokens at a time (:func:`chunked_loss`), so that no more
-logits than a chunk's are in memory, or inside the layer's forward (:func:`results_in_forward`), whose hooks gather the
-weight that FSDP2 shards.
+"""Losses around a call of the output layer, also one that FSDP2 shards, whose hooks gather its weight.
+
+:func:`chunked_loss` calls the layer for one chunk of the tokens at a time, so that no more logits than a chunk's are in
+memory. :func:`results_in_forward` calls it once, with a loss of hidden states and weight in place of its forward.
 """
 
 from __future__ import annotations
@@ -17,14 +18,67 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from nkilib.torch.dispatch.dtensors import dtensor
+from nkilib.torch.dispatch.checks import dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
 
+# A function of logits and targets.
 Loss = Callable[[Tensor, Tensor], Tensor]
+# A function of hidden states, targets, weight and bias.
+OfHead = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, ...]]
+
+
+def is_fully_sharded(module: nn.Module) -> bool:
+    """Return whether ``fully_shard`` was applied to the module, by itself or in a list. FSDP2 is not imported for the
+    check.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def class_before_sharding(module: nn.Module) -> type[nn.Module]:
+    """Return the class of a module, or the class that it had before ``fully_shard`` replaced it by a subclass."""
+    kind = type(module)
+    return kind.__bases__[-1] if is_fully_sharded(module) else kind
+
+
+def _is_of_fsdp(hook: object) -> bool:
+    """Return whether ``fully_shard`` registered the hook; bound methods and their wrappers have its module's name."""
+    return getattr(hook, "__module__", "").startswith("torch.distributed.fsdp.")
+
+
+def has_only_hooks_of_fsdp(module: nn.Module) -> bool:
+    """Return whether a module has no hooks but those of ``fully_shard``."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return all(_is_of_fsdp(hook) for registered in hooks for hook in registered.values())
+
+
+def check_linear_head(caller: str, head: nn.Module, instead: str) -> None:
+    """Reject an output layer that does more than ``torch.nn.Linear``, because the results would ignore the rest.
+
+    Args:
+        caller: the public function that error messages name.
+        head: the output layer.
+        instead: the remedy that error messages name.
+
+    Raises:
+        TypeError: the layer is not a ``torch.nn.Linear``, or its class overrides the forward.
+        ValueError: the layer has an instance forward, or hooks other than those of ``fully_shard``.
+    """
+    kind = class_before_sharding(head)
+    if not issubclass(kind, nn.Linear) or kind.forward is not nn.Linear.forward:
+        raise TypeError(
+            f"{caller}: lm_head must be a torch.nn.Linear, whose weight the loss uses, got "
+            f"{kind.__module__}.{kind.__name__}; {instead}"
+        )
+    if not has_only_hooks_of_fsdp(head) or "forward" in vars(head):
+        raise ValueError(
+            f"{caller}: lm_head must have no hooks but those of fully_shard and no forward of its own, which would not "
+            f"run, since the loss uses only its weight; {instead}"
+        )
 
 
 class Chunk(NamedTuple):
@@ -41,12 +95,150 @@ class Chunk(NamedTuple):
     target: Tensor
 
 
-def is_fully_sharded(module: nn.Module) -> bool:
-    """Return whether ``fully_shard`` was applied to the module, by itself or in a list. FSDP2 is not imported for the
-    check.
+def _fsdp(head: nn.Module) -> FSDPModule | None:
+    """Return the module if FSDP2 shards it by itself, else None."""
+    for parameter in head.parameters():
+        if getattr(parameter, "_is_flat_param", False):  # as FSDP1 marks its own
+            raise NotImplementedError(
+                "chunked_loss: the output layer is sharded by FullyShardedDataParallel, which takes one forward for "
+                "each backward; use torch.distributed.fsdp.fully_shard"
+            )
+    return cast("FSDPModule", head) if is_fully_sharded(head) else None
+
+
+@contextmanager
+def _gathered(module: FSDPModule) -> Iterator[None]:
+    """Keep the weights of the module gathered for all chunks, instead of gathering them for each chunk."""
+    module.set_reshard_after_forward(False)
+    module.set_reshard_after_backward(False)
+    module.unshard()
+    try:
+        yield
+    finally:
+        module.set_reshard_after_forward(True)
+        module.set_reshard_after_backward(True)
+        module.set_requires_gradient_sync(True, recurse=False)
+        module.reshard()
+
+
+def _local_rows(hidden: Tensor) -> Tensor:
+    """Return this rank's hidden states as [tokens, width], detached."""
+    placed = dtensor(hidden)
+    if placed is None:
+        return hidden.detach().flatten(0, -2)
+    for placement in placed.placements:
+        if not (placement.is_replicate() or any(placement.is_shard(dim) for dim in range(placed.dim() - 1))):
+            raise NotImplementedError(
+                f"chunked_loss: hidden, a DTensor, must be replicated or sharded by tokens, got {placed.placements}; "
+                f"pass hidden.redistribute(placements=[...]) with such placements"
+            )
+    return placed.to_local().detach().flatten(0, -2)
+
+
+def _distributed(rows: Tensor, like: DTensor) -> DTensor:
+    """Return this rank's rows as a DTensor [tokens, width] on the mesh of ``like``; a dimension of the mesh that shards
+    tokens shards the rows.
     """
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+    from torch.distributed.tensor import DTensor, Shard
+
+    placements = [Shard(0) if placement.is_shard() else placement for placement in like.placements]
+    return DTensor.from_local(rows, like.device_mesh, placements, run_check=False)
+
+
+def _chunks(hidden: Tensor, local: Tensor, target: Tensor, num_chunks: int) -> Iterator[Chunk]:
+    if num_chunks < 1:
+        raise ValueError(f"chunked_loss: num_chunks must be 1 or more, got {num_chunks}")
+    placed, own = dtensor(hidden), dtensor(target)
+    labels = (target if own is None else own.to_local()).reshape(-1)
+    if labels.shape[0] != local.shape[0]:
+        raise ValueError(
+            f"chunked_loss: there must be a target for each of the {local.shape[0]} tokens of this rank, got "
+            f"{labels.shape[0]}; pass target of the shape of hidden without its last dimension"
+        )
+    size = max(1, -(-local.shape[0] // num_chunks))
+    for at, rows in enumerate(torch.split(local, size)):
+        chunk = rows if placed is None else _distributed(rows, placed)
+        yield Chunk(at * size, chunk.detach(), labels[at * size : at * size + rows.shape[0]])
+
+
+class Gradients(NamedTuple):
+    """The gradients of a chunk with respect to its hidden states and the parameters of the head; None for a tensor that
+    has none.
+    """
+
+    of_hidden: Tensor | None
+    of_parameters: Sequence[Tensor | None]
+
+
+def _gradients(value: Tensor, hidden: Tensor, parameters: Sequence[Tensor]) -> Gradients:
+    if not hidden.requires_grad:
+        return Gradients(None, torch.autograd.grad(value, parameters, allow_unused=True))
+    of_hidden, *of_parameters = torch.autograd.grad(value, [hidden, *parameters], allow_unused=True)
+    return Gradients(of_hidden, of_parameters)
+
+
+def _gradient_beside_module(value: Tensor, hidden: Tensor) -> Gradients:
+    """Run the backward of a chunk, and return the gradient of its hidden states; FSDP2's module collects the gradients
+    of its parameters itself, and only in a backward.
+    """
+    value.backward()  # type: ignore[no-untyped-call]
+    of_hidden, hidden.grad = hidden.grad, None
+    return Gradients(of_hidden, ())
+
+
+def _add(sums: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
+    """Add the gradients to the sums; the first one of a parameter is copied, because its memory may be shared."""
+    for at, gradient in enumerate(gradients):
+        if gradient is not None:
+            known = sums[at]
+            sums[at] = gradient.to(torch.float32, copy=True) if known is None else known.add_(gradient)
+
+
+def _of_tokens(gradient: Tensor, hidden: Tensor) -> Tensor:
+    """Return this rank's rows of the gradient of a chunk's hidden states; a DTensor of partial sums is first reduced
+    over the ranks.
+    """
+    placed, like = dtensor(gradient), dtensor(hidden)
+    if placed is None or like is None:
+        return gradient
+    return placed.redistribute(placements=like.placements).to_local()
+
+
+def _as_hidden(rows: Tensor, hidden: Tensor) -> Tensor:
+    """Return a gradient of this rank's tokens in the shape of ``hidden``."""
+    placed = dtensor(hidden)
+    if placed is None:
+        return rows.view(hidden.shape)
+    from torch.distributed.tensor import DTensor
+
+    local = rows.view(placed.to_local().shape)
+    return DTensor.from_local(
+        local, placed.device_mesh, placed.placements, run_check=False, shape=placed.shape, stride=placed.stride()
+    )
+
+
+class _KnownGradients(torch.autograd.Function):
+    """A loss whose gradients are already known; ``apply`` takes the gradients and the tensors that they belong to."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *tensors: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        gradients: list[Tensor] = ctx.gradients
+        if not gradients:
+            raise RuntimeError(
+                "chunked_loss: its gradients have been passed on, and their memory with them; call it again for a "
+                "second backward"
+            )
+        ctx.gradients = []
+        for gradient in gradients:
+            placed = dtensor(gradient)
+            (gradient if placed is None else placed.to_local()).mul_(upstream)
+        return None, None, *gradients
 
 
 def chunked_loss(hidden: Tensor, target: Tensor, head: nn.Module, loss: Loss, num_chunks: int) -> Tensor:
@@ -101,237 +293,6 @@ def chunked_loss(hidden: Tensor, target: Tensor, head: nn.Module, loss: Loss, nu
     return known_gradients(total, [own.to(tensor.dtype) for tensor, own in kept], *(tensor for tensor, _ in kept))
 
 
-def _local_rows(hidden: Tensor) -> Tensor:
-    """Return this rank's hidden states as [tokens, width], detached."""
-    placed = dtensor(hidden)
-    if placed is None:
-        return hidden.detach().flatten(0, -2)
-    for placement in placed.placements:
-        if not (placement.is_replicate() or any(placement.is_shard(dim) for dim in range(placed.dim() - 1))):
-            raise NotImplementedError(
-                f"chunked_loss: hidden, a DTensor, must be replicated or sharded by tokens, got {placed.placements}; "
-                f"pass hidden.redistribute(placements=[...]) with such placements"
-            )
-    return placed.to_local().detach().flatten(0, -2)
-
-
-def _chunks(hidden: Tensor, local: Tensor, target: Tensor, num_chunks: int) -> Iterator[Chunk]:
-    if num_chunks < 1:
-        raise ValueError(f"chunked_loss: num_chunks must be 1 or more, got {num_chunks}")
-    placed, own = dtensor(hidden), dtensor(target)
-    labels = (target if own is None else own.to_local()).reshape(-1)
-    if labels.shape[0] != local.shape[0]:
-        raise ValueError(
-            f"chunked_loss: there must be a target for each of the {local.shape[0]} tokens of this rank, got "
-            f"{labels.shape[0]}; pass target of the shape of hidden without its last dimension"
-        )
-    size = max(1, -(-local.shape[0] // num_chunks))
-    for at, rows in enumerate(torch.split(local, size)):
-        chunk = rows if placed is None else _distributed(rows, placed)
-        yield Chunk(at * size, chunk.detach(), labels[at * size : at * size + rows.shape[0]])
-
-
-def _distributed(rows: Tensor, like: DTensor) -> DTensor:
-    """Return this rank's rows as a DTensor [tokens, width] on the mesh of ``like``; a dimension of the mesh that shards
-    tokens shards the rows.
-    """
-    from torch.distributed.tensor import DTensor, Shard
-
-    placements = [Shard(0) if placement.is_shard() else placement for placement in like.placements]
-    return DTensor.from_local(rows, like.device_mesh, placements, run_check=False)
-
-
-def _of_tokens(gradient: Tensor, hidden: Tensor) -> Tensor:
-    """Return this rank's rows of the gradient of a chunk's hidden states; a DTensor of partial sums is first reduced
-    over the ranks.
-    """
-    placed, like = dtensor(gradient), dtensor(hidden)
-    if placed is None or like is None:
-        return gradient
-    return placed.redistribute(placements=like.placements).to_local()
-
-
-def _as_hidden(rows: Tensor, hidden: Tensor) -> Tensor:
-    """Return a gradient of this rank's tokens in the shape of ``hidden``."""
-    placed = dtensor(hidden)
-    if placed is None:
-        return rows.view(hidden.shape)
-    from torch.distributed.tensor import DTensor
-
-    local = rows.view(placed.to_local().shape)
-    return DTensor.from_local(
-        local, placed.device_mesh, placed.placements, run_check=False, shape=placed.shape, stride=placed.stride()
-    )
-
-
-class Gradients(NamedTuple):
-    """The gradients of a chunk with respect to its hidden states and the parameters of the head; None for a tensor that
-    has none.
-    """
-
-    of_hidden: Tensor | None
-    of_parameters: Sequence[Tensor | None]
-
-
-def _gradients(value: Tensor, hidden: Tensor, parameters: Sequence[Tensor]) -> Gradients:
-    if not hidden.requires_grad:
-        return Gradients(None, torch.autograd.grad(value, parameters, allow_unused=True))
-    of_hidden, *of_parameters = torch.autograd.grad(value, [hidden, *parameters], allow_unused=True)
-    return Gradients(of_hidden, of_parameters)
-
-
-def _gradient_beside_module(value: Tensor, hidden: Tensor) -> Gradients:
-    """Run the backward of a chunk, and return the gradient of its hidden states; FSDP2's module collects the gradients
-    of its parameters itself, and only in a backward.
-    """
-    value.backward()  # type: ignore[no-untyped-call]
-    of_hidden, hidden.grad = hidden.grad, None
-    return Gradients(of_hidden, ())
-
-
-def _add(sums: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
-    """Add the gradients to the sums; the first one of a parameter is copied, because its memory may be shared."""
-    for at, gradient in enumerate(gradients):
-        if gradient is not None:
-            known = sums[at]
-            sums[at] = gradient.to(torch.float32, copy=True) if known is None else known.add_(gradient)
-
-
-def _fsdp(head: nn.Module) -> FSDPModule | None:
-    """Return the module if FSDP2 shards it by itself, else None."""
-    for parameter in head.parameters():
-        if getattr(parameter, "_is_flat_param", False):  # as FSDP1 marks its own
-            raise NotImplementedError(
-                "chunked_loss: the output layer is sharded by FullyShardedDataParallel, which takes one forward for "
-                "each backward; use torch.distributed.fsdp.fully_shard"
-            )
-    return cast("FSDPModule", head) if is_fully_sharded(head) else None
-
-
-@contextmanager
-def _gathered(module: FSDPModule) -> Iterator[None]:
-    """Keep the weights of the module gathered for all chunks, instead of gathering them for each chunk."""
-    module.set_reshard_after_forward(False)
-    module.set_reshard_after_backward(False)
-    module.unshard()
-    try:
-        yield
-    finally:
-        module.set_reshard_after_forward(True)
-        module.set_reshard_after_backward(True)
-        module.set_requires_gradient_sync(True, recurse=False)
-        module.reshard()
-
-
-class _KnownGradients(torch.autograd.Function):
-    """A loss whose gradients are already known; ``apply`` takes the gradients and the tensors that they belong to."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *tensors: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return loss.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        gradients: list[Tensor] = ctx.gradients
-        if not gradients:
-            raise RuntimeError(
-                "chunked_loss: its gradients have been passed on, and their memory with them; call it again for a "
-                "second backward"
-            )
-        ctx.gradients = []
-        for gradient in gradients:
-            placed = dtensor(gradient)
-            (gradient if placed is None else placed.to_local()).mul_(upstream)
-        return None, None, *gradients
-
-
-# A function of hidden states, targets, weight and bias.
-OfHead = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, ...]]
-
-
-def class_before_sharding(module: nn.Module) -> type[nn.Module]:
-    """Return the class of a module, or the class that it had before ``fully_shard`` replaced it by a subclass."""
-    kind = type(module)
-    return kind.__bases__[-1] if is_fully_sharded(module) else kind
-
-
-def check_linear_head(caller: str, head: nn.Module, instead: str) -> None:
-    """Reject an output layer that does more than ``torch.nn.Linear``, because the results would ignore the rest.
-
-    Args:
-        caller: the public function that error messages name.
-        head: the output layer.
-        instead: the remedy that error messages name.
-
-    Raises:
-        TypeError: the layer is not a ``torch.nn.Linear``, or its class overrides the forward.
-        ValueError: the layer has an instance forward, or hooks other than those of ``fully_shard``.
-    """
-    kind = class_before_sharding(head)
-    if not issubclass(kind, nn.Linear) or kind.forward is not nn.Linear.forward:
-        raise TypeError(
-            f"{caller}: lm_head must be a torch.nn.Linear, whose weight the loss uses, got "
-            f"{kind.__module__}.{kind.__name__}; {instead}"
-        )
-    if not has_only_hooks_of_fsdp(head) or "forward" in vars(head):
-        raise ValueError(
-            f"{caller}: lm_head must have no hooks but those of fully_shard and no forward of its own, which would not "
-            f"run, since the loss uses only its weight; {instead}"
-        )
-
-
-def has_only_hooks_of_fsdp(module: nn.Module) -> bool:
-    """Return whether a module has no hooks but those of ``fully_shard``."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    return all(_is_of_fsdp(hook) for registered in hooks for hook in registered.values())
-
-
-def _is_of_fsdp(hook: object) -> bool:
-    """Return whether ``fully_shard`` registered the hook; bound methods and their wrappers have its module's name."""
-    return getattr(hook, "__module__", "").startswith("torch.distributed.fsdp.")
-
-
-def results_in_forward(head: Any, hidden: Tensor, target: Tensor, function: OfHead) -> tuple[Tensor, ...]:
-    """Return the results of ``function``, called with the whole weight of an output layer.
-
-    ``fully_shard(lm_head)`` gathers the weight when ``lm_head`` is called, frees it after its forward, and gathers it
-    again before its backward; outside of a call, ``lm_head.weight`` is only a shard. So the function replaces the
-    forward for one call. FSDP2's hooks cast the inputs and outputs of that call by the mixed precision policy:
-
-    - Only hidden states and targets are arguments of the call.
-    - The results are float32, so the call does not return them, but a token, a number 0, on which the results depend:
-      the token's hook gathers the weight before the backward of any result needs it.
-
-    Args:
-        head: the output layer, a ``torch.nn.Linear``. It is called only if ``fully_shard`` was applied to it.
-        hidden: [..., D], cast by the policy of ``head`` if the policy casts inputs.
-        target: integers, which no policy casts.
-        function: a function of hidden states, targets, weight and bias. The tensors that it returns may have any type.
-
-    Returns:
-        The results of ``function``, in their own dtypes even under a policy; copies if ``head`` is called and its
-        backward has to gather.
-    """
-    if not is_fully_sharded(head):
-        return function(hidden, target, head.weight, head.bias)
-    results: tuple[Tensor, ...] = ()
-
-    def forward(hidden: Tensor, target: Tensor) -> Tensor:
-        nonlocal results
-        results = function(hidden, target, head.weight, head.bias)
-        make_token: Callable[..., Tensor] = _Token.apply
-        return make_token(*results)
-
-    with _replaced_forward(head, forward):
-        token = head(hidden, target)
-    if not token.requires_grad:
-        return results
-    after: Callable[..., tuple[Tensor, ...]] = _After.apply
-    return after(token, *results)
-
-
 @contextmanager
 def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Make a call of the module run ``forward``, between the module's hooks."""
@@ -379,3 +340,42 @@ class _After(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         return torch.zeros_like(ctx.token), *upstream
+
+
+def results_in_forward(head: Any, hidden: Tensor, target: Tensor, function: OfHead) -> tuple[Tensor, ...]:
+    """Return the results of ``function``, called with the whole weight of an output layer.
+
+    ``fully_shard(lm_head)`` gathers the weight when ``lm_head`` is called, frees it after its forward, and gathers it
+    again before its backward; outside of a call, ``lm_head.weight`` is only a shard. So the function replaces the
+    forward for one call. FSDP2's hooks cast the inputs and outputs of that call by the mixed precision policy:
+
+    - Only hidden states and targets are arguments of the call.
+    - The results are float32, so the call does not return them, but a token, a number 0, on which the results depend:
+      the token's hook gathers the weight before the backward of any result needs it.
+
+    Args:
+        head: the output layer, a ``torch.nn.Linear``. It is called only if ``fully_shard`` was applied to it.
+        hidden: [..., D], cast by the policy of ``head`` if the policy casts inputs.
+        target: integers, which no policy casts.
+        function: a function of hidden states, targets, weight and bias. The tensors that it returns may have any type.
+
+    Returns:
+        The results of ``function``, in their own dtypes even under a policy; copies if ``head`` is called and its
+        backward has to gather.
+    """
+    if not is_fully_sharded(head):
+        return function(hidden, target, head.weight, head.bias)
+    results: tuple[Tensor, ...] = ()
+
+    def forward(hidden: Tensor, target: Tensor) -> Tensor:
+        nonlocal results
+        results = function(hidden, target, head.weight, head.bias)
+        make_token: Callable[..., Tensor] = _Token.apply
+        return make_token(*results)
+
+    with _replaced_forward(head, forward):
+        token = head(hidden, target)
+    if not token.requires_grad:
+        return results
+    after: Callable[..., tuple[Tensor, ...]] = _After.apply
+    return after(token, *results)

@@ -13,8 +13,8 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
-from nkilib.torch.dispatch.checks import Caller, check_tensors
-from nkilib.torch.dispatch.dtensors import dtensor, local_part
+from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
+from nkilib.torch.dispatch.dtensors import local_part
 from nkilib.torch.dispatch.layout import as_rows, rows_shape
 from nkilib.torch.dispatch.losses import per_row
 from nkilib.torch.functions.cross_entropy.checks import check_arguments, check_inplace, checked_options

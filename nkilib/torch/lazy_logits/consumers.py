@@ -9,16 +9,17 @@ the logits are then computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
 
 from nkilib.experimental.loss.linear_cross_entropy.launch import IDS_MAX
-from nkilib.torch.dispatch.checks import Caller
-from nkilib.torch.dispatch.dtensors import dtensor
+from nkilib.torch.dispatch.checks import Caller, dtensor
+from nkilib.torch.functions.cross_entropy.functional import CrossEntropyOutputs
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
@@ -117,7 +118,7 @@ def _cross_entropy(
 ) -> Tensor | None:
     if input.form.kind is not Kind.LOGITS or size_average is not None or reduce is not None:
         return None
-    return _loss(input, target, weight, ignore_index, reduction, label_smoothing)
+    return _loss_of_torch(input, target, _Loss(weight, ignore_index, reduction, label_smoothing))
 
 
 @_consumes("nll_loss", "nll_loss_nd")
@@ -133,42 +134,89 @@ def _nll_loss(
     """The loss of the log-softmax, which is the cross-entropy of the logits."""
     if not _is_log_softmax(input.form) or size_average is not None or reduce is not None:
         return None
-    return _loss(input, target, weight, ignore_index, reduction, 0.0)
+    return _loss_of_torch(input, target, _Loss(weight, ignore_index, reduction))
+
+
+@_consumes("nkilib_cross_entropy")
+def _own_cross_entropy(
+    input: LazyLogits,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = _IGNORED,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    normalizer: Tensor | None = None,
+    return_outputs: bool = False,
+    class_dim: int = 1,
+    lse_square_scale: float = 0.0,
+    logit_softcap: float | None = None,
+    temperature: float = 1.0,
+) -> Tensor | CrossEntropyOutputs | None:
+    """:func:`nkilib.torch.cross_entropy`, whose cap and temperature follow those that are recorded."""
+    form: Form | None = input.form
+    if form is None or form.kind is not Kind.LOGITS or class_dim % form.ndim != form.class_dim:
+        return None
+    if logit_softcap is not None:
+        form = replace(form, cap=logit_softcap) if form.cap is None else None
+    form = None if form is None else form.scaled(1.0 / temperature)
+    if form is None or not _are_indices(form, target):
+        return None
+    loss = _Loss(weight, ignore_index, reduction, label_smoothing, lse_square_scale, normalizer)
+    results = _loss(input, form, target, loss, return_outputs)
+    return CrossEntropyOutputs(*results) if return_outputs else results[0]
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """The options of a cross-entropy."""
+
+    class_weight: Tensor | None
+    ignore_index: int
+    reduction: str
+    label_smoothing: float = 0.0
+    lse_square_scale: float = 0.0
+    normalizer: Tensor | None = None
 
 
 def _is_log_softmax(form: Form) -> bool:
     return form.kind is Kind.LOG_SOFTMAX and form.factor == 1.0
 
 
-def _loss(
-    logits: LazyLogits, target: Tensor, class_weight: Tensor | None, ignore_index: int, reduction: str, smoothing: float
-) -> Tensor | None:
+def _loss_of_torch(logits: LazyLogits, target: Tensor, loss: _Loss) -> Tensor | None:
     """Return the cross-entropy; None for targets that are no class index of each position."""
-    form, options = logits.form, logits.call.options
-    if not _is_class_dim_of_losses(form) or not _are_indices(form, target):
+    if not _is_class_dim_of_losses(logits.form) or not _are_indices(logits.form, target):
         return None
-    smoothing, lse_square_scale = options.of_loss(smoothing, logits.call.term.layer.training)
+    (result,) = _loss(logits, logits.form, target, loss, False)
+    return result.to(_loss_dtype(logits))
 
-    def loss(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
+
+def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_outputs: bool) -> tuple[Tensor, ...]:
+    """Return the cross-entropy of logits of a form, with all results that nkilib has if they are asked for."""
+    options = logits.call.options
+    smoothing, lse_square_scale = options.of_loss(loss.label_smoothing, logits.call.term.layer.training)
+
+    def of_operands(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
         result = linear_cross_entropy(
             hidden,
             weight,
             target,
             linear_bias=bias,
-            weight=class_weight,
-            reduction=reduction,
-            ignore_index=ignore_index,
+            weight=loss.class_weight,
+            reduction=loss.reduction,
+            ignore_index=loss.ignore_index,
             label_smoothing=smoothing,
-            lse_square_scale=lse_square_scale,
+            lse_square_scale=lse_square_scale + loss.lse_square_scale,
             compute_dtype=_compute_dtype(logits),
-            memory_limit=None if reduction == "none" else options.memory_limit,
+            memory_limit=None if loss.reduction == "none" or return_outputs else options.memory_limit,
             logit_scale=form.scale,
             logit_softcap=form.cap,
+            normalizer=loss.normalizer,
+            return_outputs=return_outputs,
         )
-        return (result,)
+        return (result,) if isinstance(result, Tensor) else tuple(cast(Iterable[Tensor], result))
 
-    (result,) = _results(logits, target, loss)
-    return result.to(_loss_dtype(logits))
+    return _results(logits, target, of_operands)
 
 
 def _is_class_dim_of_losses(form: Form) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What logits that are not computed are made of: products of hidden states with weights, a scale, a cap, and a dtype.
+"""The form of logits that are not computed: products of hidden states with weights, a scale, a cap, and a dtype.
 
 :class:`Form` says it. The registry :data:`RECORDED` has a function for each function of torch whose result is a form
 again: views and selections of positions, a cut of the vocabulary, scales, caps, casts, softmax and log-softmax. Each of
@@ -68,7 +68,7 @@ class Form:
         cap: None for z = scale * x; else z = cap * tanh(scale / cap * x), as ``logit_softcap`` of
             :func:`nkilib.torch.linear_cross_entropy`; 1 / scale if tanh was the last function so far.
         dtype: the dtype that the computed logits have.
-        kind: which function of the logits over the classes it is.
+        kind: the function of the logits over the classes.
         factor: multiplies that function; 1 for the logits themselves.
         is_detached: whether no gradient flows back from it.
     """
@@ -145,7 +145,7 @@ def _near(number: float) -> float:
 
 @dataclass(frozen=True)
 class Handler:
-    """What is done in place of a function of torch.
+    """A substitute for a function of torch.
 
     Attributes:
         function: a function with its parameters, or fewer; it returns None for arguments that it does not take.

@@ -19,8 +19,8 @@ import nkilib.torch.lazy_logits.consumers  # noqa: F401  registers what kernels 
 from nkilib.base.deprecation import Deprecation
 from nkilib.core.host.options import check_flags
 from nkilib.experimental.loss.linear.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
+from nkilib.torch.dispatch.checks import dtensor
 from nkilib.torch.dispatch.devices import SUPPORTED_DEVICES
-from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.dispatch.losses import autocast_dtype
 from nkilib.torch.functions.output_layer import class_before_sharding, has_only_hooks_of_fsdp, is_fully_sharded
 from nkilib.torch.lazy_logits.form import FLOATING, Form, Term
@@ -43,7 +43,7 @@ _SKIP_LOGITS: Final = Deprecation(
 
 @dataclass(eq=False)
 class FusedHead:
-    """What runs in place of the forward of an output layer.
+    """The forward of a fused output layer.
 
     A copy of the model has its own, which calls the copy of the layer; so has a model from a pickle.
 
@@ -99,7 +99,7 @@ class FusedHead:
 
 @dataclass(eq=False)
 class _Call:
-    """What runs in place of the call of a fused layer, hooks included.
+    """The call of a fused output layer, hooks included.
 
     A layer that ``fully_shard`` got by itself would gather its weights for a call that does not need them.
     """

@@ -35,7 +35,7 @@ CONSUMERS: Final[dict[str, Handler]] = {}
 
 @dataclass(frozen=True)
 class Mode:
-    """What of the state of torch decides how logits are computed, where the output layer or a function was called.
+    """The state of torch that decides how logits are computed, where the output layer or a function was called.
 
     Attributes:
         is_grad_enabled: whether a graph is recorded.
@@ -65,10 +65,10 @@ class HeadCall:
     """A call of the output layer.
 
     Attributes:
-        options: those of ``fuse_linear_loss``, with its record.
+        options: the options of ``fuse_linear_loss``, with its record.
         term: hidden states and layer of the call.
-        mode: that of the call.
-        versions: of the hidden states and of the parameters, which count changes in place; None where a graph was
+        mode: the mode of the call.
+        versions: counters of changes in place of the hidden states and of the parameters; None where a graph was
             traced, which cannot read them.
         results: references to the objects that came of the call; none where a graph is traced.
         num_results: how many came of it.
@@ -136,7 +136,7 @@ class LazyLogits:
     those of the stock model. It is no ``torch.Tensor``: ``isinstance`` is False.
 
     Attributes:
-        form: what the logits are made of.
+        form: the products, the scale and so on that the logits are.
         call: the call of the output layer that they come from.
         made: how the object was made of others; None for the result of the call itself.
         known: results of kernels, by name, that a later function may need too.

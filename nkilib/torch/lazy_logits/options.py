@@ -32,7 +32,7 @@ class Place:
 
     Attributes:
         function: the name of the function or method that needed them, or the reason.
-        file, line: of the code that called it, outside of torch and nkilib.
+        file, line: the place of the code that called it, outside of torch and nkilib.
     """
 
     function: str
@@ -42,7 +42,7 @@ class Place:
 
 @dataclass
 class FusedCalls:
-    """What an output layer did since it was fused. Calls within a graph of ``torch.compile`` are not counted.
+    """The calls of an output layer since it was fused, except those within a graph of ``torch.compile``.
 
     Attributes:
         fused: for each function that ran on hidden states and weights without logits, how often it did.
@@ -74,7 +74,7 @@ class FusedOptions:
 
     Attributes:
         evaluation, label_smoothing, lse_square_scale, memory_limit, on_compute: see ``fuse_linear_loss``.
-        calls: what ran without logits, and where they were computed.
+        calls: the functions that ran without logits, and the places where they were computed.
     """
 
     evaluation: bool
@@ -104,7 +104,7 @@ class FusedOptions:
 
         Args:
             function: the function that needs them, or the reason.
-            num_bytes: of the logits.
+            num_bytes: the bytes of the logits.
             is_training: whether the layer trains.
 
         Raises:

@@ -17,7 +17,7 @@ from nkilib.core.host.options import REDUCTIONS, as_float, check_flags, check_re
 from nkilib.core.rows.checks import LARGEST, LEAST_ARGUMENT_OF_LOG
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller, broadcast_shape
-from nkilib.torch.dispatch.losses import check_float_dtype
+from nkilib.torch.dispatch.operator import TILE_DTYPES
 
 # The sum divided by the size of the first dimension, which some losses have beside the reductions of all.
 BATCHMEAN: Final = "batchmean"
@@ -55,9 +55,11 @@ def check_call(
     checks.check_plain(caller, tensors)
     checks.check_devices(caller, first, tensors)
     for name, tensor in tensors.items():
-        if tensor is not None and not (name in integers and is_whole(tensor)):
-            check_floating(caller, name, tensor)
-        elif tensor is not None and tensor.dtype == torch.bool and name not in bools:
+        if tensor is None or tensor.dtype in TILE_DTYPES:
+            continue
+        if name not in integers or not is_whole(tensor):
+            _refuse_dtype(caller, name, tensor)
+        if tensor.dtype == torch.bool and name not in bools:
             raise RuntimeError(f"{caller}: bool inputs not supported, got {name} of torch.bool; pass {name}.float()")
 
 
@@ -71,8 +73,8 @@ def is_whole(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex()
 
 
-def check_floating(caller: Caller, name: str, tensor: Tensor) -> None:
-    """Reject a tensor without a floating dtype that the hardware has.
+def _refuse_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
+    """Reject a tensor that is neither bfloat16, float16 nor float32.
 
     Raises:
         RuntimeError: it is complex or integer, as in PyTorch.
@@ -81,7 +83,7 @@ def check_floating(caller: Caller, name: str, tensor: Tensor) -> None:
     if not tensor.is_floating_point():
         kind = "Complex" if tensor.is_complex() else "Integral"
         raise RuntimeError(f"{caller}: {kind} inputs not supported, got {name} of {tensor.dtype}; pass floats")
-    check_float_dtype(caller, name, tensor)
+    checks.check_float_dtype(caller, name, tensor)
 
 
 def finite_number(caller: Caller, name: str, value: Any) -> float:

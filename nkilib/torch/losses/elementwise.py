@@ -15,9 +15,9 @@ from torch import Tensor
 
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
-from nkilib.torch.dispatch.checks import Caller, broadcast_shape, check_tensors, counterpart
+from nkilib.torch.dispatch.checks import Caller, broadcast_shape, counterpart
 from nkilib.torch.dispatch.layout import stored_order, unviewed
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed, check_inplace, is_each, kernel_gradient, loss_output
+from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed, is_each, kernel_gradient, loss_output
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.losses.checks import check_call, check_weight, promoted, warn_of_broadcast
@@ -142,10 +142,24 @@ class ElementwiseLoss:
     is_float32_under_autocast: bool = True
     takes_integers_alone: bool = False
 
-    def __call__(
-        self, tensors: Mapping[str, Tensor | None], reduction: str, inplace: bool = False, **options: Any
-    ) -> Tensor:
-        """Return the loss of tensors whose shapes broadcast.
+    def check(self, tensors: Mapping[str, Tensor | None], reduction: Any, inplace: Any) -> None:
+        """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types,
+        beside their shapes.
+
+        Raises:
+            TypeError: an argument has the wrong Python type, or a tensor is float64.
+            ValueError: unknown ``reduction``.
+            RuntimeError: devices differ; a complex tensor, or an integer tensor that is not allowed; a tensor without a
+                gradient requires grad.
+            NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode
+                differentiation.
+        """
+        check_call(self.caller, tensors, reduction, inplace, self.optional, self.integers, self.bools)
+        for name in self.constant:
+            checks.check_constant(self.caller, name, tensors[name])
+
+    def __call__(self, tensors: Mapping[str, Tensor | None], reduction: str, inplace: bool, **options: Any) -> Tensor:
+        """Return the loss of tensors that :meth:`check` has accepted, whose shapes broadcast.
 
         Args:
             tensors: the tensors by name: those of :attr:`tensors`, then those of :attr:`optional`.
@@ -154,21 +168,15 @@ class ElementwiseLoss:
             options: the options of the kernels.
 
         Raises:
-            TypeError: an argument has the wrong Python type, or a tensor is float64.
-            ValueError: unknown ``reduction``; ``inplace`` where the kernel would get a copy.
-            RuntimeError: incompatible shapes or devices; a complex tensor, or an integer tensor that is not allowed;
-                ``inplace`` with a leaf that requires grad, or with another tensor that overlaps it in memory.
-            NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode
-                differentiation.
+            ValueError: ``inplace`` where the kernel would get a copy.
+            RuntimeError: shapes that do not broadcast; ``inplace`` with a leaf that requires grad, or with another
+                tensor that overlaps it in memory.
+            NotImplementedError: integers alone, which the loss does not take.
         """
-        check_call(self.caller, tensors, reduction, inplace, self.optional, self.integers, self.bools)
-        for name in self.constant:
-            checks.check_constant(self.caller, name, tensors[name])
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        dtype = self._dtype(present)
-        floats = {name: tensor if tensor.is_floating_point() else tensor.to(dtype) for name, tensor in present.items()}
+        floats = self._floats(present)
         shape = broadcast_shape(self.caller, {name: tensor.shape for name, tensor in present.items()})
-        if self.is_float32_under_autocast:
+        if self.is_float32_under_autocast and reduction == "none":
             floats = {name: as_computed(tensor, reduction) for name, tensor in floats.items()}
         constant = [name for name in self.optional if name in floats and not floats[name].requires_grad]
         weights = {name: compact(floats.pop(name), len(shape)) for name in constant}
@@ -176,24 +184,28 @@ class ElementwiseLoss:
         if inplace:
             others = dict(present)
             first = others.pop(self.tensors[0])
-            stored = first.permute(stored_order(first))
-            check_inplace(self.caller, first, computed[self.tensors[0]], stored, others, aligned=others)
+            own = computed[self.tensors[0]]
+            is_alike = first.dtype == own.dtype and first.shape == own.shape
+            is_kept = is_alike and first.permute(stored_order(first)).is_contiguous()
+            checks.check_inplace(self.caller, first, others, others, is_kept)
         return self._of_dimensions(computed, weights, inplace, reduction=reduction, **options)
 
-    def _dtype(self, tensors: Mapping[str, Tensor]) -> torch.dtype:
-        """Return the dtype that integer tensors are converted to.
+    def _floats(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors, with integers converted to the dtype that all dtypes promote to, or to float32.
 
         Raises:
             NotImplementedError: all tensors are integers, and the loss does not take them, as in PyTorch.
         """
-        if any(tensor.is_floating_point() for tensor in tensors.values()):
-            return promoted(tensors.values())
-        if not self.takes_integers_alone:
+        are_floats = [tensor.is_floating_point() for tensor in tensors.values()]
+        if all(are_floats):
+            return dict(tensors)
+        if not any(are_floats) and not self.takes_integers_alone:
             raise NotImplementedError(
                 f"{self.caller}: not implemented for integers alone, got {self.caller.input} of "
                 f"{tensors[self.tensors[0]].dtype}; pass {self.caller.input}.float()"
             )
-        return torch.float32
+        dtype = promoted(tensors.values()) if any(are_floats) else torch.float32
+        return {name: tensor if tensor.is_floating_point() else tensor.to(dtype) for name, tensor in tensors.items()}
 
     def _of_dimensions(
         self, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], inplace: bool, **options: Any
@@ -357,11 +369,11 @@ def loss_of_pair(
         options: the options of the loss.
     """
     tensors: dict[str, Tensor | None] = {"input": input, "target": target}
-    check_tensors(loss.caller, {**tensors, "weight": weight}, optional=("weight",))
-    warn_of_broadcast(loss.caller, input, target)
-    check_weight(loss.caller, input, weight)
     if loss.optional:
         tensors["weight"] = weight
+    loss.check(tensors, reduction, inplace)
+    warn_of_broadcast(loss.caller, input, target)
+    check_weight(loss.caller, input, weight)
     if weight is None or reduction != "mean" or not divides_by_weight:
         return loss(tensors, reduction, inplace, **options)
     return loss(tensors, "sum", inplace, **options) / sum_of(weight)

@@ -23,7 +23,7 @@ from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.launch import is_traced
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES, check_float_dtype, kernel_gradient, loss_output
+from nkilib.torch.dispatch.losses import FLOAT_DTYPES, kernel_gradient, loss_output
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.losses.modules import Defaults, options_of_loss
@@ -253,18 +253,6 @@ def class_targets(call: Call) -> dict[str, Any]:
     return {"targets_hbm": class_indices(call.tensor("target").detach(), int(call.first.shape[1]))}
 
 
-def check_float_input(caller: Caller, input: Tensor) -> None:
-    """Reject a first input that is not bfloat16, float16 or float32, with PyTorch's error types.
-
-    Raises:
-        NotImplementedError: it is an integer tensor.
-        TypeError: it is float64.
-    """
-    if not input.is_floating_point():
-        raise NotImplementedError(f"{caller}: not implemented for {caller.noun} of {input.dtype}; pass input.float()")
-    check_float_dtype(caller, caller.input, input)
-
-
 def rows_and_classes(input: Tensor) -> tuple[int, int]:
     """Return N and C of an input [N, C], [C] or without dimensions, which is one class."""
     if input.dim() == 2:
@@ -289,7 +277,7 @@ def check_classes(caller: Caller, input: Tensor, target: Tensor) -> None:
         raise RuntimeError(
             f"{caller}: expected target dtype to be an integer type, but got {target.dtype}; pass target.long()"
         )
-    check_float_input(caller, input)
+    checks.check_tile_dtype(caller, input)
 
 
 def check_inplace(
@@ -304,11 +292,7 @@ def check_inplace(
             torch.compile is tracing.
     """
     check_flags(caller, inplace=inplace)
-    if not inplace:
-        return
-    checks.check_inplace(caller, input, others)
-    if computed.dtype != input.dtype or not input.is_contiguous():
-        raise ValueError(
-            f"{caller}: inplace=True needs a contiguous input in the type in which the loss is computed, got "
-            f"{input.dtype} of {tuple(input.shape)}, strides {input.stride()}; leave inplace off"
-        )
+    if inplace:
+        is_kept = computed.dtype == input.dtype and input.is_contiguous()
+        needs = "contiguous, in the type in which the loss is computed"
+        checks.check_inplace(caller, input, others, is_kept=is_kept, needs=needs)

@@ -188,14 +188,15 @@ class RowwiseLoss:
         input = others.pop(self.inputs.matrices[0])
         if input is None:
             raise TypeError(f"{self.caller}: argument {self.caller.input!r} must be Tensor, not None")
-        checks.check_inplace(self.caller, input, others, aligned=self.inputs.differentiated)
-        is_kept = input.dtype == computed.dtype and input.shape == computed.shape
-        if not is_kept or not Rows.of(input).is_view(input):
-            raise ValueError(
-                f"{self.caller}: inplace=True needs {self.caller.input} dense with its rows contiguous, in the shape "
-                f"and type in which the loss is computed, got {input.dtype} of {tuple(input.shape)}, strides "
-                f"{input.stride()}; leave inplace off"
-            )
+        is_alike = input.dtype == computed.dtype and input.shape == computed.shape
+        checks.check_inplace(
+            self.caller,
+            input,
+            others,
+            aligned=self.inputs.differentiated,
+            is_kept=is_alike and Rows.of(input).is_view(input),
+            needs="dense with its rows contiguous, in the shape and type in which the loss is computed",
+        )
 
 
 def _may_require_grad(tensor: Tensor | None) -> bool:

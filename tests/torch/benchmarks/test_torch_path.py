@@ -108,6 +108,15 @@ def test_a_missed_goal_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None
     assert "time 0 of 1, memory 0 of 1" in shown and shown.count("missed") == 2
 
 
+def test_the_way_of_an_argument_to_its_kernel() -> None:
+    """Checks and conversions of one argument that lie in several files show here."""
+    logits, target = torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64)
+    path = torch_path.input_path(lambda input: cross_entropy(input, target), logits)
+    assert path.files[0] == "torch/functions/cross_entropy/functional.py", path
+    assert len(set(path.files)) <= 8 and path.returns <= 6, path
+    assert path.frames < 200, path
+
+
 def test_arguments_and_no_simulator(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         torch_path.main(["--runs", "0"])

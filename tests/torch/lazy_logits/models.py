@@ -56,7 +56,7 @@ class Both:
     ours: Model
 
     def results(self, use: Use) -> tuple[Any, Any]:
-        """What a function gives for the logits of the stock model, and for the lazy ones of the same inputs."""
+        """Return what a function gives for the logits of the stock model, and for the lazy ones of the same inputs."""
         batch = inputs(self.stock.head.weight.dtype)
         return use(self.stock(batch)), use(self.ours(batch))
 

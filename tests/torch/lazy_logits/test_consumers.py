@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nkilib.torch import fuse_linear_loss, fused_calls
+from nkilib.torch import cross_entropy, fuse_linear_loss, fused_calls
+from nkilib.torch.functions.cross_entropy import functional
 from nkilib.torch.lazy_logits.logits import CONSUMERS
 from tests.torch.inputs import make_logits, make_targets, make_weight
 from tests.torch.lazy_logits.models import BATCH, FEATURES, LENGTH, VOCABULARY, Use, both, inputs, model
@@ -220,6 +222,22 @@ def test_the_divergence_from_a_teacher_that_is_lazy_too(reduction: str) -> None:
     assert lazy_teacher.head.weight.grad is None
 
 
+def test_cross_entropy_of_nkilib_takes_them_with_all_its_options() -> None:
+    """Loss and accuracy are results of one launch; a cap and a temperature follow what is recorded."""
+    models, target = both(), TARGET
+    options: dict[str, Any] = {"class_dim": -1, "logit_softcap": 4.0, "temperature": 0.7, "lse_square_scale": 0.01}
+    expected, ours = models.results(lambda z: cross_entropy(z * 0.5, target, return_outputs=True, **options))
+    assert type(ours) is type(expected)
+    for name, value, exact in zip(expected._fields, ours, expected, strict=True):
+        assert value.shape == exact.shape and (value - exact).abs().max() <= 64 * UNIT * 40, name
+    expected, ours = models.results(lambda z: cross_entropy(z, target, normalizer=torch.tensor(7.0), class_dim=-1))
+    assert abs(ours.item() - expected.item()) <= VALUE_BUDGET
+    ignoring = both(on_compute="ignore")
+    expected, ours = ignoring.results(lambda z: cross_entropy(z.tanh(), target, class_dim=-1, logit_softcap=2.0))
+    assert torch.equal(ours, expected) and fused_calls(ignoring.ours).computed, "two caps"
+
+
 def test_every_consumer_is_a_function_of_torch() -> None:
     for name in CONSUMERS:
-        assert any(hasattr(place, name) for place in (Tensor, torch, F, torch._C._nn)), name
+        places = (Tensor, torch, F, torch._C._nn, functional)
+        assert any(hasattr(place, name) for place in places), name

@@ -40,8 +40,9 @@ def test_losses_and_gradients_are_those_of_the_stock_model(name: str, found_by_r
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("FSDP2")])
 def test_weights_are_gathered_as_often_as_by_the_stock_model(name: str, found_by_ranks: Found) -> None:
-    """A call of a head that is sharded alone gathers nothing; the kernel of the loss gathers, and its backward. A second
-    function of the logits is a second call."""
+    """A call of a head that is sharded alone gathers nothing; the kernel of the loss gathers, and its backward. A
+    second function of the logits is a second call.
+    """
     for rank in found_by_ranks:
         stock, ours = rank[name]["stock"], rank[name]["ours"]
         assert stock["gathers"] > 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``fuse_linear_loss`` of models of ``transformers`` with random parameters, beside the stock loss of the same models."""
+"""``fuse_linear_loss`` of models of ``transformers`` with random parameters, beside the stock loss of these models."""
 
 from __future__ import annotations
 

@@ -83,11 +83,20 @@ def check_options(function: str, options: LossOptions) -> None:
     Raises:
         AssertionError: if an option is out of range; the message has function, requirement and value.
     """
-    smoothing, cap, square = options.label_smoothing, options.logit_softcap, options.lse_square_scale
-    temperature = options.temperature
-    # A message is formed where it is needed: torch.compile traces this with numbers that have no text.
+    smoothing = options.label_smoothing
     if not is_number(smoothing) or not 0.0 <= smoothing <= 1.0:
         raise AssertionError(f"{function}: label_smoothing must be a number from 0 to 1, got {smoothing}")
+    check_recipe(function, options)
+
+
+def check_recipe(function: str, options: LossOptions) -> None:
+    """Check that the options of :class:`RecipeOptions`, which PyTorch does not have, are in range.
+
+    Raises:
+        AssertionError: if an option is out of range; the message has function, requirement and value.
+    """
+    cap, square, temperature = options.logit_softcap, options.lse_square_scale, options.temperature
+    # A message is formed where it is needed: torch.compile traces this with numbers that have no text.
     if cap is not None and (not is_number(cap) or not SOFTCAP_MIN <= cap <= OPTION_MAX):
         raise AssertionError(
             f"{function}: logit_softcap must be a number from {SOFTCAP_MIN} to {OPTION_MAX} or None, got {cap}; "

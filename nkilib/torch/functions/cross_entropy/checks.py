@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nkilib.core.host.options import check_reduction, numbers, values_of
 from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions, check_options
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions, check_recipe
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import is_view_as_rows, rows_shape
@@ -50,7 +50,7 @@ def checked_options(caller: Caller, function: Callable[..., Any], **arguments: A
     if not 0.0 <= options.label_smoothing <= 1.0:
         raise RuntimeError(f"{caller}: label_smoothing must be between 0.0 and 1.0. Got: {options.label_smoothing}")
     try:
-        check_options(str(caller), options)
+        check_recipe(str(caller), options)
     except AssertionError as error:
         raise ValueError(str(error)) from None
     return options
@@ -93,6 +93,7 @@ def check_arguments(
     check_class_dim(caller, class_dim)
     checks.check_plain(caller, tensors)
     checks.check_devices(caller, input, {"target": target, "weight": weight})
+    checks.check_tile_dtype(caller, input)
     if target.shape == input.shape:
         _check_probabilities(caller, target, options)
     else:
@@ -100,7 +101,6 @@ def check_arguments(
         remedy = "; the classes of the logits seem to be last: pass class_dim=-1" if are_last else ""
         expected = rows_shape(input, class_dim) if input.dim() else ()
         check_indices(caller, tuple(input.shape), expected, target, remedy)
-    checks.check_tile_dtype(caller, input)
     check_normalizer(caller, normalizer, reduction, input.device)
 
 

@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import check_flags, refuse_unknown, shows
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions
-from nkilib.torch.dispatch.checks import Caller, check_tensors
-from nkilib.torch.dispatch.dtensors import OF_PARTS, LocalPart, dtensor, local_part
+from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
+from nkilib.torch.dispatch.dtensors import OF_PARTS, LocalPart, local_part
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
 from nkilib.torch.dispatch.losses import per_row, reduced
 from nkilib.torch.functions.cross_entropy.checks import (
@@ -114,7 +115,9 @@ def returned_values(
         shape: the shape of the positions.
     """
     soft = target.is_floating_point()
-    valid = None if soft else ~is_ignored(target, options.ignore_index)
+    is_counted = reduction == "mean" and normalizer is None
+    is_masked = return_outputs and options.lse_square_scale != 0.0
+    valid = ~is_ignored(target, options.ignore_index) if not soft and (is_counted or is_masked) else None
     divisor = _divisor(results, normalizer, valid) if reduction == "mean" else _Divisor()
     loss = reduced(results.loss, reduction, shape, *divisor)
     if not return_outputs:
@@ -286,6 +289,22 @@ def cross_entropy(
     """
     caller, whole = CROSS_ENTROPY, dtensor(input)
     check_flags(caller, inplace=inplace, return_outputs=return_outputs)
+    if not isinstance(input, Tensor) and has_torch_function((input,)):  # lazy logits
+        lazy: Tensor | CrossEntropyOutputs = handle_torch_function(
+            nkilib_cross_entropy,
+            (input,),
+            input,
+            target,
+            weight,
+            ignore_index,
+            reduction,
+            label_smoothing,
+            normalizer=normalizer,
+            return_outputs=return_outputs,
+            class_dim=class_dim,
+            **recipe,
+        )
+        return lazy
     if whole is not None:
         part = loss_part(caller, whole, target, weight, reduction, normalizer, class_dim, inplace)
         outcome: Tensor | CrossEntropyOutputs = part.call(
@@ -322,6 +341,12 @@ def cross_entropy(
         normalizer = input.new_tensor(torch.nan)  # PyTorch divides by elements / classes, 0 / 0
     shape = rows_shape(input, class_dim)
     return returned_values(results, rows_target, options, reduction, normalizer, shape, return_outputs)
+
+
+def nkilib_cross_entropy(*args: Any, **kwargs: Any) -> Tensor | CrossEntropyOutputs:
+    """Call :func:`cross_entropy`, under a name that no function of torch has: what lazy logits are asked for."""
+    result: Tensor | CrossEntropyOutputs = cross_entropy(*args, **kwargs)
+    return result
 
 
 class CrossEntropyLoss(nn.Module):

@@ -56,10 +56,6 @@ class Columns:
     first_class: int = 0
     num_classes: int | None = None
 
-    def vocabulary(self, logits: Tensor) -> int:
-        """Return V, the number of classes."""
-        return logits.shape[1] if self.num_classes is None else self.num_classes
-
 
 @dataclass(frozen=True)
 class Sums:
@@ -117,13 +113,18 @@ class ShardStatistics(NamedTuple):
     entropy: Tensor
 
 
+def _vocabulary(call: Call) -> int:
+    """Return V, the number of classes: that of the columns, unless the call has :class:`Columns`."""
+    known: int | None = call.options.get("num_classes")
+    return call.first.shape[1] if known is None else known
+
+
 def _arguments(call: Call, direction: str) -> dict[str, Any]:
     """Return the keyword arguments that the forward and the backward kernel get beside the operator's inputs and
     options, or in place of them.
     """
-    logits, target = call.first, call.tensor("target")
-    vocabulary = call.group(Columns).vocabulary(logits)
-    classes, ignore_index = kernel_target(target, call.options["ignore_index"], vocabulary)
+    logits, vocabulary = call.first, _vocabulary(call)
+    classes, ignore_index = kernel_target(call.tensor("target"), call.options["ignore_index"], vocabulary)
     positions, columns = logits.shape
     tiling = choose_tiling(positions, columns, logits.dtype, direction, extended=True)
     return {
@@ -146,9 +147,9 @@ def _has_classes(call: Call) -> bool:
 
 def _check_classes(call: Call) -> None:
     """Reject class indices out of range."""
-    columns = call.group(Columns)
-    caller = CROSS_ENTROPY if columns.num_classes is None else VOCAB_PARALLEL
-    check_range(str(caller), call.tensor("target"), call.options["ignore_index"], columns.vocabulary(call.first))
+    caller = CROSS_ENTROPY if call.options.get("num_classes") is None else VOCAB_PARALLEL
+    vocabulary = _vocabulary(call)
+    check_range(str(caller), call.tensor("target"), call.options["ignore_index"], vocabulary)
 
 
 def _weight_of_probabilities(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
@@ -220,7 +221,7 @@ STATISTICS: Final = register(
         inputs=(_LOGITS, _TARGET, _CLASS_WEIGHT),
         options=(LossOptions, Columns, Wanted),
         without=("with_logprob", "lse_square_scale"),  # which take the target and the lse of all shards
-        outputs=statistics_outputs(lambda call: call.group(Columns).vocabulary(call.first)),
+        outputs=statistics_outputs(_vocabulary),
         kernel=extended_cross_entropy_forward,
         results=_RESULTS,
         on_request=_ON_REQUEST,
@@ -342,7 +343,7 @@ def soft_gradients(call: Call, needed: Mapping[str, bool]) -> dict[str, Tensor |
         call.tensor("log_sum"),
         grad_loss,
         call.group(LossOptions),
-        call.group(Columns).vocabulary(logits),
+        _vocabulary(call),
         needs_target,
         needs_weight,
     )

@@ -25,7 +25,7 @@ from nkilib.experimental.loss.linear.launch import (
 )
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller
-from nkilib.torch.dispatch.losses import autocast_dtype, check_float_dtype
+from nkilib.torch.dispatch.losses import autocast_dtype
 from nkilib.torch.functions.linear_cross_entropy.checks import check_compute_dtype, check_sum
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES
 from nkilib.torch.functions.linear_distillation.operators import Recipe
@@ -266,7 +266,7 @@ def _check_model(caller: Caller, model: Model) -> None:
     input, weight, bias = model.tensors()
     for name, tensor in model.tensors().items():
         if tensor is not None:
-            check_float_dtype(caller, name, tensor)
+            checks.check_float_dtype(caller, name, tensor)
     if model.input.dim() < 1:
         raise ValueError(f"{caller}: {input} must have the features as its last dimension, got no dimension")
     if model.weight.dim() != 2:

@@ -275,14 +275,13 @@ def vocab_parallel_results(
         group: the process group; None means all processes.
     """
     claims = _claims(operands, recipe, labels, wanted, shards)
+    options = values_of(recipe, labels, shards.columns, wanted)
     with torch.no_grad():
         constants = operands.constants()
-        target = WantedTarget(wanted.with_logprob)
-        keywords = SHARD_STATISTICS.keywords_from(recipe, labels, shards.columns, target)
+        keywords = SHARD_STATISTICS.taken({**options, **values_of(WantedTarget(wanted.with_logprob))})
         statistics = SHARD_STATISTICS.op(constants.input.device)
         own = ShardResults(*statistics(*constants.models, constants.labels, *constants.biases, **keywords))
         results = _combined(caller, constants, own, recipe, labels, group, claims)
-    options = {**values_of(recipe), **values_of(labels), **values_of(shards.columns), **values_of(wanted)}
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelDistillation.apply
     outputs = apply(*operands, results, options, group)
     return results._replace(**dict(zip(DIFFERENTIABLE, outputs, strict=True)))
@@ -296,7 +295,7 @@ def _claims(
     The need of a gradient of ``input`` is one of them: the backward then communicates, so every rank must do it, or
     none.
     """
-    numbers = {**values_of(recipe), **values_of(labels), **values_of(wanted)}
+    numbers = values_of(recipe, labels, wanted)
     numbers["compute_dtype"] = COMPUTE_DTYPES.index(recipe.compute_dtype)
     optional = ("labels", "linear_bias", "teacher_bias", "row_weight")
     return {

@@ -18,8 +18,8 @@ from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import checked_outputs
 from nkilib.experimental.loss.linear_cross_entropy.launch import IDS_MAX
-from nkilib.torch.dispatch.checks import Caller, check_tensors
-from nkilib.torch.dispatch.dtensors import check_member, dtensor
+from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
+from nkilib.torch.dispatch.dtensors import check_member
 from nkilib.torch.dispatch.layout import as_rows
 from nkilib.torch.dispatch.losses import autocast_dtype, per_row
 from nkilib.torch.functions.linear_cross_entropy.checks import (

@@ -123,6 +123,7 @@ def vocab_parallel_scores(
         "linear_bias": linear_bias is not None,
         "target ids": target.shape[1] if target.dim() > 1 else 1,
     }
+    keywords = values_of(options, product, shards.columns, wanted)
     with torch.no_grad():
         own = ShardScores(
             *SHARD_STATISTICS.op(input.device)(
@@ -130,7 +131,7 @@ def vocab_parallel_scores(
                 linear_weight.detach(),
                 target,
                 None if linear_bias is None else linear_bias.detach(),
-                **SHARD_STATISTICS.keywords_from(options, product, shards.columns, wanted),
+                **SHARD_STATISTICS.taken(keywords),
             )
         )
         further = _further_sums(own, linear_bias, shards, wanted)
@@ -146,7 +147,6 @@ def vocab_parallel_scores(
             statistics.entropy,
             *_moments(statistics.sums, statistics.log_sum, own, shards),
         )
-    keywords = {**values_of(options), **values_of(product), **values_of(shards.columns), **values_of(wanted)}
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelTokenScores.apply
     scores = apply(*operands, results, keywords, group)
     return results._replace(**dict(zip(DIFFERENTIABLE, scores, strict=True)))

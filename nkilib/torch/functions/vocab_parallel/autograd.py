@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -174,20 +173,19 @@ def vocab_parallel_results(
     """
     soft = target.is_floating_point()
     own_weight = shards.own(class_weight)
-    sums_distances = soft or options.label_smoothing > 0.0
-    asked_for = replace(wanted, with_distance_sum=sums_distances)
+    keywords = values_of(options, shards.columns, wanted)
+    asked_for = {**keywords, "with_distance_sum": soft or options.label_smoothing > 0.0}
     with torch.no_grad():
         own = STATISTICS.op(logits.device)(
             logits[:, : shards.own_size].detach(),
             target.detach(),
             own_weight,
-            **STATISTICS.keywords_from(options, shards.columns, asked_for),
+            **STATISTICS.taken(asked_for),
         )
         whole = combined_results(
             caller, ShardStatistics(*own), target, class_weight, options, shards, group, wanted.with_logprob, claims
         )
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelCrossEntropy.apply
-    keywords = {**values_of(options), **values_of(shards.columns), **values_of(wanted)}
     tensors = (logits, target, own_weight, whole.weight_sum, whole.target_weight)
     outputs = apply(*tensors, whole.results, keywords, shards.own_size, inplace)
     return whole.results._replace(**dict(zip(_DIFFERENTIABLE, outputs, strict=True)))

@@ -15,7 +15,8 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.options import REDUCTIONS, check_flags, shows
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions
-from nkilib.torch.dispatch.dtensors import OF_PARTS, dtensor
+from nkilib.torch.dispatch.checks import dtensor
+from nkilib.torch.dispatch.dtensors import OF_PARTS
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
 from nkilib.torch.functions.cross_entropy.checks import (
     check_arguments,

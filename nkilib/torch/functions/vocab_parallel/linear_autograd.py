@@ -171,7 +171,8 @@ def vocab_parallel_linear_results(
     """
     input, linear_weight, target, linear_bias, _ = operands
     own_weight = shards.own(class_weight)
-    asked_for = replace(wanted, with_distance_sum=options.label_smoothing > 0.0)
+    keywords = values_of(options, product, shards.columns, wanted)
+    asked_for = {**keywords, "with_distance_sum": options.label_smoothing > 0.0}
     all_claims = {**claims_of_product(operands, product), **claims}
     with torch.no_grad():
         own = STATISTICS.op(input.device)(
@@ -180,7 +181,7 @@ def vocab_parallel_linear_results(
             target,
             None if linear_bias is None else linear_bias.detach(),
             own_weight,
-            **STATISTICS.keywords_from(options, product, shards.columns, asked_for),
+            **STATISTICS.taken(asked_for),
         )
         statistics = ShardStatistics(*own)
         whole = combined_results(
@@ -194,7 +195,6 @@ def vocab_parallel_linear_results(
             wanted.with_logprob,
             all_claims,
         )
-    keywords = {**values_of(options), **values_of(product), **values_of(shards.columns), **values_of(wanted)}
     return differentiable_results(operands, own_weight, whole, keywords, group)
 
 
@@ -289,11 +289,6 @@ class VocabParallelLinearCrossEntropy(torch.autograd.Function):
         return *gradients_of_shard(ctx, DERIVATIVE, call, bool(upstream)), *[None] * 5
 
 
-def _kept(derivative: Derivative) -> list[str]:
-    """Return the names of the forward's inputs and results that the backward takes, in its order."""
-    return [operand.name for operand in derivative.backward.inputs if not operand.name.startswith("grad_")]
-
-
 def save_of_shard(
     ctx: Any,
     derivative: Derivative,
@@ -314,7 +309,7 @@ def save_of_shard(
         grad_weight_sum: the tensor that the backward adds to, or None.
         further: another tensor to save, or None.
     """
-    ctx.save_for_backward(*(tensors[name] for name in _kept(derivative)), further)
+    ctx.save_for_backward(*(tensors[name] for name in derivative.saved), further)
     ctx.options = options
     # Not saved: micro-batches between this forward and its backward write to it too.
     ctx.written = {"grad_weight_sum": grad_weight_sum}
@@ -324,7 +319,7 @@ def save_of_shard(
 def saved_of_shard(ctx: Any, derivative: Derivative) -> tuple[Call, Tensor | None]:
     """Return the call of the backward, without upstream gradients, and the further tensor."""
     *kept, further = ctx.saved_tensors
-    return Call(dict(zip(_kept(derivative), kept, strict=True)), ctx.options), further
+    return Call(dict(zip(derivative.saved, kept, strict=True)), ctx.options), further
 
 
 def gradients_of_shard(ctx: Any, derivative: Derivative, call: Call, has_upstream: bool) -> tuple[Tensor | None, ...]:

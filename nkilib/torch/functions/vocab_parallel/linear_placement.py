@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nkilib.torch.dispatch.checks import Caller, check_tensors
-from nkilib.torch.dispatch.dtensors import Spread, check_member, dtensor, replicated, shards_of, spread_of, without_rule
+from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
+from nkilib.torch.dispatch.dtensors import Spread, check_member, replicated, shards_of, spread_of, without_rule
 from nkilib.torch.dispatch.layout import as_rows
 from nkilib.torch.functions.linear_cross_entropy.checks import LinearArguments
 from nkilib.torch.functions.linear_cross_entropy.functional import wanted_gradients
