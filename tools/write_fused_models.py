@@ -63,7 +63,7 @@ def rows(outcomes: Iterable[Outcome]) -> Iterator[str]:
     """Return the lines of the table, without its head."""
     for outcome in outcomes:
         detail = outcome.detail.replace("|", "\\|").replace("<", "\\<")
-        because = {COMPUTED: " because of ", RIGHT: ""}.get(outcome.result, ": ")
+        because = {COMPUTED: " because of ", RIGHT: " " if detail else ""}.get(outcome.result, ": ")
         yield f"| `{outcome.name}` | {outcome.result}{because}{detail} |"
 
 

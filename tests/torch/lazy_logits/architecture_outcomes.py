@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What ``fuse_linear_loss`` does to a class of causal language models: a step of a tiny model, stock and fused.
+"""A training step of a tiny model of a class, stock and fused, and what came of it.
 
 ``python -m tests.torch.lazy_logits.architecture_outcomes CLASS ...`` writes an outcome a line, as JSON. A process for
 some classes at a time keeps memory small, and outlives no class that hangs: see :func:`outcomes_of`.
@@ -40,8 +40,8 @@ NOT_BUILT: Final = "not built"
 # In norm, of the loss and of the gradient of each parameter, in float32.
 BUDGET: Final = 1e-5
 # Distances from float64 are two draws of rounding errors of one size: in forward and backward of all other layers they
-# are the same, and of the output layer and the loss ours has fewer. In a parameter of few numbers they do not average
-# out, so that a single one may differ by more.
+# are the same, and of the output layer and the loss ours has fewer. In a parameter of few numbers errors do not average
+# out, and the stock model may have none by luck: such a one may differ by more, and by what all together do.
 SHARE: Final = 2.0
 SHARE_OF_ONE: Final = 4.0
 # Rounding to bfloat16, by which a loss or a gradient in bfloat16 may miss even a result without any other error.
@@ -49,15 +49,16 @@ BFLOAT16_UNIT: Final = 2.0**-8
 # A gradient with a smaller share of the norm of all is what is left of larger numbers that cancel, such as that of the
 # bias of keys, which softmax does not see; its error is compared with this share.
 SMALL: Final = 1e-3
-SECONDS: Final = 120  # for a class
+_LONGEST: Final = 160  # of the text of an error
+_PROGRAM: Final = (sys.executable, "-m", "tests.torch.lazy_logits.architecture_outcomes")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a class.
+    """The outcome of a class.
 
     Attributes:
-        name: that of the class.
+        name: the name of the class.
         result: one of the five above.
         detail: where logits were computed, what is wrong, or the error; empty if all is right.
         figures: differences by what they are of, for a look at them.
@@ -67,6 +68,14 @@ class Outcome:
     result: str
     detail: str = ""
     figures: str = ""
+
+
+@dataclass(frozen=True)
+class ProcessEnd:
+    """The standard output of a process, and a clause about its end."""
+
+    output: str
+    error: str
 
 
 @dataclass(frozen=True)
@@ -82,9 +91,9 @@ class Difference:
     """How far a step is from another: relative, in norm.
 
     Attributes:
-        loss: of the loss.
-        whole: of the gradients of all parameters, as one vector.
-        gradients: of the gradient of each parameter.
+        loss: the difference of the losses.
+        whole: that of the gradients of all parameters, as one vector.
+        gradients: that of the gradient of each parameter.
     """
 
     loss: float
@@ -97,11 +106,12 @@ class Difference:
         return max([self.loss, *self.gradients.values()])
 
     def is_no_further(self, other: Difference, least: float) -> bool:
-        """Return whether no difference exceeds both a number and a multiple of that of another step."""
-        of_all = [(self.loss, other.loss), (self.whole, other.whole)]
-        of_each = [(self.gradients[name], other.gradients.get(name, 0.0)) for name in self.gradients]
-        pairs = [(SHARE, *pair) for pair in of_all] + [(SHARE_OF_ONE, *pair) for pair in of_each]
-        return all(mine <= max(least, share * theirs) for share, mine, theirs in pairs)
+        """Return whether loss and gradients are no further than those of another step, or than a number."""
+        if self.loss > max(least, SHARE * other.loss) or self.whole > max(least, SHARE * other.whole):
+            return False
+        least = max(least, SHARE * other.whole)
+        of_each = ((number, other.gradients.get(name, 0.0)) for name, number in self.gradients.items())
+        return all(mine <= max(least, SHARE_OF_ONE * theirs) for mine, theirs in of_each)
 
 
 class _InFloat64(TorchFunctionMode):
@@ -195,28 +205,20 @@ def _fused_outcome(name: str, model: PreTrainedModel, arguments: dict[str, Any],
         figures += "".join(f", {item.largest:.1e}" for item in distances)
     if not is_right:
         return Outcome(name, WRONG, f"in float32: {apart.largest:.1e} from the stock model", figures)
-    is_close, further = _is_close_in_bfloat16(model, arguments)
-    figures += further
-    if not is_close:
+    model = model.to(torch.bfloat16)
+    arguments = {key: item.bfloat16() if _is_floating(item) else item for key, item in arguments.items()}
+    exact = step_in_float64(model, arguments)
+    try:
+        theirs = difference(step_of(model, arguments), exact)
+    except Exception as error:
+        detail = computed or f"in float32; the stock model fails in bfloat16: {_line(error)}"
+        return Outcome(name, COMPUTED if computed else RIGHT, detail, figures)
+    ours, computed = _fused_step(model, arguments)
+    mine = difference(ours, exact)
+    figures += f", bfloat16 {theirs.whole:.1e} {mine.whole:.1e}"
+    if not mine.is_no_further(theirs, BFLOAT16_UNIT):
         return Outcome(name, WRONG, "in bfloat16: further from float64 than the stock model", figures)
     return Outcome(name, COMPUTED if computed else RIGHT, computed, figures)
-
-
-def _is_close_in_bfloat16(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[bool, str]:
-    """Return whether the fused model is no further from float64 than the stock one, and the figures; a stock model that
-    has no such step says nothing.
-    """
-    model = model.to(torch.bfloat16)
-    arguments = {name: item.bfloat16() if _is_floating(item) else item for name, item in arguments.items()}
-    try:
-        stock = step_of(model, arguments)
-        exact = step_in_float64(model, arguments)
-        theirs = difference(stock, exact)
-    except Exception as error:
-        return True, f", no bfloat16: {_line(error)}"
-    ours, _ = _fused_step(model, arguments)
-    mine = difference(ours, exact)
-    return mine.is_no_further(theirs, BFLOAT16_UNIT), f", bfloat16 {theirs.whole:.1e} {mine.whole:.1e}"
 
 
 def _is_floating(item: Any) -> bool:
@@ -250,39 +252,49 @@ def _where(place: Place) -> str:
 
 
 def _line(error: Exception) -> str:
-    """Return the type and the first line of an error."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    """Return the type and the text of an error in a line, cut if it is long."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text if len(text) <= _LONGEST else f'{text[:_LONGEST]} ...'}"
 
 
-def outcomes_of(names: Sequence[str], tell: Callable[[Outcome], None] = lambda outcome: None) -> list[Outcome]:
-    """Return the outcomes of classes, computed in a process, and in another one after a class that ends it or hangs."""
+def outcomes_of(
+    names: Sequence[str],
+    tell: Callable[[Outcome], None] = lambda outcome: None,
+    program: Sequence[str] = _PROGRAM,
+    seconds: float = 120.0,
+) -> list[Outcome]:
+    """Return the outcomes of classes, computed in a process, and in another one after a class that ends it or hangs.
+
+    Args:
+        names: the names of the classes.
+        tell: is called with each outcome when its process has ended.
+        program: a command that writes the outcomes of its arguments, a line each.
+        seconds: how long a process may run, for each of its classes.
+    """
     found: list[Outcome] = []
-    left = list(names)
-    while left:
-        ended = ""
-        try:
-            command = [sys.executable, "-m", "tests.torch.lazy_logits.architecture_outcomes", *left]
-            result = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                cwd=CHECKOUT,
-                env=with_checkout(OMP_NUM_THREADS="1"),
-                timeout=SECONDS * len(left),
-            )
-            output, ended = result.stdout, f"the process ended with {result.returncode}: {result.stderr[-200:]}"
-        except subprocess.TimeoutExpired as error:
-            output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-            ended = "no end"
-        done = [Outcome(**json.loads(line)) for line in output.splitlines() if line.startswith("{")]
+    while len(found) < len(names):
+        left = names[len(found) :]
+        result = _run([*program, *left], seconds * len(left))
+        done = [Outcome(**json.loads(line)) for line in result.output.splitlines() if line.startswith("{")]
         if len(done) < len(left):
-            done.append(Outcome(left[len(done)], STOCK_FAILS, ended))
+            done.append(Outcome(left[len(done)], STOCK_FAILS, result.error))
         for outcome in done:
             tell(outcome)
         found += done
-        left = left[len(done) :]
     return found
+
+
+def _run(command: Sequence[str], seconds: float) -> ProcessEnd:
+    """Return what a process wrote, whatever ended it."""
+    environment = with_checkout(OMP_NUM_THREADS="1")
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, cwd=CHECKOUT, env=environment, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        written = error.stdout or b""
+        return ProcessEnd(written.decode() if isinstance(written, bytes) else written, f"no end after {seconds:.0f} s")
+    return ProcessEnd(ended.stdout, f"its process ended with {ended.returncode}")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ VOCABULARY: Final = 99
 LENGTH: Final = 12
 BATCH: Final = 2
 _LAYERS: Final = 2
+_CODEBOOKS: Final = 4
 _SPECIAL: Final = 16  # token ids below are special ones, which inputs do not have
 
 
@@ -110,12 +111,6 @@ _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     "XmodForCausalLM": {"default_language": "en_XX"},
     "ZambaForCausalLM": {"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3},
 }
-# Arguments of the models of classes, in place of the usual ones or beside them.
-_INPUTS: Final[dict[str, Callable[[], dict[str, Any]]]] = {
-    "GitForCausalLM": lambda: {"pixel_values": torch.ones(BATCH, 3, 32, 32)},
-    "MusicgenForCausalLM": lambda: _codes(4),
-    "MusicgenMelodyForCausalLM": lambda: _codes(4),
-}
 
 
 def class_names() -> list[str]:
@@ -141,7 +136,16 @@ def tiny_model(name: str) -> PreTrainedModel:
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
         model.set_experts_implementation("eager")  # the grouped products have no float64
+        _make_logits_large(model)
         return model.float().train()
+
+
+def _make_logits_large(model: PreTrainedModel) -> None:
+    """Make logits as large as those of a model that has learnt, so that a cap bends them."""
+    weight = getattr(model.get_output_embeddings(), "weight", None)
+    if isinstance(weight, nn.Parameter):
+        with torch.no_grad():
+            weight.mul_(0.3 / weight.std())
 
 
 def tiny_config(kind: type[PretrainedConfig], overrides: dict[str, Any]) -> PretrainedConfig:
@@ -195,21 +199,31 @@ def _fewer_layers(values: dict[str, Any]) -> dict[str, Any]:
 
 def batch(name: str) -> dict[str, Any]:
     """Return arguments of a model of a class: tokens, and labels of which some are ignored."""
+    return _INPUTS.get(name, _tokens)()
+
+
+def _tokens() -> dict[str, Any]:
+    """Return tokens, and other ones as labels: a model with tied embeddings that shifts no labels knows the input."""
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(_SPECIAL, VOCABULARY, (BATCH, LENGTH), generator=generator)
-    labels = ids.clone()
+    ids, labels = torch.randint(_SPECIAL, VOCABULARY, (2, BATCH, LENGTH), generator=generator)
     labels[0, :3] = -100
-    arguments = {"input_ids": ids, "labels": labels, **_INPUTS.get(name, dict)()}
-    return arguments
+    return {"input_ids": ids, "labels": labels}
 
 
-def _codes(codebooks: int) -> dict[str, Any]:
-    """Return tokens of some codebooks, and labels of which some are ignored."""
+def _codes() -> dict[str, Any]:
+    """Return tokens and labels of some codebooks."""
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(_SPECIAL, VOCABULARY, (BATCH, LENGTH, codebooks), generator=generator)
-    labels = ids.clone()
+    ids, labels = torch.randint(_SPECIAL, VOCABULARY, (2, BATCH, LENGTH, _CODEBOOKS), generator=generator)
     labels[0, :3] = -100
     return {"input_ids": ids.transpose(1, 2).flatten(0, 1), "labels": labels}
+
+
+# Arguments of the models of classes, in place of the usual ones.
+_INPUTS: Final[dict[str, Callable[[], dict[str, Any]]]] = {
+    "GitForCausalLM": lambda: {**_tokens(), "pixel_values": torch.ones(BATCH, 3, 32, 32)},
+    "MusicgenForCausalLM": _codes,
+    "MusicgenMelodyForCausalLM": _codes,
+}
 
 
 @contextlib.contextmanager

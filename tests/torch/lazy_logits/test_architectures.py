@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import re
+import sys
+from functools import partial
 from importlib.metadata import version
 
 import pytest
@@ -15,6 +17,8 @@ from torch import nn
 
 pytest.importorskip("transformers")
 
+from nkilib.torch import fuse_linear_loss
+from tests.torch.lazy_logits import architecture_outcomes
 from tests.torch.lazy_logits.architecture_outcomes import (
     COMPUTED,
     NOT_BUILT,
@@ -80,16 +84,54 @@ def test_the_page_is_what_the_classes_give(part: int) -> None:
     assert not missing, "python -m tools.write_fused_models writes the page"
 
 
-def test_a_class_that_is_not_there_and_one_that_ends_its_process() -> None:
-    missing, right = outcomes_of(["NobodyForCausalLM", "LlamaForCausalLM"])
-    assert missing.result == NOT_BUILT and "NobodyForCausalLM" in missing.detail
-    assert right.result == RIGHT
+def test_a_class_that_is_not_there_is_not_built() -> None:
+    outcome = outcome_of("NobodyForCausalLM")
+    assert outcome.result == NOT_BUILT and "NobodyForCausalLM" in outcome.detail
+
+
+def test_a_result_that_differs_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architecture_outcomes, "fuse_linear_loss", partial(fuse_linear_loss, lse_square_scale=1e-4))
+    outcome = outcome_of("LlamaForCausalLM")
+    assert outcome.result == WRONG and outcome.detail.startswith("in float32")
+
+
+_PROGRAM = """
+import json, os, sys, time
+for name in sys.argv[1:]:
+    if name == "ends":
+        os._exit(3)
+    if name == "hangs":
+        time.sleep(600)
+    print(json.dumps({"name": name, "result": "right"}), flush=True)
+"""
+
+
+def test_a_class_that_ends_its_process_or_hangs_is_one_row() -> None:
+    told: list[Outcome] = []
+    names = ["a", "ends", "b", "hangs"]
+    found = outcomes_of(names, told.append, program=(sys.executable, "-c", _PROGRAM), seconds=2.0)
+    assert (
+        found
+        == told
+        == [
+            Outcome("a", RIGHT),
+            Outcome("ends", STOCK_FAILS, "its process ended with 3"),
+            Outcome("b", RIGHT),
+            Outcome("hangs", STOCK_FAILS, "no end after 4 s"),
+        ]
+    )
 
 
 def test_rows_say_why() -> None:
-    outcomes = [Outcome("A", RIGHT), Outcome("B", COMPUTED, "sort in a|b.py"), Outcome("C", STOCK_FAILS, "E: <x>")]
+    outcomes = [
+        Outcome("A", RIGHT),
+        Outcome("A", RIGHT, "in float32"),
+        Outcome("B", COMPUTED, "sort in a|b.py"),
+        Outcome("C", STOCK_FAILS, "E: <x>"),
+    ]
     assert list(rows(outcomes)) == [
         "| `A` | right |",
+        "| `A` | right in float32 |",
         "| `B` | logits computed because of sort in a\\|b.py |",
         "| `C` | stock model fails: E: \\<x> |",
     ]
@@ -137,6 +179,9 @@ def test_a_step_is_no_further_as_a_whole_and_in_each_parameter() -> None:
     assert Difference(0.2, 0.2, {"0": 0.4}).is_no_further(stock, 0.0)
     for further in (Difference(0.21, 0, {"0": 0}), Difference(0, 0.21, {"0": 0}), Difference(0, 0, {"0": 0.41})):
         assert not further.is_no_further(stock, 0.0) and further.is_no_further(stock, 0.41)
+    by_luck = Difference(0.1, 0.1, {"0": 0.0})
+    assert Difference(0, 0, {"0": 0.2}).is_no_further(by_luck, 0.0)
+    assert not Difference(0, 0, {"0": 0.21}).is_no_further(by_luck, 0.0)
 
 
 def test_tiny_models_have_few_parameters_and_no_dropout() -> None:
