@@ -15,7 +15,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -92,8 +92,8 @@ class Difference:
 
     Attributes:
         loss: the difference of the losses.
-        whole: that of the gradients of all parameters, as one vector.
-        gradients: that of the gradient of each parameter.
+        whole: the difference of the gradients of all parameters, as one vector.
+        gradients: the difference of the gradient of each parameter.
     """
 
     loss: float
@@ -182,43 +182,49 @@ def outcome_of(name: str) -> Outcome:
         model = tiny_model(name)
     except Exception as error:
         return Outcome(name, NOT_BUILT, _line(error))
+    # A model may keep tensors of a step, which no copy can have.
+    narrow = copy.deepcopy(model).to(torch.bfloat16)
     try:
         stock = step_of(model, arguments)
         difference(stock, stock)
     except Exception as error:
         return Outcome(name, STOCK_FAILS, _line(error))
     try:
-        return _fused_outcome(name, model, arguments, stock)
+        outcome = _in_float32(name, model, arguments, stock)
+        return outcome if outcome.result == WRONG else _in_bfloat16(outcome, narrow, arguments)
     except Exception as error:
         return Outcome(name, WRONG, _line(error))
 
 
-def _fused_outcome(name: str, model: PreTrainedModel, arguments: dict[str, Any], stock: Step) -> Outcome:
+def _in_float32(name: str, model: PreTrainedModel, arguments: dict[str, Any], stock: Step) -> Outcome:
     """Return what comes of a class whose stock model trains."""
     ours, computed = _fused_step(model, arguments)
     apart = difference(ours, stock)
-    is_right, figures = apart.largest <= BUDGET, f"float32 {apart.largest:.1e}"
-    if not is_right:
+    figures = f"float32 {apart.largest:.1e}"
+    if apart.largest > BUDGET:
         exact = step_in_float64(model, arguments)
-        distances = [difference(step, exact) for step in (stock, ours)]
-        is_right = distances[1].is_no_further(distances[0], BUDGET)
-        figures += "".join(f", {item.largest:.1e}" for item in distances)
-    if not is_right:
-        return Outcome(name, WRONG, f"in float32: {apart.largest:.1e} from the stock model", figures)
-    model = model.to(torch.bfloat16)
+        theirs, mine = (difference(step, exact) for step in (stock, ours))
+        figures += f" stock {theirs.largest:.1e} ours {mine.largest:.1e}"
+        if not mine.is_no_further(theirs, BUDGET):
+            return Outcome(name, WRONG, "in float32: further from float64 than the stock model", figures)
+    return Outcome(name, COMPUTED if computed else RIGHT, computed, figures)
+
+
+def _in_bfloat16(outcome: Outcome, model: PreTrainedModel, arguments: dict[str, Any]) -> Outcome:
+    """Return the outcome of a class that is right in float32, and in bfloat16 if the stock model has such a step."""
     arguments = {key: item.bfloat16() if _is_floating(item) else item for key, item in arguments.items()}
     exact = step_in_float64(model, arguments)
     try:
         theirs = difference(step_of(model, arguments), exact)
     except Exception as error:
-        detail = computed or f"in float32; the stock model fails in bfloat16: {_line(error)}"
-        return Outcome(name, COMPUTED if computed else RIGHT, detail, figures)
-    ours, computed = _fused_step(model, arguments)
+        detail = outcome.detail or f"in float32; the stock model fails in bfloat16: {_line(error)}"
+        return replace(outcome, detail=detail)
+    ours, _ = _fused_step(model, arguments)
     mine = difference(ours, exact)
-    figures += f", bfloat16 {theirs.whole:.1e} {mine.whole:.1e}"
+    figures = f"{outcome.figures}, bfloat16 {theirs.whole:.1e} {mine.whole:.1e}"
     if not mine.is_no_further(theirs, BFLOAT16_UNIT):
-        return Outcome(name, WRONG, "in bfloat16: further from float64 than the stock model", figures)
-    return Outcome(name, COMPUTED if computed else RIGHT, computed, figures)
+        return replace(outcome, result=WRONG, detail="in bfloat16: further from float64 than the stock model")
+    return replace(outcome, figures=figures)
 
 
 def _is_floating(item: Any) -> bool:
