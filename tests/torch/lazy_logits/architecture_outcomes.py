@@ -215,13 +215,14 @@ def _in_bfloat16(outcome: Outcome, model: PreTrainedModel, arguments: dict[str, 
     arguments = {key: item.bfloat16() if _is_floating(item) else item for key, item in arguments.items()}
     exact = step_in_float64(model, arguments)
     try:
-        theirs = difference(step_of(model, arguments), exact)
+        stock = step_of(model, arguments)
+        theirs = difference(stock, exact)
     except Exception as error:
         detail = outcome.detail or f"in float32; the stock model fails in bfloat16: {_line(error)}"
         return replace(outcome, detail=detail)
     ours, _ = _fused_step(model, arguments)
-    mine = difference(ours, exact)
-    figures = f"{outcome.figures}, bfloat16 {theirs.whole:.1e} {mine.whole:.1e}"
+    mine, apart = difference(ours, exact), difference(ours, stock)
+    figures = f"{outcome.figures}, bfloat16 {theirs.whole:.1e} ours {mine.whole:.1e} apart {apart.whole:.1e}"
     if not mine.is_no_further(theirs, BFLOAT16_UNIT):
         return replace(outcome, result=WRONG, detail="in bfloat16: further from float64 than the stock model")
     return replace(outcome, figures=figures)

@@ -10,12 +10,11 @@ import re
 import sys
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import nn
-
-pytest.importorskip("transformers")
 
 from nkilib.torch import fuse_linear_loss
 from tests.torch.lazy_logits import architecture_outcomes
@@ -36,6 +35,9 @@ from tests.torch.lazy_logits.architecture_outcomes import (
 )
 from tests.torch.lazy_logits.architectures import class_names, tiny_model
 from tools.write_fused_models import CHUNKS, PAGE, chunk, release, rows
+
+if find_spec("transformers") is None:
+    pytest.skip("needs transformers", allow_module_level=True)
 
 CLASSES = (
     "LlamaForCausalLM",
