@@ -52,6 +52,7 @@ navigation = {
     "Reference": [
         "reference/torch",
         "reference/torch_operators",
+        "reference/fused_models",
         "reference/losses",
         "reference/linear_cross_entropy",
         "reference/distillation",

@@ -319,13 +319,17 @@ def _find_output_layer(model: nn.Module, head: str | nn.Module | None) -> tuple[
 
 
 def _embeddings_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Return the innermost model that knows its output layer, and the layer."""
+    """Return the innermost model that knows its output layer, and the layer; a model within another that has another
+    layer is a part of that one, and its layer is none of the whole.
+    """
     found: dict[nn.Module, nn.Module] = {}
+    inside: set[nn.Module] = set()  # of models that know a layer
     for module in model.modules():
         get = getattr(module, "get_output_embeddings", None)
         layer = get() if callable(get) else None
-        if isinstance(layer, nn.Module):
+        if isinstance(layer, nn.Module) and (layer in found or module not in inside):
             found[layer] = module
+            inside.update(module.modules())
     if len(found) != 1:
         raise ValueError(
             f"{FUSE}: model must have one output layer, which get_output_embeddings() returns, got {len(found)} in "

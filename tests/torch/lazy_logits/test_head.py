@@ -67,6 +67,20 @@ def test_the_layer_is_what_the_model_says_a_path_or_the_layer() -> None:
         fuse_linear_loss(model(), head="head", on_compute="never")
 
 
+class _WithPart(_Known):
+    """A model with a smaller one in it, which has an output layer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = _Known()
+
+
+def test_the_layer_of_a_model_within_a_model_is_no_other_layer() -> None:
+    made = _Wrapper(_WithPart())
+    fuse_linear_loss(made)
+    assert _is_lazy(made) and not _is_lazy(made.module.part)
+
+
 class _Quantized(nn.Linear):
     """A layer that does more than multiply by its weight."""
 

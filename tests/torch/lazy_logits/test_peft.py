@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from torch import nn
 
 from nkilib.torch import fuse_linear_loss, fused_calls
 
-pytest.importorskip("peft")
-pytest.importorskip("transformers")
+if find_spec("peft") is None or find_spec("transformers") is None:
+    pytest.skip("needs peft and transformers", allow_module_level=True)
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "LoRA in the trunk": {"target_modules": ["q_proj", "down_proj"]},
