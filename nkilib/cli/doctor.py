@@ -107,10 +107,10 @@ def _print_guarantees() -> int:
     if wrong is not None:
         return fail("doctor", wrong)
     try:
-        guarantees = importlib.import_module("nkilib.cli.guarantees")
+        text = importlib.import_module("nkilib.cli.guarantees").as_text()  # loads the kernels, and NKI with them
     except (ImportError, ValueError) as error:  # ValueError: of NKILIB_BACKEND
         return fail("doctor", str(error))
-    print(guarantees.as_text())
+    print(text)
     return 0
 
 
