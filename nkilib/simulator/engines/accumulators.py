@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..hardware.options import refuse
 from ..machine.core import Accumulators, Core
-from ..machine.levels import refuse
 from ..numerics.casts import store_float
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import first_lane

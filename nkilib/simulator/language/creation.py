@@ -21,9 +21,9 @@ from ..engines.actions import fill
 from ..engines.dma.instructions import dma_copy
 from ..engines.vector.arithmetic import memset
 from ..hardware.generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
+from ..hardware.options import refuse
 from ..machine.core import Core, current_core, current_core_or_none
 from ..machine.issue import report
-from ..machine.levels import refuse
 from ..memory.storage import Storage
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import allowed_starts

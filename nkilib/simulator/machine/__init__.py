@@ -9,6 +9,5 @@
 - ``synchronisation``: the barrier of cores, and the collectives of ranks;
 - ``observer``: the interface of observers;
 - ``records``: lifetimes of tensors, and counts of instructions and bytes;
-- ``psum_groups``, ``races``, ``partial_writes``, ``overlapping_copies``: checks;
-- ``levels``: the reaction to a failed check.
+- ``psum_groups``, ``races``, ``partial_writes``, ``overlapping_copies``: checks.
 """

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..hardware.generations import PARTITIONS
+from ..hardware.options import refuse
 from ..isa.checks import check_engine, check_engine_access
 from ..isa.definition import Cost, Definition, EngineRule, NkiInstruction, Operand
 from ..isa.indirection import check_indirect_operands, gather, resolve_scalar_offset, with_indirection
@@ -37,7 +38,6 @@ from ..terms.errors import (
 from ..terms.scopes import is_around, why_apart
 from ..terms.spec import DataNeeded, ValuesWanted
 from .core import Core, current_core
-from .levels import refuse
 from .observer import Issued
 from .overlapping_copies import check_destination
 from .partial_writes import PartialWrites, where_unwritten

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..hardware.generations import PSUM_BANK_BYTES
-from ..hardware.options import Level
+from ..hardware.options import Level, refuse
 from ..isa.definition import Definition
 from ..memory.storage import Storage
 from ..tensors.view import View, partition_elements
@@ -32,7 +32,6 @@ from ..terms.enums import Engine, MemoryRegion, nc_version
 from ..terms.errors import PsumGroupError, kernel_frame, kernel_location
 from ..terms.layout import Layout, extent, is_dense
 from .core import Core
-from .levels import refuse
 from .observer import Issued, Observer
 
 Numbers = npt.NDArray[np.int64]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from ..hardware.options import Level
+from ..hardware.options import Level, refuse
 from ..memory.byte_spans import Offsets, Spans, first_meeting, spans_of, spans_of_rows
 from ..memory.storage import Storage
 from ..tensors.view import View
@@ -29,7 +29,6 @@ from ..terms.argument_checks import describe
 from ..terms.enums import MemoryRegion
 from ..terms.errors import IdenticalWritesError, RaceError, kernel_location
 from ..terms.layout import Layout, Shape
-from .levels import refuse
 from .observer import Issued, Observer, Observers, Watcher
 
 _SHARED = MemoryRegion.shared_hbm

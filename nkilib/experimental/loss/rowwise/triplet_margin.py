@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import HbmTensor
 from nkilib.core.loss_arguments import Upstream, require_floats, require_reduction, require_upstream
 from nkilib.core.rows.arithmetic import difference
 from nkilib.core.rows.checks import require, require_flag
