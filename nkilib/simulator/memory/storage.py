@@ -116,7 +116,7 @@ class Storage:
         partition_elements: the number of elements of its type in one index of dimension 0.
         partition_bytes: the bytes of one index of dimension 0, in ``numpy_dtype``.
         nbytes: the bytes of the whole storage, in ``numpy_dtype``.
-        is_abstract: whether it has a shape and a type and no memory; see spec.py.
+        is_abstract: whether it has a shape and a type and no memory; see terms/spec.py.
         written: the record of which elements have a value.
         parts: the deferred contents of some blocks, the oldest first; no two of these blocks overlap; see deferred.py.
         derived: the values derived from its elements until they change, or None; see deferred.py.
@@ -129,7 +129,7 @@ class Storage:
         address: the address if the kernel places it itself: on chip first partition and first byte in a partition, in
             HBM the first byte; or None.
         origin: in a launch with ``skip_arithmetic``, the argument or the place in the kernel that it comes from, by
-            which its values are requested (see ``LeftOut`` in machine/core.py); None in other launches.
+            which its values are requested (see ``LeftOut`` in machine/left_out.py); None in other launches.
     """
 
     __slots__ = (
