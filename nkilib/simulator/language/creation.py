@@ -27,7 +27,8 @@ from ..machine.levels import refuse
 from ..memory.storage import Storage
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import allowed_starts
-from ..terms.argument_checks import PLAIN_ERRORS, call_error, describe, describe_foreign_value, wrong_argument
+from ..terms.argument_checks import PLAIN_ERRORS, call_error, wrong_argument
+from ..terms.descriptions import describe_foreign_value, describe_tensor
 from ..terms.dtypes import DType, as_dtype
 from ..terms.enums import HBM, ON_CHIP, MemoryRegion, as_region
 from ..terms.errors import (
@@ -109,7 +110,7 @@ def _make(
     launch, options, is_shared = core.launch, core.options, region is _SHARED_HBM
     if address is not None and region in HBM:
         places = launch.hbm_places if is_shared else core.hbm_places
-        clash = places.take(address[0], prod(shape) * dtype.itemsize, describe(name, shape, dtype, region))
+        clash = places.take(address[0], prod(shape) * dtype.itemsize, describe_tensor(name, shape, dtype, region))
         if clash is not None:
             refuse(options.capacity, CapacityError(clash), kernel_location())
     left_out = launch.left_out
@@ -169,12 +170,12 @@ def _refuse_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: Memo
         raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}")
     if shape[0] > PARTITIONS:
         raise NkiValidationError(
-            f"{describe(name, shape, dtype, region)}: the partition dimension must be at most {PARTITIONS} "
+            f"{describe_tensor(name, shape, dtype, region)}: the partition dimension must be at most {PARTITIONS} "
             f"(nl.tile_size.pmax), got {shape[0]}"
         )
     raise NkiValidationError(
-        f"{describe(name, shape, dtype, region)}: {prod(shape[1:]) * dtype.itemsize} bytes a partition, a partition of "
-        f"{core.generation.name} has {_partition_bytes(core, region)}"
+        f"{describe_tensor(name, shape, dtype, region)}: {prod(shape[1:]) * dtype.itemsize} bytes a partition, "
+        f"a partition of {core.generation.name} has {_partition_bytes(core, region)}"
     )
 
 

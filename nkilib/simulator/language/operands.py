@@ -17,7 +17,7 @@ from ..hardware.current import TileSize
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import start_partition
 from ..terms import dtypes as dt
-from ..terms.argument_checks import describe_foreign_value
+from ..terms.descriptions import describe_foreign_value
 from ..terms.dtypes import DType, as_dtype
 from ..terms.enums import MemoryRegion
 from ..terms.errors import NkiValidationError

@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from ..hardware.generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES, Generation
-from ..terms.argument_checks import describe
+from ..terms.descriptions import describe_tensor
 from ..terms.dtypes import DType
 from ..terms.enums import MemoryRegion
 from ..terms.errors import CapacityError, kernel_frame
@@ -132,7 +132,7 @@ class LiveRange:
     @property
     def tensor(self) -> str:
         """The tensor's name, shape and type, and its region."""
-        return describe(self._name, self._shape, self._dtype, self.region)
+        return describe_tensor(self._name, self._shape, self._dtype, self.region)
 
     def __str__(self) -> str:
         return f"{self.tensor}, made at {self.place}"

@@ -18,7 +18,7 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from ..terms.argument_checks import describe
+from ..terms.descriptions import describe_tensor
 from ..terms.dtypes import LOW_PRECISION, DType, float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4, float32
 from ..terms.enums import ON_CHIP, MemoryRegion
 from ..terms.layout import Layout, form_of
@@ -413,7 +413,7 @@ class Storage:
 
     def _must_have_memory(self) -> None:
         if self.is_abstract:
-            raise DataNeeded(describe(self.name, self.shape, self.dtype, self.region), self.origin)
+            raise DataNeeded(describe_tensor(self.name, self.shape, self.dtype, self.region), self.origin)
 
     def fill_unwritten(self, layout: Layout, dtype: DType) -> None:
         """Give the unwritten elements of ``layout`` the sentinel value, without marking them as written.

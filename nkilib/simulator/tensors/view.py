@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..memory.storage import Storage
-from ..terms.argument_checks import describe, first_and_last
 from ..terms.compilation import NKIObject
+from ..terms.descriptions import describe_tensor, first_and_last
 from ..terms.dtypes import DType
 from ..terms.enums import ON_CHIP, MemoryRegion
 from ..terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError
@@ -217,7 +217,7 @@ class View(NKIObject):
 
     def __repr__(self) -> str:
         """Return one line without values, for messages, for containers of tensors and for a debugger's variables."""
-        return describe(self.name, self.shape, self.dtype, self.buffer)
+        return describe_tensor(self.name, self.shape, self.dtype, self.buffer)
 
     def __format__(self, spec: str) -> str:
         """Return the line of ``repr``: an f-string puts a tensor into a sentence, usually of an error message."""
