@@ -15,7 +15,7 @@ from ..engines.tensor.matmul import nc_matmul
 from ..engines.vector.arithmetic import tensor_copy
 from ..hardware.current import TileSize
 from ..tensors.tensor import NkiTensor
-from ..tensors.view import start_partition
+from ..tensors.view import partition_in_storage
 from ..terms import dtypes as dt
 from ..terms.descriptions import describe_foreign_value
 from ..terms.dtypes import DType, as_dtype
@@ -165,7 +165,7 @@ def spread(x: NkiTensor, partitions: int) -> NkiTensor:
     A matmul with ones computes it (trainium_inferentia2_arch.rst, alternative use of the Tensor engine). Each sum
     has one term, so that floats are unchanged. Integers go through float32, 32-bit integers in halves of 16 bits.
     """
-    is_ready = x.buffer is MemoryRegion.sbuf and x.is_contiguous() and start_partition(x) == 0
+    is_ready = x.buffer is MemoryRegion.sbuf and x.is_contiguous() and partition_in_storage(x) == 0
     row = x if is_ready else cast_copy(x, x.dtype)
     result = new_tile((partitions, *x.shape[1:]), x.dtype)
     source, target = _flat(row), _flat(result)

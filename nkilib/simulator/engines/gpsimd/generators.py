@@ -25,7 +25,7 @@ from ...numerics.casts import store_float
 from ...numerics.xorwow import WORDS
 from ...tensors.registers import DeviceInteger
 from ...tensors.tensor import NkiTensor
-from ...tensors.view import first_lane
+from ...tensors.view import assumed_partition
 from ...terms.dtypes import (
     FLOATS,
     bfloat16,
@@ -58,7 +58,7 @@ _SEEDS = frozenset({int32, uint32, float32})
 
 
 def _lanes(tensor: NkiTensor) -> slice:
-    start = first_lane(tensor)
+    start = assumed_partition(tensor)
     return slice(start, start + tensor.shape[0])
 
 
