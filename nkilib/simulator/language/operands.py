@@ -43,6 +43,11 @@ def new_tile(shape: Sequence[int], dtype: DType) -> NkiTensor:
     return tile
 
 
+def result_tile(shape: Sequence[int], dtype: Any, default: DType) -> NkiTensor:
+    """Return the unwritten tile of a result, of the type that the caller asks for, else of ``default``."""
+    return new_tile(shape, default if dtype is None else as_dtype(dtype))
+
+
 def cast_copy(x: NkiTensor, dtype: DType) -> NkiTensor:
     """Return a new SBUF tile with the elements of ``x``."""
     result = new_tile(x.shape, dtype)
@@ -61,11 +66,6 @@ def as_tile(name: str, value: Any) -> NkiTensor:
     if not value.is_on_chip():
         raise NkiValidationError(f"{name} must be a tile in sbuf or psum, got {value}: load it first, with nl.load")
     return cast_copy(value, value.dtype) if value.is_indirect() else value
-
-
-def result_tile(shape: Sequence[int], dtype: Any, default: DType) -> NkiTensor:
-    """Return the unwritten tile of a result, of the type that the caller asks for, else of ``default``."""
-    return new_tile(shape, default if dtype is None else as_dtype(dtype))
 
 
 def in_type(x: NkiTensor, dtype: Any) -> NkiTensor:
@@ -126,7 +126,7 @@ def promoted(first: DType, second: DType) -> DType:
     return _wider_integer(first, second)
 
 
-def with_number(dtype: DType, number: Any) -> DType:
+def promoted_with_number(dtype: DType, number: Any) -> DType:
     """Return the type for a tile of ``dtype`` with a number: ``dtype``, but float32 for integers with a float."""
     is_float = isinstance(number, float | np.floating) or getattr(number, "dtype", np.dtype(int)).kind == "f"
     return dt.float32 if is_float and not dtype.is_float else dtype
