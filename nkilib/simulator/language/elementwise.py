@@ -21,7 +21,6 @@ from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import DType, as_dtype, bool_, float32
 from ..terms.enums import MemoryRegion
 from ..terms.errors import NkiValidationError
-from .creation import language_function
 from .operands import (
     TileOrNumber,
     as_tile,
@@ -37,6 +36,7 @@ from .operands import (
     result_tile,
     spread,
 )
+from .programs import language_function
 
 # Comparisons "default to the input tile dtype", so with any number (docstrings of nl.equal and its relatives); logical
 # operators, whose docstrings leave it open, do as well.

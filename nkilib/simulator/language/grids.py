@@ -21,7 +21,8 @@ from ..terms.descriptions import describe_foreign_value
 from ..terms.enums import ON_CHIP, MemoryRegion, as_region
 from ..terms.errors import GridTypeError, GridValueError
 from ..terms.layout import Shape
-from .creation import language_function, ndarray
+from .creation import ndarray
+from .programs import language_function
 
 _TensorOrGrid = TypeVar("_TensorOrGrid", NkiTensor, NkiTileGrid, NkiBlockGrid)
 

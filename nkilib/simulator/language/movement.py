@@ -25,7 +25,7 @@ from ..terms.descriptions import describe_foreign_value
 from ..terms.dtypes import DType, as_dtype, int32, uint32
 from ..terms.enums import HBM, MemoryRegion
 from ..terms.errors import NkiValidationError
-from .creation import full, language_function
+from .creation import full
 from .elementwise import binary, result_type
 from .operands import (
     TileOrNumber,
@@ -39,6 +39,7 @@ from .operands import (
     new_tile,
     result_tile,
 )
+from .programs import language_function
 
 _MATRIX = 2
 # The types of a predicate that an instruction takes.

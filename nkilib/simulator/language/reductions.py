@@ -20,9 +20,9 @@ from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.dtypes import DType, as_dtype
 from ..terms.errors import NkiValidationError
-from .creation import language_function
 from .elementwise import activated, binary, reciprocal
 from .operands import as_tile, is_number, new_tile
+from .programs import language_function
 
 # An axis or several, counted from the end where negative.
 Axes = int | Sequence[int]
