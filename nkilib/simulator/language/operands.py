@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operands and results of the functions on tiles: their checks, the types of results, and broadcasting."""
+"""Operands and results of the functions on tiles: their checks, the types of results, and broadcasting.
+
+- :func:`as_tile`, :func:`in_sbuf`, :func:`in_type`, :func:`is_number`, :func:`is_column`: operands;
+- :func:`new_tile`, :func:`result_tile`, :func:`cast_copy`: results;
+- :func:`promoted`, :func:`promoted_with_number`: types of results;
+- :func:`common_shape`, :func:`broadcast`, with :func:`free_view` and :func:`spread`: broadcasting.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 
 """``Storage``: the memory behind tensors. Tensors are views of it and never copy.
 
-Large on-chip storages take their memory from a pool, so that not every launch allocates fresh pages.
+Large on-chip storages take their memory from a :class:`BytePool`, so that not every launch allocates fresh pages.
+:class:`DeferredLoads` is the set of the storages of a core that still depend on memory in HBM.
 """
 
 from __future__ import annotations

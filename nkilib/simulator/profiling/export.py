@@ -3,8 +3,8 @@
 
 """A profile as a picture, and as a trace that the Perfetto UI and chrome://tracing open. Modelled, not measured.
 
-The format of the trace is the JSON object form of "Trace Event Format": complete events ``X``, counters ``C`` and
-metadata ``M``.
+:func:`draw` makes the picture, :func:`write_trace` the trace. The format of the trace is the JSON object form of "Trace
+Event Format": complete events ``X``, counters ``C`` and metadata ``M``.
 """
 
 from __future__ import annotations
