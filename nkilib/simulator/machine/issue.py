@@ -24,7 +24,8 @@ from ..isa.definition import Cost, Definition, EngineRule, NkiInstruction, Opera
 from ..isa.indirection import check_indirect_operands, gather, resolve_scalar_offset, with_indirection
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
-from ..terms.argument_checks import PLAIN_ERRORS, describe_foreign_value, wrong_argument
+from ..terms.argument_checks import PLAIN_ERRORS, wrong_argument
+from ..terms.descriptions import describe_foreign_value
 from ..terms.dtypes import COMPUTABLE, int64
 from ..terms.enums import ON_CHIP, Engine, MemoryRegion, nc_version
 from ..terms.errors import (
