@@ -35,7 +35,7 @@ from nkilib.experimental.loss.skeletons.elementwise.definition import (
     Piece,
     Prepared,
 )
-from nkilib.experimental.loss.skeletons.elementwise.registry_entry import Functions, GradientError, elementwise_loss
+from nkilib.experimental.loss.skeletons.elementwise.host import Functions, GradientError, elementwise_loss
 from nkilib.experimental.loss.skeletons.elementwise.run import run_backward, run_forward
 from nkilib.nki import nisa, nl
 

@@ -54,7 +54,7 @@ from nkilib.experimental.loss.skeletons.elementwise.definition import (
     Piece,
     Prepared,
 )
-from nkilib.experimental.loss.skeletons.elementwise.registry_entry import (
+from nkilib.experimental.loss.skeletons.elementwise.host import (
     NUMBERS,
     Functions,
     GradientError,

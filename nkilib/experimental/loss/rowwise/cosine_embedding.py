@@ -56,7 +56,7 @@ from nkilib.experimental.loss.skeletons.rowwise.definition import (
     shifted,
     square_root,
 )
-from nkilib.experimental.loss.skeletons.rowwise.registry_entry import (
+from nkilib.experimental.loss.skeletons.rowwise.host import (
     RowGradients,
     RowTensors,
     Tensors,

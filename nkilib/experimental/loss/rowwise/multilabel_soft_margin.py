@@ -32,7 +32,7 @@ from nkilib.core.rows.tiles import scaled
 from nkilib.experimental.loss.skeletons.elementwise.definition import Prepared
 from nkilib.experimental.loss.skeletons.rowwise.backward import Term, add_to_sum, backward_of_core, combine, multiply
 from nkilib.experimental.loss.skeletons.rowwise.definition import RowResults, Statistic, Sum, combined
-from nkilib.experimental.loss.skeletons.rowwise.registry_entry import (
+from nkilib.experimental.loss.skeletons.rowwise.host import (
     RowGradients,
     RowTensors,
     Tensors,
