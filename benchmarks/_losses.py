@@ -24,8 +24,8 @@ import nkilib.torch
 from benchmarks._memory import MemoryUse, measure_in_process, peak_resident_bytes, resident_bytes
 from nkilib.core.host.loss import Sample
 from nkilib.experimental.loss import registry
-from nkilib.experimental.loss.skeletons.elementwise.registry_entry import ElementwiseLoss
-from nkilib.experimental.loss.skeletons.rowwise.registry_entry import RowwiseLoss
+from nkilib.experimental.loss.skeletons.elementwise.host import ElementwiseLoss
+from nkilib.experimental.loss.skeletons.rowwise.host import RowwiseLoss
 
 FORWARD, BACKWARD = "forward", "backward"
 TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -14,21 +14,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nkilib.simulator.machine import levels, observer
+from nkilib.simulator.hardware import options
+from nkilib.simulator.machine import observer
 
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
     """Nobody sees what happens: no watcher, no reader of what is printed or warned."""
-    token, warned = observer._WATCHERS.set(()), set(levels._WARNED)
+    token, warned = observer._WATCHERS.set(()), set(options._WARNED)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
         observer._WATCHERS.reset(token)
-        levels._WARNED.clear()
-        levels._WARNED.update(warned)
+        options._WARNED.clear()
+        options._WARNED.update(warned)
 
 
 def current_test() -> str:

@@ -326,13 +326,14 @@ KERNELS = [*sorted((PACKAGE / "core").rglob("*.py")), *sorted((PACKAGE / "experi
 UNTRACED = {
     "bounds.py",
     "guarantees.py",
+    "host.py",
     "profiling.py",
     "public_kernels.py",
     "reference.py",
     "registry_entry.py",
     "tiling.py",
     "tiling_choice.py",
-    "triplet_margin_entry.py",
+    "triplet_margin_host.py",
 }
 TRACED = [path for path in KERNELS if path.parent.name != "host" and path.name not in UNTRACED]
 WRAPPERS = [*sorted((PACKAGE / "torch").rglob("*.py")), *sorted((PACKAGE / "jax").rglob("*.py"))]

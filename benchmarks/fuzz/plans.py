@@ -50,7 +50,7 @@ CHOOSERS: Final[dict[str, Chooser]] = {
     "backward of softmax of columns": Chooser("experimental.softmax.columns.backward", "backward_loop"),
     "softmax of short columns": Chooser("experimental.softmax.columns.short", "forward_short_plan"),
     "backward of softmax of short columns": Chooser("experimental.softmax.columns.short", "backward_short_plan"),
-    "tiling of logits": Chooser("torch.functions.cross_entropy.operators", "choose_tiling"),
+    "tiling of logits": Chooser(_LOSS, "choose_tiling"),
     "tiling of a linear launch": Chooser(f"{_LINEAR}.validation", "choose_linear_tiling"),
     "classes of a linear forward": Chooser(f"{_LINEAR}.forward", "divide_classes"),
     "linear backward": Chooser(f"{_LINEAR}.backward", "require_fitting_plan", 2, _OF_BACKWARD),

@@ -17,11 +17,11 @@ from typing import Any
 from benchmarks.measurements.kernels import PARTITIONS, WIDE, Issue, Tiles, loads, repeated
 from nkilib.nki import nisa, nl
 from nkilib.simulator import ModelParameters, profile, spec, using
+from nkilib.simulator.timing.parameters import NS_PER_US
 
 # What the model took for pauses and for software descriptors before these figures were known.
 BEFORE = ModelParameters(issue_cycles=100.0, software_us=0.3)
 KILN = "foxl-ai/kiln, `docs/neuron-notes.md` at fc21e10d"
-_NS_PER_US = 1000.0
 # How often an instruction is repeated, and the first repeats, which do not count, as in the published probe.
 _FEW, _MANY = 16, 272
 # Bytes of a partition in each part of what is loaded, and how many parts.
@@ -100,7 +100,7 @@ def _instruction_ns(
     with using(target=hardware):
         profiled = profile(kernel, spec((PARTITIONS, WIDE), nl.float32), _MANY, parameters=parameters)
     first, last = profiled.instructions[_FEW - _MANY - 1], profiled.instructions[-1]
-    return (last.start_us - first.start_us) / (_MANY - _FEW) * _NS_PER_US
+    return (last.start_us - first.start_us) / (_MANY - _FEW) * NS_PER_US
 
 
 def _rate(
@@ -120,7 +120,7 @@ def _rate(
 
     with using(target=hardware):
         taken_us = time_us(_PARTS) - time_us(1)
-    return (_PARTS - 1) * PARTITIONS * _PART_BYTES / (taken_us * _NS_PER_US)
+    return (_PARTS - 1) * PARTITIONS * _PART_BYTES / (taken_us * NS_PER_US)
 
 
 def _table_load_ns(hardware: str, parameters: ModelParameters | None) -> float:

@@ -10,8 +10,7 @@ Statements about a kernel, made beside it:
 
 Facts about this machine:
 
-- ``installation``: packages named nkilib, and how to install extras;
-- ``devices``: the Neuron devices that can be opened;
+- ``installation``: packages named nkilib, how to install extras, and the Neuron devices that can be opened;
 - ``lnc``: the number of cores of a launch.
 
 For public functions and commands:

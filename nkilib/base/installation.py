@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The packages named nkilib on this machine: whether the imported one is this one, another one, or a mixture of both;
-and how to install extras.
+"""Packages named nkilib on this machine, the way to install the extras of this one, and the Neuron devices.
 
-The Neuron compiler of AWS installs a package that is called nkilib too, with modules of its own. This package may
-precede it on the import path (``docs/how_to/install.md``), but an import must not load one half from here and the other
-half from there. Everything here works in a mixture, and imports nothing of nkilib.
+The imported nkilib may be this one, another one, or a mixture of both. The Neuron compiler of AWS installs a package
+that is called nkilib too, with modules of its own. This package may precede it on the import path
+(``docs/how_to/install.md``), but an import must not load one half from here and the other half from there. Everything
+here works in a mixture, and imports nothing of nkilib.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,11 @@ def extra_remedy(extra: str) -> str:
         f"install nkilib with its extra {extra!r}: pip install '.[{extra}]' in a checkout, or "
         f"'./nkilib-VERSION-py3-none-any.whl[{extra}]'"
     )
+
+
+def visible_devices(root: str = "/") -> list[str]:
+    """Return the Neuron devices that can be opened, ``/dev/neuron0`` and on; ``root`` is for tests."""
+    return sorted(glob.glob(f"{root}dev/neuron[0-9]*"))
 
 
 class Copy(NamedTuple):

@@ -17,7 +17,6 @@ What they share:
 
 Tables of the documentation, each printed by ``python -m``:
 
-- ``guarantees``: those of the public kernels;
-- ``losses``: the registry of losses;
-- ``markdown``: the form of these tables.
+- ``guarantees``: those of the public kernels, and the form of all tables;
+- ``losses``: the registry of losses.
 """

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import NamedTuple
 
-from nkilib.base import devices, lnc
-from nkilib.base.installation import HOME, mixture, other_copies
+from nkilib.base import lnc
+from nkilib.base.installation import HOME, mixture, other_copies, visible_devices
 
 from .arguments import fail
 
@@ -107,10 +107,10 @@ def _print_guarantees() -> int:
     if wrong is not None:
         return fail("doctor", wrong)
     try:
-        guarantees = importlib.import_module("nkilib.cli.guarantees")
+        text = importlib.import_module("nkilib.cli.guarantees").as_text()  # loads the kernels, and NKI with them
     except (ImportError, ValueError) as error:  # ValueError: of NKILIB_BACKEND
         return fail("doctor", str(error))
-    print(guarantees.as_text())
+    print(text)
     return 0
 
 
@@ -200,7 +200,7 @@ def _cores_of_a_launch() -> Finding:
 
 def _devices(root: str = "/") -> Iterator[Finding]:
     """Yield the Neuron devices that can be opened, and the cores that the driver shows of all devices."""
-    yield Finding("Neuron devices", ", ".join(devices.visible(root)) or "none visible (/dev/neuron*)")
+    yield Finding("Neuron devices", ", ".join(visible_devices(root)) or "none visible (/dev/neuron*)")
     # "Neuron Sysfs User Guide" of the Neuron SDK: a directory for each physical core.
     cores = glob.glob(f"{root}{_SYSFS}/neuron[0-9]*/neuron_core[0-9]*")
     text = f"{len(cores)} visible, of {len({os.path.dirname(core) for core in cores})} devices"

@@ -3,19 +3,34 @@
 
 """The guarantees of the public kernels, as text for a terminal and as tables for docs/reference/guarantees.md.
 
-``python -m nkilib.cli.guarantees`` prints the tables.
+``python -m nkilib.cli.guarantees`` prints the tables. The functions that format a Markdown table are here too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nkilib.base.guarantee import Guarantee
-from nkilib.cli.markdown import in_cell, table, yes_or_no
 from nkilib.experimental.public_kernels import guarantee_of, public_kernels
 
 _PROMISES: Final = ("kernel", "elements", "sums", "repeatable", "same on 1 and 2 cores", "in place", "workspace, bytes")
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return the text of a Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def in_cell(text: str) -> str:
+    """Escape bars, underscores and stars: a bar would end a cell, and pairs of the others would format the text."""
+    return "".join(f"\\{letter}" if letter in "|_*" else letter for letter in text)
+
+
+def yes_or_no(holds: bool) -> str:
+    """Return "yes" or "no"."""
+    return "yes" if holds else "no"
 
 
 def guarantees() -> dict[str, Guarantee]:

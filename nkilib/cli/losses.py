@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from nkilib.cli.markdown import in_cell, table, yes_or_no
+from nkilib.cli.guarantees import in_cell, table, yes_or_no
 from nkilib.core.host.loss import Loss, ModelledLaunch
 from nkilib.experimental.loss.registry import LOSSES
 from nkilib.experimental.public_kernels import guarantee_of

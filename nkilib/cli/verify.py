@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nkilib.base import devices
+from nkilib.base.installation import visible_devices
 
 if TYPE_CHECKING:
     from nkilib.verify.runner import Entry, LaunchPlace, Report
@@ -134,7 +134,7 @@ def _header(options: argparse.Namespace, place: LaunchPlace) -> dict[str, Any]:
         "reason": place.reason,
         "nkilib": __version__,
         "target": _target(options),
-        "devices": devices.visible(),
+        "devices": visible_devices(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in ("numpy", "ml_dtypes", "nki", "neuronx-cc", "nrtpy")},

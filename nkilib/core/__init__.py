@@ -3,8 +3,7 @@
 
 """Helpers that NKI code may call.
 
-- ``hardware``: numbers of the hardware, and the division of sizes into tiles;
-- ``hbm``: the annotation of tensors in HBM;
+- ``hardware``: numbers of the hardware, the division of sizes into tiles, and the type of a tensor in HBM;
 - ``cores``: the division of work over cores, a barrier, and sums over all cores;
 - ``rows``: building blocks of kernels over the rows of a matrix;
 - ``loss_arguments``: checks of the arguments of losses, and upstream gradients on chip;

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Numbers of the hardware that hold for every kernel and generation, and the division of sizes into tiles.
+"""Numbers of the hardware that hold for every kernel and generation, the division of sizes into tiles, and the type of
+a tensor in HBM.
 
-NKI code may call everything here. Host code that plans a launch takes it from here too, so this module imports nothing
-of NKI. The types that kernels compute in are :data:`nkilib.core.rows.checks.FLOATS`.
+NKI code may call everything here. Host code that plans a launch takes it from here too, so this module imports NKI for
+type checkers only. The types that kernels compute in are :data:`nkilib.core.rows.checks.FLOATS`.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from nkilib.nki import nl
 
 # Rows of a tile: the partitions of SBUF and of PSUM.
 PARTITIONS: Final = 128
@@ -17,6 +21,11 @@ PARTITIONS: Final = 128
 FLOAT32_BYTES: Final = 4
 # The documented domain of ``log`` ends here, and begins at the inverse.
 LIMIT_OF_LOG: Final = 2.0**64
+
+HbmTensor: TypeAlias = "nl.NkiTensor | Any"
+"""The type of a tensor argument in the signature of a public kernel. In NKI code it is an ``nl.NkiTensor``, in a launch
+from the host its source: an array of numpy, a tensor of torch or a :class:`~nkilib.simulator.Spec`. Type checkers let
+all of these through."""
 
 
 def div_ceil(numerator: int, denominator: int) -> int:

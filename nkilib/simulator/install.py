@@ -10,7 +10,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 
-from .terms.dtypes import register_names
+from .terms.dtypes import register_packed_types
 
 
 def install() -> None:
@@ -45,7 +45,7 @@ def install() -> None:
     sys.modules.update(modules)
     if modules.keys() >= aliases.COMPILER_MODULES.keys():
         sys.meta_path.append(aliases.FirstNki())
-    register_names()
+    register_packed_types()
 
 
 def _modules() -> dict[str, ModuleType]:

@@ -24,7 +24,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from nkilib.base import devices, lnc
+from nkilib.base import lnc
+from nkilib.base.installation import visible_devices
 from nkilib.verify.step import ON_SIMULATOR, Stage, Status, Step, Verdict
 from nkilib.verify.times.figures import ARTIFACTS
 from nkilib.verify.worker import read_verdict
@@ -140,7 +141,7 @@ def chosen_place(requested: str, visible: Sequence[str] | None = None) -> Launch
     Raises:
         CannotRunError: if a device is requested or present, and kernels would not run on it.
     """
-    device_files = devices.visible() if visible is None else visible
+    device_files = visible_devices() if visible is None else visible
     try:
         backend = import_module("nkilib.nki").backend
     except (ImportError, ValueError) as error:

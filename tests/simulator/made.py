@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nkilib.nki import nl
-from nkilib.simulator.terms.argument_checks import EMPTY
+from nkilib.simulator.terms.descriptions import EMPTY
 
 FLOAT_TYPES = ("bfloat16", "float16", "float32", "tfloat32")
 FLOAT8_TYPES = ("float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")

@@ -13,7 +13,7 @@ from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import Array, Draw, array_of, laid_out, normal, numpy_dtype, tensor_of
 from benchmarks.fuzz.families.positions import dtype_of, machine, stored, summed
 from nkilib.core.host.error_bounds import UNIT
-from nkilib.experimental.loss.distillation.registry_entry import (
+from nkilib.experimental.loss.distillation.host import (
     distillation_bound,
     distillation_gradient_bound,
     distillation_gradient_reference,

@@ -29,8 +29,8 @@ from nkilib.experimental.loss.elementwise.mse import MseReference
 from nkilib.experimental.loss.elementwise.poisson_nll import PoissonReference
 from nkilib.experimental.loss.elementwise.smooth_l1 import SmoothL1Reference
 from nkilib.experimental.loss.registry import LOSSES
-from nkilib.experimental.loss.skeletons.elementwise import registry_entry as derived
-from nkilib.experimental.loss.skeletons.elementwise.registry_entry import (
+from nkilib.experimental.loss.skeletons.elementwise import host as derived
+from nkilib.experimental.loss.skeletons.elementwise.host import (
     ElementwiseLoss,
     ElementwiseReference,
     WeightedReference,

@@ -13,10 +13,10 @@ from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import INDEX_DTYPES, Array, Draw, array_of, laid_out, normal, numpy_dtype, tensor_of
 from benchmarks.fuzz.families.positions import REDUCTIONS, dtype_of, machine, stored
 from nkilib.core.host.error_bounds import UNIT
-from nkilib.experimental.loss.multi_margin import registry_entry as of_one
-from nkilib.experimental.loss.multi_margin.registry_entry import MultiMarginReference
-from nkilib.experimental.loss.multilabel_margin import registry_entry as of_several
-from nkilib.experimental.loss.multilabel_margin.registry_entry import MultilabelMarginReference
+from nkilib.experimental.loss.multi_margin import host as of_one
+from nkilib.experimental.loss.multi_margin.host import MultiMarginReference
+from nkilib.experimental.loss.multilabel_margin import host as of_several
+from nkilib.experimental.loss.multilabel_margin.host import MultilabelMarginReference
 
 _MOST_LABELS = 40
 

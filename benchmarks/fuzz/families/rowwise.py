@@ -20,9 +20,9 @@ from nkilib.core.host.error_bounds import UNIT
 from nkilib.experimental.loss.registry import LOSSES
 from nkilib.experimental.loss.rowwise.cosine_embedding import CosineReference
 from nkilib.experimental.loss.rowwise.multilabel_soft_margin import MultilabelSoftMarginReference
-from nkilib.experimental.loss.rowwise.triplet_margin_entry import TripletReference
-from nkilib.experimental.loss.skeletons.rowwise import registry_entry as derived
-from nkilib.experimental.loss.skeletons.rowwise.registry_entry import RowwiseLoss, RowwiseReference
+from nkilib.experimental.loss.rowwise.triplet_margin_host import TripletReference
+from nkilib.experimental.loss.skeletons.rowwise import host as derived
+from nkilib.experimental.loss.skeletons.rowwise.host import RowwiseLoss, RowwiseReference
 
 MODULES: Final = {loss.name: loss.module for loss in LOSSES if isinstance(loss, RowwiseLoss)}
 

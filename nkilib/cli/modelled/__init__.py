@@ -5,8 +5,6 @@
 
 - ``registry``: all families, and the selection of one by the command line;
 - ``family``: the interface of a family;
-- ``cross_entropy``: cross-entropy from logits;
-- ``linear``: losses from hidden states and output weights;
-- ``losses``: the losses with a registry entry, and distillation from logits;
-- ``softmax``: softmax and log-softmax.
+- ``output_layer``: softmax, cross-entropy, and losses from hidden states and output weights;
+- ``losses``: the losses with a registry entry, and distillation from logits.
 """

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The interface through which ``profile`` and ``tune`` model a family of kernels."""
+"""The interface through which ``profile`` and ``tune`` model a family of kernels.
+
+:class:`Family` is the interface. :class:`LaterNames` gives the names of a family, such as ``Family.NAMES``, where the
+registry of losses may not be importable when the parsers are made.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,32 @@ from ..arguments import DTYPES
 if TYPE_CHECKING:
     from nkilib.simulator import Profile
     from nkilib.simulator.profiling.profile import AskedTrips
+
+
+@dataclass(frozen=True)
+class LaterNames(Sequence[str]):
+    """A sequence of names that are computed whenever they are read, not when it is made.
+
+    Every command makes the parsers of all commands, even where the kernels, and so the registry of losses, cannot be
+    imported: the doctor also runs in a mixture with another nkilib.
+
+    Attributes:
+        make: the function that returns the names.
+    """
+
+    make: Callable[[], tuple[str, ...]]
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        return self.make()[index]
+
+    def __len__(self) -> int:
+        return len(self.make())
 
 
 @dataclass(frozen=True)
@@ -54,6 +84,21 @@ class Family(ABC):
         return True
 
     @property
+    def direction(self) -> str:
+        """The direction of the launch."""
+        return self.options.direction or "forward"
+
+    @property
+    def _no_mixture(self) -> str | None:
+        """The reason why there is no launch in the direction ``mixture``; None for another direction."""
+        if self.direction == "mixture":
+            return (
+                "argument --direction: mixture is for distillation from hidden states only: "
+                "add --family linear_distillation"
+            )
+        return None
+
+    @property
     def refusal(self) -> str | None:
         """The reason why the family has no launch for these options; None if it has one."""
         if self.direction == "forward_backward":
@@ -71,21 +116,6 @@ class Family(ABC):
     @abstractmethod
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
         """Profile a launch; ``arguments`` are options of the kernel."""
-
-    @property
-    def _no_mixture(self) -> str | None:
-        """The reason why there is no launch in the direction ``mixture``; None for another direction."""
-        if self.direction == "mixture":
-            return (
-                "argument --direction: mixture is for distillation from hidden states only: "
-                "add --family linear_distillation"
-            )
-        return None
-
-    @property
-    def direction(self) -> str:
-        """The direction of the launch."""
-        return self.options.direction or "forward"
 
     @property
     def dtype(self) -> str:
@@ -106,29 +136,3 @@ class Family(ABC):
     def shape(self) -> tuple[int, int]:
         """The shape of the large tensors."""
         return self.options.positions, self.options.vocab
-
-
-@dataclass(frozen=True)
-class LaterNames(Sequence[str]):
-    """A sequence of names that are computed whenever they are read, not when it is made.
-
-    Every command makes the parsers of all commands, even where the kernels, and so the registry of losses, cannot be
-    imported: the doctor also runs in a mixture with another nkilib.
-
-    Attributes:
-        make: the function that returns the names.
-    """
-
-    make: Callable[[], tuple[str, ...]]
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
-        return self.make()[index]
-
-    def __len__(self) -> int:
-        return len(self.make())

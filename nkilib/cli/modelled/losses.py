@@ -282,7 +282,7 @@ class DistillationKernels(InChunks):
         """The module that gives the sizes of the tensors, in place of a registry entry: distillation is not a loss of
         PyTorch, and so not in the registry.
         """
-        from nkilib.experimental.loss.distillation import registry_entry as sizes
+        from nkilib.experimental.loss.distillation import host as sizes
 
         return sizes
 

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..arguments import positive
-from .cross_entropy import LogitsKernels
 from .family import Family, LaterNames
-from .linear import LAYOUTS, LinearDistillationKernels, LinearKernels, TokenScoreKernels
 from .losses import (
     LABELS,
     SEQUENCES,
@@ -24,7 +22,15 @@ from .losses import (
     NllLossKernels,
     RowwiseKernels,
 )
-from .softmax import AXES, SoftmaxKernels
+from .output_layer import (
+    AXES,
+    LAYOUTS,
+    LinearDistillationKernels,
+    LinearKernels,
+    LogitsKernels,
+    SoftmaxKernels,
+    TokenScoreKernels,
+)
 
 FAMILIES: Final[Sequence[type[Family]]] = (
     LogitsKernels,

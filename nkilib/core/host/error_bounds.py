@@ -1,19 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The float64 reference of a loss, and the accepted error of float32 arithmetic. Needs numpy only; never traced.
+"""How a reference value of a loss states its accepted error: the unit, the errors of the activation functions, and
+:class:`Derived`, which turns both into :class:`Exact`. The references themselves are with each loss.
 
 The unit of errors is u = :data:`UNIT` = 2^-23, the spacing of float32 above 1: rounding to float32 once changes a
-number by at most u / 2 of it. Errors are of first order in u.
-
-A correctly rounded activation function is off by u / 2. Nobody has published the errors of the hardware's functions.
-Among the functions of :class:`FunctionErrors`, only ``exp`` and ``log`` are further off in the simulator; a function
-that is not listed may be too (``tanh`` is off by up to 0.92 u with AVX2, and 1.3 u without). ``exp`` and ``log`` are
-numpy's: its sources document 2.52 and 3.83 units of the last place, and such a unit is between u / 2 and u of a number.
-Over all float32 numbers with normal results, on CPUs with AVX2 and with AVX512, ``exp`` is off by at most 1.784 u (2.54
-units of the last place, at -62.0295), and ``log``, on the documented range from 2^-64 to 2^64, by at most 2.289 u (3.83
-units, at 0.7464124); without AVX2 by 0.5 u and 0.66 u. Error bounds use the larger numbers, so they hold on every CPU,
-while the last bits of results differ between CPUs (docs/reference/simulator.md).
+number by at most u / 2 of it. Errors are of first order in u. A correctly rounded activation function is off by u / 2.
+Needs numpy only; never traced.
 """
 
 from __future__ import annotations
@@ -64,6 +57,21 @@ def rounding(exact: npt.NDArray[Any], dtype: Any) -> Float64Array:
     return error
 
 
+def within_range(exact: Float64Array, dtype: Any) -> Float64Array:
+    """Replace numbers that ``dtype`` cannot hold by an infinity, as rounding does; leave the others as they are."""
+    return np.where(np.isinf(exact.astype(dtype)), np.copysign(np.inf, exact), exact)
+
+
+def as_float64(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, Float64Array]:
+    return {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
+
+
+def reduction_factor(shape: tuple[int, ...], reduction: str) -> float:
+    """Return the factor that the sum of the losses is multiplied by; 1 for ``"none"``."""
+    divisors = {"none": 1, "sum": 1, "mean": int(np.prod(shape)), "batchmean": shape[0] if shape else 1}
+    return 1.0 / divisors[reduction]
+
+
 @dataclass(frozen=True)
 class FunctionErrors:
     """The largest error of each activation function, in u of its result.
@@ -88,16 +96,16 @@ class FunctionErrors:
 
 # All of them rounded correctly.
 CORRECT: Final = FunctionErrors()
-# The errors of the simulator's functions, with which tests check the kernels.
+# The errors of the simulator's functions, with which tests check the kernels. Only exp and log are further off than a
+# correctly rounded function; a function that is not listed may be too (tanh is off by up to 0.92 u with AVX2, and 1.3 u
+# without). They are numpy's, whose sources document 2.52 and 3.83 units of the last place; such a unit is between u / 2
+# and u of a number. Over all float32 numbers with normal results, on CPUs with AVX2 and with AVX512, exp is off by at
+# most 1.784 u (2.54 units, at -62.0295), and log, on the documented range from 2^-64 to 2^64, by at most 2.289 u (3.83
+# units, at 0.7464124); without AVX2 by 0.5 u and 0.66 u. The larger numbers hold on every CPU, while the last bits of
+# results differ between CPUs (docs/reference/simulator.md).
 SIMULATED: Final = FunctionErrors(exp=1.8, log=2.3)
-# The errors that verification allows for hardware, where they were never measured.
+# The errors that verification allows for hardware, whose functions nobody has measured.
 GRANTED: Final = FunctionErrors(exp=3.0, log=4.0, reciprocal=4.0, rsqrt=4.0, sigmoid=4.0, softplus=4.0, sqrt=2.0)
-
-
-def reduction_factor(shape: tuple[int, ...], reduction: str) -> float:
-    """Return the factor that the sum of the losses is multiplied by; 1 for ``"none"``."""
-    divisors = {"none": 1, "sum": 1, "mean": int(np.prod(shape)), "batchmean": shape[0] if shape else 1}
-    return 1.0 / divisors[reduction]
 
 
 class Exact(NamedTuple):
@@ -156,12 +164,3 @@ class Derived(NamedTuple):
         functions = {name: per_unit * size for name, per_unit in self.functions.items()}
         own = self.own * size + WEIGHT_UNITS * UNIT * np.abs(value)
         return Derived(value, self.largest * size, own, functions, self.beside * size)
-
-
-def within_range(exact: Float64Array, dtype: Any) -> Float64Array:
-    """Replace numbers that ``dtype`` cannot hold by an infinity, as rounding does; leave the others as they are."""
-    return np.where(np.isinf(exact.astype(dtype)), np.copysign(np.inf, exact), exact)
-
-
-def as_float64(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, Float64Array]:
-    return {name: tensor.astype(np.float64) for name, tensor in tensors.items()}

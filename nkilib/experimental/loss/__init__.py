@@ -31,8 +31,8 @@ if TYPE_CHECKING:
         extended_cross_entropy_forward,
     )
     from nkilib.experimental.loss.cross_entropy.tiling import Tiling, choose_tiling
-    from nkilib.experimental.loss.ctc.registry_entry import ctc_loss_backward, ctc_loss_forward
-    from nkilib.experimental.loss.distillation.registry_entry import distillation_backward, distillation_forward
+    from nkilib.experimental.loss.ctc.host import ctc_loss_backward, ctc_loss_forward
+    from nkilib.experimental.loss.distillation.host import distillation_backward, distillation_forward
     from nkilib.experimental.loss.distillation.tiling import DistillationTiling, choose_distillation_tiling
     from nkilib.experimental.loss.elementwise import (
         bce,
@@ -61,16 +61,16 @@ if TYPE_CHECKING:
         linear_distillation_forward,
         linear_distillation_mixture,
     )
-    from nkilib.experimental.loss.multi_margin.registry_entry import (
+    from nkilib.experimental.loss.multi_margin.host import (
         multi_margin_loss_backward,
         multi_margin_loss_forward,
     )
-    from nkilib.experimental.loss.multilabel_margin.registry_entry import (
+    from nkilib.experimental.loss.multilabel_margin.host import (
         multilabel_margin_loss_backward,
         multilabel_margin_loss_forward,
     )
-    from nkilib.experimental.loss.nll.registry_entry import nll_loss_backward, nll_loss_forward
-    from nkilib.experimental.loss.rowwise import cosine_embedding, multilabel_soft_margin, triplet_margin_entry
+    from nkilib.experimental.loss.nll.host import nll_loss_backward, nll_loss_forward
+    from nkilib.experimental.loss.rowwise import cosine_embedding, multilabel_soft_margin, triplet_margin_host
     from nkilib.experimental.loss.skeletons.elementwise.tiling import ElementwiseTiling, choose_elementwise_tiling
     from nkilib.experimental.loss.skeletons.rowwise.tiling import RowwiseTiling, choose_rowwise_tiling
 
@@ -101,8 +101,8 @@ if TYPE_CHECKING:
     smooth_l1_loss_backward = launched(smooth_l1.smooth_l1_loss_backward)
     multilabel_soft_margin_loss_forward = launched(multilabel_soft_margin.multilabel_soft_margin_loss_forward)
     multilabel_soft_margin_loss_backward = launched(multilabel_soft_margin.multilabel_soft_margin_loss_backward)
-    triplet_margin_loss_forward = launched(triplet_margin_entry.triplet_margin_loss_forward)
-    triplet_margin_loss_backward = launched(triplet_margin_entry.triplet_margin_loss_backward)
+    triplet_margin_loss_forward = launched(triplet_margin_host.triplet_margin_loss_forward)
+    triplet_margin_loss_backward = launched(triplet_margin_host.triplet_margin_loss_backward)
 
 __all__ = [
     "DistillationTiling",
@@ -188,8 +188,8 @@ _MODULES: Final = {
     "choose_tiling": "cross_entropy.tiling",
     "cosine_embedding_loss": "rowwise.cosine_embedding",
     "cross_entropy": "cross_entropy.registry_entry",
-    "ctc_loss": "ctc.registry_entry",
-    "distillation": "distillation.registry_entry",
+    "ctc_loss": "ctc.host",
+    "distillation": "distillation.host",
     "extended_cross_entropy": "cross_entropy.registry_entry",
     "gaussian_nll_loss": "elementwise.gaussian_nll",
     "hinge_embedding_loss": "elementwise.hinge_embedding",
@@ -201,13 +201,13 @@ _MODULES: Final = {
     "linear_token_scores": "linear_cross_entropy.registry_entry",
     "margin_ranking_loss": "elementwise.margin_ranking",
     "mse_loss": "elementwise.mse",
-    "multi_margin_loss": "multi_margin.registry_entry",
-    "multilabel_margin_loss": "multilabel_margin.registry_entry",
+    "multi_margin_loss": "multi_margin.host",
+    "multilabel_margin_loss": "multilabel_margin.host",
     "multilabel_soft_margin_loss": "rowwise.multilabel_soft_margin",
-    "nll_loss": "nll.registry_entry",
+    "nll_loss": "nll.host",
     "poisson_nll_loss": "elementwise.poisson_nll",
     "smooth_l1_loss": "elementwise.smooth_l1",
-    "triplet_margin_loss": "rowwise.triplet_margin_entry",
+    "triplet_margin_loss": "rowwise.triplet_margin_host",
 }
 
 if not TYPE_CHECKING:

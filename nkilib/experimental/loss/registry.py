@@ -13,7 +13,7 @@ from typing import Final
 
 from nkilib.core.host.loss import Loss
 from nkilib.experimental.loss.cross_entropy.registry_entry import CROSS_ENTROPY
-from nkilib.experimental.loss.ctc.registry_entry import CTC
+from nkilib.experimental.loss.ctc.host import CTC
 from nkilib.experimental.loss.elementwise import (
     bce,
     bce_with_logits,
@@ -27,10 +27,10 @@ from nkilib.experimental.loss.elementwise import (
     smooth_l1,
 )
 from nkilib.experimental.loss.linear_cross_entropy.registry_entry import LINEAR_CROSS_ENTROPY
-from nkilib.experimental.loss.multi_margin.registry_entry import MULTI_MARGIN
-from nkilib.experimental.loss.multilabel_margin.registry_entry import MULTILABEL_MARGIN
-from nkilib.experimental.loss.nll.registry_entry import NLL
-from nkilib.experimental.loss.rowwise import cosine_embedding, multilabel_soft_margin, triplet_margin_entry
+from nkilib.experimental.loss.multi_margin.host import MULTI_MARGIN
+from nkilib.experimental.loss.multilabel_margin.host import MULTILABEL_MARGIN
+from nkilib.experimental.loss.nll.host import NLL
+from nkilib.experimental.loss.rowwise import cosine_embedding, multilabel_soft_margin, triplet_margin_host
 
 LOSSES: Final[tuple[Loss, ...]] = (
     mse.MSE,
@@ -44,7 +44,7 @@ LOSSES: Final[tuple[Loss, ...]] = (
     poisson_nll.POISSON_NLL,
     gaussian_nll.GAUSSIAN_NLL,
     kl_div.KL_DIV,
-    triplet_margin_entry.TRIPLET_MARGIN,
+    triplet_margin_host.TRIPLET_MARGIN,
     cosine_embedding.COSINE_EMBEDDING,
     multilabel_soft_margin.MULTILABEL_SOFT_MARGIN,
     NLL,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from math import prod
 
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.options import is_integer
 from nkilib.core.rows.checks import require, require_flag
 from nkilib.experimental.softmax.columns.backward import backward_of_columns

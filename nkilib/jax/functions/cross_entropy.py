@@ -282,6 +282,7 @@ def cross_entropy(
             )
     if normalizer is not None and not isinstance(normalizer, jax.Array):
         normalizer = np.asarray(normalizer, np.float32)  # JAX would make int32 of integers, which wraps around
-    launch_cores("nkilib.jax.cross_entropy", library_grid())  # of a compiled launch JAX would wrap what is raised
+    # Checked here, because JAX wraps errors raised inside a compiled function.
+    launch_cores("nkilib.jax.cross_entropy", library_grid())
     recipe_of_kernels = Recipe(options, return_outputs, simulator_options())
     return _compiled(recipe_of_kernels, reduction, axis, input, target, weight, normalizer)

@@ -41,6 +41,33 @@ if TYPE_CHECKING:
 _CALLER: Final = "linear_cross_entropy"
 
 
+def _computed(
+    recipe: LinearRecipe,
+    reduction: str,
+    return_outputs: bool,
+    input: jax.Array,
+    linear_weight: jax.Array,
+    target: jax.Array,
+    linear_bias: jax.Array | None,
+    weight: jax.Array | None,
+    normalizer: jax.Array | None,
+) -> jax.Array | CrossEntropyOutputs:
+    """Compute :func:`linear_cross_entropy` of checked arguments.
+
+    It is compiled, because each small operation would be its own program otherwise.
+    """
+    results, classes = computed_rows(recipe, input, linear_weight, target, linear_bias, weight)
+    valid = classes != IGNORED
+    if weight is None:  # no kernel is needed for it
+        results = {**results, "position_weight": valid.astype(jnp.float32)}
+    divisor = None if normalizer is None else jax.lax.stop_gradient(jnp.asarray(normalizer, jnp.float32))
+    shape = input.shape[:-1]
+    return returned_values(results, valid, recipe.options, reduction, divisor, shape, return_outputs)
+
+
+_compiled: Final = jax.jit(_computed, static_argnums=(0, 1, 2))
+
+
 @overload
 def linear_cross_entropy(
     input: Array,
@@ -210,7 +237,8 @@ def linear_cross_entropy(
     target, is_narrowed = narrowed(target, options.ignore_index, arguments.classes)
     if normalizer is not None and not isinstance(normalizer, jax.Array):
         normalizer = np.asarray(normalizer, np.float32)  # JAX would make int32 of integers, which wraps around
-    launch_cores(f"nkilib.jax.{_CALLER}", library_grid())  # of a compiled launch JAX would wrap what is raised
+    # Checked here, because JAX wraps errors raised inside a compiled function.
+    launch_cores(f"nkilib.jax.{_CALLER}", library_grid())
     recipe = LinearRecipe(
         caller=_CALLER,
         is_loss=True,
@@ -227,30 +255,3 @@ def linear_cross_entropy(
         simulator=simulator_options(),
     )
     return _compiled(recipe, reduction, return_outputs, input, linear_weight, target, linear_bias, weight, normalizer)
-
-
-def _computed(
-    recipe: LinearRecipe,
-    reduction: str,
-    return_outputs: bool,
-    input: jax.Array,
-    linear_weight: jax.Array,
-    target: jax.Array,
-    linear_bias: jax.Array | None,
-    weight: jax.Array | None,
-    normalizer: jax.Array | None,
-) -> jax.Array | CrossEntropyOutputs:
-    """Compute :func:`linear_cross_entropy` of checked arguments.
-
-    It is compiled, because each small operation would be its own program otherwise.
-    """
-    results, classes = computed_rows(recipe, input, linear_weight, target, linear_bias, weight)
-    valid = classes != IGNORED
-    if weight is None:  # no kernel is needed for it
-        results = {**results, "position_weight": valid.astype(jnp.float32)}
-    divisor = None if normalizer is None else jax.lax.stop_gradient(jnp.asarray(normalizer, jnp.float32))
-    shape = input.shape[:-1]
-    return returned_values(results, valid, recipe.options, reduction, divisor, shape, return_outputs)
-
-
-_compiled: Final = jax.jit(_computed, static_argnums=(0, 1, 2))

@@ -59,7 +59,7 @@ class LinearTokenScores(NamedTuple):
 _CALLER: Final = "linear_token_scores"
 
 
-def _target_shape(arguments: LinearArguments) -> tuple[int, ...]:
+def _checked_target_shape(arguments: LinearArguments) -> tuple[int, ...]:
     """Return the shape of the positions, with an axis of ids if the target has one.
 
     Raises:
@@ -183,10 +183,11 @@ def linear_token_scores(
     dtype = checked_compute_dtype(_CALLER, compute_dtype)
     arguments = LinearArguments(input, linear_weight, target, linear_bias, weight_layout)
     check_operands(_CALLER, arguments, dtype)
-    check_indices(_CALLER, arguments, _target_shape(arguments))
+    check_indices(_CALLER, arguments, _checked_target_shape(arguments))
     check_range(_CALLER, target, options.ignore_index, arguments.classes)
     target, is_narrowed = narrowed(target, options.ignore_index, arguments.classes)
-    launch_cores(f"nkilib.jax.{_CALLER}", library_grid())  # of a compiled launch JAX would wrap what is raised
+    # Checked here, because JAX wraps errors raised inside a compiled function.
+    launch_cores(f"nkilib.jax.{_CALLER}", library_grid())
     recipe = LinearRecipe(
         caller=_CALLER,
         is_loss=False,

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..hardware.options import refuse
 from ..machine.core import Accumulators, Core
-from ..machine.levels import refuse
 from ..numerics.casts import store_float
 from ..tensors.tensor import NkiTensor
-from ..tensors.view import first_lane
+from ..tensors.view import assumed_partition
 from ..terms.dtypes import DType
 from ..terms.errors import UninitializedReadError, kernel_location
 
@@ -24,7 +24,7 @@ CONTINUES = "reduce_cmd=reduce continues from accumulator registers that hold no
 
 def lanes_of(data: NkiTensor) -> slice:
     """Return the slice of the accumulator registers that an instruction on ``data`` uses, one for each partition."""
-    start = first_lane(data)
+    start = assumed_partition(data)
     return slice(start, start + data.shape[0])
 
 

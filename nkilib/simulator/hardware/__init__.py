@@ -5,5 +5,5 @@
 
 - ``generations``: the limits, sizes and times of each generation;
 - ``current``: the generation and scope of the running core, and ``nl.tile_size``;
-- ``options``: the options in force.
+- ``options``: the options in force, and the reaction to a failed check.
 """

@@ -25,7 +25,7 @@ class Simulated(Protocol):
 
     @property
     def is_abstract(self) -> bool:
-        """Whether the core's tensors have shapes and types and no memory; see spec.py."""
+        """Whether the core's tensors have shapes and types and no memory; see terms/spec.py."""
 
     @property
     def is_traced(self) -> bool:

@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Options of a simulation: a frozen dataclass, its defaults, and a context manager that changes them."""
+"""Options of a simulation: a frozen dataclass, its defaults, and a context manager that changes them.
+
+:func:`refuse` is what a check that failed calls: its level, one of the options, says what follows.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, get_args
 
+from ..terms.errors import NkiValidationError, SimulatorWarning
 from .generations import Generation, generation
 
 # The reaction of a check to a finding.
@@ -301,3 +307,39 @@ def preferring(target: str | None) -> Iterator[None]:
         return
     with using(target=target):
         yield
+
+
+# The warnings given in this process: the type of the error, and the lines of the kernel.
+_WARNED: set[tuple[type[NkiValidationError], tuple[str, ...]]] = set()
+_LOCK = threading.Lock()  # both cores may reach the same line
+
+
+def refuse(level: Level, error: NkiValidationError, *places: str) -> None:
+    """Raise ``error``, or warn of it unless an error of its type was warned of at ``places`` before.
+
+    Args:
+        level: the level from the options.
+        error: the error that the check found.
+        places: the lines of the kernel that take part, as ``file:line``; the warning shows the first one.
+
+    Raises:
+        NkiValidationError: ``error``, at the level ``"error"``.
+        SimulatorWarning: at the level ``"warn"``, where Python's filters turn warnings into errors.
+    """
+    if level == "error":
+        raise error
+    if level == "ignore":
+        return
+    with _LOCK:
+        if (type(error), places) in _WARNED:
+            return
+        _WARNED.add((type(error), places))
+    file, _, line = places[0].rpartition(":")
+    # The kernel's line and not the simulator's. No registry: Python would tell messages apart that differ in a number.
+    warnings.warn_explicit(str(error), SimulatorWarning, file, int(line) if line.isdigit() else 0)
+
+
+def forget_warnings() -> None:
+    """Forget which warnings were given, so that all are given again as in a new process."""
+    with _LOCK:
+        _WARNED.clear()

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..hardware.generations import FREE_AXIS_MAX, FREE_DIMENSIONS_MAX, FREE_STRIDE_MAX, Generation
 from ..tensors.tensor import NkiTensor
-from ..tensors.view import View, allowed_starts, partition_elements, start_partition
+from ..tensors.view import View, allowed_starts, partition_elements, partition_in_storage
 from ..terms.enums import Engine, MemoryRegion
 from ..terms.errors import NkiValidationError
 from ..terms.layout import has_repeats
@@ -153,7 +153,7 @@ def check_partitions(name: str, tensor: View) -> None:
             partitions may start.
     """
     check_consecutive_partitions(name, tensor)
-    start, partitions = start_partition(tensor), tensor.shape[0]
+    start, partitions = partition_in_storage(tensor), tensor.shape[0]
     allowed = allowed_starts(partitions)
     if start not in allowed:
         raise NkiValidationError(

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ..memory.storage import Storage
 from ..memory.written import WrittenMap
 from ..tensors.tensor import NkiTensor
-from ..tensors.view import Indirect, View, first_lane, first_partition, partition_elements
+from ..tensors.view import Indirect, View, assumed_partition, partition_elements, placed_partition
 from ..terms import dtypes as dt
 from ..terms.enums import Engine, MemoryRegion
 from ..terms.errors import NkiValidationError, OutOfRangeError
@@ -229,7 +229,7 @@ def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_outp
     is_exact = base.storage.numpy_type_of(base.dtype) == base.dtype.numpy
     partitions, count = positions.shape
     # In the partitions of the base, because these decide which accumulator registers an engine uses.
-    lane = first_lane(base)
+    lane = assumed_partition(base)
     shape = (lane + partitions, count)
     storage = Storage(
         shape,
@@ -251,7 +251,7 @@ def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_outp
 
 
 def _check_same_place(name: str, tensor: View, other_name: str, other: View) -> None:
-    start, other_start = first_partition(tensor), first_partition(other)
+    start, other_start = placed_partition(tensor), placed_partition(other)
     if start is not None and other_start is not None and start != other_start:
         raise NkiValidationError(
             f"operand {name!r} must start on the partition of {other_name}, which is {other_start}, got partition "

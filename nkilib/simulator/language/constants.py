@@ -21,8 +21,8 @@ from ..terms import dtypes as dt
 from ..terms.dtypes import DType, as_dtype
 from ..terms.enums import MemoryRegion
 from ..terms.errors import NkiValidationError
-from .creation import language_function
 from .operands import new_tile
+from .programs import language_function
 
 # "Supported element types" of shared_constant; of the packed types numpy has no arrays.
 _CONSTANT_TYPES = frozenset(

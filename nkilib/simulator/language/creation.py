@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nl.ndarray`` and the other functions that create tensors.
-
-``language_function`` is the decorator by which the errors of all functions of ``nki.language`` name the function.
-"""
+"""``nl.ndarray`` and the other functions that create tensors."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
+from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from operator import index
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -21,71 +17,30 @@ from ..engines.actions import fill
 from ..engines.dma.instructions import dma_copy
 from ..engines.vector.arithmetic import memset
 from ..hardware.generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
-from ..machine.core import Core, current_core, current_core_or_none
+from ..hardware.options import refuse
+from ..machine.core import Core, current_core
 from ..machine.issue import report
-from ..machine.levels import refuse
 from ..memory.storage import Storage
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import allowed_starts
-from ..terms.argument_checks import PLAIN_ERRORS, call_error, describe, describe_foreign_value, wrong_argument
+from ..terms.descriptions import describe_foreign_value, describe_tensor
 from ..terms.dtypes import DType, as_dtype
 from ..terms.enums import HBM, ON_CHIP, MemoryRegion, as_region
 from ..terms.errors import (
     ArgumentTypeError,
     CapacityError,
     NkiValidationError,
-    add_function,
     add_location,
     kernel_location,
 )
 from ..terms.scopes import Scope, new_scope
 from ..terms.spec import DataNeeded
+from .programs import language_function
 
 # Members of an Enum are looked up by a Python function before 3.12.
 _SHARED_HBM, _SBUF = MemoryRegion.shared_hbm, MemoryRegion.sbuf
 # Kernels make tensors of a few shapes and types, again and again.
 _MOST_CHECKED = 4096
-
-_Parameters = ParamSpec("_Parameters")
-_Returned = TypeVar("_Returned")
-
-
-def language_function(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
-    """Decorate ``function`` so that its errors have a location in the kernel, ``file:line: nl.name: ...``.
-
-    If an instruction inside it raises the error, its name follows: ``file:line: nl.softmax: nisa.activation: ...``.
-    If decorated functions call each other, the error names the one that the kernel called. A call that does not fit
-    the signature raises an ArgumentTypeError that names the function, too. While decorated functions run,
-    ``Core.language_function`` is the name of the one that the kernel called.
-    """
-    signature = inspect.signature(function)
-
-    @wraps(function)
-    def located(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Returned:
-        core = current_core_or_none()
-        outermost = core if core is not None and not core.language_function else None
-        if outermost is not None:
-            outermost.language_function = located.__name__
-        try:
-            return function(*args, **kwargs)
-        except NkiValidationError as error:
-            if core is not None:  # outside a kernel there is no line of one to name
-                add_function(error, f"nl.{located.__name__}", core.name)
-            raise
-        except PLAIN_ERRORS as error:
-            name = f"nl.{located.__name__}"
-            wrong_call = call_error(name, signature, args, kwargs, is_named=core is None)
-            wrong = wrong_call or wrong_argument(signature, args, kwargs)
-            if wrong is None:
-                raise
-            if core is not None:
-                add_function(wrong, name, core.name)
-            raise wrong from (None if wrong_call else error)
-        finally:
-            if outermost is not None:
-                outermost.language_function = ""
-
-    return located
 
 
 def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
@@ -109,7 +64,7 @@ def _make(
     launch, options, is_shared = core.launch, core.options, region is _SHARED_HBM
     if address is not None and region in HBM:
         places = launch.hbm_places if is_shared else core.hbm_places
-        clash = places.take(address[0], prod(shape) * dtype.itemsize, describe(name, shape, dtype, region))
+        clash = places.take(address[0], prod(shape) * dtype.itemsize, describe_tensor(name, shape, dtype, region))
         if clash is not None:
             refuse(options.capacity, CapacityError(clash), kernel_location())
     left_out = launch.left_out
@@ -169,12 +124,12 @@ def _refuse_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: Memo
         raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}")
     if shape[0] > PARTITIONS:
         raise NkiValidationError(
-            f"{describe(name, shape, dtype, region)}: the partition dimension must be at most {PARTITIONS} "
+            f"{describe_tensor(name, shape, dtype, region)}: the partition dimension must be at most {PARTITIONS} "
             f"(nl.tile_size.pmax), got {shape[0]}"
         )
     raise NkiValidationError(
-        f"{describe(name, shape, dtype, region)}: {prod(shape[1:]) * dtype.itemsize} bytes a partition, a partition of "
-        f"{core.generation.name} has {_partition_bytes(core, region)}"
+        f"{describe_tensor(name, shape, dtype, region)}: {prod(shape[1:]) * dtype.itemsize} bytes a partition, "
+        f"a partition of {core.generation.name} has {_partition_bytes(core, region)}"
     )
 
 

@@ -21,7 +21,6 @@ from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import DType, as_dtype, bool_, float32
 from ..terms.enums import MemoryRegion
 from ..terms.errors import NkiValidationError
-from .creation import language_function
 from .operands import (
     TileOrNumber,
     as_tile,
@@ -33,10 +32,11 @@ from .operands import (
     is_number,
     new_tile,
     promoted,
+    promoted_with_number,
     result_tile,
     spread,
-    with_number,
 )
+from .programs import language_function
 
 # Comparisons "default to the input tile dtype", so with any number (docstrings of nl.equal and its relatives); logical
 # operators, whose docstrings leave it open, do as well.
@@ -57,7 +57,7 @@ def _tile_with_number(operator: Operator, data: NkiTensor, number: Any, is_rever
         bits = new_tile(data.shape, data.dtype)
         tensor_scalar(bits, data, operator, number, is_reversed)
         return in_type(bits, dtype)
-    default = data.dtype if operator.key in _TYPE_OF_TILE else with_number(data.dtype, number)
+    default = data.dtype if operator.key in _TYPE_OF_TILE else promoted_with_number(data.dtype, number)
     result = new_tile(data.shape, default if dtype is None else as_dtype(dtype))
     tensor_scalar(result, data, operator, number, is_reversed)
     return result
@@ -124,9 +124,9 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 def result_type(x: Any, y: Any) -> DType:
     """Return the type of an arithmetic result of ``x`` and ``y`` (tiles, or a tile and a number) without ``dtype=``."""
     if is_number(y):
-        return with_number(x.dtype, y)
+        return promoted_with_number(x.dtype, y)
     if is_number(x):
-        return with_number(y.dtype, x)
+        return promoted_with_number(y.dtype, x)
     return promoted(x.dtype, y.dtype)
 
 

@@ -17,11 +17,12 @@ from ..hardware.generations import PARTITIONS
 from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid, dense_axes, packed_axes, packed_shape, tile_grid_of
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import partition_elements
-from ..terms.argument_checks import describe_foreign_value
+from ..terms.descriptions import describe_foreign_value
 from ..terms.enums import ON_CHIP, MemoryRegion, as_region
 from ..terms.errors import GridTypeError, GridValueError
 from ..terms.layout import Shape
-from .creation import language_function, ndarray
+from .creation import ndarray
+from .programs import language_function
 
 _TensorOrGrid = TypeVar("_TensorOrGrid", NkiTensor, NkiTileGrid, NkiBlockGrid)
 

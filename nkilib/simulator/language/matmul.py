@@ -14,8 +14,9 @@ from ..terms import dtypes as dt
 from ..terms.dtypes import as_dtype
 from ..terms.enums import Engine, MemoryRegion
 from ..terms.errors import NkiValidationError
-from .creation import language_function, ndarray
+from .creation import ndarray
 from .operands import as_tile, cast_copy, in_sbuf
+from .programs import language_function
 
 
 def _matrix(name: str, value: Any) -> NkiTensor:

@@ -20,11 +20,12 @@ from ..engines.vector.arithmetic import tensor_copy
 from ..engines.vector.selection import tensor_copy_predicated
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
-from ..terms.argument_checks import as_integers, describe_foreign_value
+from ..terms.argument_checks import as_integers
+from ..terms.descriptions import describe_foreign_value
 from ..terms.dtypes import DType, as_dtype, int32, uint32
 from ..terms.enums import HBM, MemoryRegion
 from ..terms.errors import NkiValidationError
-from .creation import full, language_function
+from .creation import full
 from .elementwise import binary, result_type
 from .operands import (
     TileOrNumber,
@@ -38,6 +39,7 @@ from .operands import (
     new_tile,
     result_tile,
 )
+from .programs import language_function
 
 _MATRIX = 2
 # The types of a predicate that an instruction takes.

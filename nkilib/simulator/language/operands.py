@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operands and results of the functions on tiles: their checks, the types of results, and broadcasting."""
+"""Operands and results of the functions on tiles: their checks, the types of results, and broadcasting.
+
+- :func:`as_tile`, :func:`in_sbuf`, :func:`in_type`, :func:`is_number`, :func:`is_column`: operands;
+- :func:`new_tile`, :func:`result_tile`, :func:`cast_copy`: results;
+- :func:`promoted`, :func:`promoted_with_number`: types of results;
+- :func:`common_shape`, :func:`broadcast`, with :func:`free_view` and :func:`spread`: broadcasting.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +21,9 @@ from ..engines.tensor.matmul import nc_matmul
 from ..engines.vector.arithmetic import tensor_copy
 from ..hardware.current import TileSize
 from ..tensors.tensor import NkiTensor
-from ..tensors.view import start_partition
+from ..tensors.view import partition_in_storage
 from ..terms import dtypes as dt
-from ..terms.argument_checks import describe_foreign_value
+from ..terms.descriptions import describe_foreign_value
 from ..terms.dtypes import DType, as_dtype
 from ..terms.enums import MemoryRegion
 from ..terms.errors import NkiValidationError
@@ -43,6 +49,11 @@ def new_tile(shape: Sequence[int], dtype: DType) -> NkiTensor:
     return tile
 
 
+def result_tile(shape: Sequence[int], dtype: Any, default: DType) -> NkiTensor:
+    """Return the unwritten tile of a result, of the type that the caller asks for, else of ``default``."""
+    return new_tile(shape, default if dtype is None else as_dtype(dtype))
+
+
 def cast_copy(x: NkiTensor, dtype: DType) -> NkiTensor:
     """Return a new SBUF tile with the elements of ``x``."""
     result = new_tile(x.shape, dtype)
@@ -61,11 +72,6 @@ def as_tile(name: str, value: Any) -> NkiTensor:
     if not value.is_on_chip():
         raise NkiValidationError(f"{name} must be a tile in sbuf or psum, got {value}: load it first, with nl.load")
     return cast_copy(value, value.dtype) if value.is_indirect() else value
-
-
-def result_tile(shape: Sequence[int], dtype: Any, default: DType) -> NkiTensor:
-    """Return the unwritten tile of a result, of the type that the caller asks for, else of ``default``."""
-    return new_tile(shape, default if dtype is None else as_dtype(dtype))
 
 
 def in_type(x: NkiTensor, dtype: Any) -> NkiTensor:
@@ -126,7 +132,7 @@ def promoted(first: DType, second: DType) -> DType:
     return _wider_integer(first, second)
 
 
-def with_number(dtype: DType, number: Any) -> DType:
+def promoted_with_number(dtype: DType, number: Any) -> DType:
     """Return the type for a tile of ``dtype`` with a number: ``dtype``, but float32 for integers with a float."""
     is_float = isinstance(number, float | np.floating) or getattr(number, "dtype", np.dtype(int)).kind == "f"
     return dt.float32 if is_float and not dtype.is_float else dtype
@@ -165,7 +171,7 @@ def spread(x: NkiTensor, partitions: int) -> NkiTensor:
     A matmul with ones computes it (trainium_inferentia2_arch.rst, alternative use of the Tensor engine). Each sum
     has one term, so that floats are unchanged. Integers go through float32, 32-bit integers in halves of 16 bits.
     """
-    is_ready = x.buffer is MemoryRegion.sbuf and x.is_contiguous() and start_partition(x) == 0
+    is_ready = x.buffer is MemoryRegion.sbuf and x.is_contiguous() and partition_in_storage(x) == 0
     row = x if is_ready else cast_copy(x, x.dtype)
     result = new_tile((partitions, *x.shape[1:]), x.dtype)
     source, target = _flat(row), _flat(result)

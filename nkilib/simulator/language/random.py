@@ -21,8 +21,9 @@ from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.enums import HBM, MemoryRegion
 from ..terms.errors import NkiValidationError
-from .creation import language_function, ndarray
+from .creation import ndarray
 from .operands import as_tile, in_type, new_tile
+from .programs import language_function
 
 # Significant bits of the types, and the integers of the same width.
 _SIGNIFICANT_BITS = {

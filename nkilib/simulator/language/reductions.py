@@ -3,7 +3,8 @@
 
 """Reductions over the last free dimensions of a tile, by ``nisa.tensor_reduce`` on the Vector engine in float32.
 
-``softmax`` and ``rms_norm`` combine them with a few other instructions.
+``softmax`` and ``rms_norm`` combine them with a few other instructions. The functions whose names in ``nki.language``
+hide builtins end in ``_over`` here: ``sum_over`` is ``nl.sum``.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.dtypes import DType, as_dtype
 from ..terms.errors import NkiValidationError
-from .creation import language_function
 from .elementwise import activated, binary, reciprocal
 from .operands import as_tile, is_number, new_tile
+from .programs import language_function
 
 # An axis or several, counted from the end where negative.
 Axes = int | Sequence[int]
@@ -58,7 +59,7 @@ def _reduced_shape(x: NkiTensor, first: int, keepdims: bool) -> tuple[int, ...]:
     return kept if len(kept) > 1 else (*kept, 1)
 
 
-def reduced(
+def _reduced(
     name: str, x: NkiTensor, axis: Any, dtype: Any, keepdims: bool, default: DType, negate: bool = False
 ) -> NkiTensor:
     """Return a new tile with ``x`` reduced over ``axis`` by the operator ``name``, and negated with ``negate``.
@@ -72,9 +73,11 @@ def reduced(
 
 
 def _over(operator: str, name: str, summary: str) -> Callable[..., NkiTensor]:
+    """Return the function ``nl.name`` that reduces by one operator, with ``summary`` as the start of its docstring."""
+
     def function(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
         tile = as_tile("x", x)
-        return reduced(operator, tile, axis, dtype, keepdims, tile.dtype)
+        return _reduced(operator, tile, axis, dtype, keepdims, tile.dtype)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"""{summary}
@@ -86,7 +89,6 @@ def _over(operator: str, name: str, summary: str) -> Callable[..., NkiTensor]:
     return language_function(function)
 
 
-# The names in this module differ from the names of nki.language, which hide builtins.
 sum_over = _over("add", "sum", "Return the sum over ``axis``, like ``torch.sum``.")
 max_over = _over("maximum", "max", "Return the largest element over ``axis``, like ``torch.amax``.")
 min_over = _over("minimum", "min", "Return the smallest element over ``axis``, like ``torch.amin``.")
@@ -95,7 +97,7 @@ prod_over = _over("multiply", "prod", "Return the product over ``axis``, like ``
 
 def _scaled_sum(x: NkiTensor, axis: Any, dtype: Any, keepdims: bool) -> NkiTensor:
     count = prod(x.shape[_first_reduced(x, axis) :])
-    total = reduced("add", x, axis, dt.float32, keepdims, dt.float32)
+    total = _reduced("add", x, axis, dt.float32, keepdims, dt.float32)
     return binary("multiply", total, 1.0 / count, dtype)
 
 
@@ -130,7 +132,7 @@ def all_over(x: NkiTensor, axis: Axes, dtype: Any = None) -> NkiTensor:
     The other arguments are the same as in ``sum``.
     """
     tile = as_tile("x", x)
-    return reduced("logical_and", tile, axis, dtype, False, tile.dtype)
+    return _reduced("logical_and", tile, axis, dtype, False, tile.dtype)
 
 
 all_over.__name__ = all_over.__qualname__ = "all"
@@ -147,14 +149,14 @@ def softmax(x: NkiTensor, axis: Axes = -1, dtype: Any = None) -> NkiTensor:
     wanted = tile.dtype if dtype is None else as_dtype(dtype)
     powers = new_tile(tile.shape, dt.float32)
     if _first_reduced(tile, axis) > 1:
-        highest = reduced("maximum", tile, axis, dt.float32, True, dt.float32)
+        highest = _reduced("maximum", tile, axis, dt.float32, True, dt.float32)
         activation(powers, OPERATORS["exp"], binary("subtract", tile, highest, dt.float32))
-        total = reduced("add", powers, axis, dt.float32, True, dt.float32)
+        total = _reduced("add", powers, axis, dt.float32, True, dt.float32)
         return binary("multiply", powers, reciprocal(total), wanted)
     # One row a partition: the activation subtracts the maximum and sums by itself.
-    lowest = reduced("maximum", tile, axis, dt.float32, False, dt.float32, negate=True)
+    negated_highest = _reduced("maximum", tile, axis, dt.float32, False, dt.float32, negate=True)
     total = new_tile((tile.shape[0], 1), dt.float32)
-    activation_reduce(powers, OPERATORS["exp"], tile, OPERATORS["add"], total, bias=lowest)
+    activation_reduce(powers, OPERATORS["exp"], tile, OPERATORS["add"], total, bias=negated_highest)
     result = powers if wanted == dt.float32 else new_tile(tile.shape, wanted)
     tensor_scalar(result, powers, OPERATORS["multiply"], reciprocal(total))
     return result
@@ -180,8 +182,8 @@ def rms_norm(
     if not is_number(n) or n <= 0:
         raise NkiValidationError(f"n, the number of values of the mean, must be a positive number, got {n!r}")
     between = dt.float32 if compute_dtype is None else as_dtype(compute_dtype)
-    total = reduced("add", activated("square", tile, between), axis, between, True, between)
-    mean = new_tile(total.shape, between)
-    tensor_scalar(mean, total, OPERATORS["multiply"], 1.0 / n, op1=OPERATORS["add"], operand1=epsilon)
-    normalized = binary("multiply", tile, activated("rsqrt", mean), between)
+    total = _reduced("add", activated("square", tile, between), axis, between, True, between)
+    mean_square = new_tile(total.shape, between)
+    tensor_scalar(mean_square, total, OPERATORS["multiply"], 1.0 / n, op1=OPERATORS["add"], operand1=epsilon)
+    normalized = binary("multiply", tile, activated("rsqrt", mean_square), between)
     return binary("multiply", normalized, weight, tile.dtype if dtype is None else dtype)

@@ -18,9 +18,9 @@ from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.errors import NkiValidationError
-from .creation import language_function
 from .elementwise import activated, binary, result_type
 from .operands import TileOrNumber, as_tile, cast_copy, is_number, new_tile
+from .programs import language_function
 
 # From here on every float32 is an integer.
 _ALL_INTEGERS = float(2**23)

@@ -19,9 +19,10 @@ from ..engines.vector.arithmetic import tensor_scalar
 from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
-from .creation import full, language_function
+from .creation import full
 from .elementwise import binary, reciprocal
 from .operands import as_tile, new_tile, result_tile
+from .programs import language_function
 
 # 2 pi = 6.28125 + 127 / 65536 + the rest; the first two have 8 significant bits at most, so that their products with a
 # multiple below 2^16 are exact in float32.

@@ -14,7 +14,7 @@ from typing import Any
 from ..isa.definition import NkiInstruction
 from ..machine.core import Core, Launch
 from ..tensors.view import View
-from ..terms.argument_checks import describe
+from ..terms.descriptions import describe_tensor
 from ..terms.errors import NkiValidationError
 from .arguments import parts_of
 
@@ -38,8 +38,8 @@ def check_same_tensors(kernel: str, first: Core, second: Core) -> None:
     raise NkiValidationError(
         f"{kernel}: both cores must make the same tensors in nl.shared_hbm, in the same order; core 0 makes "
         f"{counts[0]} and core 1 makes {counts[1]}: number {number}, "
-        f"{describe(extra.name, extra.shape, extra.dtype, extra.region)}, is made on core {int(counts[1] > number)} "
-        f"alone"
+        f"{describe_tensor(extra.name, extra.shape, extra.dtype, extra.region)}, is made on "
+        f"core {int(counts[1] > number)} alone"
     )
 
 

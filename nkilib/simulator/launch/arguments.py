@@ -21,10 +21,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..hardware.options import Level
+from ..hardware.options import Level, refuse
 from ..machine.core import Core
 from ..machine.issue import check_scope
-from ..machine.levels import refuse
 from ..machine.observer import Watcher
 from ..machine.partial_writes import PartialWrites, where_unwritten
 from ..memory.storage import Storage

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from ..hardware.current import enter
 from ..hardware.options import Options
-from ..machine.core import Core, Launch, LeftOut
+from ..machine.core import Core, Launch
+from ..machine.left_out import LeftOut
 from ..machine.loops import Trips, check_equal_loop_counts
 from ..machine.observer import Watcher, active_watchers
 from ..machine.partial_writes import WatchWrites
@@ -437,8 +438,8 @@ def run_skipping(kernel: Launchable, args: tuple[Any, ...], kwargs: dict[str, An
     """Launch ``kernel`` with ``skip_arithmetic``: it checks everything and computes only the values it needs.
 
     The first launch computes nothing. If it needs values that it has left out, it ends, and a further launch has memory
-    for the storages of these values and computes them; see ``LeftOut`` in machine/core.py. A restart is cheap as long
-    as little is computed. Watchers observe the last launch.
+    for the storages of these values and computes them; see machine/left_out.py. A restart is cheap as long as little is
+    computed. Watchers observe the last launch.
 
     Raises:
         NkiValidationError: the error of a launch that computes everything; or if values are needed of an argument that

@@ -3,18 +3,17 @@
 
 """The state of a simulated core and of the launch that it belongs to, and the core of the current thread.
 
-- :class:`Launch`: the state that the cores share; :class:`LeftOut`: the values that a launch does not compute;
+- :class:`Launch`: the state that the cores share;
 - :class:`Core`: one core, with its random numbers (:class:`RandomState`) and :class:`Accumulators`;
-- :class:`Emitter`: the receiver of the instructions of a core that describes work instead of doing it.
+- :func:`current_core` and :func:`current_core_or_none`: the core of the current thread;
+- :class:`Emitter`: the interface that records the work of instructions instead of doing it; implemented in replay/.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -32,141 +31,13 @@ from ..terms.dtypes import DType
 from ..terms.enums import Engine
 from ..terms.errors import ArgumentTypeError, NkiValidationError
 from ..terms.scopes import Scope, new_scope
-from ..terms.spec import DataNeeded, ValuesWanted
-from .loops import Loops, Stated, Tally, Trips, current_trips
-from .observer import Issued, Observers
+from ..terms.spec import DataNeeded
+from .left_out import LeftOut
+from .loops import Loops, Tally, Trips, current_trips
+from .observer import Observers
 from .synchronisation import CoreBarrier, Seat
 
-# The generators of each lane of an engine.
-STREAMS = {Engine.gpsimd: 1, Engine.vector: 4}
-
-# The instructions that synchronise with other ranks: it is not known which values those leave out.
-_REFUSED_MODULE = "nki.collectives"
-
 State = TypeVar("State")
-
-
-def _outputs(call: Issued) -> Iterator[Storage]:
-    for _, position in call.definition.outputs:
-        if call.values[position] is not None:
-            yield call.values[position].storage
-    for operand in call.indirect:
-        if operand.is_output:
-            yield operand.base.storage
-
-
-class LeftOut:
-    """The values that a launch with ``skip_arithmetic`` leaves out; its cores share this object.
-
-    A storage whose values are left out has no memory. An instruction that writes only such storages checks its
-    operands, records its reads and writes, and stops before it would compute. An instruction that writes a storage with
-    memory computes, and everything that it reads must have memory too: a value that exists equals that of a full
-    launch.
-
-    Where an address, the bound of a loop or a check needs values of a storage without memory, the launch ends and
-    starts again (``run_skipping`` in launch/running.py). From then on the storages of the same origin have memory, and
-    so have the storages from which their values came as far as the launch has seen. The origin of a storage is the
-    place in the kernel that makes it: the chain of calls from the kernel's function to that line, so that all
-    iterations of a Python loop are one origin. The storage of an argument has the argument as its origin.
-
-    Args:
-        made: the origins of the storages that have memory.
-        makes_all: whether all storages have memory.
-        trips: the iteration counts of loops whose bounds are left out; None if they are not stated.
-        bottom: the code object that calls the kernel's function, where the chain of calls of an origin begins.
-
-    Attributes:
-        wanted: the origins of storages whose values are needed and were left out.
-        wants_all: whether values of unknown origin were needed.
-    """
-
-    def __init__(self, made: frozenset[Hashable], makes_all: bool, trips: Stated | None, bottom: CodeType) -> None:
-        self.trips = trips
-        self.wanted: set[Hashable] = set()
-        self.wants_all = False
-        self._made = made
-        self._makes_all = makes_all
-        self._bottom = bottom
-        self._sources: dict[Hashable, set[Hashable]] = {}
-        self._output: list[str] = []
-        self._without_values: set[Hashable] = set()
-
-    @property
-    def is_lacking(self) -> bool:
-        """Whether a value was needed that was left out."""
-        return self.wants_all or bool(self.wanted)
-
-    def makes(self, origin: Hashable) -> bool:
-        """Return whether storages of that origin have memory."""
-        return self._makes_all or origin in self._made
-
-    def origin_here(self) -> Hashable:
-        """Return the origin of a storage that the kernel makes now."""
-        place: list[int] = []
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code is not self._bottom:
-            place += (id(frame.f_code), frame.f_lasti)
-            frame = frame.f_back
-        return tuple(place)
-
-    def want(self, origin: Hashable) -> None:
-        """Record that values of that origin are needed; None means an unknown origin."""
-        if origin is None:
-            self.wants_all = True
-        else:
-            self.wanted.add(origin)
-
-    def cannot_make(self, origin: Hashable) -> None:
-        """Record that no values of that origin exist: it is an argument that was passed without values."""
-        self._without_values.add(origin)
-
-    def all_wanted(self) -> set[Hashable]:
-        """Return the wanted origins and the origins from which they were seen to come, which may be incomplete."""
-        origins, left = set(self.wanted), list(self.wanted)
-        while left:
-            more = self._sources.get(left.pop(), set()) - origins
-            origins |= more
-            left += more
-        return origins - (self._without_values - self.wanted)
-
-    def run(self, call: Issued) -> None:
-        """Run an instruction: completely if it writes a storage with memory, else up to where it would compute.
-
-        Raises:
-            ValuesWanted: if values are needed that were left out.
-            NotImplementedError: for an operation among ranks.
-        """
-        if call.definition.module == _REFUSED_MODULE:
-            raise NotImplementedError(
-                f"{call.definition.label}: skip_arithmetic does not know what other ranks leave out; launch without it"
-            )
-        outputs = list(_outputs(call))
-        computes = not all([storage.is_abstract for storage in outputs])
-        if computes:
-            self._need(outputs)
-            self._need(view.storage for view in call.reads)
-        try:
-            call.definition.function(call, *call.values[:-1])
-        except DataNeeded as needed:
-            if computes:
-                self.want(needed.origin)
-                raise ValuesWanted(needed.origin) from None
-        for storage in outputs:
-            self._sources.setdefault(storage.origin, set()).update([view.storage.origin for view in call.reads])
-
-    def _need(self, storages: Iterable[Storage]) -> None:
-        lacking = {storage.origin for storage in storages if storage.is_abstract}
-        if lacking:
-            self.wanted |= lacking
-            raise ValuesWanted(next(iter(lacking)))
-
-    def keep_output(self, text: str) -> None:
-        """Keep text that the kernel prints for :meth:`print_all`, because the launch may end and start again."""
-        self._output.append(text)
-
-    def print_all(self) -> None:
-        """Print the text that the kernel has printed."""
-        print("".join(self._output), end="", flush=True)
 
 
 @dataclass
@@ -174,7 +45,7 @@ class Launch:
     """The state that the cores of one kernel launch share.
 
     Attributes:
-        is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
+        is_abstract: whether its tensors have shapes and types and no memory; see terms/spec.py.
         hbm_places: the tensors in shared HBM that the kernel has placed.
         kernel: the name of the launched kernel.
         compile_config: the compiler settings of the launched kernel, which also hold for the kernels that it calls.
@@ -268,6 +139,10 @@ class Launch:
             return self.constants[key]
 
 
+# The random number generators of each lane of an engine.
+GENERATORS_PER_LANE = {Engine.gpsimd: 1, Engine.vector: 4}
+
+
 class RandomState:
     """The random number generators of a core; unseeded ones start from its number, so that cores differ.
 
@@ -296,7 +171,8 @@ class RandomState:
         if engine in self._lost:
             raise DataNeeded("the random number generators")
         if engine not in self._generators:
-            self._generators[engine] = Xorwow(STREAMS[engine], self._core_number, STREAMS[engine])
+            count = GENERATORS_PER_LANE[engine]
+            self._generators[engine] = Xorwow(count, self._core_number, count)
         return self._generators[engine]
 
     def lose(self, engine: Engine) -> None:
@@ -326,6 +202,7 @@ class Accumulators:
         self.is_blank = not self.known.any()
 
     def set(self, lanes: slice, values: Any) -> None:
+        """Write ``values``, one for each partition or the same for all, to the registers of ``lanes``."""
         self.values[lanes] = values
         self.known[lanes] = True
         self.is_blank = False
@@ -349,7 +226,7 @@ class Accumulators:
 
 
 class Emitter(Protocol):
-    """A recorder to which instructions describe their work instead of doing it, one after the other; see replay/.
+    """The interface that records the work of instructions instead of doing it; replay/ implements it.
 
     The function of an instruction checks its operands and then describes its work by calls of these methods, through
     the functions of ``engines/`` that otherwise do the work at once. A function that reads the elements of a tensor in
@@ -386,15 +263,15 @@ class Core:
     """One simulated core.
 
     Attributes:
-        is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
+        is_abstract: whether its tensors have shapes and types and no memory; see terms/spec.py.
         version_number: the generation as a number, so that instructions need not ask an Enum for it.
         issued: the number of instructions that it has begun, which is the number of the last one.
-        names: for the ``name=`` of every named instruction, the dynamic loops in which it ran; see loops.py.
+        names: for the ``name=`` of every named instruction, the dynamic loops in which it ran; see machine/loops.py.
         observers: the core's observers.
         loops: the dynamic loops and ``no_reorder`` regions around the current instruction.
         random: the random number generators of its engines.
         defers_results: whether elementwise results that the instruction also reduces are deferred until they are read;
-            see deferred.py.
+            see memory/deferred.py.
         loads: the tiles whose contents come from HBM and may still be deferred.
         hbm_places: the tensors in private HBM that the kernel has placed.
         name: the core's name in messages; empty if no other core runs.

@@ -18,12 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..hardware.generations import PARTITIONS
+from ..hardware.options import refuse
 from ..isa.checks import check_engine, check_engine_access
 from ..isa.definition import Cost, Definition, EngineRule, NkiInstruction, Operand
 from ..isa.indirection import check_indirect_operands, gather, resolve_scalar_offset, with_indirection
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
-from ..terms.argument_checks import PLAIN_ERRORS, describe_foreign_value, wrong_argument
+from ..terms.argument_checks import PLAIN_ERRORS, wrong_argument
+from ..terms.descriptions import describe_foreign_value
 from ..terms.dtypes import COMPUTABLE, int64
 from ..terms.enums import ON_CHIP, Engine, MemoryRegion, nc_version
 from ..terms.errors import (
@@ -37,7 +39,6 @@ from ..terms.errors import (
 from ..terms.scopes import is_around, why_apart
 from ..terms.spec import DataNeeded, ValuesWanted
 from .core import Core, current_core
-from .levels import refuse
 from .observer import Issued
 from .overlapping_copies import check_destination
 from .partial_writes import PartialWrites, where_unwritten

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
+from ..hardware.options import refuse
 from ..memory.byte_spans import first_meeting, spans_of
 from ..tensors.view import View
 from ..terms.errors import OverlappingCopyError, kernel_location
 from ..terms.layout import Layout, has_repeats, reshape_strides
 from .core import Core
-from .levels import refuse
 
 # Kernels repeat a few such copies.
 _MOST_PAIRS = 1024

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..memory.storage import Storage
 from ..tensors.view import View
-from ..terms.argument_checks import first_and_last
+from ..terms.descriptions import first_and_last
 from ..terms.errors import kernel_location
 from ..terms.layout import Layout
 from .observer import Issued, Observer, Observers, Watcher

@@ -22,17 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ..hardware.generations import PSUM_BANK_BYTES
-from ..hardware.options import Level
+from ..hardware.options import Level, refuse
 from ..isa.definition import Definition
 from ..memory.storage import Storage
 from ..tensors.view import View, partition_elements
-from ..terms.argument_checks import describe
+from ..terms.descriptions import describe_tensor
 from ..terms.dtypes import DType
 from ..terms.enums import Engine, MemoryRegion, nc_version
 from ..terms.errors import PsumGroupError, kernel_frame, kernel_location
 from ..terms.layout import Layout, extent, is_dense
 from .core import Core
-from .levels import refuse
 from .observer import Issued, Observer
 
 Numbers = npt.NDArray[np.int64]
@@ -433,7 +432,7 @@ class PsumGroups(Observer):
         watched = self._core_of()
         assert watched is not None  # it has issued the call
         core = f" on {watched.name}" if watched.name else ""
-        tensor = describe(storage.name, storage.shape, storage.dtype, storage.region)
+        tensor = describe_tensor(storage.name, storage.shape, storage.dtype, storage.region)
         of_tensor = "" if tile.is_placed else f" of {tensor}"
         error = PsumGroupError(
             f"{here}: {call.definition.label}{name}{core}: goes on with the group of products in "

@@ -21,15 +21,14 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from ..hardware.options import Level
+from ..hardware.options import Level, refuse
 from ..memory.byte_spans import Offsets, Spans, first_meeting, spans_of, spans_of_rows
 from ..memory.storage import Storage
 from ..tensors.view import View
-from ..terms.argument_checks import describe
+from ..terms.descriptions import describe_tensor
 from ..terms.enums import MemoryRegion
 from ..terms.errors import IdenticalWritesError, RaceError, kernel_location
 from ..terms.layout import Layout, Shape
-from .levels import refuse
 from .observer import Issued, Observer, Observers, Watcher
 
 _SHARED = MemoryRegion.shared_hbm
@@ -71,7 +70,7 @@ class _Access:
         return self.tensor.index_of(byte - self.tensor.start)
 
     def __str__(self) -> str:
-        return describe(self.tensor.name, self.tensor.shape, self.tensor.dtype, self.tensor.region)
+        return describe_tensor(self.tensor.name, self.tensor.shape, self.tensor.dtype, self.tensor.region)
 
 
 class _Accesses:

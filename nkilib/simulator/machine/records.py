@@ -15,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..hardware.generations import Generation
-from ..hardware.options import Level
+from ..hardware.options import Level, refuse
 from ..memory.capacity import CertainUse, LiveRange, Peak, certain_overflow, certain_uses, check_capacity
 from ..memory.storage import Storage
 from ..tensors.view import View
 from ..terms.enums import MemoryRegion
 from ..terms.errors import CapacityError
-from .levels import refuse
 from .loops import LoopRun, Skip, Tally
 from .observer import Issued, Observer, Observers, Watcher, watching
 

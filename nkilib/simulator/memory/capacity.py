@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The check that the tensors that are live at the same time fit SBUF and PSUM.
+"""The check that the tensors that are live at the same time fit SBUF and PSUM, and the peak use of each.
 
-The check follows a core's instructions in program order and, wherever a tensor becomes live, tests whether all live
-tensors can lie side by side. A tile of at most 32 partitions may start at partition 0, 32, 64 or 96, one of at most 64
-at 0 or 64, a larger one at 0 (``nki/guides/architecture/trainium_inferentia2_arch.rst``); in PSUM a tile of at most a
-bank stays inside one bank, a larger one takes whole banks. Between two tests tiles may move, as if memory were never
-fragmented: a kernel that passes may still be too large for a compiler, but not the other way round.
+Instructions record their use of each on-chip tensor in its :class:`LiveRange`. At the end of a kernel
+:func:`check_capacity` checks these and returns the peaks. While the kernel runs, a lower bound on its use is tracked
+(:func:`certain_uses`, :class:`CertainUse`): a kernel that can no longer fit ends at once, with the error of
+:func:`certain_overflow`.
 
-While the kernel runs, a lower bound on its use is tracked (:class:`CertainUse`): a kernel that can no longer fit ends
-at once.
+The check at the end follows a core's instructions in program order and, wherever a tensor becomes live, tests whether
+all live tensors can lie side by side. A tile of at most 32 partitions may start at partition 0, 32, 64 or 96, one of at
+most 64 at 0 or 64, a larger one at 0 (``nki/guides/architecture/trainium_inferentia2_arch.rst``); in PSUM a tile of at
+most a bank stays inside one bank, a larger one takes whole banks. Between two tests tiles may move, as if memory were
+never fragmented: a kernel that passes may still be too large for a compiler, but not the other way round.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from ..hardware.generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES, Generation
-from ..terms.argument_checks import describe
+from ..terms.descriptions import describe_tensor
 from ..terms.dtypes import DType
 from ..terms.enums import MemoryRegion
 from ..terms.errors import CapacityError, kernel_frame
@@ -33,8 +35,6 @@ from ..terms.errors import CapacityError, kernel_frame
 _QUARTER = PARTITIONS // 4
 # Before the first instruction, which has number 1.
 _NEVER = 0
-# The live tensors that a message lists.
-_LISTED = 12
 
 
 class LiveRange:
@@ -113,6 +113,11 @@ class LiveRange:
         return self._earlier or ()
 
     @property
+    def lifetimes(self) -> list[tuple[int, int]]:
+        """First and last instruction of every lifetime, the earlier ones first."""
+        return [*self.earlier, (self.first, self.last)]
+
+    @property
     def is_used(self) -> bool:
         return self.first != _NEVER
 
@@ -132,16 +137,33 @@ class LiveRange:
     @property
     def tensor(self) -> str:
         """The tensor's name, shape and type, and its region."""
-        return describe(self._name, self._shape, self._dtype, self.region)
+        return describe_tensor(self._name, self._shape, self._dtype, self.region)
 
     def __str__(self) -> str:
         return f"{self.tensor}, made at {self.place}"
 
 
-class _Span(NamedTuple):
-    """A part of a tensor's lifetime, from the instruction after number ``before`` to number ``last``.
+@dataclass(frozen=True)
+class _Room:
+    """The size of a region: its bytes in a partition, and the size of the bank that a small tile must not leave."""
 
-    ``area`` is the space that the tensor takes; see :class:`LiveRange`.
+    region: MemoryRegion
+    nbytes: int
+    bank: int
+
+
+def _rooms(generation: Generation) -> tuple[_Room, _Room]:
+    return (
+        _Room(MemoryRegion.sbuf, generation.sbuf_usable_bytes, generation.sbuf_usable_bytes),
+        _Room(MemoryRegion.psum, PSUM_PARTITION_BYTES, PSUM_BANK_BYTES),
+    )
+
+
+class _Uncounted(NamedTuple):
+    """The part of a tensor's lifetime that :class:`CertainUse` has not counted yet.
+
+    It goes from the instruction after number ``before`` to number ``last``; ``area`` is the space that the tensor takes
+    (see :class:`LiveRange`).
     """
 
     last: int
@@ -149,9 +171,9 @@ class _Span(NamedTuple):
     area: int
 
 
-def _span(life: LiveRange) -> _Span:
+def _uncounted(life: LiveRange) -> _Uncounted:
     """Return the part of a tensor's lifetime that was not counted yet."""
-    return _Span(life.last, max(life.counted, life.first - 1), life.area)
+    return _Uncounted(life.last, max(life.counted, life.first - 1), life.area)
 
 
 class CertainUse:
@@ -164,11 +186,12 @@ class CertainUse:
 
     Tensors that instructions touch are collected in a list, the window, which contains each tensor once. As long as the
     highest use before the window and all tensors of the window fit together, nothing has to be computed. When they do
-    not, the spans (:class:`_Span`) of the window's tensors are added to the moments so far, and a new window begins.
+    not, the uncounted spans (:class:`_Uncounted`) of the window's tensors are added to the moments so far, and a new
+    window begins.
 
-    A moment is the end of a span: spans that overlap do so where the first of them ends. A later touch
-    adds to all moments after the tensor's previous touch, up to now. So a moment can be dropped as soon as a later one
-    takes as much, and of the remaining moments the first takes most.
+    A moment is the end of a span: spans that overlap do so where the first of them ends. A later touch adds to all
+    moments after the tensor's previous touch, up to now. So a moment can be dropped as soon as a later one takes as
+    much, and of the remaining moments the first takes most.
 
     Args:
         room: the size of the region, in bytes times quarters of the partitions.
@@ -183,7 +206,7 @@ class CertainUse:
         self._most = 0  # that is taken at one time, without the window
         self._bound = 0  # with all of the window at once
         self._lives: list[LiveRange] = []  # of the window
-        self._ended: list[_Span] = []  # of its tensors that were overwritten
+        self._ended: list[_Uncounted] = []  # of its tensors that were overwritten
         self._moments: list[int] = []
         self._falls: list[int] = []  # by how much the next moment uses less; for the last one, its use
 
@@ -199,7 +222,7 @@ class CertainUse:
         """Record that instruction ``number`` overwrites a whole tensor; the result is that of :meth:`touch`."""
         is_inside, is_counted = life.window == self.window, life.last == number
         if is_inside:
-            self._ended.append(_span(life))
+            self._ended.append(_uncounted(life))
         life.restart(number)
         life.counted = number if is_counted else number - 1
         return is_inside or self._enter(life)
@@ -219,7 +242,7 @@ class CertainUse:
 
     def _close(self) -> None:
         """Add the uncounted spans of the window's tensors to the moments so far, and begin a new window."""
-        for span in sorted([*self._ended, *map(_span, self._lives)]):
+        for span in sorted([*self._ended, *map(_uncounted, self._lives)]):
             self._add(*span)
         for life in self._lives:
             life.counted = life.last
@@ -249,56 +272,17 @@ class CertainUse:
             falls[kept - 1] = fall
 
 
-class Peak(NamedTuple):
-    """The most bytes of a partition that tensors take at one time, and the tensors that are live then."""
-
-    nbytes: int
-    lives: tuple[LiveRange, ...]
-
-
-class _Placed(NamedTuple):
-    """The place of a tile: quarters ``first`` to ``first + quarters`` of the partitions, and bytes ``low`` to ``high``.
-
-    A quarter is 32 partitions; the bytes are those of each partition. Both ends are exclusive.
-    """
-
-    first: int
-    quarters: int
-    low: int
-    high: int
-
-    def overlaps(self, other: _Placed) -> bool:
-        shares_partitions = self.first < other.first + other.quarters and other.first < self.first + self.quarters
-        return shares_partitions and self.low < other.high and other.low < self.high
-
-
-@dataclass(frozen=True)
-class _Room:
-    """The size of a region: its bytes in a partition, and the size of the bank that a small tile must not leave."""
-
-    region: MemoryRegion
-    nbytes: int
-    bank: int
-
-
-def _rooms(generation: Generation) -> tuple[_Room, _Room]:
-    return (
-        _Room(MemoryRegion.sbuf, generation.sbuf_usable_bytes, generation.sbuf_usable_bytes),
-        _Room(MemoryRegion.psum, PSUM_PARTITION_BYTES, PSUM_BANK_BYTES),
-    )
-
-
 def certain_uses(generation: Generation) -> dict[MemoryRegion, CertainUse]:
     """Return a :class:`CertainUse` without tensors for SBUF and for PSUM, for a kernel that begins."""
     return {room.region: CertainUse(room.nbytes * PARTITIONS // _QUARTER) for room in _rooms(generation)}
 
 
-def _spans(life: LiveRange) -> list[tuple[int, int]]:
-    return [*life.earlier, (life.first, life.last)]
+# The live tensors that a message lists.
+_LISTED = 12
 
 
 def _is_live(life: LiveRange, moment: int) -> bool:
-    return any(first <= moment <= last for first, last in _spans(life))
+    return any(first <= moment <= last for first, last in life.lifetimes)
 
 
 def _overflow(room: _Room, live: Sequence[LiveRange]) -> str:
@@ -334,17 +318,20 @@ def certain_overflow(
     return CapacityError(_overflow(room, live), last.place)
 
 
-def _placed_height(live: Iterable[LiveRange]) -> int:
-    """Return the highest end, in bytes of a partition, of live tiles that the kernel places; 0 without one."""
-    return max([life.address[1] + life.nbytes for life in live if life.address is not None], default=0)
+class _Placed(NamedTuple):
+    """The place of a tile: quarters ``first`` to ``first + quarters`` of the partitions, and bytes ``low`` to ``high``.
 
+    A quarter is 32 partitions; the bytes are those of each partition. Both ends are exclusive.
+    """
 
-# The orders in which tiles are placed: the best one depends on the tiles.
-_ORDERS: tuple[Callable[[LiveRange], tuple[int, ...]], ...] = (
-    lambda life: (-life.quarters, -life.nbytes),
-    lambda life: (-life.nbytes, -life.quarters),
-    lambda life: (-life.nbytes * life.quarters, -life.quarters),
-)
+    first: int
+    quarters: int
+    low: int
+    high: int
+
+    def overlaps(self, other: _Placed) -> bool:
+        shares_partitions = self.first < other.first + other.quarters and other.first < self.first + self.quarters
+        return shares_partitions and self.low < other.high and other.low < self.high
 
 
 def _rounded(room: _Room, life: LiveRange) -> int:
@@ -384,6 +371,14 @@ def _where_placed(life: LiveRange) -> _Placed:
     return _Placed(first, last - first + 1, low, low + life.nbytes)
 
 
+# The orders in which tiles are placed: the best one depends on the tiles.
+_ORDERS: tuple[Callable[[LiveRange], tuple[int, ...]], ...] = (
+    lambda life: (-life.quarters, -life.nbytes),
+    lambda life: (-life.nbytes, -life.quarters),
+    lambda life: (-life.nbytes * life.quarters, -life.quarters),
+)
+
+
 def _height_in_order(room: _Room, lives: Sequence[LiveRange]) -> int | None:
     placed = [_where_placed(life) for life in lives if life.address is not None]
     for life in lives:
@@ -408,6 +403,11 @@ def _height(room: _Room, lives: Iterable[LiveRange]) -> int | None:
     return min((height for height in heights if height is not None), default=None)
 
 
+def _placed_height(live: Iterable[LiveRange]) -> int:
+    """Return the highest end, in bytes of a partition, of live tiles that the kernel places; 0 without one."""
+    return max([life.address[1] + life.nbytes for life in live if life.address is not None], default=0)
+
+
 def _check_apart(room: _Room, life: LiveRange, live: Iterable[LiveRange]) -> None:
     """Check that a tensor placed by hand does not overlap another such tensor that still holds data."""
     mine = _where_placed(life)
@@ -420,6 +420,13 @@ def _check_apart(room: _Room, life: LiveRange, live: Iterable[LiveRange]) -> Non
             )
 
 
+class Peak(NamedTuple):
+    """The most bytes of a partition that tensors take at one time, and the tensors that are live then."""
+
+    nbytes: int
+    lives: tuple[LiveRange, ...]
+
+
 def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
     """Return the peak of the bytes of a partition that are needed at one time, with the tensors that are live then.
 
@@ -428,12 +435,12 @@ def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
     are_placed = any([life.address is not None for life in lives])
     if not are_placed and room.bank >= room.nbytes and sum([life.nbytes for life in lives]) <= known:
         return Peak(known, ())  # they would fit all at one time
-    spans = sorted(((*span, life) for life in lives for span in _spans(life)), key=itemgetter(0, 1))
-    live: dict[int, LiveRange] = {}  # by the number of the span
+    lifetimes = sorted(((*lifetime, life) for life in lives for lifetime in life.lifetimes), key=itemgetter(0, 1))
+    live: dict[int, LiveRange] = {}  # by the number of the lifetime
     ends: list[tuple[int, int]] = []
     peak = Peak(known, ())
     movable = 0  # bytes of the live tiles that the kernel has not placed
-    for number, (first, last, life) in enumerate(spans):
+    for number, (first, last, life) in enumerate(lifetimes):
         while ends and ends[0][0] < first:
             ended = live.pop(heapq.heappop(ends)[1])
             movable -= ended.nbytes if ended.address is None else 0

@@ -3,7 +3,8 @@
 
 """``Storage``: the memory behind tensors. Tensors are views of it and never copy.
 
-Large on-chip storages take their memory from a pool, so that not every launch allocates fresh pages.
+Large on-chip storages take their memory from a :class:`BytePool`, so that not every launch allocates fresh pages.
+:class:`DeferredLoads` is the set of the storages of a core that still depend on memory in HBM.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from ..terms.argument_checks import describe
+from ..terms.descriptions import describe_tensor
 from ..terms.dtypes import LOW_PRECISION, DType, float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4, float32
 from ..terms.enums import ON_CHIP, MemoryRegion
 from ..terms.layout import Layout, form_of
@@ -116,7 +117,7 @@ class Storage:
         partition_elements: the number of elements of its type in one index of dimension 0.
         partition_bytes: the bytes of one index of dimension 0, in ``numpy_dtype``.
         nbytes: the bytes of the whole storage, in ``numpy_dtype``.
-        is_abstract: whether it has a shape and a type and no memory; see spec.py.
+        is_abstract: whether it has a shape and a type and no memory; see terms/spec.py.
         written: the record of which elements have a value.
         parts: the deferred contents of some blocks, the oldest first; no two of these blocks overlap; see deferred.py.
         derived: the values derived from its elements until they change, or None; see deferred.py.
@@ -129,7 +130,7 @@ class Storage:
         address: the address if the kernel places it itself: on chip first partition and first byte in a partition, in
             HBM the first byte; or None.
         origin: in a launch with ``skip_arithmetic``, the argument or the place in the kernel that it comes from, by
-            which its values are requested (see ``LeftOut`` in machine/core.py); None in other launches.
+            which its values are requested (see ``LeftOut`` in machine/left_out.py); None in other launches.
     """
 
     __slots__ = (
@@ -413,7 +414,7 @@ class Storage:
 
     def _must_have_memory(self) -> None:
         if self.is_abstract:
-            raise DataNeeded(describe(self.name, self.shape, self.dtype, self.region), self.origin)
+            raise DataNeeded(describe_tensor(self.name, self.shape, self.dtype, self.region), self.origin)
 
     def fill_unwritten(self, layout: Layout, dtype: DType) -> None:
         """Give the unwritten elements of ``layout`` the sentinel value, without marking them as written.

@@ -3,7 +3,11 @@
 
 """Casts between the types of tensors and the float32 in which engines compute, and copies in another order.
 
-The MX formats are here too: blocks of 32 elements of 8 or 4 bits that share a scale, a power of two.
+- :func:`to_float32`, :func:`copy_as_float32`: into float32;
+- :func:`store_float`, :func:`store_integer`, with :func:`round_to_tfloat32` and :func:`saturate_to_integer`: out of it;
+- :func:`quantize`, :func:`dequantize`: into and out of the MX formats, blocks of 32 elements of 8 or 4 bits that share
+  a scale, a power of two;
+- :func:`transposed`, :func:`copy_in_order`: copies.
 
 Floats round to nearest even. A float becomes an integer by rounding to nearest even and saturating; NaN becomes 0,
 which the documentation leaves open. Source: ``nki/guides/architecture/trainium_inferentia2_arch.rst`` (engines
@@ -25,28 +29,6 @@ from ..terms.dtypes import ALL_DTYPES, DType, float4_e2m1fn_x4, float8_e4m3fn_x4
 FLOAT32 = np.dtype(np.float32)
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
-_TF32_DROPPED_BITS = 13
-
-# Rows of the source that are copied at a time: their part that is copied stays in a core's first cache.
-_ROWS_AT_A_TIME = 64
-# Smaller ones stay in a cache anyway.
-SMALLEST_TRANSPOSED_BYTES = 1 << 17
-
-# Elements from which on a matrix is copied before it is transposed; the copy takes less than a microsecond.
-_SMALLEST_COPIED = 1 << 10
-
-# A block of an MX format is a piece of a matrix with so many rows and columns; the elements of one of its rows form one
-# word of a packed type, with the first element in the lowest bits.
-BLOCK_ROWS = 8
-BLOCK_COLUMNS = 4
-
-_SCALE_BIAS = 127
-_NAN_SCALE = 255
-_FP4_BITS = 4
-
-# The element types into which quantize_mx can write, and the exponents of their largest numbers.
-_FP8_TYPES = {float8_e5m2_x4: (ml_dtypes.float8_e5m2, 15), float8_e4m3fn_x4: (ml_dtypes.float8_e4m3fn, 8)}
-
 
 def _values_of_bits(count: int, numpy_type: Any) -> npt.NDArray[np.float64]:
     return np.arange(count, dtype=np.uint8).view(numpy_type).astype(np.float64)
@@ -58,12 +40,6 @@ _FLOAT8_VALUES = {
     for dtype in ALL_DTYPES
     if dtype.is_float and dtype.itemsize == 1
 }
-_MX_VALUES = {
-    float8_e5m2_x4: _values_of_bits(256, ml_dtypes.float8_e5m2),
-    float8_e4m3fn_x4: _values_of_bits(256, ml_dtypes.float8_e4m3fn),
-    float4_e2m1fn_x4: _values_of_bits(16, ml_dtypes.float4_e2m1fn),
-}
-_MX_SCALES = _values_of_bits(256, ml_dtypes.float8_e8m0fnu)
 
 
 def _quick_to_cast(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -90,6 +66,9 @@ def copy_as_float32(destination: npt.NDArray[np.float32], values: npt.NDArray[An
         np.take(table, values.view(np.uint8), out=destination, mode="clip")
     else:
         np.copyto(destination, _quick_to_cast(values), casting="unsafe")
+
+
+_TF32_DROPPED_BITS = 13
 
 
 def round_to_tfloat32(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -135,35 +114,17 @@ def store_integer(destination: npt.NDArray[Any], values: npt.NDArray[Any], dtype
         store_float(destination, shaped.astype(np.float32), dtype)
 
 
-def transposed(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return ``matrix.T`` for reading, made from a dense copy if the rows are apart in memory.
+# A block of an MX format is a piece of a matrix with so many rows and columns; the elements of one of its rows form one
+# word of a packed type, with the first element in the lowest bits.
+BLOCK_ROWS = 8
+BLOCK_COLUMNS = 4
 
-    Rows whose distance is a power of two share a few lines of a cache, and reading their columns takes six times as
-    long as reading the columns of a copy.
-    """
-    is_apart = matrix.size >= _SMALLEST_COPIED and matrix.strides[0] != matrix.shape[1] * matrix.itemsize
-    return (matrix.copy() if is_apart else matrix).T
+_SCALE_BIAS = 127
+_NAN_SCALE = 255
+_FP4_BITS = 4
 
-
-def _as_bits(elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a view as unsigned integers, which numpy moves faster than the types of ``ml_dtypes``."""
-    return elements.view(f"u{elements.itemsize}")
-
-
-def copy_in_order(destination: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
-    """Assign ``destination[...] = values`` for arrays of one shape and type.
-
-    Where the last dimension of ``values`` is not the dense one, as after a transpose, numpy would read every line of
-    memory once for each element in it. A few rows of the source at a time are therefore copied in their own order
-    first, and transposed from that copy, which takes a quarter of the time.
-    """
-    is_in_order = values.ndim < 2 or abs(values.strides[-1]) <= values.itemsize
-    if is_in_order or destination.nbytes < SMALLEST_TRANSPOSED_BYTES or np.may_share_memory(destination, values):
-        np.copyto(destination, values)
-        return
-    into, bits = _as_bits(destination), _as_bits(values)
-    for start in range(0, bits.shape[-1], _ROWS_AT_A_TIME):
-        into[..., start : start + _ROWS_AT_A_TIME] = bits[..., start : start + _ROWS_AT_A_TIME].copy(order="K")
+# The element types into which quantize_mx can write, and the exponents of their largest numbers.
+_FP8_TYPES = {float8_e5m2_x4: (ml_dtypes.float8_e5m2, 15), float8_e4m3fn_x4: (ml_dtypes.float8_e4m3fn, 8)}
 
 
 def quantize(values: npt.NDArray[np.float32], dtype: DType) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
@@ -187,6 +148,15 @@ def quantize(values: npt.NDArray[np.float32], dtype: DType) -> tuple[npt.NDArray
     return elements.reshape(rows, columns).view(dtype.numpy), scales
 
 
+# The values of all bit patterns of an element, and of a scale.
+_MX_VALUES = {
+    float8_e5m2_x4: _values_of_bits(256, ml_dtypes.float8_e5m2),
+    float8_e4m3fn_x4: _values_of_bits(256, ml_dtypes.float8_e4m3fn),
+    float4_e2m1fn_x4: _values_of_bits(16, ml_dtypes.float4_e2m1fn),
+}
+_MX_SCALES = _values_of_bits(256, ml_dtypes.float8_e8m0fnu)
+
+
 def dequantize(words: npt.NDArray[Any], dtype: DType, scales: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
     """Return the exact values (K, N, 4) of words (K, N) of type ``dtype`` and scales (K / 8, N) as E8M0 bits."""
     rows, columns = words.shape
@@ -197,3 +167,44 @@ def dequantize(words: npt.NDArray[Any], dtype: DType, scales: npt.NDArray[np.uin
         bits = np.ascontiguousarray(words).view(np.uint8)
     blocks = _MX_VALUES[dtype][bits].reshape(rows // BLOCK_ROWS, BLOCK_ROWS, columns, BLOCK_COLUMNS)
     return (blocks * _MX_SCALES[scales][:, None, :, None]).reshape(rows, columns, BLOCK_COLUMNS)
+
+
+# Elements from which on a matrix is copied before it is transposed; the copy takes less than a microsecond.
+_SMALLEST_COPIED = 1 << 10
+
+
+def transposed(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return ``matrix.T`` for reading, made from a dense copy if the rows are apart in memory.
+
+    Rows whose distance is a power of two share a few lines of a cache, and reading their columns takes six times as
+    long as reading the columns of a copy.
+    """
+    is_apart = matrix.size >= _SMALLEST_COPIED and matrix.strides[0] != matrix.shape[1] * matrix.itemsize
+    return (matrix.copy() if is_apart else matrix).T
+
+
+def _as_bits(elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a view as unsigned integers, which numpy moves faster than the types of ``ml_dtypes``."""
+    return elements.view(f"u{elements.itemsize}")
+
+
+# Rows of the source that are copied at a time: their part that is copied stays in a core's first cache.
+_ROWS_AT_A_TIME = 64
+# Smaller destinations stay in a cache, in whatever order they are written.
+SMALLEST_TRANSPOSED_BYTES = 1 << 17
+
+
+def copy_in_order(destination: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+    """Assign ``destination[...] = values`` for arrays of one shape and type.
+
+    Where the last dimension of ``values`` is not the dense one, as after a transpose, numpy would read every line of
+    memory once for each element in it. A few rows of the source at a time are therefore copied in their own order
+    first, and transposed from that copy, which takes a quarter of the time.
+    """
+    is_in_order = values.ndim < 2 or abs(values.strides[-1]) <= values.itemsize
+    if is_in_order or destination.nbytes < SMALLEST_TRANSPOSED_BYTES or np.may_share_memory(destination, values):
+        np.copyto(destination, values)
+        return
+    into, bits = _as_bits(destination), _as_bits(values)
+    for start in range(0, bits.shape[-1], _ROWS_AT_A_TIME):
+        into[..., start : start + _ROWS_AT_A_TIME] = bits[..., start : start + _ROWS_AT_A_TIME].copy(order="K")

@@ -25,12 +25,10 @@ from ..timing.costs import EXPONENTIAL_BF16_CYCLES, FAST_TYPES
 from ..timing.dependencies import HbmUses, Tracked
 from ..timing.footprints import OccupiedBytes
 from ..timing.instruction import InstructionKind
-from ..timing.parameters import ModelParameters
+from ..timing.parameters import NS_PER_US, ModelParameters
 from ..timing.settling import Settling
 from ..timing.trace import Collection, Trace
 from .why.critical_path import ENGINES
-
-_NS_PER_US = 1000.0
 
 
 def bounds_us(work: Work, cores: int, generation: Generation, parameters: ModelParameters) -> dict[str, float]:
@@ -61,7 +59,7 @@ def bounds_us(work: Work, cores: int, generation: Generation, parameters: ModelP
     bounds: dict[str, float] = {}
     for name, nanoseconds in needed:
         if nanoseconds:
-            bounds[name] = max(bounds.get(name, 0.0), nanoseconds / _NS_PER_US)
+            bounds[name] = max(bounds.get(name, 0.0), nanoseconds / NS_PER_US)
     return bounds
 
 
@@ -153,7 +151,7 @@ def counted_bounds_us(collection: Collection, generation: Generation) -> dict[st
     bounds = {"dma": _crossing_bytes(collection) / (cores * timing.dma.core_gb_per_s)}
     for name, cycles in _cycles(collection).items():
         bounds[name] = cycles / (cores * timing.clock_ghz[ENGINES[name]])
-    return {name: nanoseconds / _NS_PER_US for name, nanoseconds in bounds.items() if nanoseconds}
+    return {name: nanoseconds / NS_PER_US for name, nanoseconds in bounds.items() if nanoseconds}
 
 
 def _totals(trace: Trace) -> tuple[Counter[str], Counter[str], Counter[str]]:

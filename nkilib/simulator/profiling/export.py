@@ -3,8 +3,8 @@
 
 """A profile as a picture, and as a trace that the Perfetto UI and chrome://tracing open. Modelled, not measured.
 
-The format of the trace is the JSON object form of "Trace Event Format": complete events ``X``, counters ``C`` and
-metadata ``M``.
+:func:`draw` makes the picture, :func:`write_trace` the trace. The format of the trace is the JSON object form of "Trace
+Event Format": complete events ``X``, counters ``C`` and metadata ``M``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from nkilib.base.installation import extra_remedy
 
 from ..timing.instruction_log import Event
+from ..timing.parameters import NS_PER_US
 from .recorded import TensorLife, use_over_time
 from .why.critical_path import Link, LinkKind
 
@@ -35,7 +36,6 @@ TRACKS = ("critical path", "tensor", "vector", "scalar", "gpsimd", "sync", "dma"
 _THREADS = {name: number for number, name in enumerate(TRACKS, 1)}
 _PATH, _FIRST_DMA = _THREADS["critical path"], _THREADS["dma"]
 _SBUF = "SBUF bytes of a partition"
-_NS_PER_US = 1000
 
 
 def _draw_engines(axes: Any, rows: Sequence[tuple[int, str]], events: Sequence[Event]) -> None:
@@ -159,8 +159,8 @@ def _slice(
         "cat": category,
         "pid": _process(core),
         "tid": thread,
-        "ts": start / _NS_PER_US,
-        "dur": (end - start) / _NS_PER_US,
+        "ts": start / NS_PER_US,
+        "dur": (end - start) / NS_PER_US,
         "args": args,
     }
 
@@ -174,7 +174,7 @@ def _complete(event: Event, thread: int) -> dict[str, Any]:
     else:
         args["cycles"] = event.cycles
     args |= {name: f"{list(shape)} {dtype}" for name, (shape, dtype) in event.operands.items()}
-    times = event.start_us * _NS_PER_US, event.end_us * _NS_PER_US
+    times = event.start_us * NS_PER_US, event.end_us * NS_PER_US
     return _slice(_name(event), event.engine, event.core, thread, times, args)
 
 

@@ -25,7 +25,7 @@ from ..machine.records import Record, recording
 from ..terms.spec import Spec
 from ..terms.tracebacks import shortened
 from ..timing.instruction_log import Event
-from ..timing.parameters import ModelParameters
+from ..timing.parameters import NS_PER_US, ModelParameters
 from ..timing.trace import Collection, Trace, collecting
 from .bounds import bounds_us, counted_bounds_us
 from .export import draw, write_trace
@@ -35,7 +35,6 @@ from .why.facts import Finding
 
 MODELLED = "modelled, not measured"
 
-_NS_PER_US = 1000.0
 # The most lines that a table of the printed profile has.
 _LISTED = 12
 
@@ -358,7 +357,7 @@ def _busy(traces: Sequence[Trace]) -> dict[str, float]:
     longest: dict[str, float] = {}
     for trace in traces:
         for name, busy in trace.settled.timeline.busy_ns().items():
-            longest[name] = max(longest.get(name, 0.0), busy / _NS_PER_US)
+            longest[name] = max(longest.get(name, 0.0), busy / NS_PER_US)
     return longest
 
 
@@ -379,7 +378,7 @@ def _profile_of(
         kernel=name,
         generation=generation.name,
         cores=len(traces),
-        time_us=max(trace.settled.timeline.end_ns for trace in traces) / _NS_PER_US,
+        time_us=max(trace.settled.timeline.end_ns for trace in traces) / NS_PER_US,
         bounds_us=bounds,
         engine_busy_us=busy,
         hbm_read_bytes=read.total(),

@@ -16,12 +16,11 @@ from typing import Any
 from ..memory.capacity import LiveRange
 from ..terms.enums import MemoryRegion
 from ..timing.instruction_log import Event, InstructionLog, events_of
+from ..timing.parameters import NS_PER_US
 from ..timing.trace import Collection, Trace
 from .bounds import stored_by_every_core
 from .why.critical_path import Core, Launch, Model
 from .why.report import Report, report_of
-
-_NS_PER_US = 1000.0
 
 # A core: its number, its instructions, and its on-chip tensors.
 _Core = tuple[int, InstructionLog, Sequence[LiveRange]]
@@ -78,7 +77,7 @@ def lives_of(
         start_ns, end_ns = first.start_ns, max(first.end_ns, last.end_ns)
         tensor, place = life.tensor, life.place
         for later_ns in (0.0, *(log.again(begin, life.last) if repeats else ())):
-            start, end = (start_ns + later_ns) / _NS_PER_US, (end_ns + later_ns) / _NS_PER_US
+            start, end = (start_ns + later_ns) / NS_PER_US, (end_ns + later_ns) / NS_PER_US
             yield TensorLife(core, str(life.region), tensor, place, life.partitions, life.nbytes, start, end)
 
 

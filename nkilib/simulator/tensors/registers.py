@@ -24,7 +24,7 @@ import numpy as np
 from ..hardware.current import current_scope, is_abstract_launch, is_traced
 from ..terms.argument_checks import is_integer
 from ..terms.compilation import NKIObject
-from ..terms.dtypes import SCALARS, DType, int32, int64
+from ..terms.dtypes import DType, int32, int64
 from ..terms.errors import NkiValidationError, RegisterTypeError, UninitializedReadError
 from ..terms.scopes import CORE, is_around, why_apart
 from ..terms.spec import DataNeeded, ValuesWanted
@@ -434,13 +434,17 @@ def int32_of(name: str, holder: DeviceInteger) -> int:
     return holder.value(name)
 
 
+# A scalar has 32 bits, or 64 in two halves.
+_SCALAR_TYPES = frozenset({int32, int64})
+
+
 def check_scalar_type(name: str, dtype: DType) -> None:
     """Check that a scalar can have a tensor's type.
 
     Raises:
         NkiValidationError: if it cannot; the message names the operand, and the signed type of the same width.
     """
-    if dtype not in SCALARS:
+    if dtype not in _SCALAR_TYPES:
         signed = "int64" if dtype.itemsize == int64.itemsize else "int32"
         same = dtype.kind == "uint" and dtype.itemsize == int32.itemsize
         remedy = f"; view it as nl.{signed}" if same else "; cast it to nl.int32 with nisa.tensor_copy"

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..memory.storage import Storage
-from ..terms.argument_checks import describe_foreign_value
 from ..terms.compilation import NKIObject
+from ..terms.descriptions import describe_foreign_value
 from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
 from ..terms.enums import HBM, MemoryRegion, as_region
 from ..terms.errors import ArgumentTypeError, NkiValidationError, OutOfRangeError, TensorTypeError

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..memory.storage import Storage
-from ..terms.argument_checks import describe, first_and_last
 from ..terms.compilation import NKIObject
+from ..terms.descriptions import describe_tensor, first_and_last
 from ..terms.dtypes import DType
 from ..terms.enums import ON_CHIP, MemoryRegion
 from ..terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError
@@ -40,7 +40,14 @@ class View(NKIObject):
     """The base of ``NkiTensor``: its state, the derivation of views from views, and questions about the layout.
 
     Attributes:
+        shape: the sizes of the dimensions; dimension 0 of a view on chip counts partitions.
+        strides: for each dimension the distance of neighbours in the storage, in elements of ``dtype``.
+        offset: the position of the first element in the storage, in elements of ``dtype``.
         layout: the shape, strides and offset together.
+        dtype: the type by which the bytes of the storage are read; it may differ from the type of the storage.
+        storage: the memory that the view lies in.
+        buffer: the memory region of the storage.
+        name: the name of the tensor in messages; empty if it has none.
         is_whole: whether it is known to be all of the storage.
         indirect_access: the dynamic part of this view's address, if it has one.
         may_be_accessed: whether it is known to be within what a compute engine can access; see isa/checks.py.
@@ -217,7 +224,7 @@ class View(NKIObject):
 
     def __repr__(self) -> str:
         """Return one line without values, for messages, for containers of tensors and for a debugger's variables."""
-        return describe(self.name, self.shape, self.dtype, self.buffer)
+        return describe_tensor(self.name, self.shape, self.dtype, self.buffer)
 
     def __format__(self, spec: str) -> str:
         """Return the line of ``repr``: an f-string puts a tensor into a sentence, usually of an error message."""
@@ -309,21 +316,21 @@ def partition_elements(tensor: View) -> int:
     return storage.partition_bytes // storage.width_of(tensor.dtype)
 
 
-def start_partition(tensor: View) -> int:
+def partition_in_storage(tensor: View) -> int:
     """Return the partition of the tensor's own storage in which an on-chip view starts."""
     return tensor.offset // partition_elements(tensor) if tensor.offset else 0
 
 
-def first_partition(tensor: View) -> int | None:
+def placed_partition(tensor: View) -> int | None:
     """Return the partition in which an on-chip view starts, or None if the kernel leaves this to the compiler."""
     address = tensor.storage.address
-    return None if address is None else address[0] + start_partition(tensor)
+    return None if address is None else address[0] + partition_in_storage(tensor)
 
 
-def first_lane(tensor: View) -> int:
-    """Return :func:`first_partition`, with unplaced tensors assumed to start at partition 0."""
-    placed = first_partition(tensor)
-    return start_partition(tensor) if placed is None else placed
+def assumed_partition(tensor: View) -> int:
+    """Return :func:`placed_partition`, with the storage of unplaced tensors assumed to start at partition 0."""
+    placed = placed_partition(tensor)
+    return partition_in_storage(tensor) if placed is None else placed
 
 
 def allowed_starts(partitions: int) -> tuple[int, ...]:
@@ -333,8 +340,8 @@ def allowed_starts(partitions: int) -> tuple[int, ...]:
 
 def possible_starts(tensor: View) -> tuple[int, ...]:
     """Return where an on-chip view may start: where the kernel placed it, else wherever a compiler may place it."""
-    placed = first_partition(tensor)
+    placed = placed_partition(tensor)
     if placed is not None:
         return (placed,)
-    start = start_partition(tensor)
+    start = partition_in_storage(tensor)
     return tuple(first + start for first in allowed_starts(tensor.storage.shape[0]))

@@ -99,9 +99,6 @@ ALL_DTYPES: tuple[DType, ...] = (
 
 FLOATS: frozenset[DType] = frozenset(dtype for dtype in ALL_DTYPES if dtype.is_float)
 
-# What DMA and registers of two halves hold whole. The engines have 32 bits for an element.
-SCALARS: frozenset[DType] = frozenset({int32, int64})
-
 # The types with which engines compute.
 COMPUTABLE: frozenset[DType] = frozenset(dtype for dtype in ALL_DTYPES if not dtype.is_packed) - {int64}
 
@@ -111,10 +108,14 @@ MOVABLE: frozenset[DType] = frozenset(ALL_DTYPES) - {int64}
 # The types that DMA copies, which has no engine in between.
 COPYABLE: frozenset[DType] = frozenset(ALL_DTYPES)
 
-_BY_NAME: dict[str, DType] = {str(dtype): dtype for dtype in ALL_DTYPES} | {"bool_": bool_}
-
 # NKI_PRECISE_FP=0 keeps these in float32 (``nki/guides/nki_simulator.rst``, "Precise Floating-Point Mode").
 LOW_PRECISION: frozenset[DType] = frozenset({bfloat16, float8_e4m3, float8_e4m3fn, float8_e5m2})
+
+_BY_NAME: dict[str, DType] = {str(dtype): dtype for dtype in ALL_DTYPES} | {"bool_": bool_}
+
+
+def _named(name: str) -> DType:
+    return _BY_NAME[name]
 
 
 def _foreign_name(value: Any) -> str:
@@ -144,10 +145,6 @@ def as_dtype(value: Any) -> DType:
     # Python's int says nothing of a width; numpy takes it for int64.
     if name not in _BY_NAME or value is int:
         raise ArgumentTypeError(f"dtype must be an NKI data type such as nl.float32 or nl.bfloat16, got {value!r}")
-    return _BY_NAME[name]
-
-
-def _named(name: str) -> DType:
     return _BY_NAME[name]
 
 
@@ -187,16 +184,20 @@ def packed(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
     """
     if not isinstance(array, np.ndarray):
         raise TypeError(f"packed: array must be a numpy array, got {array!r}; numpy.asarray makes one")
-    kind = as_dtype(dtype)
-    if not kind.is_packed:
-        raise TypeError(f"packed: dtype must be a packed type, such as nl.float8_e4m3fn_x4, got {kind}")
-    element = np.dtype(_ELEMENTS[kind])
+    packed_type = as_dtype(dtype)
+    if not packed_type.is_packed:
+        raise TypeError(f"packed: dtype must be a packed type, such as nl.float8_e4m3fn_x4, got {packed_type}")
+    element = np.dtype(_ELEMENTS[packed_type])
     if array.dtype.kind != "u" and array.dtype != element:
-        raise TypeError(f"packed: an array for {kind} must be of {element} or unsigned integers, got {array.dtype}")
-    words = _fp4_words(array) if array.dtype == element and kind == float4_e2m1fn_x4 else array
-    if words.ndim == 0 or words.shape[-1] * words.dtype.itemsize % kind.itemsize:
-        raise ValueError(f"packed: the last dimension of {list(array.shape)} {array.dtype} makes no whole {kind}")
-    return words.view(ARRAY_TYPES[kind])
+        raise TypeError(
+            f"packed: an array for {packed_type} must be of {element} or unsigned integers, got {array.dtype}"
+        )
+    words = _fp4_words(array) if array.dtype == element and packed_type == float4_e2m1fn_x4 else array
+    if words.ndim == 0 or words.shape[-1] * words.dtype.itemsize % packed_type.itemsize:
+        raise ValueError(
+            f"packed: the last dimension of {list(array.shape)} {array.dtype} makes no whole {packed_type}"
+        )
+    return words.view(ARRAY_TYPES[packed_type])
 
 
 def words_of(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
@@ -207,7 +208,7 @@ def words_of(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
     return array.view(dtype.numpy) if names is None else array[names[0]].view(dtype.numpy)
 
 
-def register_names() -> None:
+def register_packed_types() -> None:
     """Register the packed types with numpy by name, as happens where the real NKI is installed."""
     known: dict[str, Any] = vars(np)["sctypeDict"]  # the stubs know scalar types in it only
     for dtype, array_type in ARRAY_TYPES.items():

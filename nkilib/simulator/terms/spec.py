@@ -65,7 +65,7 @@ class DataNeeded(BaseException):
 
 
 class ValuesWanted(BaseException):
-    """A signal that a required value depends on values that this launch has left out (see ``LeftOut``).
+    """A signal that a required value depends on values that this launch has left out (see machine/left_out.py).
 
     Not an ``Exception``: a kernel that catches ``Exception`` must not see it.
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from types import FrameType, TracebackType
 
-from .argument_checks import PUBLIC_NAMES, wrong_call_in, wrong_value
+from .argument_checks import wrong_value
 from .errors import ArgumentTypeError, NkiValidationError, UncomputedError, is_library
+from .public_names import PUBLIC_NAMES, wrong_call_in
 
 # The environment variable that shows all frames, and the value that it must have.
 VARIABLE = "NKILIB_TRACEBACK"

@@ -22,9 +22,7 @@ from ..hardware.generations import PARTITIONS, DmaTiming
 from ..memory.byte_spans import spans_of
 from ..terms.enums import ON_CHIP, Engine, MemoryRegion, dge_mode, dma_engine
 from ..terms.layout import Layout
-from .parameters import ModelParameters
-
-_NS_PER_US = 1000.0
+from .parameters import NS_PER_US, ModelParameters
 
 # Times that differ by less are equal: they are sums in another order.
 SAME_NS = 1e-4
@@ -111,14 +109,14 @@ def queue_of(
 
 def between_triggers_ns(queue: str, dma: DmaTiming, parameters: ModelParameters) -> float:
     """Return the least time between two transfers that a queue triggers."""
-    trigger_ns = dma.trigger_ns if parameters.trigger_us is None else parameters.trigger_us * _NS_PER_US
+    trigger_ns = dma.trigger_ns if parameters.trigger_us is None else parameters.trigger_us * NS_PER_US
     if queue in _OPEN_QUEUES:
         return trigger_ns / parameters.descriptor_units
     if is_software(queue):
         if parameters.software_descriptors == "never":
             return trigger_ns
-        return dma.software_ns if parameters.software_us is None else parameters.software_us * _NS_PER_US
-    return trigger_ns if parameters.queue_us is None else parameters.queue_us * _NS_PER_US
+        return dma.software_ns if parameters.software_us is None else parameters.software_us * NS_PER_US
+    return trigger_ns if parameters.queue_us is None else parameters.queue_us * NS_PER_US
 
 
 def _runs(layout: Layout, width: int) -> int:

@@ -18,9 +18,8 @@ from types import CodeType
 from typing import NamedTuple, overload
 
 from .instruction import InstructionKind
+from .parameters import NS_PER_US
 from .timeline import Cause, Span
-
-_NS_PER_US = 1000.0
 
 # The note of an instruction while the kernel runs, at a fraction of the cost of an event: its number, its kind, its
 # label, the start and end of its engine's work in nanoseconds with the cause, and the position in the kernel's code.
@@ -100,8 +99,8 @@ def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
             label or "",
             dict(kind.operands),
             kind.cycles,
-            start / _NS_PER_US,
-            end / _NS_PER_US,
+            start / NS_PER_US,
+            end / NS_PER_US,
             lines.place(code, position),
             number,
             cause.waited.name,

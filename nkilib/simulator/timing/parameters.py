@@ -10,6 +10,9 @@ from typing import Final, Literal, get_args
 
 from ..hardware.generations import Timing
 
+# Parameters and profiles are in microseconds, the model counts nanoseconds.
+NS_PER_US = 1000.0
+
 # The transfers whose descriptors GpSimd writes.
 SoftwareDescriptors = Literal["never", "needed", "always"]
 _CHOICES: Final = get_args(SoftwareDescriptors)

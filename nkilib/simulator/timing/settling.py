@@ -25,12 +25,11 @@ from .dma import Address
 from .footprints import Footprint, Form
 from .instruction import Access, InstructionKind, PendingInstruction, kinds_for
 from .instruction_log import InstructionLog
-from .parameters import ModelParameters
+from .parameters import NS_PER_US, ModelParameters
 from .passes.engine_choice import BY_WORKLOAD, engines_for
 from .repetition import Period
 from .timeline import NO_CAUSE, Places, Span, Timeline
 
-_NS_PER_US = 1000.0
 _QUARTER = PARTITIONS // 4
 
 # Members of an Enum are looked up by a Python function before 3.12.
@@ -189,7 +188,7 @@ class Settling:
         """Put an instruction on a register or a scalar on the timeline."""
         parameters = self._parameters
         is_load = instruction.definition.name in _LOADS
-        duration = (parameters.register_load_us if is_load else parameters.register_us) * _NS_PER_US
+        duration = (parameters.register_load_us if is_load else parameters.register_us) * NS_PER_US
         if not parameters.waits_for_registers:
             return self.timeline.sequence(instruction.number, instruction.engine, duration, [], [])
         return self.timeline.sequence(instruction.number, instruction.engine, duration, reads, writes)

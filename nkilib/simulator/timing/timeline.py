@@ -18,9 +18,7 @@ from ..hardware.generations import Generation
 from ..terms.enums import Engine
 from .dependencies import NOTHING, Done, Place, RegisterPlace
 from .dma import SAME_NS, BusyIntervals, DmaEngines, DmaWork, between_triggers_ns
-from .parameters import ModelParameters
-
-_NS_PER_US = 1000.0
+from .parameters import NS_PER_US, ModelParameters
 
 Places = list[Place]
 
@@ -219,11 +217,11 @@ class Timeline:
         if met_ns is not None:
             if met_ns > trigger:
                 waited, last = _MEETING, 0
-            trigger = max(trigger, met_ns + self._parameters.barrier_us * _NS_PER_US)
+            trigger = max(trigger, met_ns + self._parameters.barrier_us * NS_PER_US)
         fixed_ns = dma.fixed_ns
         if work.is_gathered:
             # GpSimd writes the descriptors first.
-            busy = self._parameters.indirect_gpsimd_us * _NS_PER_US
+            busy = self._parameters.indirect_gpsimd_us * NS_PER_US
             gpsimd_free = self.free_ns(_GPSIMD)
             if gpsimd_free > trigger:
                 has_met = gpsimd_free == self._met_ns
@@ -231,7 +229,7 @@ class Timeline:
             trigger = self._free[_GPSIMD] = trigger + busy
             self._last[_GPSIMD] = number
             self._busy[_GPSIMD] += busy
-            fixed_ns = self._parameters.indirect_base_us * _NS_PER_US
+            fixed_ns = self._parameters.indirect_base_us * NS_PER_US
         self._queue_free[queue] = trigger + between_triggers_ns(queue, dma, self._parameters)
         self._queue_last[queue] = number
         end = self._dma.add(trigger + fixed_ns, work)
@@ -252,7 +250,7 @@ class Timeline:
         if met_ns > start:
             waited, last = _MEETING, 0
         cause = self._cause(number, waited, last, ready, meets=True)
-        end = met_ns + self._parameters.barrier_us * _NS_PER_US
+        end = met_ns + self._parameters.barrier_us * NS_PER_US
         self._free[engine] = end
         self._last[engine] = number
         self._note(number, engine, end, end, [], data)
@@ -332,7 +330,7 @@ class Timeline:
         They also wait for the register that instruction ``register`` loads; 0 stands for none.
         """
         loaded = self._registers.get(register, NOTHING).other_ns
-        self._met_ns = max(self.end_ns, loaded, self._met_ns, *self._free.values(), 0.0) + after_us * _NS_PER_US
+        self._met_ns = max(self.end_ns, loaded, self._met_ns, *self._free.values(), 0.0) + after_us * NS_PER_US
         self._free = dict.fromkeys(self._free, self._met_ns)
         self._queue_free = dict.fromkeys(self._queue_free, self._met_ns)
         self.end_ns = self._met_ns
@@ -344,7 +342,7 @@ class Timeline:
         """
         loaded = self._registers.get(register, NOTHING).other_ns
         for engine, free in self._free.items():
-            self._free[engine] = max(free, loaded) + by_us * _NS_PER_US
+            self._free[engine] = max(free, loaded) + by_us * NS_PER_US
         self.end_ns = max(self.end_ns, *self._free.values(), 0.0)
 
     def would_end(self, engine: Engine, cycles: float, reads: Places, writes: Places) -> float:

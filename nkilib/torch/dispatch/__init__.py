@@ -17,5 +17,5 @@ For public functions:
 - ``uncompiled``: errors and warnings under torch.compile;
 - ``layout``: the rows of kernels in PyTorch's shapes;
 - ``dtensors``: this rank's part of DTensors;
-- ``losses``: dtypes under autocast, and reductions.
+- ``losses``: the dtype, the shape and the reduction of a loss.
 """

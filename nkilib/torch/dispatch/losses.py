@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Helpers of losses: dtypes, also under autocast, the output of an operator for a loss, and reductions."""
+"""The dtype, the shape and the reduction of a loss, as in PyTorch.
+
+- Dtypes: :data:`FLOAT_DTYPES` of the inputs, :func:`autocast_dtype`, and :func:`as_computed` for a loss under autocast.
+- Operators that return a reduced loss: :func:`loss_output`, and :func:`kernel_gradient` for the backward.
+- Operators that return the loss of each row: :func:`reduced` and :func:`in_shape_of_rows` of their results.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +27,6 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
-
-
-def as_autocast(tensor: Tensor) -> Tensor:
-    """Return the tensor as autocast passes it to a product: floating tensors are cast, except for float64."""
-    dtype = autocast_dtype(tensor.device)
-    if dtype is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
-        return tensor
-    return tensor.to(dtype)
 
 
 def as_computed(tensor: Tensor, reduction: str) -> Tensor:
@@ -85,6 +82,13 @@ def kernel_gradient(call: Call) -> dict[str, Any]:
     return {"grad_loss_hbm": grad.contiguous() if is_each(call) else grad.to(torch.float32).reshape(1)}
 
 
+def in_shape_of_rows(values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return one value for each row in the shape of the rows: a copy, because a backward may keep the values, which a
+    caller may change in place.
+    """
+    return values.reshape(shape).clone()
+
+
 def reduced(
     values: Tensor,
     reduction: str,
@@ -104,7 +108,7 @@ def reduced(
             ``torch.autograd.detect_anomaly()``. None: there is a valid row.
     """
     if reduction == "none":
-        return per_row(values, shape)
+        return in_shape_of_rows(values, shape)
     total = values.sum()
     if reduction == "sum":
         return total
@@ -112,10 +116,3 @@ def reduced(
     if is_empty is None:
         return total / divisor
     return torch.where(is_empty, torch.nan, total / torch.where(is_empty, 1, divisor))
-
-
-def per_row(values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return one value for each row in the shape of the rows: a copy, because a backward may keep the values, which a
-    caller may change in place.
-    """
-    return values.reshape(shape).clone()

@@ -105,7 +105,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
 # By name, without the "_" of in-place variants. Implementations read it at every call.
 OPERATORS: Final[dict[str, Operator]] = {}
 # It holds the implementations beside that of the CPU: one object for each of them would take time at each import.
-_LIBRARY: Final = torch.library.Library(NAMESPACE, "FRAGMENT")
+_LIBRARY: Final = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 # PyTorch's definitions by qualified name; a registration lasts as long as this object.
 DEFINITIONS: Final[dict[str, Any]] = {}
 

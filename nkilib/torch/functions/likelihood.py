@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Negative log-likelihoods: ``nll_loss`` of classes, ``gaussian_nll_loss`` and ``poisson_nll_loss`` of numbers, and the
-divergence ``kl_div`` of distributions.
+"""Losses from log-likelihoods, each with its module:
+
+- ``nll_loss``: of classes, from log-probabilities;
+- ``gaussian_nll_loss``: of numbers, from mean and variance;
+- ``poisson_nll_loss``: of counts, from a rate;
+- ``kl_div``: of distributions, the Kullback-Leibler divergence.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses around a call of the output layer, also one that FSDP2 shards, whose hooks gather its weight.
+"""Two ways to compute a loss inside calls of the output layer, where FSDP2's hooks gather a weight that it shards.
 
-:func:`chunked_loss` calls the layer for one chunk of the tokens at a time, so that no more logits than a chunk's are in
-memory. :func:`results_in_forward` calls it once, with a loss of hidden states and weight in place of its forward.
+- :func:`chunked_loss`, for a loss of logits: calls the layer for one chunk of the tokens at a time, so that no more
+  logits than a chunk's are in memory.
+- :func:`results_in_forward`, for a loss of hidden states and weight: calls the layer once, with the loss in place of
+  its forward. :func:`check_linear_head` rejects layers for which this would leave something out.
+
+:func:`is_fully_sharded` tells whether FSDP2 shards a module.
 """
 
 from __future__ import annotations
@@ -25,12 +29,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-# A function of logits and targets.
-Loss = Callable[[Tensor, Tensor], Tensor]
-# A function of hidden states, targets, weight and bias.
-OfHead = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, ...]]
-
-
 def is_fully_sharded(module: nn.Module) -> bool:
     """Return whether ``fully_shard`` was applied to the module, by itself or in a list. FSDP2 is not imported for the
     check.
@@ -39,46 +37,8 @@ def is_fully_sharded(module: nn.Module) -> bool:
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
-def class_before_sharding(module: nn.Module) -> type[nn.Module]:
-    """Return the class of a module, or the class that it had before ``fully_shard`` replaced it by a subclass."""
-    kind = type(module)
-    return kind.__bases__[-1] if is_fully_sharded(module) else kind
-
-
-def _is_of_fsdp(hook: object) -> bool:
-    """Return whether ``fully_shard`` registered the hook; bound methods and their wrappers have its module's name."""
-    return getattr(hook, "__module__", "").startswith("torch.distributed.fsdp.")
-
-
-def has_only_hooks_of_fsdp(module: nn.Module) -> bool:
-    """Return whether a module has no hooks but those of ``fully_shard``."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    return all(_is_of_fsdp(hook) for registered in hooks for hook in registered.values())
-
-
-def check_linear_head(caller: str, head: nn.Module, instead: str) -> None:
-    """Reject an output layer that does more than ``torch.nn.Linear``, because the results would ignore the rest.
-
-    Args:
-        caller: the public function that error messages name.
-        head: the output layer.
-        instead: the remedy that error messages name.
-
-    Raises:
-        TypeError: the layer is not a ``torch.nn.Linear``, or its class overrides the forward.
-        ValueError: the layer has an instance forward, or hooks other than those of ``fully_shard``.
-    """
-    kind = class_before_sharding(head)
-    if not issubclass(kind, nn.Linear) or kind.forward is not nn.Linear.forward:
-        raise TypeError(
-            f"{caller}: lm_head must be a torch.nn.Linear, whose weight the loss uses, got "
-            f"{kind.__module__}.{kind.__name__}; {instead}"
-        )
-    if not has_only_hooks_of_fsdp(head) or "forward" in vars(head):
-        raise ValueError(
-            f"{caller}: lm_head must have no hooks but those of fully_shard and no forward of its own, which would not "
-            f"run, since the loss uses only its weight; {instead}"
-        )
+# A function of logits and targets.
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Chunk(NamedTuple):
@@ -291,6 +251,52 @@ def chunked_loss(hidden: Tensor, target: Tensor, head: nn.Module, loss: Loss, nu
         return total
     known_gradients: Callable[..., Tensor] = _KnownGradients.apply
     return known_gradients(total, [own.to(tensor.dtype) for tensor, own in kept], *(tensor for tensor, _ in kept))
+
+
+# A function of hidden states, targets, weight and bias.
+OfHead = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, ...]]
+
+
+def _class_before_sharding(module: nn.Module) -> type[nn.Module]:
+    """Return the class of a module, or the class that it had before ``fully_shard`` replaced it by a subclass."""
+    kind = type(module)
+    return kind.__bases__[-1] if is_fully_sharded(module) else kind
+
+
+def _is_of_fsdp(hook: object) -> bool:
+    """Return whether ``fully_shard`` registered the hook; bound methods and their wrappers have its module's name."""
+    return getattr(hook, "__module__", "").startswith("torch.distributed.fsdp.")
+
+
+def has_only_hooks_of_fsdp(module: nn.Module) -> bool:
+    """Return whether a module has no hooks but those of ``fully_shard``."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return all(_is_of_fsdp(hook) for registered in hooks for hook in registered.values())
+
+
+def check_linear_head(caller: str, head: nn.Module, instead: str) -> None:
+    """Reject an output layer that does more than ``torch.nn.Linear``, because the results would ignore the rest.
+
+    Args:
+        caller: the public function that error messages name.
+        head: the output layer.
+        instead: the remedy that error messages name.
+
+    Raises:
+        TypeError: the layer is not a ``torch.nn.Linear``, or its class overrides the forward.
+        ValueError: the layer has an instance forward, or hooks other than those of ``fully_shard``.
+    """
+    kind = _class_before_sharding(head)
+    if not issubclass(kind, nn.Linear) or kind.forward is not nn.Linear.forward:
+        raise TypeError(
+            f"{caller}: lm_head must be a torch.nn.Linear, whose weight the loss uses, got "
+            f"{kind.__module__}.{kind.__name__}; {instead}"
+        )
+    if not has_only_hooks_of_fsdp(head) or "forward" in vars(head):
+        raise ValueError(
+            f"{caller}: lm_head must have no hooks but those of fully_shard and no forward of its own, which would not "
+            f"run, since the loss uses only its weight; {instead}"
+        )
 
 
 @contextmanager

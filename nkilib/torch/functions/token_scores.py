@@ -16,7 +16,7 @@ from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, ref
 from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
 from nkilib.torch.dispatch.dtensors import local_part
 from nkilib.torch.dispatch.layout import as_rows, rows_shape
-from nkilib.torch.dispatch.losses import per_row
+from nkilib.torch.dispatch.losses import in_shape_of_rows
 from nkilib.torch.functions.cross_entropy.checks import check_arguments, check_inplace, checked_options
 from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, DERIVATIVE, FORWARD, ForwardResults, Wanted
 from nkilib.torch.functions.vocab_parallel.autograd import vocab_parallel_results
@@ -121,4 +121,4 @@ def token_scores(
         results = vocab_parallel_results(_CALLER, rows, classes, None, options, shards, group, inplace, wanted, {})
     shape = rows_shape(logits, -1)
     # A difference, because the negative of 0 has a sign.
-    return TokenScores(0.0 - results.loss.reshape(shape), per_row(results.entropy, shape if entropy else (0,)))
+    return TokenScores(0.0 - results.loss.reshape(shape), in_shape_of_rows(results.entropy, shape if entropy else (0,)))

@@ -22,7 +22,7 @@ from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed, is_each, ker
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.losses.checks import check_call, check_weight, promoted, warn_of_broadcast
-from nkilib.torch.losses.modules import Defaults, options_of_loss, requests_of
+from nkilib.torch.losses.options import Defaults, gradient_requests, options_of_loss
 
 # A partition of the hardware has whole rows or a part of one: with fewer rows than this, many would be idle.
 _FEWEST_ROWS: Final = 512
@@ -291,7 +291,7 @@ def elementwise_loss(
     gradients = tuple(_gradient(tensor_name) for tensor_name in differentiated)
     is_chosen = len(gradients) > 1  # the only gradient has no flag
     asked = differentiated[:1] if wanted is None else wanted
-    requests = requests_of({tensor_name: tensor_name in asked for tensor_name in differentiated})
+    requests = gradient_requests({tensor_name: tensor_name in asked for tensor_name in differentiated})
 
     def dtype(call: Call) -> torch.dtype:
         return promoted(

@@ -27,7 +27,7 @@ from nkilib.torch.dispatch.launch import is_traced
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES, kernel_gradient, loss_output
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
-from nkilib.torch.losses.modules import Defaults, options_of_loss
+from nkilib.torch.losses.options import Defaults, options_of_loss
 
 INDEX_DTYPES: Final = frozenset(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)

@@ -23,7 +23,7 @@ from nkilib.torch.dispatch.losses import FLOAT_DTYPES, is_each, kernel_gradient,
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, per_row
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.losses.checks import check_call, promoted
-from nkilib.torch.losses.modules import Defaults, group_of, options_of_loss, requests_of
+from nkilib.torch.losses.options import Defaults, gradient_requests, options_from_defaults, options_of_loss
 
 # The option of a forward that says whether it returns what the backward takes.
 _WANTED: Final = "coefficients_wanted"
@@ -244,7 +244,7 @@ def rowwise_loss(
         Operator(
             f"{name}_forward",
             inputs=inputs.operands,
-            options=(own, group_of({_WANTED: True})) if saved else (own,),
+            options=(own, options_from_defaults({_WANTED: True})) if saved else (own,),
             outputs=tuple(outputs),
             kernel=lambda: getattr(kernels, f"{name}_forward"),
             on_request={"coefficients": _WANTED} if saved else {},
@@ -261,7 +261,7 @@ def rowwise_loss(
                 *saved,
                 Input("grad_loss"),
             ),
-            options=(own, requests_of(wanted or dict.fromkeys(inputs.differentiated, True))),
+            options=(own, gradient_requests(wanted or dict.fromkeys(inputs.differentiated, True))),
             without=forward_alone,
             outputs=gradients,
             kernel=lambda: getattr(kernels, f"{name}_backward"),

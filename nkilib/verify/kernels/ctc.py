@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
-from nkilib.experimental.loss.ctc.registry_entry import (
+from nkilib.experimental.loss.ctc.host import (
     CtcLosses,
     ctc_loss_bound,
     ctc_loss_gradient_bound,

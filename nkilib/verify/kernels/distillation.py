@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.experimental.loss import distillation_backward, distillation_forward
-from nkilib.experimental.loss.distillation.registry_entry import (
+from nkilib.experimental.loss.distillation.host import (
     distillation_bound,
     distillation_gradient_bound,
     distillation_gradient_reference,

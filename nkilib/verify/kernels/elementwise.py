@@ -15,8 +15,8 @@ import numpy as np
 from nkilib.core.host.error_bounds import GRANTED
 from nkilib.core.host.loss import Form, Sample, tensors_of
 from nkilib.experimental.loss.registry import LOSSES
-from nkilib.experimental.loss.skeletons.elementwise import registry_entry as reference
-from nkilib.experimental.loss.skeletons.elementwise.registry_entry import ElementwiseLoss, ElementwiseReference
+from nkilib.experimental.loss.skeletons.elementwise import host as reference
+from nkilib.experimental.loss.skeletons.elementwise.host import ElementwiseLoss, ElementwiseReference
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference, References

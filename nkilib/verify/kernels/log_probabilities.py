@@ -14,13 +14,13 @@ import numpy as np
 from nkilib.core.host.error_bounds import GRANTED
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward, nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.elementwise.kl_div import KlDivReference
-from nkilib.experimental.loss.nll.registry_entry import (
+from nkilib.experimental.loss.nll.host import (
     nll_loss_bound,
     nll_loss_gradient_bound,
     nll_loss_gradient_reference,
     nll_loss_reference,
 )
-from nkilib.experimental.loss.skeletons.elementwise import registry_entry as reference
+from nkilib.experimental.loss.skeletons.elementwise import host as reference
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference, References

@@ -14,10 +14,10 @@ import numpy as np
 
 from nkilib.core.host.error_bounds import UNIT, reduction_factor, rounding
 from nkilib.core.host.loss import SizedLoss
-from nkilib.experimental.loss.multi_margin import registry_entry as multi_margin
-from nkilib.experimental.loss.multi_margin.registry_entry import MULTI_MARGIN
-from nkilib.experimental.loss.multilabel_margin import registry_entry as multilabel_margin
-from nkilib.experimental.loss.multilabel_margin.registry_entry import MULTILABEL_MARGIN
+from nkilib.experimental.loss.multi_margin import host as multi_margin
+from nkilib.experimental.loss.multi_margin.host import MULTI_MARGIN
+from nkilib.experimental.loss.multilabel_margin import host as multilabel_margin
+from nkilib.experimental.loss.multilabel_margin.host import MULTILABEL_MARGIN
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference, References
 

@@ -16,8 +16,8 @@ import numpy as np
 from nkilib.core.host.error_bounds import GRANTED
 from nkilib.core.host.loss import Form, Sample
 from nkilib.experimental.loss.registry import LOSSES
-from nkilib.experimental.loss.skeletons.rowwise import registry_entry as reference
-from nkilib.experimental.loss.skeletons.rowwise.registry_entry import RowwiseLoss, RowwiseReference
+from nkilib.experimental.loss.skeletons.rowwise import host as reference
+from nkilib.experimental.loss.skeletons.rowwise.host import RowwiseLoss, RowwiseReference
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference, References

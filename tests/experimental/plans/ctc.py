@@ -15,16 +15,16 @@ import numpy as np
 from nkilib.core.hardware import div_ceil
 from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.ctc.gradient import BANK_COLUMNS, PIECE_COLUMNS, kept_bytes, kept_wavefronts, runs
-from nkilib.experimental.loss.ctc.kernels import fitting_plan
-from nkilib.experimental.loss.ctc.layout import BatchLayout, BatchShape
-from nkilib.experimental.loss.ctc.recursion import ALTERNATING_TILES, run_wavefronts
-from nkilib.experimental.loss.ctc.registry_entry import (
+from nkilib.experimental.loss.ctc.host import (
     ctc_loss_bound,
     ctc_loss_gradient_bound,
     ctc_loss_gradient_reference,
     reduced,
     reduction_factors,
 )
+from nkilib.experimental.loss.ctc.kernels import fitting_plan
+from nkilib.experimental.loss.ctc.layout import BatchLayout, BatchShape
+from nkilib.experimental.loss.ctc.recursion import ALTERNATING_TILES, run_wavefronts
 from nkilib.nki import nl
 from tests.experimental.loss.ctc.test_ctc_loss import Batch, batch_of
 from tests.experimental.plans.coverage import (

@@ -13,13 +13,13 @@ from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import GROUP_BATCHES_MAX
 from nkilib.experimental.loss import distillation_backward, distillation_forward
 from nkilib.experimental.loss.distillation import kernels
-from nkilib.experimental.loss.distillation.launch import Launch
-from nkilib.experimental.loss.distillation.registry_entry import (
+from nkilib.experimental.loss.distillation.host import (
     distillation_bound,
     distillation_gradient_bound,
     distillation_gradient_reference,
     distillation_reference,
 )
+from nkilib.experimental.loss.distillation.launch import Launch
 from nkilib.experimental.loss.distillation.tiling import gradient_group, mixture_plan
 from nkilib.nki import nl
 from nkilib.simulator import spec

@@ -17,7 +17,7 @@ import numpy as np
 
 from nkilib.core.cores import levels
 from nkilib.core.hardware import PARTITIONS, div_ceil
-from nkilib.experimental.loss.skeletons.elementwise import registry_entry as reference
+from nkilib.experimental.loss.skeletons.elementwise import host as reference
 from nkilib.experimental.loss.skeletons.elementwise import run
 from nkilib.experimental.loss.skeletons.elementwise.stream import Launch, flat_tiles, matrix_tiles
 from nkilib.experimental.loss.skeletons.elementwise.tiling import piece_columns

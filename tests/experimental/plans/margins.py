@@ -20,13 +20,13 @@ from nkilib.experimental.loss import (
     multilabel_margin_loss_backward,
     multilabel_margin_loss_forward,
 )
-from nkilib.experimental.loss.multi_margin import registry_entry as multi_margin_bounds
+from nkilib.experimental.loss.multi_margin import host as multi_margin_bounds
+from nkilib.experimental.loss.multi_margin.host import MultiMarginReference
 from nkilib.experimental.loss.multi_margin.launch import BUFFERS, choose_multi_margin_tiling
-from nkilib.experimental.loss.multi_margin.registry_entry import MultiMarginReference
-from nkilib.experimental.loss.multilabel_margin import registry_entry as multilabel_bounds
+from nkilib.experimental.loss.multilabel_margin import host as multilabel_bounds
+from nkilib.experimental.loss.multilabel_margin.host import MultilabelMarginReference
 from nkilib.experimental.loss.multilabel_margin.kernels import BACKWARD_BYTES_OF_CLASS, FORWARD_BYTES_OF_CLASS
 from nkilib.experimental.loss.multilabel_margin.launch import Launch
-from nkilib.experimental.loss.multilabel_margin.registry_entry import MultilabelMarginReference
 from nkilib.experimental.loss.skeletons.indexed import Shape, blocks_of
 from nkilib.simulator import spec
 from tests.experimental.plans.coverage import (

@@ -15,7 +15,7 @@ import numpy as np
 from nkilib.core.hardware import div_ceil
 from nkilib.experimental.loss import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.nll.few_classes import ClassTiling, is_streamed
-from nkilib.experimental.loss.nll.registry_entry import (
+from nkilib.experimental.loss.nll.host import (
     nll_loss_bound,
     nll_loss_gradient_bound,
     nll_loss_gradient_reference,

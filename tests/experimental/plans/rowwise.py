@@ -15,7 +15,7 @@ from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.experimental.loss.rowwise import cosine_embedding as cosine_kernels
 from nkilib.experimental.loss.rowwise import multilabel_soft_margin as multilabel_soft_margin_kernels
 from nkilib.experimental.loss.rowwise import triplet_margin as triplet_kernels
-from nkilib.experimental.loss.skeletons.rowwise import registry_entry as reference
+from nkilib.experimental.loss.skeletons.rowwise import host as reference
 from nkilib.experimental.loss.skeletons.rowwise.stream import RowLaunch
 from nkilib.nki import nl
 from nkilib.simulator import spec

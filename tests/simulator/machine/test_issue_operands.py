@@ -18,7 +18,7 @@ from nkilib.simulator.machine.core import current_core
 from nkilib.simulator.machine.issue import REGISTRY, Call, check_operand
 from nkilib.simulator.memory.storage import Storage
 from nkilib.simulator.tensors.tensor import NkiTensor
-from nkilib.simulator.tensors.view import start_partition
+from nkilib.simulator.tensors.view import partition_in_storage
 
 from ..kernels import Body, Result, execute, refusal, run, tile
 from ..made import Hbm, Psum, Sbuf, lazily
@@ -212,7 +212,7 @@ def test_start_partition() -> None:
         wide = nl.ndarray((128, 6), nl.float32)
         parts = [wide, wide[7:9], wide[7:9, 3:5], wide[5], wide[5:9].view(nl.int16)[1:2], wide[6:128:8]]
         pattern = wide.ap([[6, 3], [2, 2]], offset=6 * 11 + 1)
-        return [start_partition(part) for part in [*parts, pattern]]
+        return [partition_in_storage(part) for part in [*parts, pattern]]
 
     assert execute(kernel) == [0, 7, 7, 5, 6, 6, 11]
 

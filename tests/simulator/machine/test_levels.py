@@ -28,7 +28,7 @@ from nkilib.simulator import (
     UninitializedReadError,
 )
 from nkilib.simulator.hardware import options
-from nkilib.simulator.machine.levels import forget_warnings
+from nkilib.simulator.hardware.options import forget_warnings
 from tests.simulator.frame import refused
 from tests.simulator.kernels import load, tile
 

@@ -20,7 +20,7 @@ import nkilib.simulator
 from nkilib.experimental.loss import cross_entropy_forward
 from nkilib.nki import nisa, nki, nl, replayable
 from nkilib.simulator import NkiValidationError, OverlappingCopyError, SimulatorWarning, per_rank, ranks
-from nkilib.simulator.machine.levels import forget_warnings
+from nkilib.simulator.hardware.options import forget_warnings
 from nkilib.simulator.terms.layout import has_repeats
 
 from ..frame import refused, run, without_place

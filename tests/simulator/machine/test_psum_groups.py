@@ -16,8 +16,8 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import PsumGroupError, SimulatorWarning, spec
+from nkilib.simulator.hardware.options import forget_warnings
 from nkilib.simulator.machine.core import current_core
-from nkilib.simulator.machine.levels import forget_warnings
 from nkilib.simulator.machine.psum_groups import PsumGroups
 from tests.simulator.kernels import execute, normal, store, tile
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import nkilib.simulator
 from nkilib.nki import nisa
-from nkilib.simulator.machine.levels import forget_warnings
+from nkilib.simulator.hardware.options import forget_warnings
 from tests.simulator.kernels import execute, tile
 from tests.simulator.machine.test_psum_groups import product, psum
 

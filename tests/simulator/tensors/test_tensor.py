@@ -22,7 +22,13 @@ from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import NkiValidationError, OutOfRangeError
 from nkilib.simulator.memory.storage import Storage
 from nkilib.simulator.tensors.tensor import NkiTensor
-from nkilib.simulator.tensors.view import allowed_starts, first_lane, first_partition, possible_starts, start_partition
+from nkilib.simulator.tensors.view import (
+    allowed_starts,
+    assumed_partition,
+    partition_in_storage,
+    placed_partition,
+    possible_starts,
+)
 from nkilib.simulator.terms.dtypes import as_dtype
 
 from ..frame import counted, empty, in_hbm, in_sbuf, indices, refused, run, tensor_of
@@ -514,8 +520,8 @@ def test_a_view_of_a_tensor_that_the_compiler_places() -> None:
     def kernel() -> None:
         tensor = nl.ndarray((64, 4), nl.float32)
         for view, start in ((tensor, 0), (tensor[32:64, 1:3], 32), (tensor.view(nl.int8)[32:48], 32)):
-            assert start_partition(view) == first_lane(view) == start
-            assert first_partition(view) is None
+            assert partition_in_storage(view) == assumed_partition(view) == start
+            assert placed_partition(view) is None
             assert possible_starts(view) == (start, 64 + start)
 
     execute(kernel)
@@ -525,8 +531,8 @@ def test_a_view_of_a_tensor_that_the_kernel_places() -> None:
     def kernel() -> None:
         tensor = nl.ndarray((64, 4), nl.float32, address=(64, 0))
         view = tensor[32:64, 1:3]
-        assert start_partition(view) == 32
-        assert first_lane(view) == first_partition(view) == 96
+        assert partition_in_storage(view) == 32
+        assert assumed_partition(view) == placed_partition(view) == 96
         assert possible_starts(view) == (96,)
 
     execute(kernel)

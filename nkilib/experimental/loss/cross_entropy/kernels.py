@@ -11,7 +11,7 @@ disabled, the extended kernels cost no more than the plain ones except for the m
 
 from __future__ import annotations
 
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import HbmTensor
 from nkilib.core.rows.checks import require, require_flag, require_float_type
 from nkilib.experimental.loss.cross_entropy.backward import backward_of_core
 from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream, UniformUpstream

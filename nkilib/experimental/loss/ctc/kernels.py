@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from math import prod
 
-from nkilib.core.hardware import PARTITIONS
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import PARTITIONS, HbmTensor
 from nkilib.core.host.options import is_integer
 from nkilib.core.loss_arguments import require_floats, require_reduction, require_upstream
 from nkilib.core.plan_limits import usable_sbuf_bytes

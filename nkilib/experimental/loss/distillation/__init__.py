@@ -3,7 +3,7 @@
 
 """Distillation from logits, as kernels that are launched on their own.
 
-- ``kernels``: the kernels as plain functions; ``registry_entry``: guarantees, work and float64 reference;
+- ``kernels``: the kernels as plain functions; ``host``: registry entry, float64 reference and bounds;
 - ``launch``: a launch and its checks; ``tiling``: the division of rows into chunks;
 - ``pair``, ``totals``: student and teacher on chip, and the sums over rows with the results that follow;
 - ``forward``, ``mixture``, ``backward``: the divergences, those of Jensen-Shannon, and the gradient;

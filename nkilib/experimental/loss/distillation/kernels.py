@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import HbmTensor
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.distillation.backward import backward_of_core
 from nkilib.experimental.loss.distillation.forward import forward_of_core

@@ -32,7 +32,7 @@ from typing import Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, FunctionErrors, Tensors
 from nkilib.core.host.loss import Form, Sample
 from nkilib.core.rows.arithmetic import combine, multiply_on_gpsimd, product, subtract_on_gpsimd, transform
@@ -47,7 +47,7 @@ from nkilib.experimental.loss.skeletons.elementwise.definition import (
     Piece,
     Prepared,
 )
-from nkilib.experimental.loss.skeletons.elementwise.registry_entry import (
+from nkilib.experimental.loss.skeletons.elementwise.host import (
     NUMBERS,
     Functions,
     GradientError,

@@ -32,8 +32,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from nkilib.base.guarantee import TermError
-from nkilib.core.hardware import LIMIT_OF_LOG
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import LIMIT_OF_LOG, HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors, Tensors
 from nkilib.core.host.loss import Form, Sample
 from nkilib.core.rows.arithmetic import add_on_gpsimd, combine, subtract_in_turns, subtract_on_gpsimd, transform
@@ -47,7 +46,7 @@ from nkilib.experimental.loss.skeletons.elementwise.definition import (
     Piece,
     Prepared,
 )
-from nkilib.experimental.loss.skeletons.elementwise.registry_entry import (
+from nkilib.experimental.loss.skeletons.elementwise.host import (
     Functions,
     GradientError,
     elementwise_loss,

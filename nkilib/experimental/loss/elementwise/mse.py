@@ -20,7 +20,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, FunctionErrors, Tensors
 from nkilib.core.host.loss import Form, Sample
 from nkilib.core.rows.arithmetic import difference
@@ -33,7 +33,7 @@ from nkilib.experimental.loss.skeletons.elementwise.definition import (
     Piece,
     Prepared,
 )
-from nkilib.experimental.loss.skeletons.elementwise.registry_entry import (
+from nkilib.experimental.loss.skeletons.elementwise.host import (
     NUMBERS,
     Functions,
     GradientError,

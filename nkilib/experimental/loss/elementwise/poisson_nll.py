@@ -32,7 +32,7 @@ from typing import Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors, Tensors
 from nkilib.core.host.loss import Form, Sample
 from nkilib.core.rows.arithmetic import (
@@ -55,7 +55,7 @@ from nkilib.experimental.loss.skeletons.elementwise.definition import (
     Piece,
     Prepared,
 )
-from nkilib.experimental.loss.skeletons.elementwise.registry_entry import Functions, GradientError, elementwise_loss
+from nkilib.experimental.loss.skeletons.elementwise.host import Functions, GradientError, elementwise_loss
 from nkilib.experimental.loss.skeletons.elementwise.run import run_backward, run_forward
 from nkilib.nki import nisa, nl
 

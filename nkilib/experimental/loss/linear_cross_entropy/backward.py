@@ -24,6 +24,7 @@ from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
 from nkilib.experimental.loss.cross_entropy.launch import Options
 from nkilib.experimental.loss.cross_entropy.softcap import squared, through_cap
 from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS
+from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.one_core import (
     program_share,
@@ -36,7 +37,6 @@ from nkilib.experimental.loss.linear.backward.tile_maker import (
     LastProduct,
     TilePlace,
 )
-from nkilib.experimental.loss.linear.backward.weight_gradient import PowerOfTwo
 from nkilib.experimental.loss.linear.launch import Block, Gradients, LinearTiling, Span, position_parts
 from nkilib.experimental.loss.linear.operands import ClassRow, with_rounded_input
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns, backward_sizes

@@ -34,7 +34,7 @@ from nkilib.experimental.loss.linear.backward.geometry import (
     BackwardSizes,
     TileNeeds,
 )
-from nkilib.experimental.loss.linear.backward.weight_gradient import PowerOfTwo
+from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
 from nkilib.experimental.loss.linear.launch import IDS_OF_SEARCH, searched_ids
 from nkilib.experimental.loss.linear.operands import load_positions
 from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, weights_of_targets

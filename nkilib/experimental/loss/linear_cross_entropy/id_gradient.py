@@ -26,7 +26,7 @@ from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like, product, scaled, selected
 from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream, loaded_gradient, rest_terms, summed
 from nkilib.experimental.loss.cross_entropy.launch import Options
-from nkilib.experimental.loss.linear.backward.weight_gradient import PowerOfTwo
+from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
 from nkilib.experimental.loss.linear.launch import IDS_OF_SEARCH, searched_ids
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import (
     ID_SLOTS,

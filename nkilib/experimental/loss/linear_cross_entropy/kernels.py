@@ -11,7 +11,7 @@ in HBM in between.
 
 from __future__ import annotations
 
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import HbmTensor
 from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Wanted
 from nkilib.experimental.loss.cross_entropy.results import Results

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import HbmTensor
 from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Wanted
 from nkilib.experimental.loss.linear.launch import Gradients, WantedGradients

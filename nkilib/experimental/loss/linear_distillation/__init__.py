@@ -35,5 +35,5 @@ A launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.los
    the scores of both models, and hands the loss to ``linear.backward.one_core`` with the loop.
 
 So ``forward`` is the first visit and ``mixture`` the second. ``host`` surrounds the kernels with numpy and arithmetic;
-``registry_entry`` has the kernels to launch.
+``registry_entry`` has the kernels to launch with their guarantees and their work.
 """

@@ -19,6 +19,7 @@ from nkilib.core.rows import arithmetic
 from nkilib.core.rows.tiles import constant, difference, float32_like, product, scaled, selected
 from nkilib.experimental.loss.cross_entropy.softcap import through_cap
 from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, BackwardSizes
+from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.one_core import require_fitting_plan, write_gradients_of_positions
 from nkilib.experimental.loss.linear.backward.rounds import BackwardProblem
@@ -27,7 +28,6 @@ from nkilib.experimental.loss.linear.backward.tile_maker import (
     LastProduct,
     TilePlace,
 )
-from nkilib.experimental.loss.linear.backward.weight_gradient import PowerOfTwo
 from nkilib.experimental.loss.linear.launch import Block, Gradients, LinearTiling, Span
 from nkilib.experimental.loss.linear.operands import ClassRow, load_positions, with_rounded_input
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (

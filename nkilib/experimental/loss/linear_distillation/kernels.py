@@ -12,7 +12,7 @@ second visit of the classes, for which the forward keeps the scores or runs both
 from __future__ import annotations
 
 from nkilib.core.cores import synchronise
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import HbmTensor
 from nkilib.experimental.loss.linear.launch import Gradients, WantedGradients
 from nkilib.experimental.loss.linear.validation import validate_wanted_gradients
 from nkilib.experimental.loss.linear_distillation.backward import backward_of_core

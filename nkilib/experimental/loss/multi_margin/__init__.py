@@ -3,6 +3,6 @@
 
 """The kernels of the multi-class margin loss, to be launched on their own.
 
-- ``kernels``: the kernels as plain functions; ``registry_entry``: guarantees, work and float64 reference;
+- ``kernels``: the kernels as plain functions; ``host``: registry entry, float64 reference and bounds;
 - ``launch``: a launch and its checks; on chip, the terms of rows and their thresholds.
 """

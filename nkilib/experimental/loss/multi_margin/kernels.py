@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.cores import PartialSums
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import HbmTensor
 from nkilib.core.loss_arguments import require_upstream
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require_flag

@@ -14,8 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.cores import PartialSums
-from nkilib.core.hardware import PARTITIONS
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import PARTITIONS, HbmTensor
 from nkilib.core.loss_arguments import require_upstream
 from nkilib.core.rows.checks import require_flag
 from nkilib.core.rows.tiles import float32_like

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import prod
 
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.options import is_integer
 from nkilib.core.loss_arguments import require_floats, require_reduction, require_upstream
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector

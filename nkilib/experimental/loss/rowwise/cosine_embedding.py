@@ -36,7 +36,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import CORRECT, SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors
 from nkilib.core.host.loss import Form, Sample
 from nkilib.core.loss_arguments import Upstream, require_floats, require_reduction, require_upstream
@@ -56,7 +56,7 @@ from nkilib.experimental.loss.skeletons.rowwise.definition import (
     shifted,
     square_root,
 )
-from nkilib.experimental.loss.skeletons.rowwise.registry_entry import (
+from nkilib.experimental.loss.skeletons.rowwise.host import (
     RowGradients,
     RowTensors,
     Tensors,

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from nkilib.base.guarantee import TermError
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors
 from nkilib.core.host.loss import Form, Sample
 from nkilib.core.loss_arguments import Upstream, require_floats, require_reduction, require_upstream
@@ -32,7 +32,7 @@ from nkilib.core.rows.tiles import scaled
 from nkilib.experimental.loss.skeletons.elementwise.definition import Prepared
 from nkilib.experimental.loss.skeletons.rowwise.backward import Term, add_to_sum, backward_of_core, combine, multiply
 from nkilib.experimental.loss.skeletons.rowwise.definition import RowResults, Statistic, Sum, combined
-from nkilib.experimental.loss.skeletons.rowwise.registry_entry import (
+from nkilib.experimental.loss.skeletons.rowwise.host import (
     RowGradients,
     RowTensors,
     Tensors,

@@ -6,6 +6,7 @@
 A row should be nearer to its positive example than to its negative one by a margin. With anchor a, positive example p,
 negative example n and distance d, the loss is ``max(0, margin + d(a, p) - d(a, n))``,
 ``torch.nn.functional.triplet_margin_loss(a, p, n)``. With ``swap`` the smaller of d(a, n) and d(p, n) replaces d(a, n).
+Distances and their derivatives are in ``triplet_distances.py``.
 
 The gradients are computed from differences of the tensors, which the backward recomputes, not from products with the
 tensors; so nothing cancels that does not cancel in the reference too. The forward returns the coefficients of the
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.hbm import HbmTensor
+from nkilib.core.hardware import HbmTensor
 from nkilib.core.loss_arguments import Upstream, require_floats, require_reduction, require_upstream
 from nkilib.core.rows.arithmetic import difference
 from nkilib.core.rows.checks import require, require_flag
@@ -71,7 +72,8 @@ class TripletFactors:
         of_first, of_second: by the number of the distance, the factor of its derivative in the gradient of the
             first and of the second tensor of its pair.
         row_scalars_sbuf: by the number of the distance, the result of :meth:`.triplet_distances.Norm.row_scalar`; empty
-        if derivatives need none. biases_sbuf: by tensor, the sum of offset * factor of the terms of its gradient.
+            if derivatives need none.
+        biases_sbuf: by tensor, the sum of offset * factor of the terms of its gradient.
     """
 
     of_first: list[nl.NkiTensor]
@@ -84,7 +86,7 @@ class TripletFactors:
         return (self.of_first if PAIRS[number][0] == tensor else self.of_second)[number]
 
 
-def _difference(piece: Piece, number: int) -> nl.NkiTensor:
+def _difference_of_pair(piece: Piece, number: int) -> nl.NkiTensor:
     """Return the difference of the two tensors of pair ``number``, rounded once.
 
     GpSimd computes the difference of the second pair, because Vector alone would take longer than the loads.
@@ -144,7 +146,7 @@ class Triplet:
 
     def prepare(self, piece: Piece) -> Prepared:
         """Compute the difference of each pair of tensors with a distance."""
-        return tuple(_difference(piece, number) for number in range(len(pairs_of(self.swap))))
+        return tuple(_difference_of_pair(piece, number) for number in range(len(pairs_of(self.swap))))
 
     def accumulate(self, piece: Piece, prepared: Prepared) -> None:
         """Add the differences of each pair to the statistics of the norm."""
@@ -197,9 +199,9 @@ class Triplet:
         """Compute the gradient of each tensor, the sum of the derivatives of its distances times their factors."""
         offset, derivatives = self.norm.derivative_offset, {}
         for number in needed_pairs(tuple(dst_sbuf), self.swap):
-            derivatives[number] = _difference(piece, number)
-            number_sbuf = factors.row_scalars_sbuf[number] if self.norm.keeps_row_scalar else None
-            self.norm.derivative(piece, derivatives[number], number_sbuf)
+            derivatives[number] = _difference_of_pair(piece, number)
+            row_scalar_sbuf = factors.row_scalars_sbuf[number] if self.norm.keeps_row_scalar else None
+            self.norm.derivative(piece, derivatives[number], row_scalar_sbuf)
         for tensor, gradient_sbuf in dst_sbuf.items():
             terms = [
                 Term(derivatives[number], factors.of(number, tensor), offset)

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...hardware.options import refuse
 from ...isa.indirection import resolve_scalar_offset
 from ...machine.core import Core
 from ...machine.issue import check_written
-from ...machine.levels import refuse
 from ...machine.partial_writes import PartialWrites, where_unwritten
 from ...memory.deferred import Part, Rectangle, deferred_copy
 from ...memory.storage import may_share, sentinel

@@ -19,13 +19,13 @@ from ...hardware.generations import Generation
 from ...isa.checks import same_tile_size
 from ...isa.definition import SBUF, Operand, output, vector
 from ...isa.operators import stored_type
-from ...machine.core import STREAMS
+from ...machine.core import GENERATORS_PER_LANE
 from ...machine.issue import Call, instruction
 from ...numerics.casts import store_float
 from ...numerics.xorwow import WORDS
 from ...tensors.registers import DeviceInteger
 from ...tensors.tensor import NkiTensor
-from ...tensors.view import first_lane
+from ...tensors.view import assumed_partition
 from ...terms.dtypes import (
     FLOATS,
     bfloat16,
@@ -58,7 +58,7 @@ _SEEDS = frozenset({int32, uint32, float32})
 
 
 def _lanes(tensor: NkiTensor) -> slice:
-    start = first_lane(tensor)
+    start = assumed_partition(tensor)
     return slice(start, start + tensor.shape[0])
 
 
@@ -192,7 +192,7 @@ def _state_rule(engine: Engine, generation: Generation, values: Mapping[str, Any
     if engine is Engine.vector:
         _require_generation(engine, generation, nc_version.gen4, "trn3")
     name = "dst" if "dst" in values else "src_seeds"
-    tensor, words = values[name], STREAMS[engine] * WORDS
+    tensor, words = values[name], GENERATORS_PER_LANE[engine] * WORDS
     if len(tensor.shape) != 2 or tensor.shape[1] != words:
         raise NkiValidationError(
             f"operand {name!r} must have shape [P, {words}] for engine=nki.isa.engine.{engine.name}, got {tensor}"

@@ -16,7 +16,7 @@ from ...isa.operators import operator_key
 from ...machine.core import Core
 from ...numerics.operators import ARITHMETIC_REDUCTIONS, row_sums
 from ...tensors.tensor import NkiTensor
-from ...tensors.view import first_lane
+from ...tensors.view import assumed_partition
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ..accumulators import CONTINUES, check_known, check_stored, read_accumulators
@@ -113,7 +113,7 @@ class ScalarAccumulation:
         self._fold = _FOLDS[key]
         self._command = command
         self._core = core
-        self._first_lane = first_lane(data)
+        self._first_lane = assumed_partition(data)
         self._partial = np.empty(data.shape[0], np.float32)
         self.destination = destination
 

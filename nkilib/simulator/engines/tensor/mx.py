@@ -22,7 +22,7 @@ from ...machine.issue import Call, check_written, instruction
 from ...numerics.casts import BLOCK_COLUMNS, BLOCK_ROWS, dequantize, quantize
 from ...numerics.products import transposed_product
 from ...tensors.tensor import NkiTensor
-from ...tensors.view import first_partition, start_partition
+from ...tensors.view import partition_in_storage, placed_partition
 from ...terms import dtypes as dt
 from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
@@ -177,7 +177,7 @@ def _scale_rows(name: str, scale: NkiTensor, data_name: str, data: NkiTensor, co
             f"the {data.shape[0]} of {data_name!r}: {_QUADRANT_SCALES} scales for each {_QUADRANT} partitions, where "
             f"these start; got {scale}"
         )
-    start = start_partition(scale)
+    start = partition_in_storage(scale)
     if start % _QUADRANT not in _SCALE_STARTS:
         raise NkiValidationError(
             f"operand {name!r} must start at partition {', '.join(map(str, _SCALE_STARTS[:-1]))} or "
@@ -197,8 +197,8 @@ def _scale_rows(name: str, scale: NkiTensor, data_name: str, data: NkiTensor, co
 def _place(tile: NkiTensor) -> int | None:
     """Return the partition of SBUF in which a tile starts; None if the compiler chooses it."""
     if tile.storage.shape[0] == PARTITIONS:
-        return start_partition(tile)
-    return first_partition(tile)
+        return partition_in_storage(tile)
+    return placed_partition(tile)
 
 
 def _check_partitions(name: str, tile: NkiTensor) -> None:

@@ -23,10 +23,8 @@ from ...terms.enums import Engine
 from ...timing.dma import between_triggers_ns
 from ...timing.instruction import InstructionKind
 from ...timing.instruction_log import Lines, Note
-from ...timing.parameters import ModelParameters
+from ...timing.parameters import NS_PER_US, ModelParameters
 from ...timing.timeline import Waited
-
-_NS_PER_US = 1000.0
 
 # The last instructions of a core up to this number are analysed: a longer path only says the same again.
 MOST_ANALYSED = 200_000
@@ -53,17 +51,17 @@ class Model(NamedTuple):
     @property
     def barrier_ns(self) -> float:
         """The time from the arrival of the last core at a barrier or exchange until both cores go on."""
-        return self.parameters.barrier_us * _NS_PER_US
+        return self.parameters.barrier_us * NS_PER_US
 
     @property
     def descriptors_ns(self) -> float:
         """The time that GpSimd needs for the descriptors of a gather or a scatter."""
-        return self.parameters.indirect_gpsimd_us * _NS_PER_US
+        return self.parameters.indirect_gpsimd_us * NS_PER_US
 
     def fixed_ns(self, kind: InstructionKind) -> float:
         """Return the least time from the trigger of a transfer to its first row."""
         if kind.work is not None and kind.work.is_gathered:
-            return self.parameters.indirect_base_us * _NS_PER_US
+            return self.parameters.indirect_base_us * NS_PER_US
         return self.generation.timing.dma.fixed_ns
 
     def finish_ns(self, note: Note) -> float:

@@ -17,10 +17,9 @@ from ...terms.enums import Engine
 from ...timing.dependencies import NOTHING, Done
 from ...timing.instruction import InstructionKind
 from ...timing.instruction_log import Note
+from ...timing.parameters import NS_PER_US
 from ...timing.timeline import Places, Timeline, Waited
 from .critical_path import ENGINES, Core, Launch, Model
-
-_NS_PER_US = 1000.0
 
 
 class _Known:
@@ -122,7 +121,7 @@ def _retime(core: Core, model: Model, timeline: Timeline, changes: Changes) -> _
             done_ns = model.finish_ns(core.at(last_done[position - 1])) if position else 0.0
             if span.start_ns - table_ns > met_ns:
                 met_ns = span.start_ns - table_ns
-                timeline.drain((met_ns - done_ns) / _NS_PER_US)
+                timeline.drain((met_ns - done_ns) / NS_PER_US)
         own = left[number] = _Left()
         reads, writes = _places(note, left, own, changes.buffered)
         if kind.work is not None:
@@ -142,7 +141,7 @@ def _retime(core: Core, model: Model, timeline: Timeline, changes: Changes) -> _
     if changes.meets_at_loops and core.notes:
         done_ns = model.finish_ns(core.at(last_done[-1]))
         if core.end_ns > done_ns:
-            timeline.drain((core.end_ns - done_ns) / _NS_PER_US)
+            timeline.drain((core.end_ns - done_ns) / NS_PER_US)
 
 
 def retimed_ns(launch: Launch, changes: Changes = _AS_IT_WAS) -> float:

@@ -17,7 +17,7 @@ from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOpt
 from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
 from nkilib.torch.dispatch.dtensors import OF_PARTS, LocalPart, local_part
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
-from nkilib.torch.dispatch.losses import per_row, reduced
+from nkilib.torch.dispatch.losses import in_shape_of_rows, reduced
 from nkilib.torch.functions.cross_entropy.checks import (
     RECIPE,
     check_arguments,
@@ -125,11 +125,11 @@ def returned_values(
     z_loss = _z_loss(results.lse, valid, options.lse_square_scale)
     return CrossEntropyOutputs(
         loss=loss,
-        lse=per_row(results.lse, shape),
+        lse=in_shape_of_rows(results.lse, shape),
         z_loss=reduced(z_loss, reduction, shape, *divisor),
-        logprob=None if soft else per_row(results.logprob, shape),
+        logprob=None if soft else in_shape_of_rows(results.logprob, shape),
         argmax=results.argmax.reshape(shape).to(torch.int64),
-        entropy=per_row(results.entropy, shape),
+        entropy=in_shape_of_rows(results.entropy, shape),
     )
 
 

@@ -3,6 +3,10 @@
 
 """The operators ``torch.ops.nkilib.cross_entropy_*``, their results and their derivative.
 
+- :data:`FORWARD`, ``cross_entropy_forward``: the loss and the scores of each position;
+- :data:`STATISTICS`, ``cross_entropy_shard_statistics``: what a shard of the vocabulary adds to them;
+- :data:`BACKWARD`, ``cross_entropy_backward``: the gradient of the logits, of all classes or of a shard's.
+
 Rows are positions: logits [N, V], targets [N] of any integer type or class probabilities [N, V]. PyTorch's shapes and
 reductions are implemented in :mod:`.functional`. The kernels compute the gradient of the logits; PyTorch's operators
 compute those of class probabilities and of their class weights, and only if one of the two requires grad.
@@ -59,7 +63,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class Sums:
-    """``weight_sum``: the sum of the class weights of all shards, for label smoothing; None: the kernel computes it."""
+    """The sums over all classes that the backward of a shard takes, because its kernel sees only the shard's.
+
+    Attributes:
+        weight_sum: the sum of all class weights, for label smoothing; None if the kernel computes it.
+    """
 
     weight_sum: float | None = None
 
@@ -152,13 +160,6 @@ def _check_classes(call: Call) -> None:
     check_range(str(caller), call.tensor("target"), call.options["ignore_index"], vocabulary)
 
 
-def _weight_of_probabilities(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the sum of each position's weighted and smoothed class probabilities, so that the backward need not read
-    the probabilities twice to compute it; None for class indices.
-    """
-    return None if _has_classes(call) else results["position_weight"]
-
-
 _LOGITS: Final = Input("logits", dimensions=2, dtypes=tuple(TILE_DTYPES))
 _TARGET: Final = Input("target", keyword="targets_hbm")
 _CLASS_WEIGHT: Final = Input("class_weight", is_optional=True)
@@ -215,6 +216,7 @@ def statistics_outputs(vocabulary: Callable[[Call], int]) -> tuple[Output, ...]:
     )
 
 
+# Results: ShardStatistics.
 STATISTICS: Final = register(
     Operator(
         "cross_entropy_shard_statistics",
@@ -230,6 +232,13 @@ STATISTICS: Final = register(
         instead=CROSS_ENTROPY.instead,
     )
 )
+
+
+def _weight_of_probabilities(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the sum of each position's weighted and smoothed class probabilities, so that the backward need not read
+    the probabilities twice to compute it; None for class indices.
+    """
+    return None if _has_classes(call) else results["position_weight"]
 
 
 def entropy_if_given(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
@@ -273,7 +282,7 @@ BACKWARD: Final = register(
 )
 
 
-def _soft_target_gradients(
+def _gradients_of_probabilities(
     logits: Tensor,
     target: Tensor,
     class_weight: Tensor | None,
@@ -321,7 +330,7 @@ def _soft_target_gradients(
     return grad_target, grad_weight
 
 
-def soft_gradients(call: Call, needed: Mapping[str, bool]) -> dict[str, Tensor | None]:
+def probability_gradients(call: Call, needed: Mapping[str, bool]) -> dict[str, Tensor | None]:
     """Return the gradients of class probabilities and of class weights by the name of the input; the gradient of one
     that is not needed is None or missing.
 
@@ -335,7 +344,7 @@ def soft_gradients(call: Call, needed: Mapping[str, bool]) -> dict[str, Tensor |
         return {}
     apply: Callable[..., Tensor] = OnceDifferentiable.apply
     logits = apply(BACKWARD, call.first)
-    target, weight = _soft_target_gradients(
+    target, weight = _gradients_of_probabilities(
         logits,
         call.tensor("target"),
         call.tensors["class_weight"],
@@ -350,4 +359,4 @@ def soft_gradients(call: Call, needed: Mapping[str, bool]) -> dict[str, Tensor |
     return {"target": target, "class_weight": weight}
 
 
-DERIVATIVE: Final = differentiate(FORWARD, BACKWARD, soft_gradients)
+DERIVATIVE: Final = differentiate(FORWARD, BACKWARD, probability_gradients)

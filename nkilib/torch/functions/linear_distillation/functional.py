@@ -18,7 +18,7 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
 from nkilib.torch.dispatch.layout import as_rows
-from nkilib.torch.dispatch.losses import per_row
+from nkilib.torch.dispatch.losses import in_shape_of_rows
 from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit
 from nkilib.torch.functions.linear_cross_entropy.functional import wanted_gradients
 from nkilib.torch.functions.linear_distillation.checks import (
@@ -281,7 +281,7 @@ def _returned(
     """Return the loss with the requested scores, in the shape of the positions."""
 
     def score(name: str) -> Tensor | None:
-        return per_row(getattr(results, name), positions) if name in names else None
+        return in_shape_of_rows(getattr(results, name), positions) if name in names else None
 
     return LinearDistillationOutputs(loss, score("entropy"), score("logprob"))
 

@@ -20,7 +20,7 @@ from nkilib.experimental.loss.linear.launch import IDS_MAX
 from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
 from nkilib.torch.dispatch.dtensors import check_member
 from nkilib.torch.dispatch.layout import as_rows
-from nkilib.torch.dispatch.losses import autocast_dtype, per_row
+from nkilib.torch.dispatch.losses import autocast_dtype, in_shape_of_rows
 from nkilib.torch.functions.linear_cross_entropy.checks import (
     LinearArguments,
     check_arguments,
@@ -335,11 +335,11 @@ def _returned(
     """Return the requested scores in the shape of the positions, and log-probabilities in the shape of the targets."""
 
     def score(name: str) -> Tensor | None:
-        return per_row(getattr(results, name), shape) if name in names else None
+        return in_shape_of_rows(getattr(results, name), shape) if name in names else None
 
     argmax = score("argmax")
     return LinearTokenScores(
-        per_row(results.logprob, of_target),
+        in_shape_of_rows(results.logprob, of_target),
         score("entropy"),
         score("lse"),
         None if argmax is None else argmax.to(torch.int64),

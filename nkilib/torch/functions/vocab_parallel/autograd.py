@@ -25,7 +25,7 @@ from nkilib.torch.functions.cross_entropy.operators import (
     ForwardResults,
     ShardStatistics,
     Wanted,
-    soft_gradients,
+    probability_gradients,
 )
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards, VocabularyStatistics, combined_statistics
 from nkilib.torch.losses.indexed import is_ignored
@@ -251,7 +251,7 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         if ctx.overwritten is not None:
             ctx.overwritten.check(logits)
             ctx.overwritten.is_spent = bool(upstream) and needed["logits"]
-        others, gradient = soft_gradients(call, needed), None
+        others, gradient = probability_gradients(call, needed), None
         if upstream and needed["logits"]:
             gradient = _gradient(logits, with_weight_sum(call, weight_sum), ctx.inplace)
         return gradient, others.get("target"), others.get("class_weight"), *([None] * 6)

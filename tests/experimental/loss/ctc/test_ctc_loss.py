@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from benchmarks._program_size import program_instructions
 from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.ctc.registry_entry import (
+from nkilib.experimental.loss.ctc.host import (
     CtcLosses,
     ctc_loss_bound,
     ctc_loss_gradient_bound,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from nkilib.experimental.loss import distillation_backward, distillation_forward
 from nkilib.experimental.loss.distillation import launch as options
-from nkilib.experimental.loss.distillation.registry_entry import (
+from nkilib.experimental.loss.distillation.host import (
     distillation_bound,
     distillation_gradient_bound,
     distillation_gradient_reference,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from nkilib.core.host.error_bounds import reduction_factor, rounding
 from nkilib.experimental.loss import multi_margin_loss_backward, multi_margin_loss_forward
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.multi_margin.registry_entry import (
+from nkilib.experimental.loss.multi_margin.host import (
     MultiMarginReference,
     gradient_bounds,
     hinge_errors,

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from nkilib.core.host.error_bounds import rounding
 from nkilib.experimental.loss import multilabel_margin_loss_backward, multilabel_margin_loss_forward
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.multilabel_margin.launch import BLOCKS_MAX
-from nkilib.experimental.loss.multilabel_margin.registry_entry import (
+from nkilib.experimental.loss.multilabel_margin.host import (
     MultilabelMarginReference,
     gradient_bounds,
     loss_bounds,
     sum_bound,
 )
+from nkilib.experimental.loss.multilabel_margin.launch import BLOCKS_MAX
 from nkilib.nki import nl
 from nkilib.simulator import profile, spec
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from nkilib.experimental.loss import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.bounds import error_over_bound
 from nkilib.experimental.loss.nll.few_classes import PARTS_MAX, ClassTiling, is_streamed
-from nkilib.experimental.loss.nll.registry_entry import (
+from nkilib.experimental.loss.nll.host import (
     nll_loss_bound,
     nll_loss_gradient_bound,
     nll_loss_gradient_reference,

@@ -11,7 +11,7 @@ In the order of a launch:
 - ``rounds``: a block of classes and a block of positions are a round; buffers that all rounds share; dX.
 - ``streams``: the operands of each model and the buffers of those that stream past.
 - ``logit_gradient``: the first half of a round: logits, tiles of the gradient from the ``tile_maker`` of the loss, and
-  their transposes.
+  their transposes, which fill a ``gradient_block``.
 - ``gradient_products``: the second half: dX, dW (``weight_gradient``) and db (``bias_gradient``), one stripe of
   features after another. At the end the cores add up dX.
 """

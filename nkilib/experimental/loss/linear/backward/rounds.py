@@ -23,10 +23,11 @@ from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.sbuf import Ring
 from nkilib.experimental.loss.linear.backward.bias_gradient import BiasGradient, UnroundedBiasGradient
 from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, LEAST_ROOM, weight_tiles
+from nkilib.experimental.loss.linear.backward.gradient_block import GradientBlock, PowerOfTwo
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.streams import BackwardStreams, OperandPair
 from nkilib.experimental.loss.linear.backward.tile_maker import TileMaker
-from nkilib.experimental.loss.linear.backward.weight_gradient import GradientBlock, PowerOfTwo, WeightGradient
+from nkilib.experimental.loss.linear.backward.weight_gradient import WeightGradient
 from nkilib.experimental.loss.linear.launch import (
     FEWEST_ITERATIONS,
     Block,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nkilib.core.rows import arithmetic
-from nkilib.experimental.loss.linear.backward.weight_gradient import PowerOfTwo
+from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
 from nkilib.experimental.loss.linear.launch import Span
 from nkilib.experimental.loss.linear.operands import ClassRow
 from nkilib.nki import nisa, nl

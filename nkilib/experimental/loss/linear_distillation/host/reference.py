@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nkilib.experimental.loss.cross_entropy.reference import Float64Array
-from nkilib.experimental.loss.distillation.registry_entry import Distributions, kl
+from nkilib.experimental.loss.distillation.host import Distributions, kl
 from nkilib.experimental.loss.linear.reference import EVERY_CLASS, LinearGradients, OutputLayer
 
 

@@ -11,5 +11,5 @@ down:
 - ``definition``: the interface of a loss definition, three functions of tiles;
 - ``results``: the destinations of losses, and the product of any loss with a weight;
 - ``stream``: tiles of the tensors, loaded ahead; ``tiling``: the choice of their sizes;
-- ``registry_entry``: the registry entry of an elementwise loss, its work, and its float64 results with accepted errors.
+- ``host``: the registry entry of an elementwise loss, its work, and its float64 results with accepted errors.
 """

@@ -11,5 +11,5 @@ chunk of rows. From a kernel down:
 - ``definition``: the interface of a loss definition, and arithmetic that loss definitions share;
 - ``backward``: the gradients of a core, and sums of terms that they are made of;
 - ``stream``: chunks of rows, loaded ahead, and their pieces; ``tiling``: the choice of their sizes;
-- ``registry_entry``: the registry entry of a row-wise loss, its work, and its float64 results with accepted errors.
+- ``host``: the registry entry of a row-wise loss, its work, and its float64 results with accepted errors.
 """

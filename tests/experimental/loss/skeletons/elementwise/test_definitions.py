@@ -24,8 +24,8 @@ from nkilib.core.host.error_bounds import Exact
 from nkilib.core.host.options import REDUCTIONS
 from nkilib.experimental.loss.bounds import error_over_bound
 from nkilib.experimental.loss.registry import LOSSES
-from nkilib.experimental.loss.skeletons.elementwise import registry_entry as reference
-from nkilib.experimental.loss.skeletons.elementwise.registry_entry import ElementwiseLoss
+from nkilib.experimental.loss.skeletons.elementwise import host as reference
+from nkilib.experimental.loss.skeletons.elementwise.host import ElementwiseLoss
 from nkilib.nki import nl
 from nkilib.simulator import profile, spec
 from nkilib.verify.kernels.elementwise import ENTRIES, ElementwiseEntry

@@ -18,7 +18,7 @@ from nkilib.core.host.error_bounds import Exact
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward
 from nkilib.experimental.loss.bounds import error_over_bound
 from nkilib.experimental.loss.elementwise.kl_div import KlDivReference, kl_div_reference
-from nkilib.experimental.loss.skeletons.elementwise import registry_entry as reference
+from nkilib.experimental.loss.skeletons.elementwise import host as reference
 
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 REDUCTIONS = ("none", "sum", "mean", "batchmean")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from nkilib.experimental import loss
-from nkilib.experimental.loss.skeletons.elementwise import registry_entry as reference
+from nkilib.experimental.loss.skeletons.elementwise import host as reference
 from nkilib.nki import nl
 from nkilib.simulator import profile, spec
 from nkilib.verify.kernels.elementwise import ENTRIES, ElementwiseEntry

@@ -26,7 +26,7 @@ from nkilib.experimental.loss import (
     triplet_margin_loss_forward,
 )
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.skeletons.rowwise import registry_entry as reference
+from nkilib.experimental.loss.skeletons.rowwise import host as reference
 from nkilib.nki import nl
 from nkilib.verify.kernels.rowwise import ENTRIES, RowwiseEntry
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry entry of connectionist temporal classification: the kernels with guarantees and work, and their float64
-reference with its bounds. For host code.
+"""The host side of connectionist temporal classification (CTC): its registry entry, float64 reference and bounds on the
+error of the kernels.
 
 The forward reads the log-probabilities and writes the alphas; the backward reads both and writes the gradient. The
 recursion is bound by latency, which the work does not include: each time step waits for the previous one.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry entry of an elementwise loss, and the data derived from it: its guarantees, its work, and its float64
-results with the accepted errors. For host code.
+"""The host side of an elementwise loss: its registry entry, with guarantees and work, and its float64 results with the
+accepted errors.
 
 An entry states only data found nowhere else: names, kernels, the formula in words, errors, modelled times, and the
 forms that are checked. Tensors, gradients and options are read from the signatures of the kernels; guarantees and

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry entry of a row-wise loss, and the data derived from it: its guarantees, its work, and its float64
-results with the accepted errors. For host code.
+"""The host side of a row-wise loss: its registry entry, with guarantees and work, and its float64 results with the
+accepted errors.
 
 An entry states only data found nowhere else; tensors, gradients and options are read from the signatures of the
 kernels. The work is that of any tiling: every tensor that is needed crosses HBM once. The simulator is imported only

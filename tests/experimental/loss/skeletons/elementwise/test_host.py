@@ -17,7 +17,7 @@ from nkilib.core.host.error_bounds import SIMULATED, SMALLEST_NORMAL, UNIT, Deri
 from nkilib.core.host.loss import Sample
 from nkilib.experimental.loss.elementwise.margin_ranking import MarginRankingReference
 from nkilib.experimental.loss.elementwise.poisson_nll import PoissonReference
-from nkilib.experimental.loss.skeletons.elementwise.registry_entry import reduced
+from nkilib.experimental.loss.skeletons.elementwise.host import reduced
 from nkilib.verify.kernels.elementwise import ENTRIES, ElementwiseEntry
 from nkilib.verify.kernels.inputs import MAKERS
 from tests.experimental.loss.skeletons.term_errors import assert_kept, assert_near, assert_same_functions

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry entry of the multi-label margin loss: the kernels with guarantees and work, and their float64 reference
-with its bounds. For host code.
+"""The host side of the multi-label margin loss: its registry entry, float64 reference and bounds on the error of the
+kernels.
 
 The work is one read of the input and of the targets, though the kernels read the targets twice, and in the backward one
 write of the gradient. The simulator is imported only when a profile asks for the work: on hardware the kernels do

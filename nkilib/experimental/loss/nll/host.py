@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry entry of the negative log-likelihood loss: the kernels with guarantees and work, and their float64
-reference with its bounds. For host code.
+"""The host side of the negative log-likelihood loss: its registry entry, float64 reference and bounds on the error of
+the kernels.
 
 The forward reads one element for each position, or all elements if the input is streamed; the backward writes the
 gradient once. The simulator is imported only when a profile asks for the work: on hardware the kernels do without it.
@@ -104,6 +104,7 @@ NLL: Final = SizedLoss(
     launches=(
         sized_launch(
             "backward, mean",
+            # The plain function, because the model of time needs neither guarantee nor work; ``backward`` has both.
             kernels.nll_loss_backward,
             (1.1, 1.1),
             size_of,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry entry of distillation from logits: the kernels with guarantees and work, and their float64 reference
-with its bounds. For host code.
+"""The host side of distillation from logits: its registry entry, float64 reference and bounds on the error of the
+kernels.
 
 The work is that of any tiling: the minimum of HBM traffic, and activation functions. The simulator is imported only
 when a profile asks for it: on hardware the kernels do not need it. docs/explanation/distillation.md derives the bounds.

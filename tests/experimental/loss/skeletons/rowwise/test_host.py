@@ -15,8 +15,8 @@ import pytest
 from nkilib.core.hardware import LIMIT_OF_LOG
 from nkilib.core.host.error_bounds import SIMULATED, SMALLEST_NORMAL, UNIT, Derived
 from nkilib.core.host.loss import Sample
-from nkilib.experimental.loss.rowwise.triplet_margin_entry import TripletReference
-from nkilib.experimental.loss.skeletons.rowwise.registry_entry import additions
+from nkilib.experimental.loss.rowwise.triplet_margin_host import TripletReference
+from nkilib.experimental.loss.skeletons.rowwise.host import additions
 from nkilib.verify.kernels.inputs import MAKERS
 from nkilib.verify.kernels.rowwise import ENTRIES, RowwiseEntry
 from tests.experimental.loss.skeletons.term_errors import assert_kept, assert_near, assert_same_functions

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry entry of the multi-class margin loss: the kernels with guarantees and work, and their float64 reference
-with its bounds. For host code.
+"""The host side of the multi-class margin loss: its registry entry, float64 reference and bounds on the error of the
+kernels.
 
 The forward reads the input once; the backward reads it and writes the gradient once. The simulator is imported only
 when a profile asks for the work: on hardware the kernels do without it.

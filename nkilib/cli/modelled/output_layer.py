@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses from hidden states and output weights: cross-entropy, token scores, and distillation."""
+"""The families for the output layer of a language model: softmax, cross-entropy from logits, and losses from hidden
+states and output weights.
+
+The library has a function for each that profiles a launch of given sizes.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .family import Family
 
 if TYPE_CHECKING:
-    from nkilib.experimental.loss import LinearTiling
+    from nkilib.experimental.loss import LinearTiling, Tiling
+    from nkilib.experimental.softmax import SoftmaxTiling
     from nkilib.simulator import Profile
     from nkilib.simulator.profiling.profile import AskedTrips
 
+AXES = {"last": -1, "first": 0}
 LAYOUTS = ("vd", "dv")
+
+# What is tried: chunks of equal size, up to these numbers of them ...
+_MOST_CHUNKS_OF_SOFTMAX = 8
+_MOST_CHUNKS_OF_LOGITS = 16
+# ... and, from hidden states, blocks of positions and of classes.
 _POSITION_BLOCKS = (512, 1024, 2048, 4096)
 _CLASS_BLOCKS = {"forward": (256, 384, 512), "backward": (384, 512, 768, 1024, 1280, 1536)}
-
 _DISTILLATION_POSITION_BLOCKS = (256, 512, 1024, 2048)
 _DISTILLATION_CLASS_BLOCKS = {
     "forward": (256, 384, 512),
@@ -28,6 +38,106 @@ _DISTILLATION_CLASS_BLOCKS = {
 }
 # Options that the chooser of a tiling for distillation takes; any other option makes the launch an extended one.
 _CHOOSER_OPTIONS = ("beta", "memory_limit")
+
+
+@dataclass(frozen=True)
+class SoftmaxKernels(Family):
+    """Softmax and log-softmax of a matrix, along its last or its first axis."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("softmax", "log_softmax")
+    SIZES: ClassVar[dict[str, str]] = {"chunk_size": "C"}
+    OPTIONS: ClassVar[tuple[str, ...]] = (*SIZES, "axis")
+    CHOOSER: ClassVar[str] = "choose_softmax_tiling"
+    CONDITION: ClassVar[str] = "with --family softmax: "
+    WHICH: ClassVar[str] = "with --family softmax or log_softmax"
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel."""
+        return f"{self.options.family}_{self.direction}"
+
+    def chosen(self, **arguments: Any) -> SoftmaxTiling:
+        """Return the default tiling."""
+        from nkilib.experimental.softmax import choose_softmax_tiling
+        from nkilib.experimental.softmax.tensors import Kind
+
+        kind = Kind(self.options.family)
+        return choose_softmax_tiling(self.shape, self._axis, self.dtype, self.direction, kind=kind)
+
+    def tilings(self) -> set[SoftmaxTiling]:
+        """Return the tilings to try."""
+        from nkilib.core.hardware import div_ceil
+        from nkilib.experimental.softmax import SoftmaxTiling
+
+        size = self.shape[self._axis]
+        equal = {div_ceil(size, chunks) for chunks in range(1, _MOST_CHUNKS_OF_SOFTMAX + 1)}
+        return {SoftmaxTiling(chunk_size) for chunk_size in self.options.chunk_size or equal}
+
+    def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
+        """Profile a launch. It has no loop that ``--trips`` could name."""
+        from nkilib.experimental.softmax.profiling import profile_softmax_launch
+        from nkilib.experimental.softmax.tensors import Kind
+
+        kind, keywords = Kind(self.options.family), {**tiling._asdict(), **arguments}
+        return profile_softmax_launch(
+            self.shape, self._axis, self.dtype, kind, self.direction, target=self.target, cores=cores, **keywords
+        )
+
+    @property
+    def _axis(self) -> int:
+        return AXES[self.options.axis or "last"]
+
+
+@dataclass(frozen=True)
+class LogitsKernels(Family):
+    """Cross-entropy from logits, plain and extended."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("cross_entropy",)
+    SIZES: ClassVar[dict[str, str]] = {"positions_per_batch": "P", "chunk_size": "C"}
+    OPTIONS: ClassVar[tuple[str, ...]] = (*SIZES, "extended")
+    CHOOSER: ClassVar[str] = "choose_tiling"
+    CONDITION: ClassVar[str] = ""
+    WHICH: ClassVar[str] = "without --features and --family"
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel."""
+        return f"{'extended_' if self.options.extended else ''}cross_entropy_{self.direction}"
+
+    @property
+    def takes_options(self) -> bool:
+        """Whether the kernel has options for ``--arg``."""
+        return bool(self.options.extended)
+
+    def chosen(self, **arguments: Any) -> Tiling:
+        """Return the default tiling."""
+        from nkilib.experimental.loss import choose_tiling
+
+        return choose_tiling(*self._launch, self.target, extended=self.options.extended)
+
+    def tilings(self) -> set[Tiling]:
+        """Return the tilings to try."""
+        from nkilib.core.hardware import div_ceil
+        from nkilib.experimental.loss import Tiling
+
+        equal = {div_ceil(self.options.vocab, chunks) for chunks in range(1, _MOST_CHUNKS_OF_LOGITS + 1)}
+        sizes = product(self.options.positions_per_batch or [128], self.options.chunk_size or equal)
+        return {Tiling(*size) for size in sizes}
+
+    def profile(self, tiling: Tiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
+        """Profile a launch; ``arguments`` are options of the kernel."""
+        from nkilib.experimental.loss import Tiling
+        from nkilib.experimental.loss.profiling import profile_launch
+
+        target, is_extended = self.target, self.options.extended
+        cut = Tiling(*tiling)
+        return profile_launch(
+            *self._launch, cut, target=target, cores=cores, extended=is_extended, trips=trips, **arguments
+        )
+
+    @property
+    def _launch(self) -> tuple[int, int, str, str]:
+        return self.options.positions, self.options.vocab, self.dtype, self.direction
 
 
 @dataclass(frozen=True)

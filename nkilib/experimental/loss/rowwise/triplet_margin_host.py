@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry entry of the triplet margin loss, and its float64 reference with the derivation of its error. For host
-code.
+"""The host side of the triplet margin loss: its registry entry, and its float64 reference with bounds on the error of
+the kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nkilib.core.host.error_bounds import (
 from nkilib.core.host.loss import Form, Sample
 from nkilib.experimental.loss.rowwise.triplet_distances import needed_tensors, num_coefficients, pairs_of
 from nkilib.experimental.loss.rowwise.triplet_margin import triplet_margin_loss_backward, triplet_margin_loss_forward
-from nkilib.experimental.loss.skeletons.rowwise.registry_entry import (
+from nkilib.experimental.loss.skeletons.rowwise.host import (
     RowGradients,
     RowTensors,
     Tensors,

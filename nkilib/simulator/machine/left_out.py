@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The values that a launch with ``skip_arithmetic`` leaves out, and how its instructions run (:class:`LeftOut`)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Iterable, Iterator
+from types import CodeType, FrameType
+
+from ..memory.storage import Storage
+from ..terms.spec import DataNeeded, ValuesWanted
+from .loops import Stated
+from .observer import Issued
+
+# The instructions that synchronise with other ranks: it is not known which values those leave out.
+_REFUSED_MODULE = "nki.collectives"
+
+
+def _outputs(call: Issued) -> Iterator[Storage]:
+    for _, position in call.definition.outputs:
+        if call.values[position] is not None:
+            yield call.values[position].storage
+    for operand in call.indirect:
+        if operand.is_output:
+            yield operand.base.storage
+
+
+class LeftOut:
+    """The values that a launch with ``skip_arithmetic`` leaves out; its cores share this object.
+
+    A storage whose values are left out has no memory. An instruction that writes only such storages checks its
+    operands, records its reads and writes, and stops before it would compute. An instruction that writes a storage with
+    memory computes, and everything that it reads must have memory too: a value that exists equals that of a full
+    launch.
+
+    Where an address, the bound of a loop or a check needs values of a storage without memory, the launch ends and
+    starts again (``run_skipping`` in launch/running.py). From then on the storages of the same origin have memory, and
+    so have the storages from which their values came as far as the launch has seen. The origin of a storage is the
+    place in the kernel that makes it: the chain of calls from the kernel's function to that line, so that all
+    iterations of a Python loop are one origin. The storage of an argument has the argument as its origin.
+
+    Args:
+        made: the origins of the storages that have memory.
+        makes_all: whether all storages have memory.
+        trips: the iteration counts of loops whose bounds are left out; None if they are not stated.
+        bottom: the code object that calls the kernel's function, where the chain of calls of an origin begins.
+
+    Attributes:
+        wanted: the origins of storages whose values are needed and were left out.
+        wants_all: whether values of unknown origin were needed.
+    """
+
+    def __init__(self, made: frozenset[Hashable], makes_all: bool, trips: Stated | None, bottom: CodeType) -> None:
+        self.trips = trips
+        self.wanted: set[Hashable] = set()
+        self.wants_all = False
+        self._made = made
+        self._makes_all = makes_all
+        self._bottom = bottom
+        self._sources: dict[Hashable, set[Hashable]] = {}
+        self._output: list[str] = []
+        self._without_values: set[Hashable] = set()
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether a value was needed that was left out."""
+        return self.wants_all or bool(self.wanted)
+
+    def makes(self, origin: Hashable) -> bool:
+        """Return whether storages of that origin have memory."""
+        return self._makes_all or origin in self._made
+
+    def origin_here(self) -> Hashable:
+        """Return the origin of a storage that the kernel makes now."""
+        place: list[int] = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not self._bottom:
+            place += (id(frame.f_code), frame.f_lasti)
+            frame = frame.f_back
+        return tuple(place)
+
+    def want(self, origin: Hashable) -> None:
+        """Record that values of that origin are needed; None means an unknown origin."""
+        if origin is None:
+            self.wants_all = True
+        else:
+            self.wanted.add(origin)
+
+    def cannot_make(self, origin: Hashable) -> None:
+        """Record that no values of that origin exist: it is an argument that was passed without values."""
+        self._without_values.add(origin)
+
+    def all_wanted(self) -> set[Hashable]:
+        """Return the wanted origins and the origins from which they were seen to come, which may be incomplete."""
+        origins, left = set(self.wanted), list(self.wanted)
+        while left:
+            more = self._sources.get(left.pop(), set()) - origins
+            origins |= more
+            left += more
+        return origins - (self._without_values - self.wanted)
+
+    def run(self, call: Issued) -> None:
+        """Run an instruction: completely if it writes a storage with memory, else up to where it would compute.
+
+        Raises:
+            ValuesWanted: if values are needed that were left out.
+            NotImplementedError: for an operation among ranks.
+        """
+        if call.definition.module == _REFUSED_MODULE:
+            raise NotImplementedError(
+                f"{call.definition.label}: skip_arithmetic does not know what other ranks leave out; launch without it"
+            )
+        outputs = list(_outputs(call))
+        computes = not all([storage.is_abstract for storage in outputs])
+        if computes:
+            self._need(outputs)
+            self._need(view.storage for view in call.reads)
+        try:
+            call.definition.function(call, *call.values[:-1])
+        except DataNeeded as needed:
+            if computes:
+                self.want(needed.origin)
+                raise ValuesWanted(needed.origin) from None
+        for storage in outputs:
+            self._sources.setdefault(storage.origin, set()).update([view.storage.origin for view in call.reads])
+
+    def _need(self, storages: Iterable[Storage]) -> None:
+        lacking = {storage.origin for storage in storages if storage.is_abstract}
+        if lacking:
+            self.wanted |= lacking
+            raise ValuesWanted(next(iter(lacking)))
+
+    def keep_output(self, text: str) -> None:
+        """Keep text that the kernel prints for :meth:`print_all`, because the launch may end and start again."""
+        self._output.append(text)
+
+    def print_all(self) -> None:
+        """Print the text that the kernel has printed."""
+        print("".join(self._output), end="", flush=True)
