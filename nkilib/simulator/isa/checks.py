@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Checks of a call: what operands must share, how an engine may access them, and which engines can run it."""
+"""Checks of a call: what operands must share, how an engine may access them, and which engines can run it.
+
+- ``same_partitions`` to ``at_most_rank``: what several operands must share;
+- :func:`check_engine_access`, by :func:`check_partitions` and :func:`check_free_pattern`: how an engine may access
+  a tensor;
+- :func:`check_engine`, :func:`engines_besides`: which engines can run the call.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The static properties of an instruction, its ``Definition``, and the handle that a call of it returns."""
+"""The static properties of an instruction, its ``Definition``, and the handle that a call of it returns.
+
+A :class:`Definition` has an :class:`Operand` for each tensor parameter. The handle is an :class:`NkiInstruction`.
+"""
 
 from __future__ import annotations
 

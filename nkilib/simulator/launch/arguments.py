@@ -3,8 +3,8 @@
 
 """Arguments and results of a kernel: numpy arrays and CPU torch tensors, without a copy where possible.
 
-Both may be nested in tuples, lists, dictionaries and NKI objects. A launch that skips arithmetic returns an
-:class:`Uncomputed`, a shape and a type, in place of each tensor.
+:class:`Arguments` has those of one launch. Both may be nested in tuples, lists, dictionaries and NKI objects. A launch
+that skips arithmetic returns an :class:`Uncomputed`, a shape and a type, in place of each tensor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The accesses to a storage for which later instructions have to wait, and the record that holds them."""
+"""The accesses to a storage for which later instructions have to wait, and the record that holds them.
+
+The record of a storage, :class:`Tracked`, has the accesses to a tile (:class:`TileUses`) or to a tensor in HBM
+(:class:`HbmUses`) by the parts that were accessed: each part is a :class:`Place`.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 
 """The log of the instructions of a core: a note of each, kept in little memory, and events made from the notes.
 
-The notes of iterations that only repeat others are made on request.
+:class:`InstructionLog` keeps the notes, and those of iterations that only repeat others are made on request.
+:func:`events_of` makes an :class:`Event` of each note.
 """
 
 from __future__ import annotations

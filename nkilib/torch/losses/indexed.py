@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses with class indices: the conversion of the indices to int32, and the operators, made from one description.
+"""Losses whose targets are class indices, which kernels take as int32.
+
+:func:`indexed_loss` makes the operators of such a loss from one description. :func:`kernel_target` converts the indices
+in a call, :func:`int32_targets` before it.
 
 Kernels take int32, and Neuron devices compute with 32 bits: a 64-bit integer may lose its upper half in any operation,
 and 2^32 + 3 would become class 3. So where the memory of a tensor can be viewed as int32, the halves of each integer

@@ -3,7 +3,8 @@
 
 """The loss of Hugging Face causal language models on the kernels: ``model.loss_function = causal_lm_loss``.
 
-It has the signature that ``transformers`` calls, and does not import ``transformers``.
+It has the signature that ``transformers`` calls, and does not import ``transformers``. :class:`CausalLabels` are the
+arguments that ``transformers`` passes to any loss; :mod:`.fused` takes them too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""DTensor output layers as plain tensors: this rank's part of the classes, or the whole layer gathered from its shards,
-as FSDP2 leaves them; and the operands that the operators of a shard take.
+"""Output layers as the plain tensors that operators take, from DTensors or from padded parts.
+
+- :func:`local_layer`: this rank's part of the classes, of a layer that is sharded by classes;
+- :func:`averaged` and :func:`constant`: a whole tensor, gathered from shards as FSDP2 leaves them;
+- :func:`shard_operands`: the operands of a shard's operators, without padding.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The shards of a vocabulary-parallel output layer: which classes each rank holds, computed without asking the others,
-and statistics over all classes, all-reduced from those of the shards.
+"""The shards of a vocabulary that is spread over ranks.
+
+- :class:`VocabularyShards`: the classes of each rank, which :func:`shards_of_ranks` finds without asking the others;
+- :class:`VocabularyStatistics`: statistics over all classes, which :func:`combined_statistics` all-reduces.
 """
 
 from __future__ import annotations
