@@ -67,7 +67,7 @@ CHOOSERS: Final[dict[str, Chooser]] = {
     "nll_loss is streamed": Chooser(f"{_LOSS}.nll.kernels", "is_streamed"),
     "tiling of multi_margin_loss": Chooser(f"{_LOSS}.multi_margin.kernels", "choose_multi_margin_tiling"),
     "blocks of a group of multilabel_margin_loss": Chooser(f"{_LOSS}.multilabel_margin.launch", "Launch.groups"),
-    "ctc_loss": Chooser(f"{_LOSS}.ctc.kernels", "fitting_plan"),
+    "ctc_loss": Chooser(f"{_LOSS}.ctc.kernels", "fitting_layout"),
 }
 
 
