@@ -36,7 +36,7 @@ class Chooser(NamedTuple):
     properties: tuple[str, ...] = ()
 
 
-_ROWS: Final = ("chunks", "tail", "is_short", "is_tiny")
+_ROWS: Final = ("pieces_per_row", "tail", "is_short", "is_tiny")
 _LOSS: Final = "experimental.loss"
 _LINEAR: Final = f"{_LOSS}.linear_cross_entropy"
 _PAIR: Final = f"{_LOSS}.linear_distillation"
