@@ -36,7 +36,7 @@ class Chooser(NamedTuple):
     properties: tuple[str, ...] = ()
 
 
-_ROWS: Final = ("chunks", "tail", "is_short", "is_tiny")
+_ROWS: Final = ("pieces_per_row", "tail", "is_short", "is_tiny")
 _LOSS: Final = "experimental.loss"
 _LINEAR: Final = f"{_LOSS}.linear_cross_entropy"
 _PAIR: Final = f"{_LOSS}.linear_distillation"
@@ -67,7 +67,7 @@ CHOOSERS: Final[dict[str, Chooser]] = {
     "nll_loss is streamed": Chooser(f"{_LOSS}.nll.kernels", "is_streamed"),
     "tiling of multi_margin_loss": Chooser(f"{_LOSS}.multi_margin.kernels", "choose_multi_margin_tiling"),
     "blocks of a group of multilabel_margin_loss": Chooser(f"{_LOSS}.multilabel_margin.launch", "Launch.groups"),
-    "ctc_loss": Chooser(f"{_LOSS}.ctc.kernels", "fitting_plan"),
+    "ctc_loss": Chooser(f"{_LOSS}.ctc.kernels", "fitting_layout"),
 }
 
 

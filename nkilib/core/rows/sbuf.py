@@ -31,6 +31,11 @@ def dtype_bytes(dtype: nl.DType) -> int:
     return 4 if dtype == nl.float32 else 2
 
 
+def element_bytes(*dtypes: nl.DType) -> int:
+    """Return the bytes of one element of each type, added up."""
+    return sum(dtype_bytes(dtype) for dtype in dtypes)
+
+
 @dataclass(frozen=True)
 class TileRing:
     """Tiles of a chunk's size, a ring buffer over the chunks. The ring is empty where a kernel needs no tiles."""

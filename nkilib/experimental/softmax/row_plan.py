@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The division of rows: pieces for instructions, several partitions for a long row, several short rows per partition.
+"""How rows of softmax are divided over partitions, instructions and batches.
 
-A plan (:class:`RowPlan`) holds for all rows of one length. A batch (:class:`RowBatch`) has the rows of a core that are
-in SBUF together, and loads and stores them.
+A row that is too long for a partition lies on several, and a partition holds several short rows; an instruction
+processes a piece (:class:`Piece`). A plan (:class:`RowPlan`) holds for all rows of one length. A batch
+(:class:`RowBatch`) has the rows of a core that are in SBUF together, and loads and stores them.
 
 What may affect the rounding of a row depends on the length of a row and the types only. The number of rows per
 partition is decided where the number of rows is known, because it does not affect any bit.
@@ -22,7 +23,6 @@ from functools import cached_property
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.rows.checks import require
-from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.nki import nisa, nl
 
 # Bytes per partition for all tiles together: SBUF of trn1 has 180,224 bytes, later generations have more; the rest is
@@ -124,26 +124,26 @@ class RowPlan:
         return self.width + self.tail
 
     @property
-    def chunks(self) -> int:
+    def pieces_per_row(self) -> int:
         """The number of pieces of a row in a partition."""
         return div_ceil(self.columns, self.piece_size)
 
     @property
     def is_short(self) -> bool:
-        """Whether a partition has at most 512 columns of a row, so that the fixed cost of an instruction for each row
-        matters.
+        """Whether a partition has at most ``SHORT_ROW`` columns of a row, so that the fixed cost of an instruction for
+        each row matters.
         """
         return self.columns <= SHORT_ROW
 
     @property
     def is_tiny(self) -> bool:
-        """Whether a partition has at most 40 columns of a row; then one instruction computes many rows."""
+        """Whether a partition has at most ``TINY_ROW`` columns of a row; then one instruction computes many rows."""
         return self.columns <= TINY_ROW
 
     def pieces(self, rows_each: int) -> list[Piece]:
         """Return the pieces of a batch with ``rows_each`` rows per partition."""
-        if self.chunks > 1:
-            size = div_ceil(self.columns, self.chunks)
+        if self.pieces_per_row > 1:
+            size = div_ceil(self.columns, self.pieces_per_row)
             starts = range(0, self.columns, size)
             return [Piece(0, 1, at, min(at + size, self.columns), number) for number, at in enumerate(starts)]
         step = self.rows_of_piece
@@ -219,11 +219,6 @@ def row_plan(
     rows_each = 1 if parts > 1 else rows_of_piece * pieces
     batches = min(_MOST_BATCHES, pieces_on_chip // pieces)
     return RowPlan(row_size, parts, width, piece_size, rows_of_piece, rows_each, batches)
-
-
-def element_bytes(*dtypes: nl.DType) -> int:
-    """Return the bytes of one element of each type, added up."""
-    return sum(dtype_bytes(dtype) for dtype in dtypes)
 
 
 @dataclass(frozen=True)
@@ -309,15 +304,15 @@ class RowBatch:
         """Load a piece of rows of a matrix into [partitions, rows, columns], and fill columns beyond a part with
         ``padding``.
         """
-        for part in self._transfers(piece):
-            if part.is_tail:
-                nisa.memset(dst=part.on_all_partitions(piece_sbuf), value=padding)
-            nisa.dma_copy(dst=part.on_chip(piece_sbuf, self.plan), src=part.in_hbm(matrix_hbm, self))
+        for transfer in self._transfers(piece):
+            if transfer.is_tail:
+                nisa.memset(dst=transfer.on_all_partitions(piece_sbuf), value=padding)
+            nisa.dma_copy(dst=transfer.on_chip(piece_sbuf, self.plan), src=transfer.in_hbm(matrix_hbm, self))
 
     def store(self, matrix_hbm: nl.NkiTensor, piece: Piece, piece_sbuf: nl.NkiTensor) -> None:
         """Store a piece of rows, the reverse of :meth:`load`."""
-        for part in self._transfers(piece):
-            nisa.dma_copy(dst=part.in_hbm(matrix_hbm, self), src=part.on_chip(piece_sbuf, self.plan))
+        for transfer in self._transfers(piece):
+            nisa.dma_copy(dst=transfer.in_hbm(matrix_hbm, self), src=transfer.on_chip(piece_sbuf, self.plan))
 
     def _transfers(self, piece: Piece) -> list[_Transfer]:
         width = self.plan.width

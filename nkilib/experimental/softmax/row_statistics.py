@@ -117,7 +117,7 @@ def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
     """Return the stages, which are issued one after the other; within a stage only the Tensor engine waits for another
     one.
     """
-    if plan.parts == 1 and plan.chunks == 1:
+    if plan.parts == 1 and plan.pieces_per_row == 1:
         return [RowStatistics.divide]
     of_pieces = [RowStatistics.take_distances, RowStatistics.take_weights, RowStatistics.sum_pieces]
     if plan.parts == 1:
@@ -162,9 +162,9 @@ class RowStatistics:
     def make(cls, kind: Kind, batch: RowBatch) -> RowStatistics:
         """Allocate the tiles of a batch, uninitialised."""
         rows = (batch.partitions, batch.rows_each)
-        pieces = (*rows, batch.plan.chunks)
+        pieces = (*rows, batch.plan.pieces_per_row)
         neg_max_sbuf, sums_sbuf = _float32(pieces), _float32(pieces)
-        is_single = batch.plan.chunks == 1
+        is_single = batch.plan.pieces_per_row == 1
         row_neg_max_sbuf = neg_max_sbuf.reshape(rows) if is_single and batch.plan.parts == 1 else _float32(rows)
         total_sbuf = sums_sbuf.reshape(rows) if is_single and batch.plan.parts == 1 else _float32(rows)
         return cls(kind, batch, neg_max_sbuf, sums_sbuf, row_neg_max_sbuf, _float32(rows), total_sbuf)

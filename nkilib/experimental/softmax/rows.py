@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS
+from nkilib.core.rows.sbuf import element_bytes
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST
 from nkilib.experimental.softmax.row_plan import (
     MOST_PIECES,
@@ -26,7 +27,6 @@ from nkilib.experimental.softmax.row_plan import (
     RowPlan,
     Streams,
     batches_of_core,
-    element_bytes,
     row_plan,
 )
 from nkilib.experimental.softmax.row_schedule import run
@@ -97,7 +97,7 @@ def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType
 
 def forward_keeps_float32(plan: RowPlan, kind: Kind) -> bool:
     """Return whether the first pass keeps x - m or exp(x - m) in float32, and the second pass starts from these."""
-    is_single = plan.parts == 1 and plan.chunks == 1
+    is_single = plan.parts == 1 and plan.pieces_per_row == 1
     return is_single and (plan.is_tiny or (kind is Kind.SOFTMAX and plan.columns <= _KEPT_ROW))
 
 
@@ -320,7 +320,7 @@ class _Forward:
             return 0
         if self.plan.is_short or self.kind is Kind.SOFTMAX or self.plan.parts > 1:
             return piece.rows
-        return piece.rows // 2 if self.plan.chunks == 1 else piece.column % 2
+        return piece.rows // 2 if self.plan.pieces_per_row == 1 else piece.column % 2
 
     def _x(self, number: int, piece: Piece) -> nl.NkiTensor:
         """Return x of a piece on chip, [partitions, rows, columns]."""

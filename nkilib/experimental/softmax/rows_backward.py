@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nkilib.core.hardware import FLOAT32_BYTES
+from nkilib.core.rows.sbuf import element_bytes
 from nkilib.experimental.softmax.row_plan import (
     SHORT_ROW,
     Piece,
@@ -21,7 +22,6 @@ from nkilib.experimental.softmax.row_plan import (
     RowPlan,
     Streams,
     batches_of_core,
-    element_bytes,
     row_plan,
 )
 from nkilib.experimental.softmax.row_schedule import LOADS_AGAIN_AHEAD, run
@@ -108,7 +108,7 @@ class RowSums:
     def make(cls, kind: Kind, batch: RowBatch) -> RowSums:
         """Allocate the tiles of a batch, uninitialised."""
         rows = (batch.partitions, batch.rows_each)
-        sums_sbuf = nl.ndarray((*rows, batch.plan.chunks), dtype=nl.float32, buffer=nl.sbuf)
+        sums_sbuf = nl.ndarray((*rows, batch.plan.pieces_per_row), dtype=nl.float32, buffer=nl.sbuf)
         row_sum_sbuf = nl.ndarray(rows, dtype=nl.float32, buffer=nl.sbuf)
         return cls(batch, sums_sbuf, row_sum_sbuf, kind is Kind.LOG_SOFTMAX)
 

@@ -22,7 +22,7 @@ from nkilib.experimental.loss.ctc.host import (
     reduced,
     reduction_factors,
 )
-from nkilib.experimental.loss.ctc.kernels import fitting_plan
+from nkilib.experimental.loss.ctc.kernels import fitting_layout
 from nkilib.experimental.loss.ctc.layout import BatchLayout, BatchShape
 from nkilib.experimental.loss.ctc.recursion import ALTERNATING_TILES, run_wavefronts
 from nkilib.nki import nl
@@ -57,7 +57,7 @@ def plan_of(size: Size) -> BatchLayout:
     """The plan that the kernel makes; of a backward, whose forward fits as well."""
     shape, dtype = BatchShape(size["steps"], size["sequences"], size["classes"]), getattr(nl, size["dtype"])
     plans = {
-        way: fitting_plan("plan", shape, size["labels"], dtype, way == "backward") for way in ("forward", "backward")
+        way: fitting_layout("plan", shape, size["labels"], dtype, way == "backward") for way in ("forward", "backward")
     }
     return plans[size["direction"]]
 

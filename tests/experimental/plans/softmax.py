@@ -462,7 +462,7 @@ def plan_of_rows(launched: Launched) -> RowPlan:
 def _rows_name(plan: RowPlan) -> str:
     if plan.parts > 1:
         return "on several partitions, the last part longer" if plan.tail else "on several partitions"
-    if plan.chunks > 1:
+    if plan.pieces_per_row > 1:
         return "in several pieces"
     if plan.is_tiny:
         return "many in an instruction"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward of CTC on one core: the alphas of its groups of sequences, and the losses computed from the stored
-alphas.
+"""The forward of CTC on one core: for each group of sequences the alphas (``recursion.py``), and from the stored alphas
+the losses and their reduction.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 
 from nkilib.core.cores import PartialSums
 from nkilib.core.rows.elements import int32_column, integer_op
-from nkilib.experimental.loss.ctc.layout import NOTHING, NOWHERE, BatchLayout, Group, Sequences, lengths
+from nkilib.experimental.loss.ctc.layout import NOTHING, NOWHERE, Batch, BatchLayout, Group, lengths
 from nkilib.experimental.loss.ctc.recursion import store_alphas
 from nkilib.nki import nisa, nl
 
 
 def _last_alphas(group: Group, alpha_hbm: nl.NkiTensor, input_lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
     """Load the alphas at the last time of each sequence, [rows, 2 S + 1]. Lengths are clamped to times that exist."""
-    plan, rows = group.plan, group.rows
+    layout, rows = group.layout, group.rows
     index_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=index_sbuf, src=group.sequences(input_lengths_hbm, 0).reshape((rows, 1)))
     integer_op(index_sbuf, index_sbuf, int32_column(rows, 1, 0), nl.subtract)
     integer_op(index_sbuf, index_sbuf, int32_column(rows, 0, 0), nl.maximum)
-    integer_op(index_sbuf, index_sbuf, int32_column(rows, plan.steps - 1, 0), nl.minimum)
-    integer_op(index_sbuf, index_sbuf, int32_column(rows, plan.sequences, 0), nl.multiply)
+    integer_op(index_sbuf, index_sbuf, int32_column(rows, layout.steps - 1, 0), nl.minimum)
+    integer_op(index_sbuf, index_sbuf, int32_column(rows, layout.sequences, 0), nl.multiply)
     integer_op(index_sbuf, index_sbuf, int32_column(rows, group.first, 1), nl.add)
-    last_sbuf = nl.ndarray((rows, plan.states), dtype=nl.float32, buffer=nl.sbuf)
-    rows_hbm = alpha_hbm.reshape((plan.steps * plan.sequences, plan.states))
+    last_sbuf = nl.ndarray((rows, layout.states), dtype=nl.float32, buffer=nl.sbuf)
+    rows_hbm = alpha_hbm.reshape((layout.steps * layout.sequences, layout.states))
     nisa.dma_copy(dst=last_sbuf, src=rows_hbm.vector_select(0, index_sbuf))
     return last_sbuf
 
@@ -37,7 +37,7 @@ def _at_state(group: Group, alphas_sbuf: nl.NkiTensor, target_length_sbuf: nl.Nk
 
     It is ``NOTHING``, which stands for the logarithm of 0, where there is no such state.
     """
-    rows, states = group.rows, group.plan.states
+    rows, states = group.rows, group.layout.states
     state_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=state_sbuf, data=target_length_sbuf, op0=nl.multiply, operand0=2.0, op1=nl.add, operand1=offset
@@ -54,6 +54,7 @@ def _at_state(group: Group, alphas_sbuf: nl.NkiTensor, target_length_sbuf: nl.Nk
 
 
 def _minus_log_add(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return -log(exp left + exp right)."""
     softplus_sbuf = nl.ndarray(left_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     sum_sbuf = nl.ndarray(left_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=softplus_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.subtract)
@@ -65,7 +66,9 @@ def _minus_log_add(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> nl.NkiT
     return sum_sbuf
 
 
-def _without_time(nll_sbuf: nl.NkiTensor, input_length_sbuf: nl.NkiTensor, target_length_sbuf: nl.NkiTensor) -> None:
+def _set_losses_without_time(
+    nll_sbuf: nl.NkiTensor, input_length_sbuf: nl.NkiTensor, target_length_sbuf: nl.NkiTensor
+) -> None:
     """Set the losses of sequences with an input length of 0 in ``nll_sbuf``.
 
     Such a loss is 0 if the target is empty; else there is no alignment.
@@ -102,48 +105,25 @@ class Likelihood:
     def of(
         cls,
         group: Group,
+        batch: Batch,
         alpha_hbm: nl.NkiTensor,
-        input_lengths_hbm: nl.NkiTensor,
-        target_lengths_hbm: nl.NkiTensor,
     ) -> Likelihood:
         """Compute the losses of a group of sequences.
 
         The log-likelihood is log(exp a + exp b), where a and b are the alphas of the last blank and the last label
         at the last time of each sequence.
         """
-        input_length_sbuf = lengths(group.rows, group.sequences(input_lengths_hbm, 0))
-        target_length_sbuf = lengths(group.rows, group.sequences(target_lengths_hbm, 0))
-        last_sbuf = _last_alphas(group, alpha_hbm, input_lengths_hbm)
+        input_length_sbuf = lengths(group.rows, group.sequences(batch.input_lengths_hbm, 0))
+        target_length_sbuf = lengths(group.rows, group.sequences(batch.target_lengths_hbm, 0))
+        last_sbuf = _last_alphas(group, alpha_hbm, batch.input_lengths_hbm)
         at_blank_sbuf = _at_state(group, last_sbuf, target_length_sbuf, 0.0)
         at_label_sbuf = _at_state(group, last_sbuf, target_length_sbuf, -1.0)
         nll_sbuf = _minus_log_add(at_blank_sbuf, at_label_sbuf)
-        _without_time(nll_sbuf, input_length_sbuf, target_length_sbuf)
+        _set_losses_without_time(nll_sbuf, input_length_sbuf, target_length_sbuf)
         is_infinite_sbuf = nl.ndarray((group.rows, 1), dtype=nl.uint32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=is_infinite_sbuf, data=nll_sbuf, op0=nl.greater, operand0=-NOWHERE)
         nisa.tensor_copy_predicated(dst=nll_sbuf, src=float("inf"), predicate=is_infinite_sbuf)
         return cls(nll_sbuf, is_infinite_sbuf, target_length_sbuf)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The inputs of a loss, in HBM.
-
-    Attributes:
-        log_probs_hbm: the log-probabilities, [T, N, C].
-        targets_hbm: the labels of the targets, int32 [N, S]; None if S is 0.
-        input_lengths_hbm, target_lengths_hbm: the times of each input and the labels of each target, int32 [N].
-        blank: class of the blank.
-    """
-
-    log_probs_hbm: nl.NkiTensor
-    targets_hbm: nl.NkiTensor | None
-    input_lengths_hbm: nl.NkiTensor
-    target_lengths_hbm: nl.NkiTensor
-    blank: int
-
-    def sequences(self, group: Group) -> Sequences:
-        """Load the lengths and labels of a group, which are fixed for all times."""
-        return Sequences.load(group, self.targets_hbm, self.input_lengths_hbm, self.target_lengths_hbm)
 
 
 @dataclass(frozen=True)
@@ -177,13 +157,13 @@ def reduction_factor(group: Group, target_length_sbuf: nl.NkiTensor, reduction: 
         op0=nl.maximum,
         operand0=1.0,
         op1=nl.multiply,
-        operand1=float(group.plan.sequences),
+        operand1=float(group.layout.sequences),
     )
     nisa.reciprocal(dst=factor_sbuf, data=factor_sbuf)
     return factor_sbuf
 
 
-def _take(group: Group, likelihood: Likelihood, results: Results, sums: PartialSums | None) -> None:
+def _store_or_sum(group: Group, likelihood: Likelihood, results: Results, sums: PartialSums | None) -> None:
     """Store the losses of a group of sequences, or put them into ``sums``."""
     column = (group.rows, 1)
     nisa.dma_copy(dst=group.sequences(results.nll_hbm, 0).reshape(column), src=likelihood.nll_sbuf)
@@ -200,12 +180,12 @@ def _take(group: Group, likelihood: Likelihood, results: Results, sums: PartialS
     nisa.tensor_tensor(dst=sums.of_part(group.number, group.rows), data1=loss_sbuf, data2=factor_sbuf, op=nl.multiply)
 
 
-def forward_of_core(plan: BatchLayout, batch: Batch, results: Results) -> None:
+def forward_of_core(layout: BatchLayout, batch: Batch, results: Results) -> None:
     """Compute and store the results for the groups of sequences of this core."""
-    sums = None if results.reduction == "none" else PartialSums.make(plan.groups)
-    for group in plan.own_groups():
+    sums = None if results.reduction == "none" else PartialSums.make(layout.groups)
+    for group in layout.own_groups():
         store_alphas(batch.sequences(group), batch.log_probs_hbm, batch.blank, results.alpha_hbm)
-        likelihood = Likelihood.of(group, results.alpha_hbm, batch.input_lengths_hbm, batch.target_lengths_hbm)
-        _take(group, likelihood, results, sums)
+        likelihood = Likelihood.of(group, batch, results.alpha_hbm)
+        _store_or_sum(group, likelihood, results, sums)
     if sums is not None:
         sums.store(results.loss_hbm)

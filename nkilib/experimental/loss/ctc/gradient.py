@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of CTC on one core: the betas of its groups of sequences, and the gradient of each chunk of time during
-the next.
+"""The backward of CTC on one core: for each group of sequences the betas (``recursion.py``), and from betas and stored
+alphas the gradient, one chunk of time after another.
 
 The gradient is ``(exp(log-probability) - occupancy) * upstream``, in tiles with times on partitions. The occupancy of a
 class is the sum of the probabilities of the states that have this class, a matrix product on Tensor: the state
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
-from nkilib.experimental.loss.ctc.forward import Batch, reduction_factor
-from nkilib.experimental.loss.ctc.layout import NOTHING, BatchLayout, Group, Sequences, Times
+from nkilib.experimental.loss.ctc.forward import reduction_factor
+from nkilib.experimental.loss.ctc.layout import NOTHING, Batch, BatchLayout, Group, Sequences, Times
 from nkilib.experimental.loss.ctc.recursion import ALTERNATING_TILES, Posteriors, Wavefront, run_wavefronts
 from nkilib.nki import nisa, nl
 
@@ -57,9 +57,9 @@ def runs(pairs: int) -> list[slice]:
 
 def kept_bytes(group: Group) -> int:
     """Return the bytes of a partition that the kept one-hot classes take; 0 if they are not kept."""
-    plan = group.plan
-    nbytes = len(runs(plan.pairs)) * group.partitions * plan.classes * FLOAT32_BYTES
-    return nbytes if nbytes <= _KEPT_BYTES and plan.classes <= BANK_COLUMNS else 0
+    layout = group.layout
+    nbytes = len(runs(layout.pairs)) * group.partitions * layout.classes * FLOAT32_BYTES
+    return nbytes if nbytes <= _KEPT_BYTES and layout.classes <= BANK_COLUMNS else 0
 
 
 @dataclass(frozen=True)
@@ -82,18 +82,18 @@ class Classes:
     @classmethod
     def make(cls, sequences: Sequences, blank: int) -> Classes:
         """Compute the classes of the states of a group, and the one-hot tiles if they are kept."""
-        group, plan = sequences.group, sequences.group.plan
-        state_sbuf = group.tile(2 * plan.pairs)
+        group, layout = sequences.group, sequences.group.layout
+        state_sbuf = group.tile(2 * layout.pairs)
         nisa.memset(dst=state_sbuf, value=float(blank))
-        nisa.tensor_copy(dst=state_sbuf[:, 0 : 2 * plan.pairs : 2], src=sequences.class_sbuf[:, 0 : plan.pairs])
-        classes = tuple(_transposed(state_sbuf[:, run]) for run in runs(plan.pairs))
-        number_sbuf = nl.ndarray((PARTITIONS, min(BANK_COLUMNS, plan.classes)), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=state_sbuf[:, 0 : 2 * layout.pairs : 2], src=sequences.class_sbuf[:, 0 : layout.pairs])
+        classes = tuple(_transposed(state_sbuf[:, run]) for run in runs(layout.pairs))
+        number_sbuf = nl.ndarray((PARTITIONS, min(BANK_COLUMNS, layout.classes)), dtype=nl.float32, buffer=nl.sbuf)
         nisa.iota(dst=number_sbuf, pattern=[[1, number_sbuf.shape[1]]])
         result = cls(group, classes, number_sbuf, {})
         if kept_bytes(group) > 0:
             for run in range(len(classes)):
                 for partition in range(group.partitions):
-                    result.kept[run, partition] = result._one_hot(run, partition, 0, plan.classes)
+                    result.kept[run, partition] = result._one_hot(run, partition, 0, layout.classes)
         return result
 
     def one_hot(self, run: int, partition: int, start: int, end: int) -> nl.NkiTensor:
@@ -146,13 +146,13 @@ class Occupancies:
     @classmethod
     def make(cls, classes: Classes) -> Occupancies:
         """Allocate tiles for as many wavefronts as a chunk of time needs to pass through all blocks."""
-        group, plan = classes.group, classes.group.plan
+        group, layout = classes.group, classes.group.layout
 
         def tiles() -> tuple[nl.NkiTensor, ...]:
-            heights = [run.stop - run.start for run in runs(plan.pairs)]
-            return tuple(_sbuf(height, plan.chunk, group.partitions) for height in heights)
+            heights = [run.stop - run.start for run in runs(layout.pairs)]
+            return tuple(_sbuf(height, layout.chunk, group.partitions) for height in heights)
 
-        return cls(classes, tuple(tiles() for _ in range(kept_wavefronts(plan.blocks))))
+        return cls(classes, tuple(tiles() for _ in range(kept_wavefronts(layout.blocks))))
 
     def transpose(self, wavefront: int, step: int, steps: int, states_sbuf: nl.NkiTensor) -> None:
         """Transpose steps [step, step + steps) of a wavefront's state probabilities [P, chunk, states].
@@ -160,7 +160,7 @@ class Occupancies:
         The results of these steps share a bank of PSUM.
         """
         partitions = self.classes.group.partitions
-        for run, tile_sbuf in zip(runs(self.classes.group.plan.pairs), self._of(wavefront), strict=True):
+        for run, tile_sbuf in zip(runs(self.classes.group.layout.pairs), self._of(wavefront), strict=True):
             transposed_psum = nl.ndarray((tile_sbuf.shape[0], steps, partitions), dtype=nl.float32, buffer=nl.psum)
             for offset in range(steps):
                 nisa.nc_transpose(
@@ -176,10 +176,10 @@ class Occupancies:
         Returns:
             The occupancies, in PSUM, [chunk, classes].
         """
-        plan = self.classes.group.plan
-        sum_psum = nl.ndarray((plan.chunk, end - start), dtype=nl.float32, buffer=nl.psum)
-        for block in range(plan.blocks):
-            partition = block * plan.stride + row
+        layout = self.classes.group.layout
+        sum_psum = nl.ndarray((layout.chunk, end - start), dtype=nl.float32, buffer=nl.psum)
+        for block in range(layout.blocks):
+            partition = block * layout.stride + row
             # The first block is the last one that a chunk comes through.
             for run, tile_sbuf in enumerate(self._of(wavefront - block)):
                 nisa.nc_matmul(
@@ -211,9 +211,9 @@ class Upstream:
 def _rows(group: Group, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
     """Load a vector with one number per sequence, or a single number for all of them, as float32 [chunk, rows]."""
     size = vector_hbm.shape[0]
-    loaded_sbuf = nl.ndarray((group.plan.chunk, size), dtype=vector_hbm.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=loaded_sbuf, src=vector_hbm.reshape((1, size)).broadcast(0, group.plan.chunk))
-    rows_sbuf = nl.ndarray((group.plan.chunk, group.rows), dtype=nl.float32, buffer=nl.sbuf)
+    loaded_sbuf = nl.ndarray((group.layout.chunk, size), dtype=vector_hbm.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=loaded_sbuf, src=vector_hbm.reshape((1, size)).broadcast(0, group.layout.chunk))
+    rows_sbuf = nl.ndarray((group.layout.chunk, group.rows), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=rows_sbuf, src=loaded_sbuf if size == group.rows else loaded_sbuf.broadcast(1, group.rows))
     return rows_sbuf
 
@@ -292,12 +292,12 @@ class Piece:
 
 def pieces(group: Group) -> Iterator[Piece]:
     """Yield all pieces of the gradient of a group's chunk."""
-    width = min(group.plan.classes, PIECE_COLUMNS)
+    width = min(group.layout.classes, PIECE_COLUMNS)
     height = max(1, PIECE_COLUMNS // width)
     for row in range(0, group.rows, height):
-        for start in range(0, group.plan.classes, width):
+        for start in range(0, group.layout.classes, width):
             rows = slice(row, min(group.rows, row + height))
-            yield Piece(rows, slice(start, min(group.plan.classes, start + width)))
+            yield Piece(rows, slice(start, min(group.layout.classes, start + width)))
 
 
 class _GradientPiece:
@@ -308,7 +308,7 @@ class _GradientPiece:
         self._piece = piece
         self._times = times
         self._wavefront = wavefront
-        self._shape = (gradient.factors.group.plan.chunk, *piece.size)
+        self._shape = (gradient.factors.group.layout.chunk, *piece.size)
         self._values_sbuf = nl.ndarray(self._shape, dtype=nl.float32, buffer=nl.sbuf)
 
     def _like(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
@@ -392,7 +392,7 @@ def _tasks(wavefront: Wavefront, posteriors: Posteriors, gradient: Gradient) -> 
     before = wavefront.number - 1
     if before < 0:
         return
-    chunk = posteriors.group.plan.chunk
+    chunk = posteriors.group.layout.chunk
     for step in range(0, chunk, _STEPS_OF_BANK):
         steps = min(_STEPS_OF_BANK, chunk - step)
         yield partial(gradient.occupancies.transpose, before, step, steps, posteriors.states_sbuf)
@@ -428,7 +428,7 @@ def _backward_of_group(
             return
         posteriors.source.load(wavefront.number + 1, wavefront.following)
         posteriors.load(wavefront.now, alpha_hbm)
-        at_a_time = div_ceil(len(tasks), group.plan.chunk)
+        at_a_time = div_ceil(len(tasks), group.layout.chunk)
 
         def between(number: int) -> None:
             for task in tasks[number * at_a_time : (number + 1) * at_a_time]:
@@ -436,11 +436,11 @@ def _backward_of_group(
 
         posteriors.recursion.run(wavefront, posteriors.source, between)
 
-    run_wavefronts(group.plan, False, max(ALTERNATING_TILES, kept_wavefronts(group.plan.blocks)), run)
+    run_wavefronts(group.layout, False, max(ALTERNATING_TILES, kept_wavefronts(group.layout.blocks)), run)
 
 
 def backward_of_core(
-    plan: BatchLayout,
+    layout: BatchLayout,
     batch: Batch,
     forward: tuple[nl.NkiTensor, nl.NkiTensor],
     upstream: Upstream,
@@ -449,11 +449,11 @@ def backward_of_core(
     """Compute the gradient with respect to the log-probabilities, [T, N, C], for the sequences of this core.
 
     Args:
-        plan: the sizes of the launch.
+        layout: the sizes of the launch.
         batch: the inputs of the loss.
         forward: the second and third result of the forward: the losses before reduction, and the alphas.
         upstream: the upstream gradient and the options of the loss.
         grad_hbm: the result, [T, N, C].
     """
-    for group in plan.own_groups():
+    for group in layout.own_groups():
         _backward_of_group(group, batch, forward, upstream, grad_hbm)

@@ -16,7 +16,7 @@ from nkilib.core.loss_arguments import require_floats, require_reduction, requir
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require, require_flag, require_indirect_dma
 from nkilib.core.rows.sbuf import dtype_bytes
-from nkilib.experimental.loss.ctc.forward import Batch, Results, forward_of_core
+from nkilib.experimental.loss.ctc.forward import Results, forward_of_core
 from nkilib.experimental.loss.ctc.gradient import (
     PIECE_COLUMNS,
     Upstream,
@@ -25,7 +25,7 @@ from nkilib.experimental.loss.ctc.gradient import (
     kept_wavefronts,
     runs,
 )
-from nkilib.experimental.loss.ctc.layout import BatchLayout, BatchShape, steps_that_fit
+from nkilib.experimental.loss.ctc.layout import Batch, BatchLayout, BatchShape, steps_that_fit
 from nkilib.nki import nl
 
 # Sums of the logarithm of 0 stay finite.
@@ -106,30 +106,30 @@ def require_float32(function: str, name: str, tensor_hbm: nl.NkiTensor, shape: t
     )
 
 
-def _piece_bytes(plan: BatchLayout, dtype: nl.DType) -> int:
+def _piece_bytes(layout: BatchLayout, dtype: nl.DType) -> int:
     """Return the bytes of a partition that pieces of the gradient take.
 
     They are float32; for another type of the log-probabilities, loaded and stored pieces in that type are
     added.
     """
     of_element = dtype_bytes(nl.float32) + (0 if dtype == nl.float32 else 2 * dtype_bytes(dtype))
-    return _PIECES * of_element * min(PIECE_COLUMNS, plan.rows * plan.classes)
+    return _PIECES * of_element * min(PIECE_COLUMNS, layout.rows * layout.classes)
 
 
-def fitting_plan(function: str, shape: BatchShape, labels: int, dtype: nl.DType, of_backward: bool) -> BatchLayout:
-    """Return the plan of a launch, with the longest chunks of time that fit SBUF."""
+def fitting_layout(function: str, shape: BatchShape, labels: int, dtype: nl.DType, of_backward: bool) -> BatchLayout:
+    """Return the layout of a launch, with the longest chunks of time that fit SBUF."""
     fewest_pairs = _BACKWARD_PAIRS if of_backward else _FORWARD_PAIRS
-    plan = BatchLayout.make(shape, labels, fewest_pairs, 1)
+    layout = BatchLayout.make(shape, labels, fewest_pairs, 1)
     element, float32 = dtype_bytes(dtype), dtype_bytes(nl.float32)
-    width = 2 * plan.pairs + 1
-    of_step = 2 * element * (plan.classes + plan.pairs) + float32 * (5 * plan.pairs + 2 * width + 4)
-    fixed_bytes = 2 * float32 * width + _CONSTANT_COLUMNS * float32 * (plan.pairs + 1) + _SMALL_BYTES
+    width = 2 * layout.pairs + 1
+    of_step = 2 * element * (layout.classes + layout.pairs) + float32 * (5 * layout.pairs + 2 * width + 4)
+    fixed_bytes = 2 * float32 * width + _CONSTANT_COLUMNS * float32 * (layout.pairs + 1) + _SMALL_BYTES
     if of_backward:
-        transposed = kept_wavefronts(plan.blocks) * len(runs(plan.pairs)) * PARTITIONS
-        of_step += float32 * (2 * width + 2 * plan.pairs + transposed)
-        fixed_bytes += _piece_bytes(plan, dtype) + kept_bytes(plan.group(0))
+        transposed = kept_wavefronts(layout.blocks) * len(runs(layout.pairs)) * PARTITIONS
+        of_step += float32 * (2 * width + 2 * layout.pairs + transposed)
+        fixed_bytes += _piece_bytes(layout, dtype) + kept_bytes(layout.group(0))
     else:
-        of_states, available = _LIKELIHOOD_TILES * float32 * plan.states, usable_sbuf_bytes()
+        of_states, available = _LIKELIHOOD_TILES * float32 * layout.states, usable_sbuf_bytes()
         require(
             of_states <= available,
             f"{function}: the states of {labels} labels take {of_states} bytes of an SBUF partition, which has "
@@ -138,7 +138,7 @@ def fitting_plan(function: str, shape: BatchShape, labels: int, dtype: nl.DType,
     chunk = steps_that_fit(of_step, fixed_bytes)
     require(
         chunk > 0,
-        f"{function}: a time step of {plan.classes} classes and {labels} labels takes {of_step} bytes of an SBUF "
+        f"{function}: a time step of {layout.classes} classes and {labels} labels takes {of_step} bytes of an SBUF "
         f"partition, beside {fixed_bytes}, which has {usable_sbuf_bytes()}; pass fewer classes, as "
         f"bfloat16, or shorter targets",
     )
@@ -194,15 +194,15 @@ def ctc_loss_forward(
     require_floats(function, "dtype", dtype)
     shape = BatchShape(*log_probs_hbm.shape)
     labels = 0 if targets_hbm is None else targets_hbm.shape[1]
-    plan = fitting_plan(function, shape, labels, log_probs_hbm.dtype, of_backward=False)
+    layout = fitting_layout(function, shape, labels, log_probs_hbm.dtype, of_backward=False)
     is_each = reduction == "none"
     losses, loss_dtype = ((shape.sequences,), dtype) if is_each else ((1,), nl.float32)
     loss_hbm = nl.ndarray(losses, dtype=loss_dtype, buffer=nl.shared_hbm, name="loss_hbm")
     nll_hbm = nl.ndarray((shape.sequences,), dtype=nl.float32, buffer=nl.shared_hbm, name="nll_hbm")
-    alphas = (shape.steps, shape.sequences, plan.states)
+    alphas = (shape.steps, shape.sequences, layout.states)
     alpha_hbm = nl.ndarray(alphas, dtype=nl.float32, buffer=nl.shared_hbm, name="alpha_hbm")
     batch = Batch(log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank)
-    forward_of_core(plan, batch, Results(loss_hbm, nll_hbm, alpha_hbm, reduction, zero_infinity))
+    forward_of_core(layout, batch, Results(loss_hbm, nll_hbm, alpha_hbm, reduction, zero_infinity))
     return loss_hbm, nll_hbm, alpha_hbm
 
 
@@ -248,11 +248,11 @@ def ctc_loss_backward(
     shape = BatchShape(*log_probs_hbm.shape)
     require_upstream(function, grad_loss_hbm, (shape.sequences,), is_each=reduction == "none")
     labels = 0 if targets_hbm is None else targets_hbm.shape[1]
-    plan = fitting_plan(function, shape, labels, log_probs_hbm.dtype, of_backward=True)
+    layout = fitting_layout(function, shape, labels, log_probs_hbm.dtype, of_backward=True)
     require_float32(function, "nll_hbm", nll_hbm, (shape.sequences,))
-    require_float32(function, "alpha_hbm", alpha_hbm, (shape.steps, shape.sequences, plan.states))
+    require_float32(function, "alpha_hbm", alpha_hbm, (shape.steps, shape.sequences, layout.states))
     grad_hbm = nl.ndarray(tuple(shape), dtype=log_probs_hbm.dtype, buffer=nl.shared_hbm, name="grad_log_probs_hbm")
     batch = Batch(log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank)
     upstream = Upstream(grad_loss_hbm, reduction, zero_infinity)
-    backward_of_core(plan, batch, (nll_hbm, alpha_hbm), upstream, grad_hbm)
+    backward_of_core(layout, batch, (nll_hbm, alpha_hbm), upstream, grad_hbm)
     return grad_hbm

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The layout of the sequences and states of a batch on partitions, and the chunks of time.
+"""The inputs of CTC (:class:`Batch`), the layout of their sequences and states on partitions, and the chunks of time.
 
 The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and the label beside it. The pairs of a
 sequence lie in up to four blocks, each in partitions of its own, so that instructions are short. A block needs the
@@ -42,13 +42,13 @@ class Group:
     """A group of sequences that are processed together, in adjacent partitions.
 
     Attributes:
-        plan: the plan of the launch.
+        layout: the layout of the launch.
         number: the number of the group.
         first: the first sequence of the group.
         rows: the number of sequences of the group.
     """
 
-    plan: BatchLayout
+    layout: BatchLayout
     number: int
     first: int
     rows: int
@@ -59,11 +59,11 @@ class Group:
 
         It includes the gaps between the blocks if a group is not full.
         """
-        return (self.plan.blocks - 1) * self.plan.stride + self.rows
+        return (self.layout.blocks - 1) * self.layout.stride + self.rows
 
     def block(self, number: int) -> slice:
         """Return the partitions of a block."""
-        start = number * self.plan.stride
+        start = number * self.layout.stride
         return slice(start, start + self.rows)
 
     def sequences(self, tensor_hbm: nl.NkiTensor, dimension: int) -> nl.NkiTensor:
@@ -190,7 +190,7 @@ def blocks_of_lengths(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
     """Load the lengths of a group into each block, float32 [P, 1]."""
     loaded_sbuf = group.tile(1, dtype=nl.int32)
     nisa.memset(dst=loaded_sbuf, value=0)
-    for block in range(group.plan.blocks):
+    for block in range(group.layout.blocks):
         source = group.sequences(lengths_hbm, 0).reshape((group.rows, 1))
         nisa.dma_copy(dst=loaded_sbuf[group.block(block)], src=source)
     length_sbuf = group.tile(1)
@@ -204,20 +204,20 @@ def _labels(group: Group, targets_hbm: nl.NkiTensor | None) -> tuple[nl.NkiTenso
 
     The first index, of the column before the first label, is -1.
     """
-    plan = group.plan
-    loaded_sbuf = group.tile(plan.pairs + 1, dtype=nl.int32)
-    number_sbuf = group.tile(plan.pairs + 1)
+    layout = group.layout
+    loaded_sbuf = group.tile(layout.pairs + 1, dtype=nl.int32)
+    number_sbuf = group.tile(layout.pairs + 1)
     nisa.memset(dst=loaded_sbuf, value=0)
     nisa.memset(dst=number_sbuf, value=0.0)
-    for block in range(plan.blocks):
-        first = block * plan.pairs - 1
-        start, end = max(0, first), min(plan.labels, first + plan.pairs + 1)
+    for block in range(layout.blocks):
+        first = block * layout.pairs - 1
+        start, end = max(0, first), min(layout.labels, first + layout.pairs + 1)
         partitions = group.block(block)
         if targets_hbm is not None and start < end:
             source = group.sequences(targets_hbm, 0).slice(1, start, end)
             nisa.dma_copy(dst=loaded_sbuf[partitions, start - first : end - first], src=source)
-        nisa.iota(dst=number_sbuf[partitions], pattern=[[1, plan.pairs + 1]], offset=first)
-    label_sbuf = group.tile(plan.pairs + 1)
+        nisa.iota(dst=number_sbuf[partitions], pattern=[[1, layout.pairs + 1]], offset=first)
+    label_sbuf = group.tile(layout.pairs + 1)
     nisa.tensor_copy(dst=label_sbuf, src=loaded_sbuf)
     return label_sbuf, number_sbuf
 
@@ -267,7 +267,7 @@ class Sequences:
         target_lengths_hbm: nl.NkiTensor,
     ) -> Sequences:
         """Load the lengths and labels of a group from HBM, and compute the masks."""
-        pairs = group.plan.pairs
+        pairs = group.layout.pairs
         input_length_sbuf = blocks_of_lengths(group, input_lengths_hbm)
         target_length_sbuf = blocks_of_lengths(group, target_lengths_hbm)
         label_sbuf, number_sbuf = _labels(group, targets_hbm)
@@ -278,7 +278,7 @@ class Sequences:
         nisa.tensor_scalar(dst=mask_sbuf, data=is_behind_sbuf, op0=nl.multiply, operand0=NOTHING)
         nisa.memset(dst=mask_sbuf[0 : group.rows, 0:1], value=NOTHING)  # before the first label
         nisa.tensor_scalar(dst=is_end_sbuf, data=number_sbuf, op0=nl.equal, operand0=target_length_sbuf)
-        last = float(group.plan.classes - 1)
+        last = float(group.layout.classes - 1)
         nisa.tensor_scalar(dst=class_sbuf, data=label_sbuf, op0=nl.maximum, operand0=0.0, op1=nl.minimum, operand1=last)
         # A class that does not exist has probability 0.
         _add_difference(mask_sbuf, class_sbuf, label_sbuf, is_behind_sbuf)
@@ -299,3 +299,25 @@ def lengths(rows: int, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
     length_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=length_sbuf, src=loaded_sbuf)
     return length_sbuf
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The inputs of a loss, in HBM.
+
+    Attributes:
+        log_probs_hbm: the log-probabilities, [T, N, C].
+        targets_hbm: the labels of the targets, int32 [N, S]; None if S is 0.
+        input_lengths_hbm, target_lengths_hbm: the times of each input and the labels of each target, int32 [N].
+        blank: class of the blank.
+    """
+
+    log_probs_hbm: nl.NkiTensor
+    targets_hbm: nl.NkiTensor | None
+    input_lengths_hbm: nl.NkiTensor
+    target_lengths_hbm: nl.NkiTensor
+    blank: int
+
+    def sequences(self, group: Group) -> Sequences:
+        """Load the lengths and labels of a group, which are fixed for all times."""
+        return Sequences.load(group, self.targets_hbm, self.input_lengths_hbm, self.target_lengths_hbm)

@@ -3,11 +3,11 @@
 
 """The forward and the backward recursion of CTC, alpha and beta, in logarithms, for a group of sequences.
 
-:class:`Recursion` computes time steps in all blocks of states. The work is done in wavefronts (:class:`Wavefront`):
-each processes one chunk of time in every block, and blocks run one chunk behind each other. The emissions of a
-wavefront, the log-probabilities of its states, are computed while the previous one is processed
-(:class:`EmissionSource`). A sweep over all wavefronts stores the alphas (:func:`store_alphas`), or computes the betas
-with the probabilities of the states (:class:`Posteriors`).
+:class:`Recursion` computes time steps in all blocks of states; :class:`Direction` is what differs between alpha and
+beta. The work is done in wavefronts (:class:`Wavefront`): each processes one chunk of time in every block, and blocks
+run one chunk behind each other. The emissions of a wavefront, the log-probabilities of its states, are computed while
+the previous one is processed (:class:`EmissionSource`). :func:`store_alphas` sweeps over all wavefronts for alpha;
+``gradient.py`` sweeps for beta with :class:`Posteriors`, which has the probabilities of the states too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from nkilib.nki import nisa, nl
 if TYPE_CHECKING:
     from nkilib.nki import Operator
 
-# Tiles of states and of emissions, which wavefronts use alternately.
+# Tiles of states and of emissions, which wavefronts use alternately: a wavefront starts from the states of the one
+# before it, and while it computes, the emissions of the next one are gathered.
 ALTERNATING_TILES = 2
 # A loop of fewer iterations spares nothing.
 _FEWEST_ITERATIONS = 2
@@ -52,45 +53,45 @@ class Wavefront:
         return not all(times.is_empty for times in self.now)
 
 
-def _times(plan: BatchLayout, is_alpha: bool, chunk: int, count: nisa.NkiScalar | None) -> Times:
+def _times(layout: BatchLayout, is_alpha: bool, chunk: int, count: nisa.NkiScalar | None) -> Times:
     """Return the times of chunk number ``chunk``, counted in the order of the recursion.
 
     The chunk may lie before the first or behind the last one; then none of its rows exists.
 
     Args:
-        plan: the plan of the launch.
+        layout: the layout of the launch.
         is_alpha: whether time ascends in the order of the recursion.
         chunk: the number of the chunk; in a loop, that of the first iteration.
         count: the time steps that the loop has counted, in which all chunks are whole; None outside of a loop.
     """
-    first = chunk * plan.chunk if is_alpha else plan.steps - (chunk + 1) * plan.chunk
+    first = chunk * layout.chunk if is_alpha else layout.steps - (chunk + 1) * layout.chunk
     if count is not None:
-        return Times(first + count if is_alpha else first - count, 0, plan.chunk)
-    return Times(first, max(0, -first), min(plan.chunk, plan.steps - first))
+        return Times(first + count if is_alpha else first - count, 0, layout.chunk)
+    return Times(first, max(0, -first), min(layout.chunk, layout.steps - first))
 
 
-def run_wavefronts(plan: BatchLayout, is_alpha: bool, per_iteration: int, run: Callable[[Wavefront], None]) -> None:
+def run_wavefronts(layout: BatchLayout, is_alpha: bool, per_iteration: int, run: Callable[[Wavefront], None]) -> None:
     """Run all wavefronts in order, and one more in which nothing is left to compute.
 
     Wavefronts at the start and the end, where some block has nothing to do or a chunk is short, are unrolled. The
     others are iterations of a loop of the device, which has one copy of its body.
 
     Args:
-        plan: the plan of the launch.
+        layout: the layout of the launch.
         is_alpha: whether time ascends and the first block leads; else time descends and the last block leads.
         per_iteration: the number of wavefronts in an iteration of the loop, a multiple of the number of tiles
             that alternate.
         run: the function that runs a wavefront.
     """
-    full = plan.steps // plan.chunk
-    first = div_ceil(plan.blocks, per_iteration) * per_iteration
+    full = layout.steps // layout.chunk
+    first = div_ceil(layout.blocks, per_iteration) * per_iteration
     iterations = max(0, full - 1 - first) // per_iteration
     if iterations < _FEWEST_ITERATIONS:
         iterations = 0
 
     def times(wavefront: int, count: nisa.NkiScalar | None) -> list[Times]:
-        lags = range(plan.blocks) if is_alpha else range(plan.blocks - 1, -1, -1)
-        return [_times(plan, is_alpha, wavefront - lag, count) for lag in lags]
+        lags = range(layout.blocks) if is_alpha else range(layout.blocks - 1, -1, -1)
+        return [_times(layout, is_alpha, wavefront - lag, count) for lag in lags]
 
     def run_wavefront(wavefront: int, count: nisa.NkiScalar | None = None) -> None:
         run(Wavefront(wavefront, *(times(wavefront + step, count) for step in (-1, 0, 1))))
@@ -103,8 +104,8 @@ def run_wavefronts(plan: BatchLayout, is_alpha: bool, per_iteration: int, run: C
     for wavefront in range(first if looped else 0):
         run_wavefront(wavefront)
     if looped:
-        nl.fori_loop(0, looped * plan.chunk, iteration, per_iteration * plan.chunk)
-    for wavefront in range(first + looped if looped else 0, plan.wavefronts + 1):
+        nl.fori_loop(0, looped * layout.chunk, iteration, per_iteration * layout.chunk)
+    for wavefront in range(first + looped if looped else 0, layout.wavefronts + 1):
         run_wavefront(wavefront)
 
 
@@ -124,14 +125,14 @@ class Emissions:
 
 def _indices(group: Group, class_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     """Return the index of each pair's label in a loaded chunk [steps, C] of a partition: class + C * step."""
-    plan = group.plan
-    start_sbuf = group.tile(plan.chunk, 1)
-    nisa.iota(dst=start_sbuf, pattern=[[plan.classes, plan.chunk], [0, 1]])
-    index_sbuf = group.tile(plan.chunk, plan.pairs, dtype=nl.uint32)
+    layout = group.layout
+    start_sbuf = group.tile(layout.chunk, 1)
+    nisa.iota(dst=start_sbuf, pattern=[[layout.classes, layout.chunk], [0, 1]])
+    index_sbuf = group.tile(layout.chunk, layout.pairs, dtype=nl.uint32)
     nisa.tensor_tensor(
         dst=index_sbuf,
-        data1=class_sbuf.expand_dim(1).broadcast(1, plan.chunk),
-        data2=start_sbuf.broadcast(2, plan.pairs),
+        data1=class_sbuf.expand_dim(1).broadcast(1, layout.chunk),
+        data2=start_sbuf.broadcast(2, layout.pairs),
         op=nl.add,
     )
     return index_sbuf
@@ -171,10 +172,10 @@ class EmissionSource:
     @classmethod
     def make(cls, sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, is_alpha: bool) -> EmissionSource:
         """Allocate the tiles for all chunks of a group, and compute the indices."""
-        group, plan = sequences.group, sequences.group.plan
+        group, layout = sequences.group, sequences.group.layout
         first_label = 1 if is_alpha else 0
         loaded = tuple(
-            group.tile(plan.chunk, plan.classes, dtype=log_probs_hbm.dtype) for _ in range(ALTERNATING_TILES)
+            group.tile(layout.chunk, layout.classes, dtype=log_probs_hbm.dtype) for _ in range(ALTERNATING_TILES)
         )
         for tile_sbuf in loaded:  # a block that has nothing yet, or no more, computes with these
             nisa.memset(dst=tile_sbuf, value=0.0)
@@ -184,11 +185,12 @@ class EmissionSource:
             blank,
             first_label,
             not is_alpha,
-            _indices(group, sequences.class_sbuf[:, first_label : first_label + plan.pairs]),
+            _indices(group, sequences.class_sbuf[:, first_label : first_label + layout.pairs]),
             loaded,
-            tuple(group.tile(plan.chunk, plan.pairs, dtype=log_probs_hbm.dtype) for _ in range(ALTERNATING_TILES)),
+            tuple(group.tile(layout.chunk, layout.pairs, dtype=log_probs_hbm.dtype) for _ in range(ALTERNATING_TILES)),
             tuple(
-                Emissions(group.tile(plan.chunk), group.tile(plan.chunk, plan.pairs)) for _ in range(ALTERNATING_TILES)
+                Emissions(group.tile(layout.chunk), group.tile(layout.chunk, layout.pairs))
+                for _ in range(ALTERNATING_TILES)
             ),
         )
 
@@ -223,27 +225,27 @@ class EmissionSource:
             operand1=mask_sbuf,
         )
         if self.stays_at_end:
-            self._end(emissions, times)
+            self._hold_at_end(emissions, times)
 
-    def _end(self, emissions: Emissions, times: list[Times]) -> None:
+    def _hold_at_end(self, emissions: Emissions, times: list[Times]) -> None:
         """Change the emissions behind the end of each input, where the recursion of beta starts.
 
         There the label behind the target has probability 1, so that a sequence stays in it, and every other state
         has probability 0.
         """
-        group, plan = self.sequences.group, self.sequences.group.plan
-        time_sbuf = group.tile(plan.chunk)
-        is_behind_sbuf = group.tile(plan.chunk, dtype=nl.uint32)
+        group, layout = self.sequences.group, self.sequences.group.layout
+        time_sbuf = group.tile(layout.chunk)
+        is_behind_sbuf = group.tile(layout.chunk, dtype=nl.uint32)
         nisa.memset(dst=time_sbuf, value=0.0)
         for block, of_block in enumerate(times):
-            nisa.iota(dst=time_sbuf[group.block(block)], pattern=[[1, plan.chunk]], offset=of_block.first)
+            nisa.iota(dst=time_sbuf[group.block(block)], pattern=[[1, layout.chunk]], offset=of_block.first)
         nisa.tensor_scalar(
             dst=is_behind_sbuf, data=time_sbuf, op0=nl.greater_equal, operand0=self.sequences.input_length_sbuf
         )
         nisa.tensor_copy_predicated(dst=emissions.blank_sbuf, src=NOTHING, predicate=is_behind_sbuf)
-        every_sbuf = is_behind_sbuf.expand_dim(2).broadcast(2, plan.pairs)
+        every_sbuf = is_behind_sbuf.expand_dim(2).broadcast(2, layout.pairs)
         nisa.tensor_copy_predicated(dst=emissions.label_sbuf, src=NOTHING, predicate=every_sbuf)
-        stays_sbuf = group.tile(plan.chunk, plan.pairs, dtype=nl.uint32)
+        stays_sbuf = group.tile(layout.chunk, layout.pairs, dtype=nl.uint32)
         is_end_sbuf = self._of_labels(self.sequences.is_end_sbuf)
         nisa.tensor_tensor(dst=stays_sbuf, data1=every_sbuf, data2=is_end_sbuf, op=nl.multiply)
         nisa.tensor_copy_predicated(dst=emissions.label_sbuf, src=0.0, predicate=stays_sbuf)
@@ -256,8 +258,8 @@ class EmissionSource:
         """Return the columns of a tile of :class:`Sequences` that belong to the labels of the pairs, repeated at each
         step.
         """
-        plan = self.sequences.group.plan
-        return tile_sbuf[:, self.first_label : self.first_label + plan.pairs].expand_dim(1).broadcast(1, plan.chunk)
+        layout = self.sequences.group.layout
+        return tile_sbuf[:, self.first_label : self.first_label + layout.pairs].expand_dim(1).broadcast(1, layout.chunk)
 
 
 @dataclass(frozen=True)
@@ -369,7 +371,7 @@ class Recursion:
     @classmethod
     def make(cls, group: Group, is_alpha: bool, may_skip_sbuf: nl.NkiTensor) -> Recursion:
         """Allocate the tiles, with probability 0 for all states."""
-        direction = Direction(is_alpha, group.plan.pairs, group.plan.chunk)
+        direction = Direction(is_alpha, group.layout.pairs, group.layout.chunk)
         states = tuple(group.tile(direction.chunk + 1, direction.width) for _ in range(ALTERNATING_TILES))
         for tile_sbuf in states:
             nisa.memset(dst=tile_sbuf, value=NOTHING)
@@ -388,7 +390,7 @@ class Recursion:
         now_sbuf, before_sbuf = self.of(wavefront), self.of(wavefront - 1)
         at, border, outermost = self.direction.carried, self.direction.border, self.direction.outermost
         nisa.tensor_copy(dst=now_sbuf[:, at], src=before_sbuf[:, self.direction.last])
-        blocks = range(1, self.group.plan.blocks) if self.direction.is_alpha else range(self.group.plan.blocks - 1)
+        blocks = range(1, self.group.layout.blocks) if self.direction.is_alpha else range(self.group.layout.blocks - 1)
         for block in blocks:
             neighbour = self.group.block(block - 1 if self.direction.is_alpha else block + 1)
             nisa.tensor_copy(
@@ -452,11 +454,11 @@ class Recursion:
         return distance_sbuf
 
 
-def _store(group: Group, states_sbuf: nl.NkiTensor, times: list[Times], alpha_hbm: nl.NkiTensor) -> None:
-    plan = group.plan
+def _store_chunk(group: Group, states_sbuf: nl.NkiTensor, times: list[Times], alpha_hbm: nl.NkiTensor) -> None:
+    layout = group.layout
     for block, of_block in enumerate(times):
-        first = 2 * plan.pairs * block
-        states = min(2 * plan.pairs, plan.states - first)
+        first = 2 * layout.pairs * block
+        states = min(2 * layout.pairs, layout.states - first)
         if of_block.is_empty or states <= 0:
             continue
         chunk_hbm = group.sequences(of_block.of(alpha_hbm), 1).slice(2, first, first + states)
@@ -475,7 +477,7 @@ def store_alphas(sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, 
     start_sbuf = recursion.of(0)[0 : group.rows, 0, 0:1]
 
     def run(wavefront: Wavefront) -> None:
-        _store(group, recursion.of(wavefront.number - 1), wavefront.before, alpha_hbm)
+        _store_chunk(group, recursion.of(wavefront.number - 1), wavefront.before, alpha_hbm)
         if wavefront.number == 0:
             source.load(wavefront.number, wavefront.now)
             source.make_ready(wavefront.number, wavefront.now)
@@ -485,7 +487,7 @@ def store_alphas(sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, 
         recursion.run(wavefront, source)
 
     nisa.memset(dst=start_sbuf, value=0.0)
-    run_wavefronts(group.plan, True, ALTERNATING_TILES, run)
+    run_wavefronts(group.layout, True, ALTERNATING_TILES, run)
 
 
 def _finite_losses(group: Group, nll_hbm: nl.NkiTensor) -> nl.NkiTensor:
@@ -495,7 +497,7 @@ def _finite_losses(group: Group, nll_hbm: nl.NkiTensor) -> nl.NkiTensor:
     """
     nll_sbuf = group.tile(1)
     nisa.memset(dst=nll_sbuf, value=0.0)
-    for block in range(group.plan.blocks):
+    for block in range(group.layout.blocks):
         source = group.sequences(nll_hbm, 0).reshape((group.rows, 1))
         nisa.dma_copy(dst=nll_sbuf[group.block(block)], src=source)
     is_infinite_sbuf = group.tile(1, dtype=nl.uint32)
@@ -529,11 +531,11 @@ class Posteriors:
         """Allocate the tiles and set the betas at the end of time, where each sequence is in the label behind its
         target.
         """
-        group, plan = sequences.group, sequences.group.plan
+        group, layout = sequences.group, sequences.group.layout
         recursion = Recursion.make(group, False, sequences.may_skip_sbuf)
         ends_sbuf = recursion.direction.own(recursion.of(0)[:, recursion.direction.carried])
-        nisa.tensor_copy_predicated(dst=ends_sbuf, src=0.0, predicate=sequences.is_end_sbuf[:, 0 : plan.pairs])
-        alpha_sbuf, states_sbuf = (group.tile(plan.chunk, 2 * plan.pairs) for _ in range(2))
+        nisa.tensor_copy_predicated(dst=ends_sbuf, src=0.0, predicate=sequences.is_end_sbuf[:, 0 : layout.pairs])
+        alpha_sbuf, states_sbuf = (group.tile(layout.chunk, 2 * layout.pairs) for _ in range(2))
         nisa.memset(dst=alpha_sbuf, value=NOTHING)
         source = EmissionSource.make(sequences, log_probs_hbm, blank, is_alpha=False)
         return cls(source, recursion, alpha_sbuf, states_sbuf, _finite_losses(group, nll_hbm))
@@ -545,10 +547,10 @@ class Posteriors:
 
     def load(self, times: list[Times], alpha_hbm: nl.NkiTensor) -> None:
         """Start the loads of the alphas of a wavefront, given the times of each block."""
-        group, plan = self.group, self.group.plan
+        group, layout = self.group, self.group.layout
         for block, of_block in enumerate(times):
-            first = 2 * plan.pairs * block - 1
-            start, end = max(0, first), min(plan.states, first + 2 * plan.pairs)
+            first = 2 * layout.pairs * block - 1
+            start, end = max(0, first), min(layout.states, first + 2 * layout.pairs)
             if of_block.is_empty or start >= end:
                 continue
             source = group.sequences(of_block.of(alpha_hbm), 1).slice(2, start, end).permute((1, 0, 2))
@@ -558,11 +560,12 @@ class Posteriors:
 
     def compute(self, wavefront: int) -> None:
         """Compute the probabilities of a wavefront's states, exp(alpha + beta - emission - log-likelihood)."""
-        plan, emissions = self.group.plan, self.source.of(wavefront)
+        layout, emissions = self.group.layout, self.source.of(wavefront)
         states_sbuf = self.states_sbuf
-        beta_sbuf = self.recursion.of(wavefront)[:, 0 : plan.chunk, 0 : 2 * plan.pairs]
-        labels_sbuf, blanks_sbuf = states_sbuf[:, :, 0 : 2 * plan.pairs : 2], states_sbuf[:, :, 1 : 2 * plan.pairs : 2]
-        every_sbuf = emissions.blank_sbuf.expand_dim(2).broadcast(2, plan.pairs)
+        beta_sbuf = self.recursion.of(wavefront)[:, 0 : layout.chunk, 0 : 2 * layout.pairs]
+        labels_sbuf = states_sbuf[:, :, 0 : 2 * layout.pairs : 2]
+        blanks_sbuf = states_sbuf[:, :, 1 : 2 * layout.pairs : 2]
+        every_sbuf = emissions.blank_sbuf.expand_dim(2).broadcast(2, layout.pairs)
         _on_gpsimd(states_sbuf, self.alpha_sbuf, beta_sbuf, nl.add)
         _on_gpsimd(labels_sbuf, labels_sbuf, emissions.label_sbuf, nl.subtract)
         nisa.tensor_tensor(dst=blanks_sbuf, data1=blanks_sbuf, data2=every_sbuf, op=nl.subtract)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The work of a launch of an output layer: its operands and gradients in HBM, and blocks of their positions and
-classes.
+"""The tensors of a launch of an output layer, and the schedules by which its positions and classes are taken in blocks.
 
-A kernel is traced with the operands (:class:`LinearOperands`) and the gradients that it returns (:class:`Gradients`).
-Its tiling (:class:`LinearTiling`) says how many positions and classes are on chip at a time. Positions are split into
-parts and blocks (:class:`PositionParts`, :class:`PositionSplit`), and the rows of a core into blocks that the body of a
-loop takes one after another (:class:`BlockSchedule`).
+Tensors: a kernel is traced with the operands (:class:`LinearOperands`) and the gradients that it returns
+(:class:`Gradients`). Schedules: the tiling (:class:`LinearTiling`) says how many positions and classes are on chip at a
+time; positions are split into parts and blocks (:class:`PositionParts`, :class:`PositionSplit`), and
+:func:`plan_blocks` divides the rows of a core into blocks that the body of a loop takes one after another
+(:class:`BlockSchedule`).
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 
 """Tiles of logits, of at most 128 positions and 512 classes: the product over the features, the bias and the cap.
 
-A tile of the product fills a bank of PSUM. Without bias and cap nothing else is computed: code that needs the logits
-reads the bank. A bias is added on the way into SBUF. Logits under a cap are represented by their tangents ``tanh(logit
-/ cap)``, as in :mod:`nkilib.experimental.loss.cross_entropy.softcap`: the cap becomes part of the scale that turns
-these scores into z.
+:class:`LogitTiles` computes them. A tile of the product fills a bank of PSUM. Without bias and cap nothing else is
+computed: code that needs the logits reads the bank. A bias is added on the way into SBUF. Logits under a cap are
+represented by their tangents ``tanh(logit / cap)``, as in :mod:`nkilib.experimental.loss.cross_entropy.softcap`: the
+cap becomes part of the scale that turns these scores into z.
 
-A single launch of loss and gradients keeps the logits of a block of positions in HBM (:class:`KeptLogits`), in float32
+A single launch of loss and gradients keeps the logits of a block of positions in HBM (:class:`LogitsInHbm`), in float32
 as they are, so that the gradients equal those from recomputed logits. Under a cap it keeps the tangents, which the
 gradient needs too.
 """
@@ -83,10 +83,11 @@ class LogitTiles:
     ) -> LogitTiles:
         """Allocate ``banks`` banks, and ``slots`` buffer slots in SBUF, for tiles of at most ``classes`` classes."""
 
+        shape = (PARTITIONS, classes)
+
         def ring(count: int) -> list[nl.NkiTensor]:
             return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(count)]
 
-        shape = (PARTITIONS, classes)
         return cls(
             num_features,
             softcap,
@@ -153,7 +154,7 @@ class LogitTiles:
 
 
 @dataclass(frozen=True)
-class KeptLogits:
+class LogitsInHbm:
     """The scratch memory of one core for logits.
 
     Attributes:
@@ -165,7 +166,7 @@ class KeptLogits:
     scratch_hbm: nl.NkiTensor
 
     @classmethod
-    def make(cls, positions: int, share: Span) -> KeptLogits:
+    def make(cls, positions: int, share: Span) -> LogitsInHbm:
         """Allocate memory for ``positions`` positions and a core's share of the classes; nothing is kept yet."""
         shape = (positions, share.size)
         scratch_hbm = nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm, name="kept_logits_hbm")
@@ -207,18 +208,3 @@ class KeptLogits:
     def _of(self, classes: Block) -> nl.NkiTensor:
         """Return the view of some classes, [positions, classes]."""
         return Block(classes.first - self.first_class, classes.size).of(self.scratch_hbm, 1)
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """The arguments of a forward that keeps its logits.
-
-    Attributes:
-        kept: the memory for the logits of this core; None if it has no classes.
-        shares: the classes of each core.
-        program_share: the forward's share of the instructions that the program of a core may have.
-    """
-
-    kept: KeptLogits | None
-    shares: list[Span]
-    program_share: float

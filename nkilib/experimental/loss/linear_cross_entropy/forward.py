@@ -38,9 +38,9 @@ from nkilib.experimental.loss.linear.class_schedule import (
     load_input,
     tiles_of_core,
 )
-from nkilib.experimental.loss.linear.launch import WINDOW, Block, LinearTiling, PositionSplit, Step
+from nkilib.experimental.loss.linear.launch import WINDOW, Block, LinearTiling, PositionSplit, Span, Step
 from nkilib.experimental.loss.linear.logit_passes import TargetLogits, over_ids, restore_masked
-from nkilib.experimental.loss.linear.logits import Keeping, KeptLogits
+from nkilib.experimental.loss.linear.logits import LogitsInHbm
 from nkilib.experimental.loss.linear.operands import Staging, store_positions
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import ForwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.launch import (
@@ -398,6 +398,21 @@ class _BlockForward:
 
 
 @dataclass(frozen=True)
+class Keeping:
+    """The arguments of a forward that keeps its logits.
+
+    Attributes:
+        kept: the memory for the logits of this core; None if it has no classes.
+        shares: the classes of each core.
+        program_share: the forward's share of the instructions that the program of a core may have.
+    """
+
+    kept: LogitsInHbm | None
+    shares: list[Span]
+    program_share: float
+
+
+@dataclass(frozen=True)
 class _Forward:
     """The operands and buffers that all blocks of positions share.
 
@@ -416,7 +431,7 @@ class _Forward:
     input_sbuf: list[nl.NkiTensor]
     classes: ClassStream
     scores: ScoreTiles
-    kept: KeptLogits | None
+    kept: LogitsInHbm | None
 
     @classmethod
     def make(

@@ -24,10 +24,10 @@ from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.one_core import require_fitting_plan, write_gradients
 from nkilib.experimental.loss.linear.launch import Block, Gradients, LinearTiling, Span, shares_of_cores
-from nkilib.experimental.loss.linear.logits import Keeping, KeptLogits
+from nkilib.experimental.loss.linear.logits import LogitsInHbm
 from nkilib.experimental.loss.linear.operands import with_rounded_input
 from nkilib.experimental.loss.linear_cross_entropy.backward import problem_of_launch
-from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
+from nkilib.experimental.loss.linear_cross_entropy.forward import Keeping, forward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, choose_linear_tiling, logits_blocks
 from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, forward_needs
@@ -79,7 +79,7 @@ def one_launch(
         _PartGradients.make(launch, gradients, share, size, count),
         scale if isinstance(scale, nl.NkiTensor) else _constant(scale),
         shares,
-        KeptLogits.make(whole.size, share) if share.size > 0 else None,
+        LogitsInHbm.make(whole.size, share) if share.size > 0 else None,
         count,
         copies,
     )
@@ -108,7 +108,7 @@ class _Parts:
     gradients: _PartGradients
     scale_hbm: nl.NkiTensor
     shares: list[Span]
-    kept: KeptLogits | None
+    kept: LogitsInHbm | None
     count: int
     copies: int
 

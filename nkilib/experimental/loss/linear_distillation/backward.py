@@ -83,6 +83,11 @@ class LogSumExp:
         return difference_sbuf
 
 
+def _slope(student: ModelOperands) -> float:
+    """Return the derivative of z with respect to the logit; under a softcap the derivative where the tangent is 0."""
+    return student.logit_scale / student.temperature
+
+
 @dataclass(frozen=True)
 class LabelColumns:
     """The inputs of the gradient of the log-probability at a label; float32 [128, tiles] each.
@@ -98,13 +103,8 @@ class LabelColumns:
     softmax_factor_sbuf: nl.NkiTensor
 
 
-def slope(student: ModelOperands) -> float:
-    """Return the derivative of z with respect to the logit; under a softcap the derivative where the tangent is 0."""
-    return student.logit_scale / student.temperature
-
-
 @dataclass(frozen=True)
-class _Rows:
+class _UpstreamColumns:
     """The upstream gradients and moments, 0 at ignored positions; float32 [128, tiles] each.
 
     Attributes:
@@ -121,7 +121,7 @@ class _Rows:
     label_factor_sbuf: nl.NkiTensor | None
 
     @classmethod
-    def loaded(cls, launch: PairLaunch, upstream: PairUpstream) -> _Rows:
+    def loaded(cls, launch: PairLaunch, upstream: PairUpstream) -> _UpstreamColumns:
         """Load the upstream gradients of all positions of a launch."""
         factor_sbuf = load_positions(upstream.grad_divergence_hbm, 0.0)
         has_moment = launch.options.beta > 0.0
@@ -138,13 +138,13 @@ class _Rows:
             factor_sbuf, moment_sbuf = selected(factor_sbuf, valid_sbuf), selected(moment_sbuf, valid_sbuf)
             if upstream.grad_logprob_hbm is not None:
                 label_factor_sbuf = selected(load_positions(upstream.grad_logprob_hbm, 0.0), valid_sbuf)
-                label_factor_sbuf = scaled(label_factor_sbuf, slope(launch.student))
+                label_factor_sbuf = scaled(label_factor_sbuf, _slope(launch.student))
                 nisa.tensor_scalar(
                     dst=label_sbuf, data=label_sbuf, op0=nl.subtract, operand0=float(launch.classes.first)
                 )
         mixture_factor = 1.0 - launch.options.beta if launch.is_mixed else 1.0
         return cls(
-            moment_sbuf, scaled(factor_sbuf, mixture_factor * slope(launch.student)), label_sbuf, label_factor_sbuf
+            moment_sbuf, scaled(factor_sbuf, mixture_factor * _slope(launch.student)), label_sbuf, label_factor_sbuf
         )
 
     def sizes(self) -> list[nl.NkiTensor]:
@@ -159,15 +159,17 @@ class _Rows:
         sizes = [product(sizes_sbuf, self.factor_sbuf)]
         return sizes if self.label_factor_sbuf is None else [*sizes, self.label_factor_sbuf]
 
-    def multiplied(self, factor_sbuf: nl.NkiTensor) -> _Rows:
-        """Return rows whose gradients are multiplied by a factor, float32 [128, 1]."""
+    def multiplied(self, factor_sbuf: nl.NkiTensor) -> _UpstreamColumns:
+        """Return columns whose gradients are multiplied by a factor, float32 [128, 1]."""
         label_factor_sbuf = self.label_factor_sbuf
         if label_factor_sbuf is not None:
             label_factor_sbuf = scaled(label_factor_sbuf, factor_sbuf)
-        return _Rows(self.moment_sbuf, scaled(self.factor_sbuf, factor_sbuf), self.label_sbuf, label_factor_sbuf)
+        return _UpstreamColumns(
+            self.moment_sbuf, scaled(self.factor_sbuf, factor_sbuf), self.label_sbuf, label_factor_sbuf
+        )
 
 
-def _weight(launch: PairLaunch) -> float:
+def _constant_factor(launch: PairLaunch) -> float:
     """Return the constant factor of the terms that :class:`PairGradientTiles` computes."""
     return -launch.student.scale if launch.is_reverse else -1.0
 
@@ -226,22 +228,22 @@ class PairColumns:
     def make(cls, launch: PairLaunch, upstream: PairUpstream) -> PairColumns:
         """Compute the columns of all positions of a launch."""
         student, teacher = LogSumExp.loaded(upstream.student), LogSumExp.loaded(upstream.teacher)
-        of_rows = _Rows.loaded(launch, upstream)
+        upstreams = _UpstreamColumns.loaded(launch, upstream)
         power = None
         if launch.student.dtype == nl.float16:
-            power = PowerOfTwo.of_largest(of_rows.sizes())
-            of_rows = of_rows.multiplied(power.factor_sbuf)
+            power = PowerOfTwo.of_largest(upstreams.sizes())
+            upstreams = upstreams.multiplied(power.factor_sbuf)
         lost_sbuf = _exponential(student.lost_sbuf)
-        factor_sbuf = scaled(product(of_rows.factor_sbuf, lost_sbuf), _weight(launch))
+        factor_sbuf = scaled(product(upstreams.factor_sbuf, lost_sbuf), _constant_factor(launch))
         labels = None
-        if of_rows.label_sbuf is not None and of_rows.label_factor_sbuf is not None:
-            softmax_factor_sbuf = scaled(product(of_rows.label_factor_sbuf, lost_sbuf), -1.0)
-            labels = LabelColumns(of_rows.label_sbuf, of_rows.label_factor_sbuf, softmax_factor_sbuf)
+        if upstreams.label_sbuf is not None and upstreams.label_factor_sbuf is not None:
+            softmax_factor_sbuf = scaled(product(upstreams.label_factor_sbuf, lost_sbuf), -1.0)
+            labels = LabelColumns(upstreams.label_sbuf, upstreams.label_factor_sbuf, softmax_factor_sbuf)
         return cls(
             student.bias_sbuf,
             teacher.bias_sbuf,
-            _center(launch, student, teacher, of_rows.moment_sbuf),
-            _addend(launch, of_rows.moment_sbuf),
+            _center(launch, student, teacher, upstreams.moment_sbuf),
+            _addend(launch, upstreams.moment_sbuf),
             factor_sbuf,
             labels,
             power,
@@ -320,8 +322,8 @@ def _copied(product_psum: nl.NkiTensor, copies_sbuf: list[nl.NkiTensor], number:
     return copy_sbuf
 
 
-def _exponentials(dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, scale: float, bias_sbuf: nl.NkiTensor) -> None:
-    """Compute exp(scale * score - lse)."""
+def _write_softmax(dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, scale: float, bias_sbuf: nl.NkiTensor) -> None:
+    """Write exp(scale * score - lse), the softmax but for the rounding error of lse."""
     nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, scale=scale, bias=bias_sbuf)
 
 
@@ -463,7 +465,7 @@ class PairGradientTiles:
         """
         student, other = opened
         terms_sbuf, factor_sbuf = place.slot(self.terms_sbuf, number), place.of(self.columns.factor_sbuf)
-        _exponentials(terms_sbuf, student, self.launch.student.scale, place.of(self.columns.student_bias_sbuf))
+        _write_softmax(terms_sbuf, student, self.launch.student.scale, place.of(self.columns.student_bias_sbuf))
         label_sbuf = None if self.labels is None else self.labels.gradient(number, terms_sbuf, place)
         self._take_terms(number, terms_sbuf, other, place)
         tangents = student if self.needs.student.softcap else None
@@ -487,7 +489,7 @@ class PairGradientTiles:
         columns = self.columns
         if not takes_differences(self.needs):
             teacher_sbuf = place.slot(self.others_sbuf, number)
-            _exponentials(teacher_sbuf, other, self.launch.teacher.scale, place.of(columns.teacher_bias_sbuf))
+            _write_softmax(teacher_sbuf, other, self.launch.teacher.scale, place.of(columns.teacher_bias_sbuf))
             nisa.scalar_tensor_tensor(
                 dst=terms_sbuf,
                 data=teacher_sbuf,
@@ -528,7 +530,7 @@ class PairGradientTiles:
         return None
 
 
-def _pair(launch: PairLaunch, model: ModelOperands) -> OperandPair:
+def _operands_of_model(launch: PairLaunch, model: ModelOperands) -> OperandPair:
     """Return the operands of a model, with the score and bias of a masked class.
 
     Under a softcap of the student its tangent may stay -1: the gradient through the softcap is 0 there.
@@ -548,7 +550,9 @@ def _problem(launch: PairLaunch, upstream: PairUpstream) -> BackwardProblem:
     def make_tiles(plan: BackwardPlan) -> PairGradientTiles:
         return PairGradientTiles.make(launch, needs, PairColumns.make(launch, upstream), plan)
 
-    return BackwardProblem([_pair(launch, launch.student), _pair(launch, launch.teacher)], make_tiles)
+    return BackwardProblem(
+        [_operands_of_model(launch, launch.student), _operands_of_model(launch, launch.teacher)], make_tiles
+    )
 
 
 def backward_of_core(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.experimental.loss.linear.launch import Step, plan_blocks, shares_of_cores
-from nkilib.experimental.loss.linear.logits import KeptLogits, LogitTiles
+from nkilib.experimental.loss.linear.logits import LogitsInHbm, LogitTiles
 from nkilib.experimental.loss.linear.operands import Matrix, load_broadcast
 from nkilib.nki import nisa, nki, nl
 
@@ -102,7 +102,7 @@ def copied_through(most_bodies: int):
         plan = plan_blocks(shares, core, 256, most_bodies)
         if shares[core].size == 0:
             return result
-        kept = KeptLogits.make(positions, shares[core])
+        kept = LogitsInHbm.make(positions, shares[core])
         group_sbuf = nl.ndarray((TILE, 2, 256), nl.float32, nl.sbuf)
 
         def keep(step: Step) -> None:

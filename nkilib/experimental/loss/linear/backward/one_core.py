@@ -54,7 +54,7 @@ from nkilib.experimental.loss.linear.launch import (
     plan_blocks,
     shares_of_cores,
 )
-from nkilib.experimental.loss.linear.logits import KeptLogits
+from nkilib.experimental.loss.linear.logits import LogitsInHbm
 from nkilib.nki import nisa, nl
 
 # Zeros of a partition that sums are cleared with.
@@ -438,7 +438,7 @@ class _Backward:
 
 
 def write_gradients(
-    problem: BackwardProblem, plan: BackwardPlan, gradients: Gradients, kept: KeptLogits | None = None
+    problem: BackwardProblem, plan: BackwardPlan, gradients: Gradients, kept: LogitsInHbm | None = None
 ) -> None:
     """Write the gradients according to a plan that fits.
 

@@ -38,7 +38,7 @@ from nkilib.experimental.loss.linear.launch import (
     balanced_spans,
     cut,
 )
-from nkilib.experimental.loss.linear.logits import CLASSES_OF_TILE, KeptLogits, LogitTiles
+from nkilib.experimental.loss.linear.logits import CLASSES_OF_TILE, LogitsInHbm, LogitTiles
 from nkilib.nki import nisa, nl
 
 # Banks of PSUM. The first logits of a block take the banks that dX leaves first. Two operand pairs have three tiles of
@@ -455,7 +455,7 @@ class SharedBuffers:
         gradients: Gradients,
         partials_hbm: list[nl.NkiTensor],
         core: int,
-        kept: KeptLogits | None,
+        kept: LogitsInHbm | None,
         cover: ClassCover | None,
     ) -> SharedBuffers:
         """Allocate the parts; none of the operands is loaded yet."""

@@ -24,7 +24,7 @@ from nkilib.core.rows.sbuf import Ring, dtype_bytes
 from nkilib.experimental.loss.linear.backward.geometry import TILES_OF_SLICE
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.launch import Block, LinearOperands, Span, balanced_spans, cut
-from nkilib.experimental.loss.linear.logits import KeptLogits
+from nkilib.experimental.loss.linear.logits import LogitsInHbm
 from nkilib.experimental.loss.linear.operands import ClassRow, Matrix, Staging
 from nkilib.nki import nl
 
@@ -354,7 +354,7 @@ class BackwardStreams:
     """
 
     plan: BackwardPlan
-    kept: KeptLogits | None
+    kept: LogitsInHbm | None
     slices: WeightSlices | None
     pairs: list[PairBuffers]
     rows: list[ClassRow]
@@ -363,7 +363,7 @@ class BackwardStreams:
 
     @classmethod
     def make(
-        cls, pairs: list[OperandPair], plan: BackwardPlan, kept: KeptLogits | None, rows: list[ClassRow]
+        cls, pairs: list[OperandPair], plan: BackwardPlan, kept: LogitsInHbm | None, rows: list[ClassRow]
     ) -> BackwardStreams:
         """Allocate the buffers; nothing is loaded yet. ``rows`` are loaded besides the biases."""
         own, classes = pairs[0].operands, plan.class_tiles * PARTITIONS
