@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks._inputs import BF16, make_targets
 from benchmarks._memory import MemoryUse, measure_in_process, peak_resident_bytes, resident_bytes
-from nkilib.experimental.loss.linear_cross_entropy import (
+from nkilib.experimental.loss import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,

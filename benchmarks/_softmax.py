@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from benchmarks._against_torch import as_tensor
 from benchmarks._inputs import BF16, DTYPES, normal_row
 from benchmarks._memory import MemoryUse, measure_in_process, peak_resident_bytes, resident_bytes
-from nkilib.experimental.loss import kl_div_backward, kl_div_forward
-from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
+from nkilib.experimental.loss import distillation_backward, distillation_forward, kl_div_backward, kl_div_forward
 from nkilib.experimental.softmax import (
     log_softmax_backward,
     log_softmax_forward,

@@ -193,9 +193,10 @@ class InputPath(NamedTuple):
 
 
 def input_path(call: Callable[[torch.Tensor], object], input: torch.Tensor) -> InputPath:
-    """Call a function with a tensor, and note the functions of nkilib that get its memory, also within a container or
-    a record.
+    """Call a function twice with a tensor, and note the functions of nkilib that get its memory in the second call,
+    also within a container or a record.
     """
+    call(input)  # what is made once is made now
     memory, files, frames, is_launched = input.untyped_storage().data_ptr(), list[str](), 0, False
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -240,7 +241,6 @@ def path_table() -> Table:
     }
     table = table_of("The way of input to the kernel", ("function",), ("calls", "files", "returns to a file"))
     for name, function in functions.items():
-        function(logits)  # what is made once is made now
         path = input_path(function, logits)
         table.add_row(name, str(path.frames), str(len(set(path.files))), str(path.returns))
     return table

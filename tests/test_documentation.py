@@ -402,12 +402,15 @@ def test_all_apply_pass_ruff_and_their_own_tests(tmp_path: Path) -> None:
 
 def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row() -> None:
     paths = paths_of("Add a loss with its own kernels")
-    assert {path.rpartition("/")[0] for path in paths if "experimental" in path} == {
-        "nkilib/experimental/loss/squared_error"
-    }
+    assert [path for path in paths if "experimental" in path] == [
+        "nkilib/experimental/loss/squared_error/kernels.py",
+        "nkilib/experimental/loss/squared_error/__init__.py",
+        "nkilib/experimental/loss/__init__.py",  # its map
+    ]
     others = [path for path in paths if "experimental" not in path]
     assert others == [
         "nkilib/torch/functions/squared_error.py",
+        "nkilib/torch/functions/__init__.py",  # its map
         "nkilib/torch/__init__.py",
         "docs/reference/torch.md",
         "tests/torch/functions/test_squared_error.py",
@@ -418,13 +421,15 @@ def test_a_loss_of_elements_is_two_files_names_and_a_row_of_a_test() -> None:
     """Nothing that is there changes: lines are added."""
     changes = changes_of("Add an elementwise loss")
     assert [change.path for change in changes if change.is_new] == [
-        "nkilib/experimental/loss/soft_margin.py",
+        "nkilib/experimental/loss/elementwise/soft_margin.py",
         "nkilib/torch/functions/soft_margin_loss.py",
     ]
     assert [change.path for change in changes if not change.is_new] == [
         "nkilib/experimental/loss/registry.py",
         "nkilib/experimental/loss/__init__.py",
+        "nkilib/experimental/loss/elementwise/__init__.py",
         "nkilib/experimental/loss/inline.py",
+        "nkilib/torch/functions/__init__.py",
         "nkilib/torch/__init__.py",
         "tests/torch/functions/losses.py",
     ]

@@ -161,12 +161,12 @@ TORCH, JAX = frozenset({"torch"}), frozenset({"jax"})
     ("path", "without_torch", "without_jax"),
     [
         ("tests/torch/conftest.py", "torch", ""),
-        ("tests/torch/functions/test_kl_div.py", "torch", ""),
+        ("tests/torch/functions/test_likelihood.py", "torch", ""),
         ("tests/jax/functions/test_names.py", "", "jax"),
-        ("tests/torch/examples/test_grpo.py", "torch", ""),  # by the example
+        ("tests/torch/examples/test_policy_gradient.py", "torch", ""),  # by the example
         ("tests/torch/benchmarks/test_bench.py", "torch", ""),  # by the benchmark
         ("tests/simulator/replay/test_random_kernels.py", "", ""),  # the package beside it needs it
-        ("tests/core/test_tiling.py", "", ""),
+        ("tests/core/test_hardware.py", "", ""),
         ("tests/test_package.py", "", ""),  # in a test
         ("tests/conftest.py", "", ""),
     ],

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Count files and lines of code of each package: ``python -m tools.count_lines [PACKAGE ...]``.
+"""Count files, lines of code and imports of packages: ``python -m tools.count_lines [--folders] [PACKAGE ...]``.
+
+A table has a row for each package: its files, their lines of code, the median of a file, and the share of the lines
+that are imports. The figures of another checkout: ``python -m tools.count_lines ../other/nkilib``.
 
 A line of code is one with a token that is neither a comment nor part of a docstring; so blank lines, comments, licence
 lines and docstrings do not count, and a statement over five lines counts five.
@@ -13,8 +16,9 @@ import argparse
 import ast
 import io
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Final, NamedTuple
 
 PACKAGES: Final = ("nkilib", "tests", "benchmarks", "tools", "examples")
@@ -31,25 +35,46 @@ _DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFuncti
 
 
 class Count(NamedTuple):
-    """The number of files, and of lines of code in them."""
+    """The number of files, of lines of code and of imports among them, and the lines of code of the median file."""
 
     files: int
     lines: int
+    imports: int
+    median: float
+
+    @property
+    def row(self) -> str:
+        """The figures as a row of the table."""
+        share = self.imports / self.lines if self.lines else 0.0
+        return f"{self.files:>7}{self.lines:>9}{self.median:>8.0f}{share:>9.1%}"
 
 
 def code_lines(source: str) -> int:
     """Return the number of lines of code in the source of a module."""
+    return len(_code_lines(source, ast.parse(source)))
+
+
+def import_lines(source: str) -> int:
+    """Return the number of lines of code that are imports, at the top or in a function."""
+    tree = ast.parse(source)
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    return len(_code_lines(source, tree) & {line for node in imports for line in _lines_of(node)})
+
+
+def count(directory: Path) -> Count:
+    """Count the modules below a directory, and their lines."""
+    sources = [module.read_text(encoding="utf-8") for module in sorted(directory.rglob("*.py"))]
+    lines = [code_lines(source) for source in sources]
+    return Count(len(lines), sum(lines), sum(map(import_lines, sources)), median(lines) if lines else 0.0)
+
+
+def _code_lines(source: str, tree: ast.Module) -> set[int]:
+    """Return the numbers of the lines with code."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _NO_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines - _docstring_lines(ast.parse(source)))
-
-
-def count(directory: Path) -> Count:
-    """Count the modules below a directory, and their lines of code."""
-    modules = sorted(directory.rglob("*.py"))
-    return Count(len(modules), sum(code_lines(module.read_text(encoding="utf-8")) for module in modules))
+    return lines - _docstring_lines(tree)
 
 
 def _docstring_lines(tree: ast.Module) -> set[int]:
@@ -59,8 +84,12 @@ def _docstring_lines(tree: ast.Module) -> set[int]:
         if isinstance(node, _DOCUMENTED):
             for statement in node.body:
                 if _is_text(statement):
-                    lines.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+                    lines.update(_lines_of(statement))
     return lines
+
+
+def _lines_of(statement: ast.stmt) -> range:
+    return range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
 
 
 def _is_text(statement: ast.stmt) -> bool:
@@ -72,21 +101,24 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a line for each package and, with ``--folders``, one for each of its folders."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print a row for each package and, with ``--folders``, one for each of its folders."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.count_lines", description="Count files, lines of code and imports of packages."
+    )
     parser.add_argument("packages", nargs="*", default=PACKAGES, type=Path, metavar="PACKAGE")
     parser.add_argument("--folders", action="store_true", help="also the folders of each package")
     options = parser.parse_args(arguments)
-    for package in map(Path, options.packages):
-        _show(package)
-        for folder in sorted(package.iterdir()) if options.folders else ():
+    print(f"{'package':<40}{'files':>7}{'lines':>9}{'median':>8}{'imports':>9}")
+    for directory in _directories(map(Path, options.packages), options.folders):
+        print(f"{directory!s:<40}{count(directory).row}")
+
+
+def _directories(packages: Iterable[Path], with_folders: bool) -> Iterator[Path]:
+    for package in packages:
+        yield package
+        for folder in sorted(package.iterdir()) if with_folders else ():
             if folder.is_dir() and any(folder.rglob("*.py")):
-                _show(folder)
-
-
-def _show(directory: Path) -> None:
-    result = count(directory)
-    print(f"{directory!s:<40}{result.files:>7} files{result.lines:>9} lines of code")
+                yield folder
 
 
 if __name__ == "__main__":

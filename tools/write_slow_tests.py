@@ -49,7 +49,7 @@ _ASKS_FOR_A_LAUNCH = (
 # One test of each group, which the parentheses find.
 _NEEDS = {
     "gradients against float64": (
-        r"tests/torch/benchmarks/fuzz/test_sample\.py::test_results_and_gradients_are_within_their_bounds\[(\w+)"
+        r"tests/torch/benchmarks/test_fuzz_results\.py::test_results_and_gradients_are_within_their_bounds\[(\w+)"
     ),
     "a compiled graph": (
         r"tests/torch/functions/cross_entropy/test_compile\.py::test_a_full_graph_gives_equal_results()"

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Work on the cores of a logical NeuronCore: its division, a barrier, and sums over all cores. NKI code may call
-everything here.
+"""Work on the cores of a logical NeuronCore: its division, a barrier, and sums over all cores (:class:`PartialSums`).
 
-Positions go to cores with a stride: core c takes positions c, c + cores, c + 2 * cores, ... The shares of the cores
-therefore differ by at most one position, whatever the number of positions is.
+NKI code may call everything here. Positions go to cores with a stride: core c takes positions c, c + cores, c + 2 *
+cores, ... The shares of the cores therefore differ by at most one position, whatever the number of positions is.
 
 Sums over the parts of a launch are bitwise identical on one core and on two. A part of the work, which one core does,
 leaves a float32 number in each partition. Each core keeps these numbers in the column of the part, and zeros in the
@@ -31,14 +30,14 @@ def positions_of_core(num_positions: int, cores: int, core: int) -> int:
     return div_ceil(num_positions - core, cores)
 
 
-def strided_rows(tensor_hbm: nl.NkiTensor, first: int, rows: int, cores: int) -> nl.NkiTensor:
-    """Return a view of ``rows`` rows of a tensor: ``first``, ``first + cores``, ..."""
-    return tensor_hbm.slice(0, first, first + row_span(rows, cores), cores)
-
-
 def row_span(rows: int, cores: int) -> int:
     """Return the number of rows of the matrix from the first to the last of ``rows`` strided ones, both included."""
     return (rows - 1) * cores + 1
+
+
+def strided_rows(tensor_hbm: nl.NkiTensor, first: int, rows: int, cores: int) -> nl.NkiTensor:
+    """Return a view of ``rows`` rows of a tensor: ``first``, ``first + cores``, ..."""
+    return tensor_hbm.slice(0, first, first + row_span(rows, cores), cores)
 
 
 def synchronise(tensor_hbm: nl.NkiTensor) -> None:
@@ -53,6 +52,22 @@ def levels(parts: int) -> int:
     while parts > 1:
         parts, count = div_ceil(parts, LEAF), count + 1
     return count
+
+
+def _added(numbers_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Sum ``LEAF`` neighbouring columns at a time, or all if there are fewer.
+
+    More than ``LEAF`` sums are padded with zeros to a multiple of ``LEAF``.
+    """
+    rows, columns = numbers_sbuf.shape
+    leaf = min(LEAF, columns)
+    sums = div_ceil(columns, leaf)
+    padded = sums if sums <= LEAF else div_ceil(sums, LEAF) * LEAF
+    sums_sbuf = nl.ndarray((rows, padded), dtype=nl.float32, buffer=nl.sbuf)
+    if padded > sums:
+        nisa.memset(dst=sums_sbuf[:, sums:padded], value=0.0)
+    nisa.tensor_reduce(dst=sums_sbuf[:, 0:sums], op=nl.add, data=numbers_sbuf.reshape((rows, sums, leaf)), axis=2)
+    return sums_sbuf
 
 
 @dataclass(frozen=True)
@@ -112,19 +127,3 @@ class PartialSums:
         nisa.sendrecv(src=self.sums_sbuf, dst=received_sbuf, send_to_rank=peer, recv_from_rank=peer, pipe_id=pipe)
         nisa.tensor_tensor(dst=received_sbuf, data1=received_sbuf, data2=self.sums_sbuf, op=nl.add)
         return received_sbuf
-
-
-def _added(numbers_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Sum ``LEAF`` neighbouring columns at a time, or all if there are fewer.
-
-    More than ``LEAF`` sums are padded with zeros to a multiple of ``LEAF``.
-    """
-    rows, columns = numbers_sbuf.shape
-    leaf = min(LEAF, columns)
-    sums = div_ceil(columns, leaf)
-    padded = sums if sums <= LEAF else div_ceil(sums, LEAF) * LEAF
-    sums_sbuf = nl.ndarray((rows, padded), dtype=nl.float32, buffer=nl.sbuf)
-    if padded > sums:
-        nisa.memset(dst=sums_sbuf[:, sums:padded], value=0.0)
-    nisa.tensor_reduce(dst=sums_sbuf[:, 0:sums], op=nl.add, data=numbers_sbuf.reshape((rows, sums, leaf)), axis=2)
-    return sums_sbuf

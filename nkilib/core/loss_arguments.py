@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arguments that the kernels of losses share: their checks, and upstream gradients on chip. NKI code may call
-everything here.
+"""The arguments that the kernels of losses share: checks of types and reductions, and upstream gradients on chip.
+
+NKI code may call everything here.
 """
 
 from __future__ import annotations
@@ -49,6 +50,14 @@ def require_upstream(function: str, grad_hbm: nl.NkiTensor, shape: tuple[int, ..
     )
 
 
+def in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Load one float32 number into each partition: [128, 1]."""
+    partitions = nl.tile_size.pmax
+    number_sbuf = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=number_sbuf, src=number_hbm.reshape((1, 1)).broadcast(0, partitions))
+    return number_sbuf
+
+
 @dataclass(frozen=True)
 class Upstream:
     """The upstream gradients of a launch.
@@ -81,11 +90,3 @@ class Upstream:
         of_sum = 1.0 if self.factor is None else self.factor
         nisa.tensor_scalar(dst=scale_sbuf, data=scale_sbuf, op0=nl.multiply, operand0=factor * of_sum)
         return scale_sbuf
-
-
-def in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load one float32 number into each partition: [128, 1]."""
-    partitions = nl.tile_size.pmax
-    number_sbuf = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=number_sbuf, src=number_hbm.reshape((1, 1)).broadcast(0, partitions))
-    return number_sbuf

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Launches of a kernel on arrays of JAX, traced or not: directly on a Neuron device, or on the CPU by the simulator,
-through a call of the host from a compiled program.
+"""Launches of a kernel on arrays of JAX, traced or not: on a Neuron device, or by the simulator through a call of the
+host.
 """
 
 from __future__ import annotations
@@ -58,21 +58,6 @@ class Result:
     dtype: np.dtype
 
 
-def host_call(function: Function, results: Sequence[Result], *operands: jax.Array) -> list[jax.Array]:
-    """Call a pure Python function with the values of ``operands``, and return its results.
-
-    Args:
-        function: a function that takes a read-only numpy array for each operand, and returns one array for each result.
-        results: the shapes and types of the results.
-        operands: arrays of JAX, traced or not.
-    """
-    if BUFFER_CALLBACK is None:
-        returned = jax.pure_callback(_OnArrays(function), list(results), *operands)
-    else:
-        returned = BUFFER_CALLBACK(_OnBuffers(function), list(results))(*operands)
-    return [_varying_as(operands, result) for result in returned]
-
-
 @dataclass(frozen=True)
 class _OnArrays:
     """A function in the form that ``jax.pure_callback`` calls."""
@@ -108,6 +93,21 @@ def _varying_as(operands: Sequence[jax.Array], result: jax.Array) -> jax.Array:
     return jnp.where(jnp.stack(differs).any(), result, result)
 
 
+def host_call(function: Function, results: Sequence[Result], *operands: jax.Array) -> list[jax.Array]:
+    """Call a pure Python function with the values of ``operands``, and return its results.
+
+    Args:
+        function: a function that takes a read-only numpy array for each operand, and returns one array for each result.
+        results: the shapes and types of the results.
+        operands: arrays of JAX, traced or not.
+    """
+    if BUFFER_CALLBACK is None:
+        returned = jax.pure_callback(_OnArrays(function), list(results), *operands)
+    else:
+        returned = BUFFER_CALLBACK(_OnBuffers(function), list(results))(*operands)
+    return [_varying_as(operands, result) for result in returned]
+
+
 def simulator_options() -> Options | None:
     """Return the options of the simulator that are set in this thread; None on the real NKI.
 
@@ -135,6 +135,28 @@ class Kernel:
         return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
 
 
+@dataclass(frozen=True)
+class Simulation:
+    """A launch on the simulator as a function of numpy arrays alone. Two that do the same are equal, so JAX can reuse a
+    compiled program.
+
+    Attributes:
+        kernel: the kernel that is launched.
+        names: the names of its array arguments, in the order in which they are passed.
+        constants: the other arguments.
+        options: the options of the simulator.
+    """
+
+    kernel: Kernel
+    names: tuple[str, ...]
+    constants: tuple[tuple[str, Any], ...]
+    options: Options
+
+    def __call__(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        with using(**values_of(self.options)):
+            return self.kernel.launch(**dict(zip(self.names, arrays, strict=True)), **dict(self.constants))
+
+
 def launch(
     kernel: Kernel,
     arrays: Mapping[str, jax.Array | None],
@@ -160,26 +182,22 @@ def launch(
     return dict(zip(results, returned, strict=True))
 
 
-@dataclass(frozen=True)
-class Simulation:
-    """A launch on the simulator as a function of numpy arrays alone. Two that do the same are equal, so JAX can reuse a
-    compiled program.
+def is_known(array: Any) -> bool:
+    """Tell whether an array is a JAX array with values, not one that is being traced."""
+    return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
-    Attributes:
-        kernel: the kernel that is launched.
-        names: the names of its array arguments, in the order in which they are passed.
-        constants: the other arguments.
-        options: the options of the simulator.
-    """
 
-    kernel: Kernel
-    names: tuple[str, ...]
-    constants: tuple[tuple[str, Any], ...]
-    options: Options
-
-    def __call__(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-        with using(**values_of(self.options)):
-            return self.kernel.launch(**dict(zip(self.names, arrays, strict=True)), **dict(self.constants))
+def _check_platform(caller: str, name: str, platform: str) -> None:
+    if SIMULATED and platform != CPU:
+        raise NotImplementedError(
+            f"{caller}: {name} must be on the CPU, where nkilib's simulator runs, got a {platform} device; move it "
+            f"with jax.device_put, or set JAX_PLATFORMS=cpu"
+        )
+    if not SIMULATED and platform != NEURON:
+        raise NotImplementedError(
+            f"{caller}: {name} must be on a {NEURON} device, since nkilib runs on the real NKI here, got a {platform} "
+            f"device; move it with jax.device_put, or set NKILIB_BACKEND=simulator"
+        )
 
 
 def check_platforms(caller: str, arrays: dict[str, Any]) -> None:
@@ -199,22 +217,4 @@ def check_platforms(caller: str, arrays: dict[str, Any]) -> None:
         raise NotImplementedError(
             f"{caller}: nkilib runs on the real NKI here, which needs {NEURON} as JAX's default backend, got "
             f"{jax.default_backend()}; install libneuronxla, or set NKILIB_BACKEND=simulator"
-        )
-
-
-def is_known(array: Any) -> bool:
-    """Tell whether an array is a JAX array with values, not one that is being traced."""
-    return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
-
-
-def _check_platform(caller: str, name: str, platform: str) -> None:
-    if SIMULATED and platform != CPU:
-        raise NotImplementedError(
-            f"{caller}: {name} must be on the CPU, where nkilib's simulator runs, got a {platform} device; move it "
-            f"with jax.device_put, or set JAX_PLATFORMS=cpu"
-        )
-    if not SIMULATED and platform != NEURON:
-        raise NotImplementedError(
-            f"{caller}: {name} must be on a {NEURON} device, since nkilib runs on the real NKI here, got a {platform} "
-            f"device; move it with jax.device_put, or set NKILIB_BACKEND=simulator"
         )

@@ -53,6 +53,31 @@ def required(arrays: Arrays, name: str) -> jax.Array:
     return array
 
 
+def _joined(array: jax.Array | None, is_batched: bool | None, size: int) -> jax.Array | None:
+    """Join an array of rows of all examples to one array; if it is the same for all examples, it is repeated."""
+    if array is None:
+        return None
+    whole = array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
+    return whole.reshape(size * whole.shape[1], *whole.shape[2:])
+
+
+def _chosen(arrays: Arrays, batched: Mapping[str, bool | None]) -> dict[str, Any]:
+    return {name: array for name, array in arrays.items() if batched[name]}
+
+
+def _for_each(
+    mapped: RowsFunction, rows_of_each: Arrays, shared_of_each: Arrays, rows: Arrays, shared: Arrays
+) -> dict[str, jax.Array]:
+    """Return the results of every example, stacked, with one launch per example. ``rows_of_each`` and
+    ``shared_of_each`` are the arrays that differ between the examples.
+    """
+
+    def one(example: tuple[Arrays, Arrays]) -> dict[str, jax.Array]:
+        return mapped({**rows, **example[0]}, {**shared, **example[1]})
+
+    return jax.lax.map(one, (rows_of_each, shared_of_each))
+
+
 def batched_by_rows(function: RowsFunction) -> RowsFunction:
     """Wrap a function so that ``jax.vmap`` calls it once, with the rows of all examples one after the other.
 
@@ -95,42 +120,6 @@ def batched_by_example(function: RowsFunction) -> RowsFunction:
     return mapped
 
 
-def _joined(array: jax.Array | None, is_batched: bool | None, size: int) -> jax.Array | None:
-    """Join an array of rows of all examples to one array; if it is the same for all examples, it is repeated."""
-    if array is None:
-        return None
-    whole = array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
-    return whole.reshape(size * whole.shape[1], *whole.shape[2:])
-
-
-def _chosen(arrays: Arrays, batched: Mapping[str, bool | None]) -> dict[str, Any]:
-    return {name: array for name, array in arrays.items() if batched[name]}
-
-
-def _for_each(
-    mapped: RowsFunction, rows_of_each: Arrays, shared_of_each: Arrays, rows: Arrays, shared: Arrays
-) -> dict[str, jax.Array]:
-    """Return the results of every example, stacked, with one launch per example. ``rows_of_each`` and
-    ``shared_of_each`` are the arrays that differ between the examples.
-    """
-
-    def one(example: tuple[Arrays, Arrays]) -> dict[str, jax.Array]:
-        return mapped({**rows, **example[0]}, {**shared, **example[1]})
-
-    return jax.lax.map(one, (rows_of_each, shared_of_each))
-
-
-def differing_alike(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Make all arrays vary, by their types in ``jax.shard_map``, over every mesh axis that any of them varies over.
-
-    The gradients of a function of all of them then have the same axes, and JAX adds up over the devices the gradients
-    of an array that the devices share, such as an output layer in data-parallel training. Nothing is copied. None stays
-    None.
-    """
-    axes = frozenset[Any]().union(*(_axes_of(array) for array in arrays.values()))
-    return {name: _differing(array, axes) for name, array in arrays.items()}
-
-
 def _axes_of(array: Any) -> frozenset[Any]:
     """Return the mesh axes that an array varies over; none outside of ``jax.shard_map``, or if that checks no axes."""
     if array is None:
@@ -146,6 +135,17 @@ def _differing(array: Any, axes: frozenset[Any]) -> Any:
         return array
     lax: Any = jax.lax
     return lax.pcast(array, missing, to="varying") if hasattr(lax, "pcast") else lax.pvary(array, missing)
+
+
+def differing_alike(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Make all arrays vary, by their types in ``jax.shard_map``, over every mesh axis that any of them varies over.
+
+    The gradients of a function of all of them then have the same axes, and JAX adds up over the devices the gradients
+    of an array that the devices share, such as an output layer in data-parallel training. Nothing is copied. None stays
+    None.
+    """
+    axes = frozenset[Any]().union(*(_axes_of(array) for array in arrays.values()))
+    return {name: _differing(array, axes) for name, array in arrays.items()}
 
 
 def saved_flags(*flags: bool) -> jax.Array:

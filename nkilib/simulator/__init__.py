@@ -21,8 +21,11 @@ them from :mod:`nkilib.nki`. This module contains the functions and classes that
 - ``timing``: the model of time;
 - ``profiling``: profiles and their explanation;
 - ``install``: ``install()``: ``import nki`` gives the simulator;
+- ``__main__``: the command ``python -m nkilib.simulator``, which runs a script with this ``nki``;
 - ``xla_stand_in``: a stand-in for ``torch_xla`` for scripts.
 """
+
+from typing import TYPE_CHECKING, Any
 
 import nkilib._refuse_mixture  # noqa: F401
 
@@ -35,7 +38,6 @@ from .launch.kernel import run_launches_by
 from .launch.ranks import PerRank, RankedKernel, Ranks, per_rank, ranks
 from .launch.simulating import simulate
 from .machine.records import Record, recording
-from .profiling.profile import Profile, profile
 from .replay.entries import LaunchCounts, ReplayCounts, replay_counts
 from .replay.launch import LAUNCHES
 from .terms.dtypes import packed
@@ -60,6 +62,9 @@ from .terms.errors import (
 )
 from .terms.spec import Spec, spec
 from .timing.parameters import AS_ISSUED, ModelParameters
+
+if TYPE_CHECKING:
+    from .profiling.profile import Profile, profile
 
 __all__ = [
     "AS_ISSUED",
@@ -108,3 +113,17 @@ __all__ = [
 ]
 
 run_launches_by(LAUNCHES.run)
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Load the profiles when they are first used: launches do without them."""
+        if name not in ("Profile", "profile"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .profiling import profile as module
+
+        globals().update(Profile=module.Profile, profile=module.profile)
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

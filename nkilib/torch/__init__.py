@@ -9,6 +9,7 @@ Importing this package imports torch, which no other part of nkilib imports, and
 - ``functions``: the public functions and modules;
 - ``losses``: the semantics that losses share;
 - ``dispatch``: operators, their registration and their launch, independent of any loss;
+- ``lazy_logits``: the output layer of any model without logits in memory;
 - ``transformers``, ``trl``, ``torchtitan``, ``verl``: the losses of these trainers, with ``replacement``, which puts
   functions in place of theirs;
 - ``verification``: the check of an installation on its device;

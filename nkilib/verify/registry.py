@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry of all steps, by kind. A public kernel without a case fails a test."""
+"""The registry of all steps of ``python -m nkilib verify``, by kind. A public kernel without a case fails a test."""
 
 from __future__ import annotations
 

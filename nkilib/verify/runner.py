@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Runner of the steps, one after the other, each in processes of its own with a time limit.
+"""The runner of the steps of ``python -m nkilib verify``, each in processes of its own with a time limit, and its
+report.
 
-The report is one JSON file that is complete after every step, from which a run can be resumed.
+A run is at a place (:class:`LaunchPlace`), a device or the simulator. The report (:class:`Report`) is one JSON file
+that is complete after every step, from which a run can be resumed.
 """
 
 from __future__ import annotations
@@ -62,6 +64,15 @@ class Ended:
         return f"ended with exit code {self.code}"
 
 
+def _end_all(process: subprocess.Popen[bytes]) -> None:
+    """End the remaining processes of a session."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_GRACE)
+
+
 def run_limited(command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float) -> Ended:
     """Run a command in a session of its own; everything that it prints is appended to a file.
 
@@ -85,15 +96,6 @@ def run_limited(command: Sequence[str], environment: Mapping[str, str], log: Pat
         finally:
             _end_all(process)
     return Ended(code, time.monotonic() - start)
-
-
-def _end_all(process: subprocess.Popen[bytes]) -> None:
-    """End the remaining processes of a session."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=_GRACE)
 
 
 class CannotRunError(Exception):
@@ -285,30 +287,11 @@ class Settings:
         return {**os.environ, **own}
 
 
-def run_steps(
-    steps: Mapping[str, Sequence[Step]], settings: Settings, report: Report, show: Callable[[str, Entry], None]
-) -> None:
-    """Run the steps that are not in the report yet; each step is put into the report before it starts and after it has
-    ended.
-    """
-    pairs = [(kind, step) for kind, steps_of_kind in steps.items() for step in steps_of_kind]
-    for kind, step in sorted(pairs, key=lambda pair: pair[1].runs_last):
-        if step.name in report.entries:
-            continue
-        report.put(step.name, Entry(kind, step.what, Status.RUNNING))
-        entry = _entry(kind, step, settings)
-        report.put(step.name, entry)
-        show(step.name, entry)
-
-
-def _entry(kind: str, step: Step, settings: Settings) -> Entry:
-    """Run one step."""
-    start = time.monotonic()
-    with TemporaryDirectory(prefix="nkilib-verify-", ignore_cleanup_errors=True) as name:
-        directory = Path(name)
-        verdict = _verdict(step, settings, directory, start + settings.timeout)
-        log = _tail_of(directory / _LOG) if verdict.status.has_ended_badly else ""
-    return Entry(kind, step.what, verdict.status, verdict.text, verdict.details, time.monotonic() - start, log)
+def _stages(step: Step, settings: Settings, directory: Path, until: float) -> Iterator[tuple[Stage, Ended]]:
+    for stage in step.stages_on_device if settings.place.is_device else ON_SIMULATOR:
+        command = [sys.executable, "-m", _WORKER, stage.value, str(directory), step.name]
+        environment = settings.environment(step, stage, directory)
+        yield stage, run_limited(command, environment, directory / _LOG, until - time.monotonic())
 
 
 def _verdict(step: Step, settings: Settings, directory: Path, until: float) -> Verdict:
@@ -323,15 +306,34 @@ def _verdict(step: Step, settings: Settings, directory: Path, until: float) -> V
         return Verdict(Status.CRASHED, f"no verdict: {error}")
 
 
-def _stages(step: Step, settings: Settings, directory: Path, until: float) -> Iterator[tuple[Stage, Ended]]:
-    for stage in step.stages_on_device if settings.place.is_device else ON_SIMULATOR:
-        command = [sys.executable, "-m", _WORKER, stage.value, str(directory), step.name]
-        environment = settings.environment(step, stage, directory)
-        yield stage, run_limited(command, environment, directory / _LOG, until - time.monotonic())
-
-
 def _tail_of(log: Path) -> str:
     """Return the last lines that the processes printed."""
     if not log.is_file():
         return ""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:])
+
+
+def _entry(kind: str, step: Step, settings: Settings) -> Entry:
+    """Run one step."""
+    start = time.monotonic()
+    with TemporaryDirectory(prefix="nkilib-verify-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        verdict = _verdict(step, settings, directory, start + settings.timeout)
+        log = _tail_of(directory / _LOG) if verdict.status.has_ended_badly else ""
+    return Entry(kind, step.what, verdict.status, verdict.text, verdict.details, time.monotonic() - start, log)
+
+
+def run_steps(
+    steps: Mapping[str, Sequence[Step]], settings: Settings, report: Report, show: Callable[[str, Entry], None]
+) -> None:
+    """Run the steps that are not in the report yet; each step is put into the report before it starts and after it has
+    ended.
+    """
+    pairs = [(kind, step) for kind, steps_of_kind in steps.items() for step in steps_of_kind]
+    for kind, step in sorted(pairs, key=lambda pair: pair[1].runs_last):
+        if step.name in report.entries:
+            continue
+        report.put(step.name, Entry(kind, step.what, Status.RUNNING))
+        entry = _entry(kind, step, settings)
+        report.put(step.name, entry)
+        show(step.name, entry)

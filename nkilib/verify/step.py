@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A step of the command: a launch, its outcome, and the judgement of the outcome.
+"""A step of ``python -m nkilib verify``: a launch, its outcome, and the judgement of the outcome.
 
 The outcome is kept in files between the process that launches and the process that judges.
 """
@@ -69,6 +69,12 @@ class Verdict:
     details: dict[str, Any] = field(default_factory=dict)
 
 
+def _bits(array: Array) -> Array:
+    """Return the array, or its bits if numpy's files have no such type."""
+    array = np.ascontiguousarray(array)
+    return array.view(_BITS[array.dtype.name][1]) if array.dtype.name in _BITS else array
+
+
 @dataclass(frozen=True)
 class Observation:
     """The outcome of a launch.
@@ -122,12 +128,6 @@ def typed(array: Array, like: Array) -> Array:
     if array.dtype.name.startswith("void") and array.dtype.itemsize == like.dtype.itemsize:
         return array.view(like.dtype)
     return array
-
-
-def _bits(array: Array) -> Array:
-    """Return the array, or its bits if numpy's files have no such type."""
-    array = np.ascontiguousarray(array)
-    return array.view(_BITS[array.dtype.name][1]) if array.dtype.name in _BITS else array
 
 
 class Stage(str, Enum):
@@ -199,6 +199,11 @@ def on_cores(kernel: Any, cores: int) -> Any:
     return kernel if setting is not None and setting.cores == cores else kernel[cores]
 
 
+def argument_name(name: str) -> str:
+    """Return the name, in an observation, of the array that was passed as ``name``."""
+    return f"argument {name}"
+
+
 def observed(kernel: Any, arguments: Mapping[str, Any], cores: int, names: Sequence[str]) -> Observation:
     """Launch a kernel on copies of its arrays, on a device and on the simulator alike.
 
@@ -223,8 +228,3 @@ def observed(kernel: Any, arguments: Mapping[str, Any], cores: int, names: Seque
         return Observation(error=f"{type(error).__name__}: {error}")
     left = {argument_name(name): value for name, value in copies.items() if isinstance(value, np.ndarray)}
     return Observation({**arrays, **left})
-
-
-def argument_name(name: str) -> str:
-    """Return the name, in an observation, of the array that was passed as ``name``."""
-    return f"argument {name}"

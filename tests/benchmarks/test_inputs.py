@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What measurements share: inputs, and timing by turns."""
+"""Tests of the inputs that measurements share, and of timing by turns."""
 
 from __future__ import annotations
 

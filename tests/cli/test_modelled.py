@@ -12,7 +12,7 @@ import pytest
 from nkilib.cli.main import main
 from nkilib.cli.modelled.registry import FAMILIES
 from nkilib.experimental import loss, softmax
-from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
+from nkilib.experimental.loss import distillation_backward, distillation_forward
 from nkilib.experimental.public_kernels import public_kernels
 from nkilib.simulator import profile, spec
 

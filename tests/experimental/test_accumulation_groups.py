@@ -33,12 +33,12 @@ from nkilib.experimental.loss import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
+    linear_distillation_backward,
     linear_token_scores_backward,
     linear_token_scores_forward,
 )
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
-from nkilib.experimental.loss.linear_distillation import linear_distillation_backward
 from nkilib.nki import nisa, nki, nl
 
 PACKAGE = Path(nkilib.__file__).parent

@@ -162,12 +162,12 @@ def test_a_row_beyond_an_int32_index_is_refused(kernel: Kernel) -> None:
 OPTIMIZED = """
 import json, sys
 from tests.experimental import test_shared_refusals as shared
-from tests.experimental.loss.cross_entropy import test_extended_validation, test_validation
+from tests.experimental.loss.cross_entropy import test_validation
 from tests.experimental.loss.linear_cross_entropy import test_validation as linear
 from tests.experimental.refusals import LINEAR_KERNELS, cases, outcome
 assert False, "this process keeps its asserts"
-modules = [shared, test_validation, test_extended_validation]
-every = [case for module in modules for case in cases(module.REFUSALS)] + cases(linear.REFUSALS, LINEAR_KERNELS)
+refusals = [*shared.REFUSALS, *test_validation.REFUSALS, *test_validation.EXTENDED_REFUSALS]
+every = cases(refusals) + cases(linear.REFUSALS, LINEAR_KERNELS)
 print(json.dumps([outcome(*case) for case in every]))
 """
 
@@ -175,10 +175,9 @@ print(json.dumps([outcome(*case) for case in every]))
 def test_everything_is_refused_by_optimized_python_too() -> None:
     """`reduction="Mean"` once returned the sum there."""
     from .loss.cross_entropy import test_validation
-    from .loss.cross_entropy import test_validation as test_extended_validation
     from .loss.linear_cross_entropy import test_validation as linear
 
-    every = cases([*REFUSALS, *test_validation.REFUSALS, *test_extended_validation.REFUSALS])
+    every = cases([*REFUSALS, *test_validation.REFUSALS, *test_validation.EXTENDED_REFUSALS])
     every += cases(linear.REFUSALS, LINEAR_KERNELS)
     expected = [refusal.expected(kernel) for refusal, kernel in every]
     assert any("got Mean" in message for message in expected)

@@ -12,7 +12,7 @@ import pytest
 
 from tools import any_share, check_prose, compare_facts
 from tools.compare_facts import differences, facts
-from tools.count_lines import Count, code_lines, count
+from tools.count_lines import Count, code_lines, count, import_lines
 from tools.write_licences import HEADER, files, has_header, with_header
 
 
@@ -138,6 +138,7 @@ two lines"""
 def test_only_lines_with_code_count() -> None:
     """An import, a constant, a head of three lines, a text of two lines that is a value, and what is returned."""
     assert code_lines(SOURCE) == 8
+    assert import_lines(SOURCE) == 1
 
 
 def test_an_empty_module_has_no_lines() -> None:
@@ -151,7 +152,8 @@ def test_folders_count_with_what_is_below(tmp_path: Path) -> None:
     (tmp_path / "page.py").write_text(SOURCE, encoding="utf-8")
     (tmp_path / "inner" / "page.py").write_text(SOURCE, encoding="utf-8")
     (tmp_path / "notes.md").write_text(SOURCE, encoding="utf-8")
-    assert count(tmp_path) == Count(2, 16)
+    assert count(tmp_path) == Count(2, 16, 2, 8)
+    assert count(tmp_path).row.split() == ["2", "16", "8", "12.5%"]
 
 
 # `tools.compare_facts`: which facts of a page it sees, and which differences it lists.

@@ -38,7 +38,7 @@ SENSITIVE = (
     f"{_LOSSES}::test_samples_of_pytorch[dtype0-margin_ranking_loss]",
     f"{_ELEMENTWISE}::test_sizes_shapes_and_layouts[sum-binary_cross_entropy_with_logits weight]",
     "tests/experimental/loss/linear_cross_entropy/test_accuracy.py::test_float32_with_steep_logits",
-    "tests/simulator/engines/tensor/test_sums.py::test_each_product_is_summed_by_itself",
+    "tests/simulator/engines/tensor/test_accumulation.py::test_each_product_is_summed_by_itself",
     "tests/core/test_host.py::test_a_sample_of_all_numbers[exp]",
     "tests/core/test_host.py::test_a_sample_of_all_numbers[log]",
 )

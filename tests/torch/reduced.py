@@ -12,7 +12,7 @@ import torch
 from tests.torch.opinfo import Budget, Difference, Sample
 
 # A term of a sum passes through at most 128 additions: 23 of a run of 2,048, which numpy adds pairwise, 8 of the runs
-# of a tile, 32 of tiles and 64 of partitions (core/partial_sums.py). 12 more are for the roundings of the term.
+# of a tile, 32 of tiles and 64 of partitions (core/cores.py). 12 more are for the roundings of the term.
 SUMS: Final = Budget(of_float32=64.0, of_sum=140.0)
 # Losses of rows that PyTorch's own sum reduces, in whatever order: one addition less than there are terms, of which its
 # samples have at most 200, and the same 12.

@@ -43,6 +43,6 @@ def stand_in_for(
 ) -> StandIn:
     """Put a function (kernel, cores, keywords) in the place of the kernel of an operator."""
     operator = OPERATORS[name]
-    stand_in = StandIn(lambda cores, keywords: function(operator.kernel, cores, keywords))
-    monkeypatch.setitem(OPERATORS, name, replace(operator, kernel=stand_in))
+    stand_in = StandIn(lambda cores, keywords: function(operator.kernel(), cores, keywords))
+    monkeypatch.setitem(OPERATORS, name, replace(operator, kernel=lambda: stand_in))
     return stand_in

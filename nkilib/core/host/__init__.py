@@ -8,5 +8,6 @@
 - ``loss``: the registry entry of a loss, stated as data, and the launches that follow from it;
 - ``error_bounds``: float64 references, and the accepted errors of float32 arithmetic;
 - ``launchable``: a kernel that is launched on its own, and its plain function;
+- ``lazy_names``: the names of a package that load their modules when they are first used;
 - ``requirement``: the release of a framework that a package needs.
 """

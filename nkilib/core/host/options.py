@@ -57,6 +57,21 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _element(value: Any) -> Any:
+    """Return the element of a tensor or an array without dimensions; a tensor that requires grad, and any other value,
+    as it is.
+    """
+    if getattr(value, "ndim", None) != 0 or getattr(value, "requires_grad", False):
+        return value
+    return value.item()
+
+
+def _refused(caller: object, name: str, kind: str, value: Any) -> TypeError:
+    needs_item = getattr(value, "ndim", 0) > 0 or getattr(value, "requires_grad", False)
+    remedy = f"; pass {name}.item()" if needs_item else ""
+    return TypeError(f"{caller}: argument {name!r} must be {kind}, not {type(value).__name__}{remedy}")
+
+
 def as_float(caller: object, name: str, value: Any) -> float:
     """Return a real number as a float of Python. It may be one of Python or numpy, or a tensor or an array without
     dimensions, whose value is read; under torch.compile it may be symbolic.
@@ -106,21 +121,6 @@ def check_flags(caller: object, **flags: Any) -> None:
             raise _refused(caller, name, "bool", flag)
 
 
-def _element(value: Any) -> Any:
-    """Return the element of a tensor or an array without dimensions; a tensor that requires grad, and any other value,
-    as it is.
-    """
-    if getattr(value, "ndim", None) != 0 or getattr(value, "requires_grad", False):
-        return value
-    return value.item()
-
-
-def _refused(caller: object, name: str, kind: str, value: Any) -> TypeError:
-    needs_item = getattr(value, "ndim", 0) > 0 or getattr(value, "requires_grad", False)
-    remedy = f"; pass {name}.item()" if needs_item else ""
-    return TypeError(f"{caller}: argument {name!r} must be {kind}, not {type(value).__name__}{remedy}")
-
-
 @dataclass(frozen=True)
 class Option:
     """A keyword of an operator.
@@ -166,25 +166,6 @@ class Option:
 _described: Final[dict[type[Dataclass], Mapping[str, Option]]] = {}
 
 
-def options_of(group: type[Dataclass]) -> tuple[Option, ...]:
-    """Return the fields of a dataclass as options, in order.
-
-    Raises:
-        TypeError: a field that an operator cannot take.
-    """
-    return tuple(_options(group).values())
-
-
-def _options(group: type[Dataclass]) -> Mapping[str, Option]:
-    """Return the fields of a dataclass as options by name, in order.
-
-    The result is cached, because a graph of torch.compile cannot look at types.
-    """
-    if group not in _described:
-        _described[group] = _described_options(group)
-    return _described[group]
-
-
 def _described_options(group: type[Dataclass]) -> dict[str, Option]:
     hints, options = get_type_hints(group), {}
     for field in fields(group):
@@ -198,6 +179,25 @@ def _described_options(group: type[Dataclass]) -> dict[str, Option]:
             )
         options[field.name] = Option(field.name, kinds[0], len(members) > 1, field.default)
     return options
+
+
+def _options(group: type[Dataclass]) -> Mapping[str, Option]:
+    """Return the fields of a dataclass as options by name, in order.
+
+    The result is cached, because a graph of torch.compile cannot look at types.
+    """
+    if group not in _described:
+        _described[group] = _described_options(group)
+    return _described[group]
+
+
+def options_of(group: type[Dataclass]) -> tuple[Option, ...]:
+    """Return the fields of a dataclass as options, in order.
+
+    Raises:
+        TypeError: a field that an operator cannot take.
+    """
+    return tuple(_options(group).values())
 
 
 def values_of(*groups: Dataclass) -> dict[str, Any]:
@@ -237,6 +237,22 @@ def shows(shared: type, defaults: type[Dataclass]) -> Callable[[Function], Funct
     return decorate
 
 
+def refuse_unknown(function: Callable[..., Any], keywords: Mapping[str, Any], known: Collection[str] = ()) -> None:
+    """Check that every keyword of a call is known. Python checks this itself where keywords are not shared.
+
+    Raises:
+        TypeError: an unknown keyword; the message names the function, the keyword, the known ones and the nearest one.
+    """
+    for name in keywords:
+        if name not in known:
+            parameters = list(inspect.signature(function).parameters)
+            nearest = get_close_matches(name, parameters, n=1)
+            guess = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+            raise TypeError(
+                f"{function.__name__}: there is no argument {name!r}{guess}; the arguments are {', '.join(parameters)}"
+            )
+
+
 def numbers(caller: object, function: Callable[..., Any], group: type[Group], keywords: Mapping[str, Any]) -> Group:
     """Make the options of a public function from its keywords, which may be numbers of any kind that
     :func:`as_float` takes.
@@ -270,22 +286,6 @@ def hides_unknown(function: Function) -> Function:
     shown = [item for item in signature.parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
     function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     return function
-
-
-def refuse_unknown(function: Callable[..., Any], keywords: Mapping[str, Any], known: Collection[str] = ()) -> None:
-    """Check that every keyword of a call is known. Python checks this itself where keywords are not shared.
-
-    Raises:
-        TypeError: an unknown keyword; the message names the function, the keyword, the known ones and the nearest one.
-    """
-    for name in keywords:
-        if name not in known:
-            parameters = list(inspect.signature(function).parameters)
-            nearest = get_close_matches(name, parameters, n=1)
-            guess = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-            raise TypeError(
-                f"{function.__name__}: there is no argument {name!r}{guess}; the arguments are {', '.join(parameters)}"
-            )
 
 
 def check_reduction(caller: object, reduction: Any) -> None:

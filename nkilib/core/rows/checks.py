@@ -136,6 +136,16 @@ def require_chunk_size(
     require(chunk_size <= fitting, f"{function}: a chunk of {chunk_size} elements of {dtype} {takes}; {fits}")
 
 
+def _bound(number: float) -> str:
+    return "2^-126" if number == LEAST_NORMAL else f"{number}".removesuffix(".0")
+
+
+def _range(least: float, most: float) -> str:
+    if least == -LARGEST:
+        return "" if most == LARGEST else f" of at most {_bound(most)}"
+    return f" of at least {_bound(least)}" if most == LARGEST else f" from {_bound(least)} to {_bound(most)}"
+
+
 def require_option(function: str, name: str, value: float, least: float = -LARGEST, most: float = LARGEST) -> float:
     """Check that an option is a finite number from ``least`` to ``most``, and round it to float32, the type of the
     engines.
@@ -149,13 +159,3 @@ def require_option(function: str, name: str, value: float, least: float = -LARGE
     )
     rounded: float = unpack("f", pack("f", value))[0]
     return rounded
-
-
-def _range(least: float, most: float) -> str:
-    if least == -LARGEST:
-        return "" if most == LARGEST else f" of at most {_bound(most)}"
-    return f" of at least {_bound(least)}" if most == LARGEST else f" from {_bound(least)} to {_bound(most)}"
-
-
-def _bound(number: float) -> str:
-    return "2^-126" if number == LEAST_NORMAL else f"{number}".removesuffix(".0")

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sums over a row besides the sum of exponentials, gathered chunk by chunk like the statistics.
+"""Sums over a row besides the sum of exponentials, from which entropies and other scores of the row are computed.
+
+They are gathered chunk by chunk, like the statistics: :class:`FirstMoment`, :class:`EntropyMoment` and, under shifts in
+place of maxima, :class:`ShiftedEntropy`, :class:`SquareMoment` and :class:`MeanMoment`. :class:`Moments` are those that
+the options of a launch need.
 
 With elements z_j of a row and factors f_j, a chunk k of maximum m_k gives
 
@@ -20,16 +24,9 @@ Where z = scale * x, exponentials are those of z, but G and E are sums of differ
 results that are derived from them.
 
 An element of -inf has exp = 0 and adds nothing to E, but 0 * inf is NaN. So elements far below the maximum are first
-raised to a value at which exp is still 0 in float32. float16 has no such number where the maximum is near its lowest
-number, or the scale is small: there only -inf is raised, and after its exponential is taken.
-
-Two further scores take sums of squared exponentials, and of the elements:
-
-    Q_k = sum of exp(2 (z_j - m_k))        Q = sum of exp(2 (m_k - m)) * Q_k
-    log sum p_j^2 = log Q - 2 log d
-
-where p_j = exp(z_j - m) / d. Q and d are at least 1, so neither log loses precision. The mean of the elements needs no
-maximum: their sum is as exact as they are. Where elements may be masked by -inf, the unmasked elements are counted too.
+raised to a value at which exp is still 0 in float32 (:func:`raise_negligible`). float16 has no such number where the
+maximum is near its lowest number, or the scale is small: there only -inf is raised, and after its exponential is taken
+(:func:`raise_infinite`).
 """
 
 from __future__ import annotations
@@ -357,7 +354,16 @@ class ShiftedEntropy:
 
 @dataclass(frozen=True)
 class SquareMoment:
-    """Q of the module, for a group of batches: of chunks, [rows, batches, columns], and of rows, [rows, batches]."""
+    """The sum of squared exponentials, for log sum p_j^2; of a group of batches.
+
+    With the chunks of the module,
+
+        Q_k = sum of exp(2 (z_j - m_k))        Q = sum of exp(2 (m_k - m)) * Q_k
+        log sum p_j^2 = log Q - 2 log d
+
+    where p_j = exp(z_j - m) / d. Q and d are at least 1, so neither log loses precision. Tiles have Q_k of chunks,
+    [rows, batches, columns], and Q of rows, [rows, batches].
+    """
 
     squares_sbuf: nl.NkiTensor
     row_squares_sbuf: nl.NkiTensor
@@ -406,6 +412,9 @@ class SquareMoment:
 @dataclass(frozen=True)
 class MeanMoment:
     """The sum and the number of the elements x of a group of batches.
+
+    The mean of the elements needs no maximum: their sum is as exact as they are. Where elements may be masked by -inf,
+    the unmasked elements are counted too.
 
     Attributes:
         columns: the layout of the tiles of chunks.
@@ -504,7 +513,7 @@ class Moments:
         entropy: E of the module.
         distances_sbuf: m_k - m, finite, [rows, batches, columns].
         terms_sbuf: scratch of the same shape.
-        squares: Q of the module.
+        squares: the sums of squared exponentials.
         mean: the sum of the elements.
     """
 

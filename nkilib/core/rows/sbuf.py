@@ -3,7 +3,9 @@
 
 """Tiles on chip: the division of a partition of SBUF, ring buffers, scratch, and pieces of a chunk in PSUM.
 
-A plan divides a partition into chunk buffers of the size asked for, scratch beside them, and small tiles.
+A plan (:class:`SbufPlan`) divides a partition into chunk buffers of the size asked for, scratch beside them, and small
+tiles. Ring buffers have tiles of a chunk's size (:class:`TileRing`), of any shape (:class:`Ring`) or in PSUM
+(:class:`PsumRing`).
 """
 
 from __future__ import annotations
@@ -30,34 +32,15 @@ def dtype_bytes(dtype: nl.DType) -> int:
 
 
 @dataclass(frozen=True)
-class SbufPlan:
-    """The needs of a kernel in a partition of SBUF, for any chunk size.
+class TileRing:
+    """Tiles of a chunk's size, a ring buffer over the chunks. The ring is empty where a kernel needs no tiles."""
 
-    Attributes:
-        small_bytes: the bytes set aside for small tiles, with room for alignment.
-        num_scratch: the number of float32 tiles of a chunk's size that a chunk needs besides its buffer.
-    """
+    tiles_sbuf: list[nl.NkiTensor]
 
-    small_bytes: int
-    num_scratch: int = 0
-
-    @property
-    def bytes_that_fit(self) -> int:
-        """The bytes of a partition that chunk buffers and scratch may take."""
-        return usable_sbuf_bytes() - self.small_bytes
-
-    def largest_chunk(self, dtype: nl.DType) -> int:
-        """Return the columns of the largest chunk whose buffer and scratch fit together."""
-        return self.bytes_that_fit // (dtype_bytes(dtype) + self.num_scratch * FLOAT32_BYTES)
-
-    def divided(self, rows: int, chunk_size: int, dtype: nl.DType, loads: int) -> DividedSbuf:
-        """Return the plan for chunks [rows, chunk_size] of ``dtype``, if the core loads ``loads`` of them."""
-        scratch_bytes = self.num_scratch * chunk_size * FLOAT32_BYTES
-        chunk_bytes = chunk_size * dtype_bytes(dtype)
-        # Two of each scratch tile, where they leave room for two chunk buffers.
-        turns = 2 if loads > 1 and 2 * (scratch_bytes + chunk_bytes) <= self.bytes_that_fit else 1
-        fitting = (self.bytes_that_fit - turns * scratch_bytes) // chunk_bytes
-        return DividedSbuf(rows, chunk_size, dtype, turns, max(1, min(MAX_CHUNK_BUFFERS, fitting, loads)))
+    def tile(self, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the tile for chunk number ``load`` of the core, in the shape of another tile of that chunk."""
+        rows, columns = like_sbuf.shape
+        return self.tiles_sbuf[load % len(self.tiles_sbuf)][0:rows, 0:columns]
 
 
 @dataclass(frozen=True)
@@ -96,15 +79,34 @@ class DividedSbuf:
 
 
 @dataclass(frozen=True)
-class TileRing:
-    """Tiles of a chunk's size, a ring buffer over the chunks. The ring is empty where a kernel needs no tiles."""
+class SbufPlan:
+    """The needs of a kernel in a partition of SBUF, for any chunk size.
 
-    tiles_sbuf: list[nl.NkiTensor]
+    Attributes:
+        small_bytes: the bytes set aside for small tiles, with room for alignment.
+        num_scratch: the number of float32 tiles of a chunk's size that a chunk needs besides its buffer.
+    """
 
-    def tile(self, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the tile for chunk number ``load`` of the core, in the shape of another tile of that chunk."""
-        rows, columns = like_sbuf.shape
-        return self.tiles_sbuf[load % len(self.tiles_sbuf)][0:rows, 0:columns]
+    small_bytes: int
+    num_scratch: int = 0
+
+    @property
+    def bytes_that_fit(self) -> int:
+        """The bytes of a partition that chunk buffers and scratch may take."""
+        return usable_sbuf_bytes() - self.small_bytes
+
+    def largest_chunk(self, dtype: nl.DType) -> int:
+        """Return the columns of the largest chunk whose buffer and scratch fit together."""
+        return self.bytes_that_fit // (dtype_bytes(dtype) + self.num_scratch * FLOAT32_BYTES)
+
+    def divided(self, rows: int, chunk_size: int, dtype: nl.DType, loads: int) -> DividedSbuf:
+        """Return the plan for chunks [rows, chunk_size] of ``dtype``, if the core loads ``loads`` of them."""
+        scratch_bytes = self.num_scratch * chunk_size * FLOAT32_BYTES
+        chunk_bytes = chunk_size * dtype_bytes(dtype)
+        # Two of each scratch tile, where they leave room for two chunk buffers.
+        turns = 2 if loads > 1 and 2 * (scratch_bytes + chunk_bytes) <= self.bytes_that_fit else 1
+        fitting = (self.bytes_that_fit - turns * scratch_bytes) // chunk_bytes
+        return DividedSbuf(rows, chunk_size, dtype, turns, max(1, min(MAX_CHUNK_BUFFERS, fitting, loads)))
 
 
 def ring_of(count: int, columns: int, dtype: nl.DType) -> list[nl.NkiTensor]:

@@ -9,6 +9,9 @@ They are the functions of :mod:`nkilib.experimental.loss.extended_inline`, to be
     grad = extended_cross_entropy_backward[2](logits, targets, lse, grad_loss, ...)
 """
 
-from nkilib.experimental.loss.cross_entropy import extended_cross_entropy_backward, extended_cross_entropy_forward
+from nkilib.experimental.loss.cross_entropy.registry_entry import (
+    extended_cross_entropy_backward,
+    extended_cross_entropy_forward,
+)
 
 __all__ = ["extended_cross_entropy_backward", "extended_cross_entropy_forward"]

@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import Final
 
 from nkilib.core.host.loss import Loss
-from nkilib.experimental.loss import cross_entropy, ctc, linear_cross_entropy, multi_margin, multilabel_margin, nll
+from nkilib.experimental.loss.cross_entropy.registry_entry import CROSS_ENTROPY
+from nkilib.experimental.loss.ctc.registry_entry import CTC
 from nkilib.experimental.loss.elementwise import (
     bce,
     bce_with_logits,
@@ -25,6 +26,10 @@ from nkilib.experimental.loss.elementwise import (
     poisson_nll,
     smooth_l1,
 )
+from nkilib.experimental.loss.linear_cross_entropy.registry_entry import LINEAR_CROSS_ENTROPY
+from nkilib.experimental.loss.multi_margin.registry_entry import MULTI_MARGIN
+from nkilib.experimental.loss.multilabel_margin.registry_entry import MULTILABEL_MARGIN
+from nkilib.experimental.loss.nll.registry_entry import NLL
 from nkilib.experimental.loss.rowwise import cosine_embedding, multilabel_soft_margin, triplet_margin_entry
 
 LOSSES: Final[tuple[Loss, ...]] = (
@@ -42,10 +47,10 @@ LOSSES: Final[tuple[Loss, ...]] = (
     triplet_margin_entry.TRIPLET_MARGIN,
     cosine_embedding.COSINE_EMBEDDING,
     multilabel_soft_margin.MULTILABEL_SOFT_MARGIN,
-    nll.NLL,
-    multi_margin.MULTI_MARGIN,
-    ctc.CTC,
-    multilabel_margin.MULTILABEL_MARGIN,
-    cross_entropy.CROSS_ENTROPY,
-    linear_cross_entropy.LINEAR_CROSS_ENTROPY,
+    NLL,
+    MULTI_MARGIN,
+    CTC,
+    MULTILABEL_MARGIN,
+    CROSS_ENTROPY,
+    LINEAR_CROSS_ENTROPY,
 )

@@ -12,25 +12,23 @@ Modules: ``kernels``: signatures and checks; ``inline``: the functions for NKI c
 and types.
 Rows, for the last axis: ``rows`` and ``rows_backward``: the loops; ``row_plan``: pieces, partitions and batches;
 ``row_schedule``: the order of steps; ``row_statistics``: maxima and sums. ``columns``: the loops for other axes.
-Host code: ``tiling`` and ``tiling_choice``: the tiling and its choice; ``guarantees``: guarantees, work, references and
-bounds; ``profiling``: launches to profile.
+Host code: ``tiling`` and ``tiling_choice``: the tiling and its choice; ``guarantees``: the kernels to
+launch, with guarantees, work, references and bounds; ``profiling``: launches to profile.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING, Final
 
-from nkilib.core.host.launchable import launchable
-from nkilib.experimental.softmax import kernels
-from nkilib.experimental.softmax.guarantees import (
-    LOG_SOFTMAX_BACKWARD,
-    LOG_SOFTMAX_FORWARD,
-    SOFTMAX_BACKWARD,
-    SOFTMAX_FORWARD,
-    log_softmax_backward_work,
-    softmax_backward_work,
-    softmax_forward_work,
-)
-from nkilib.experimental.softmax.tiling import SoftmaxTiling
-from nkilib.experimental.softmax.tiling_choice import choose_softmax_tiling
+from nkilib.core.host.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from nkilib.experimental.softmax.guarantees import (
+        log_softmax_backward,
+        log_softmax_forward,
+        softmax_backward,
+        softmax_forward,
+    )
+    from nkilib.experimental.softmax.tiling import SoftmaxTiling
+    from nkilib.experimental.softmax.tiling_choice import choose_softmax_tiling
 
 __all__ = [
     "SoftmaxTiling",
@@ -41,7 +39,12 @@ __all__ = [
     "softmax_forward",
 ]
 
-softmax_forward = launchable(kernels.softmax_forward, SOFTMAX_FORWARD, softmax_forward_work)
-log_softmax_forward = launchable(kernels.log_softmax_forward, LOG_SOFTMAX_FORWARD, softmax_forward_work)
-softmax_backward = launchable(kernels.softmax_backward, SOFTMAX_BACKWARD, softmax_backward_work)
-log_softmax_backward = launchable(kernels.log_softmax_backward, LOG_SOFTMAX_BACKWARD, log_softmax_backward_work)
+_MODULES: Final = {
+    "SoftmaxTiling": "tiling",
+    "choose_softmax_tiling": "tiling_choice",
+    "log_softmax": "guarantees",
+    "softmax": "guarantees",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, __all__, _MODULES)

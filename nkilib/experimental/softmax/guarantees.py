@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The guarantees of the kernels, their work, float64 references and error bounds; tests check each of them.
+"""The softmax kernels to launch, with guarantees, work, float64 references and bounds; tests check each of them.
 
-For host code; needs numpy only.
+For host code.
 
 Bounds: u = 2^-23, so that one rounding to float32 changes a value v by at most u / 2 * |v|; m is the maximum of a row x
 of C elements, d the sum of exp(x - m), p = exp(x - m) / d. y is the result of the forward, dy its gradient, and dx the
@@ -37,6 +37,8 @@ import numpy.typing as npt
 from nkilib.base.guarantee import Guarantee
 from nkilib.base.statements import Work
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT, rounding
+from nkilib.core.host.launchable import launchable
+from nkilib.experimental.softmax import kernels
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -72,11 +74,27 @@ LOG_SOFTMAX_BACKWARD = replace(
 )
 
 
+def _work(like_hbm: Any, streamed: list[Any], has_exponentials: bool) -> Work:
+    # Only a profile asks for the work: on hardware the kernels run without the simulator.
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    elements = prod(like_hbm.shape)
+    return Work(
+        hbm_bytes=elements * sum(as_dtype(dtype).itemsize for dtype in streamed),
+        exponentials=elements if has_exponentials else 0,
+        dtype=as_dtype(streamed[0]),
+    )
+
+
 def softmax_forward_work(x_hbm: Any, dtype: Any, **_: Any) -> Work:
     """Return the work of ``softmax_forward`` and of ``log_softmax_forward``, whose parameters it takes, whatever the
     tiling: each tensor crosses HBM once, and each element takes one exponential.
     """
     return _work(x_hbm, [x_hbm.dtype, x_hbm.dtype if dtype is None else dtype], has_exponentials=True)
+
+
+def _of_backward(grad_hbm: Any, output_hbm: Any, dtype: Any) -> list[Any]:
+    return [grad_hbm.dtype, output_hbm.dtype, grad_hbm.dtype if dtype is None else dtype]
 
 
 def softmax_backward_work(grad_hbm: Any, output_hbm: Any, dtype: Any, **_: Any) -> Work:
@@ -89,20 +107,10 @@ def log_softmax_backward_work(grad_hbm: Any, output_hbm: Any, dtype: Any, **_: A
     return _work(grad_hbm, _of_backward(grad_hbm, output_hbm, dtype), has_exponentials=True)
 
 
-def _of_backward(grad_hbm: Any, output_hbm: Any, dtype: Any) -> list[Any]:
-    return [grad_hbm.dtype, output_hbm.dtype, grad_hbm.dtype if dtype is None else dtype]
-
-
-def _work(like_hbm: Any, streamed: list[Any], has_exponentials: bool) -> Work:
-    # Only a profile asks for the work: on hardware the kernels run without the simulator.
-    from nkilib.simulator.terms.dtypes import as_dtype
-
-    elements = prod(like_hbm.shape)
-    return Work(
-        hbm_bytes=elements * sum(as_dtype(dtype).itemsize for dtype in streamed),
-        exponentials=elements if has_exponentials else 0,
-        dtype=as_dtype(streamed[0]),
-    )
+def _shifted(x: npt.NDArray[Any], axis: int) -> Float64Array:
+    exact = x.astype(np.float64)
+    shifted: Float64Array = exact - exact.max(axis, keepdims=True)
+    return shifted
 
 
 def softmax_reference(x: npt.NDArray[Any], axis: int = -1) -> Float64Array:
@@ -139,10 +147,15 @@ def log_softmax_backward_reference(grad: npt.NDArray[Any], output: npt.NDArray[A
     return result
 
 
-def _shifted(x: npt.NDArray[Any], axis: int) -> Float64Array:
+def _below_maximum(x: npt.NDArray[Any], axis: int) -> Float64Array:
     exact = x.astype(np.float64)
-    shifted: Float64Array = exact - exact.max(axis, keepdims=True)
-    return shifted
+    with np.errstate(all="ignore"):
+        distances: Float64Array = exact.max(axis, keepdims=True) - exact
+    return distances
+
+
+def _stored(exact: Float64Array, dtype: Any) -> Float64Array:
+    return rounding(exact, dtype) + SMALLEST_NORMAL
 
 
 def softmax_bound(x: npt.NDArray[Any], axis: int, dtype: Any) -> Float64Array:
@@ -180,12 +193,7 @@ def log_softmax_backward_bound(grad: npt.NDArray[Any], output: npt.NDArray[Any],
         return UNIT * terms + _stored(exact, dtype)
 
 
-def _below_maximum(x: npt.NDArray[Any], axis: int) -> Float64Array:
-    exact = x.astype(np.float64)
-    with np.errstate(all="ignore"):
-        distances: Float64Array = exact.max(axis, keepdims=True) - exact
-    return distances
-
-
-def _stored(exact: Float64Array, dtype: Any) -> Float64Array:
-    return rounding(exact, dtype) + SMALLEST_NORMAL
+softmax_forward = launchable(kernels.softmax_forward, SOFTMAX_FORWARD, softmax_forward_work)
+log_softmax_forward = launchable(kernels.log_softmax_forward, LOG_SOFTMAX_FORWARD, softmax_forward_work)
+softmax_backward = launchable(kernels.softmax_backward, SOFTMAX_BACKWARD, softmax_backward_work)
+log_softmax_backward = launchable(kernels.log_softmax_backward, LOG_SOFTMAX_BACKWARD, log_softmax_backward_work)

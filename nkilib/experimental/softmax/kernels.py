@@ -105,6 +105,28 @@ def validate_inplace(function: str, inplace: bool, grad_hbm: nl.NkiTensor, dtype
     )
 
 
+def _forward(
+    function: str, kind: Kind, x_hbm: nl.NkiTensor, axis: int, dtype: nl.DType | None, chunk_size: int | None
+) -> nl.NkiTensor:
+    axis = validated_axis(function, "x_hbm", x_hbm, axis)
+    require_softmax_type(function, "x_hbm.dtype", x_hbm.dtype)
+    dtype = x_hbm.dtype if dtype is None else dtype
+    require_softmax_type(function, "dtype", dtype)
+    require_chunk_size(function, chunk_size)
+    if prod(x_hbm.shape) == 0:  # NKI has no tensors without elements
+        return x_hbm
+    y_hbm = nl.ndarray(x_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="y_hbm")
+    tiling = SoftmaxTiling(chunk_size)
+    parts = around_axis((x_hbm, y_hbm), axis)
+    if parts[0].tensors[0].shape[2] == 1:
+        forward_of_matrices(parts, kind, tiling)
+        return y_hbm
+    for part in parts:
+        x_part_hbm, y_part_hbm = part.tensors
+        forward_of_columns(x_part_hbm, y_part_hbm, kind, tiling)
+    return y_hbm
+
+
 def softmax_forward(
     x_hbm: HbmTensor,
     axis: int = -1,
@@ -161,6 +183,38 @@ def log_softmax_forward(
         AssertionError: before anything is computed, if an argument is not accepted.
     """
     return _forward("log_softmax_forward", Kind.LOG_SOFTMAX, x_hbm, axis, dtype, chunk_size)
+
+
+def _backward(
+    function: str,
+    kind: Kind,
+    grad_hbm: nl.NkiTensor,
+    output_hbm: nl.NkiTensor,
+    axis: int,
+    dtype: nl.DType | None,
+    inplace: bool,
+    chunk_size: int | None,
+) -> nl.NkiTensor:
+    axis = validated_axis(function, "grad_hbm", grad_hbm, axis)
+    validate_pair(function, grad_hbm, output_hbm)
+    dtype = grad_hbm.dtype if dtype is None else dtype
+    require_softmax_type(function, "dtype", dtype)
+    validate_inplace(function, inplace, grad_hbm, dtype)
+    require_chunk_size(function, chunk_size)
+    if prod(grad_hbm.shape) == 0:
+        return grad_hbm
+    grad_x_hbm = grad_hbm
+    if not inplace:
+        grad_x_hbm = nl.ndarray(grad_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="grad_x_hbm")
+    tiling = SoftmaxTiling(chunk_size)
+    parts = around_axis((grad_hbm, output_hbm, grad_x_hbm), axis)
+    if parts[0].tensors[0].shape[2] == 1:
+        backward_of_matrices(parts, kind, tiling)
+        return grad_x_hbm
+    for part in parts:
+        grad_part_hbm, output_part_hbm, grad_x_part_hbm = part.tensors
+        backward_of_columns(grad_part_hbm, output_part_hbm, grad_x_part_hbm, kind, tiling)
+    return grad_x_hbm
 
 
 def softmax_backward(
@@ -220,57 +274,3 @@ def log_softmax_backward(
         AssertionError: before anything is written, if an argument is not accepted.
     """
     return _backward("log_softmax_backward", Kind.LOG_SOFTMAX, grad_hbm, output_hbm, axis, dtype, inplace, chunk_size)
-
-
-def _forward(
-    function: str, kind: Kind, x_hbm: nl.NkiTensor, axis: int, dtype: nl.DType | None, chunk_size: int | None
-) -> nl.NkiTensor:
-    axis = validated_axis(function, "x_hbm", x_hbm, axis)
-    require_softmax_type(function, "x_hbm.dtype", x_hbm.dtype)
-    dtype = x_hbm.dtype if dtype is None else dtype
-    require_softmax_type(function, "dtype", dtype)
-    require_chunk_size(function, chunk_size)
-    if prod(x_hbm.shape) == 0:  # NKI has no tensors without elements
-        return x_hbm
-    y_hbm = nl.ndarray(x_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="y_hbm")
-    tiling = SoftmaxTiling(chunk_size)
-    parts = around_axis((x_hbm, y_hbm), axis)
-    if parts[0].tensors[0].shape[2] == 1:
-        forward_of_matrices(parts, kind, tiling)
-        return y_hbm
-    for part in parts:
-        x_part_hbm, y_part_hbm = part.tensors
-        forward_of_columns(x_part_hbm, y_part_hbm, kind, tiling)
-    return y_hbm
-
-
-def _backward(
-    function: str,
-    kind: Kind,
-    grad_hbm: nl.NkiTensor,
-    output_hbm: nl.NkiTensor,
-    axis: int,
-    dtype: nl.DType | None,
-    inplace: bool,
-    chunk_size: int | None,
-) -> nl.NkiTensor:
-    axis = validated_axis(function, "grad_hbm", grad_hbm, axis)
-    validate_pair(function, grad_hbm, output_hbm)
-    dtype = grad_hbm.dtype if dtype is None else dtype
-    require_softmax_type(function, "dtype", dtype)
-    validate_inplace(function, inplace, grad_hbm, dtype)
-    require_chunk_size(function, chunk_size)
-    if prod(grad_hbm.shape) == 0:
-        return grad_hbm
-    grad_x_hbm = grad_hbm
-    if not inplace:
-        grad_x_hbm = nl.ndarray(grad_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="grad_x_hbm")
-    tiling = SoftmaxTiling(chunk_size)
-    parts = around_axis((grad_hbm, output_hbm, grad_x_hbm), axis)
-    if parts[0].tensors[0].shape[2] == 1:
-        backward_of_matrices(parts, kind, tiling)
-        return grad_x_hbm
-    for part in parts:
-        grad_part_hbm, output_part_hbm, grad_x_part_hbm = part.tensors
-        backward_of_columns(grad_part_hbm, output_part_hbm, grad_x_part_hbm, kind, tiling)
-    return grad_x_hbm

@@ -8,7 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from nkilib.core.host.launchable import Launchable
-from nkilib.experimental.softmax import log_softmax_backward, log_softmax_forward, softmax_backward, softmax_forward
+from nkilib.experimental.softmax.guarantees import (
+    log_softmax_backward,
+    log_softmax_forward,
+    softmax_backward,
+    softmax_forward,
+)
 from nkilib.experimental.softmax.tensors import Kind
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.terms.dtypes import as_dtype

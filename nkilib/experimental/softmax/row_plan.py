@@ -150,6 +150,29 @@ class RowPlan:
         return [Piece(at, min(at + step, rows_each), 0, self.columns, 0) for at in range(0, rows_each, step)]
 
 
+def _parts(row_size: int, fitting: int) -> int:
+    """Return the number of partitions of a row: the fewest that hold it, or a few more if they divide its length."""
+    least = div_ceil(row_size, fitting)
+    if least == 1:
+        return 1
+    dividing = [parts for parts in range(least, min(PARTITIONS, 2 * least) + 1) if row_size % parts == 0]
+    if dividing:
+        return dividing[0]
+    parts = 2
+    # The last part also holds the rest of the row.
+    while parts < PARTITIONS and row_size - (parts - 1) * (row_size // parts) > fitting:
+        parts *= 2
+    return parts
+
+
+def largest_row(streams: Streams) -> int:
+    """Return the length of the longest row that stays on chip, as a single batch: its loads and stores overlap with
+    nothing.
+    """
+    on_chip = (limited_sbuf_bytes(SBUF_BYTES) - streams.scratch * PIECE_BYTES // streams.element) // streams.resident
+    return (on_chip - PARTITIONS) * PARTITIONS
+
+
 def row_plan(
     function: str,
     row_size: int,
@@ -198,32 +221,49 @@ def row_plan(
     return RowPlan(row_size, parts, width, piece_size, rows_of_piece, rows_each, batches)
 
 
-def _parts(row_size: int, fitting: int) -> int:
-    """Return the number of partitions of a row: the fewest that hold it, or a few more if they divide its length."""
-    least = div_ceil(row_size, fitting)
-    if least == 1:
-        return 1
-    dividing = [parts for parts in range(least, min(PARTITIONS, 2 * least) + 1) if row_size % parts == 0]
-    if dividing:
-        return dividing[0]
-    parts = 2
-    # The last part also holds the rest of the row.
-    while parts < PARTITIONS and row_size - (parts - 1) * (row_size // parts) > fitting:
-        parts *= 2
-    return parts
-
-
-def largest_row(streams: Streams) -> int:
-    """Return the length of the longest row that stays on chip, as a single batch: its loads and stores overlap with
-    nothing.
-    """
-    on_chip = (limited_sbuf_bytes(SBUF_BYTES) - streams.scratch * PIECE_BYTES // streams.element) // streams.resident
-    return (on_chip - PARTITIONS) * PARTITIONS
-
-
 def element_bytes(*dtypes: nl.DType) -> int:
     """Return the bytes of one element of each type, added up."""
     return sum(dtype_bytes(dtype) for dtype in dtypes)
+
+
+@dataclass(frozen=True)
+class _Transfer:
+    """The columns of a piece that one transfer moves: those that every part of a row has, or those that only the last
+    part has.
+
+    Attributes:
+        piece: the piece of a batch.
+        start, stop: the columns of a partition.
+        is_tail: whether only the last part has these columns.
+    """
+
+    piece: Piece
+    start: int
+    stop: int
+    is_tail: bool
+
+    def on_all_partitions(self, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return these columns on all partitions."""
+        return piece_sbuf[:, :, self.start - self.piece.start : self.stop - self.piece.start]
+
+    def on_chip(self, piece_sbuf: nl.NkiTensor, plan: RowPlan) -> nl.NkiTensor:
+        """Return the columns that are transferred, in the tile of the piece."""
+        columns_sbuf = self.on_all_partitions(piece_sbuf)
+        if not self.is_tail:
+            return columns_sbuf
+        return columns_sbuf[plan.parts - 1 : columns_sbuf.shape[0] : plan.parts]
+
+    def in_hbm(self, matrix_hbm: nl.NkiTensor, batch: RowBatch) -> nl.NkiTensor:
+        """Return the columns that are transferred, in a matrix [rows, C]."""
+        plan, piece = batch.plan, self.piece
+        if self.is_tail:
+            skipped = (plan.parts - 1) * plan.width
+            return matrix_hbm[batch.first : batch.first + batch.lines, skipped + self.start : skipped + self.stop]
+        rows_hbm = matrix_hbm[batch.first : batch.first + batch.lines * batch.rows_each, 0 : plan.parts * plan.width]
+        if plan.parts > 1:
+            return rows_hbm.reshape_dim(1, (plan.parts, plan.width))[:, :, self.start : self.stop]
+        by_partition_hbm = rows_hbm.reshape_dim(0, (batch.lines, batch.rows_each))
+        return by_partition_hbm[:, piece.first : piece.end, self.start : self.stop]
 
 
 @dataclass(frozen=True)
@@ -289,44 +329,16 @@ class RowBatch:
         return transfers
 
 
-@dataclass(frozen=True)
-class _Transfer:
-    """The columns of a piece that one transfer moves: those that every part of a row has, or those that only the last
-    part has.
-
-    Attributes:
-        piece: the piece of a batch.
-        start, stop: the columns of a partition.
-        is_tail: whether only the last part has these columns.
-    """
-
-    piece: Piece
-    start: int
-    stop: int
-    is_tail: bool
-
-    def on_all_partitions(self, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return these columns on all partitions."""
-        return piece_sbuf[:, :, self.start - self.piece.start : self.stop - self.piece.start]
-
-    def on_chip(self, piece_sbuf: nl.NkiTensor, plan: RowPlan) -> nl.NkiTensor:
-        """Return the columns that are transferred, in the tile of the piece."""
-        columns_sbuf = self.on_all_partitions(piece_sbuf)
-        if not self.is_tail:
-            return columns_sbuf
-        return columns_sbuf[plan.parts - 1 : columns_sbuf.shape[0] : plan.parts]
-
-    def in_hbm(self, matrix_hbm: nl.NkiTensor, batch: RowBatch) -> nl.NkiTensor:
-        """Return the columns that are transferred, in a matrix [rows, C]."""
-        plan, piece = batch.plan, self.piece
-        if self.is_tail:
-            skipped = (plan.parts - 1) * plan.width
-            return matrix_hbm[batch.first : batch.first + batch.lines, skipped + self.start : skipped + self.stop]
-        rows_hbm = matrix_hbm[batch.first : batch.first + batch.lines * batch.rows_each, 0 : plan.parts * plan.width]
-        if plan.parts > 1:
-            return rows_hbm.reshape_dim(1, (plan.parts, plan.width))[:, :, self.start : self.stop]
-        by_partition_hbm = rows_hbm.reshape_dim(0, (batch.lines, batch.rows_each))
-        return by_partition_hbm[:, piece.first : piece.end, self.start : self.stop]
+def _batch_of(plan: RowPlan, matrix: int, first: int, left: int) -> RowBatch:
+    if plan.parts > 1:
+        return RowBatch(plan, matrix, first, min(left, PARTITIONS // plan.parts), 1)
+    if left < PARTITIONS:
+        return RowBatch(plan, matrix, first, left, 1)
+    most = left // PARTITIONS
+    # Batches of equal size, without a short one at the end; three for few rows, so that engines work in parallel.
+    batches = max(div_ceil(most, plan.rows_each), min(_LEAST_BATCHES, most // plan.rows_of_piece), 1)
+    rows_each = div_ceil(most, batches)
+    return RowBatch(plan, matrix, first, PARTITIONS, rows_each)
 
 
 def batches_of_core(plan: RowPlan, matrices: int, rows: int, cores: int, core: int) -> list[RowBatch]:
@@ -343,15 +355,3 @@ def batches_of_core(plan: RowPlan, matrices: int, rows: int, cores: int, core: i
             batches.append(batch)
             first += batch.lines * batch.rows_each
     return batches
-
-
-def _batch_of(plan: RowPlan, matrix: int, first: int, left: int) -> RowBatch:
-    if plan.parts > 1:
-        return RowBatch(plan, matrix, first, min(left, PARTITIONS // plan.parts), 1)
-    if left < PARTITIONS:
-        return RowBatch(plan, matrix, first, left, 1)
-    most = left // PARTITIONS
-    # Batches of equal size, without a short one at the end; three for few rows, so that engines work in parallel.
-    batches = max(div_ceil(most, plan.rows_each), min(_LEAST_BATCHES, most // plan.rows_of_piece), 1)
-    rows_each = div_ceil(most, batches)
-    return RowBatch(plan, matrix, first, PARTITIONS, rows_each)

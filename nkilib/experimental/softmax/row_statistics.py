@@ -59,6 +59,60 @@ def off_line(line_sbuf: nl.NkiTensor, parts: int) -> nl.NkiTensor:
     return column_psum
 
 
+@dataclass
+class Lines:
+    """The statistics of the partitions of each row on a single partition, float32 [1, rows, parts] or [1, rows].
+
+    Attributes:
+        kind: softmax or log-softmax, which decides the divisor.
+        neg_max_psum, sums_psum: -m and d of each partition, for its part of a row.
+        weights_sbuf: exp(m of a partition - m of its row).
+        row_neg_max_sbuf: -m of rows.
+        divisor_sbuf: d of rows, and then log d or, for softmax, 1 / d.
+        back_psum: -m and the divisor on the partitions of each row, [partitions, 1]; empty until :meth:`spread`.
+    """
+
+    kind: Kind
+    neg_max_psum: nl.NkiTensor
+    sums_psum: nl.NkiTensor
+    weights_sbuf: nl.NkiTensor
+    row_neg_max_sbuf: nl.NkiTensor
+    divisor_sbuf: nl.NkiTensor
+    back_psum: list[nl.NkiTensor] = field(default_factory=list)
+
+    @classmethod
+    def make(cls, kind: Kind, batch: RowBatch, neg_max_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> Lines:
+        """Bring -m and d of partitions, [partitions, 1], to one partition."""
+        shape = (1, batch.lines, batch.plan.parts)
+        neg_max_psum, sums_psum = on_line(neg_max_sbuf).reshape(shape), on_line(sums_sbuf).reshape(shape)
+        row = (1, batch.lines)
+        return cls(kind, neg_max_psum, sums_psum, _float32(shape), _float32(row), _float32(row))
+
+    def take_distances(self) -> None:
+        """Compute -m of rows, and the distances (m of a partition) - (m of its row) in the tile of the weights."""
+        nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=self.neg_max_psum, axis=2)
+        broadcast_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, self.weights_sbuf.shape[2])
+        nisa.tensor_tensor(dst=self.weights_sbuf, data1=broadcast_sbuf, data2=self.neg_max_psum, op=nl.subtract)
+
+    def take_weights(self) -> None:
+        """Compute the weights, the exponentials of the distances."""
+        nisa.activation(dst=self.weights_sbuf, op=nl.exp, data=self.weights_sbuf)
+
+    def sum_parts(self) -> None:
+        """Compute d of rows."""
+        nisa.tensor_tensor(dst=self.weights_sbuf, data1=self.weights_sbuf, data2=self.sums_psum, op=nl.multiply)
+        nisa.tensor_reduce(dst=self.divisor_sbuf, op=nl.add, data=self.weights_sbuf, axis=2)
+
+    def divide(self) -> None:
+        """Compute log d, or 1 / d for softmax, of rows."""
+        _divide(self.kind, self.divisor_sbuf, self.divisor_sbuf)
+
+    def spread(self) -> None:
+        """Bring -m and the divisor back to the partitions of each row."""
+        parts = self.weights_sbuf.shape[2]
+        self.back_psum = [off_line(line_sbuf, parts) for line_sbuf in (self.row_neg_max_sbuf, self.divisor_sbuf)]
+
+
 def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
     """Return the stages, which are issued one after the other; within a stage only the Tensor engine waits for another
     one.
@@ -165,60 +219,6 @@ class RowStatistics:
             nisa.tensor_copy(dst=self.divisor_sbuf, src=divisor_psum)
 
 
-@dataclass
-class Lines:
-    """The statistics of the partitions of each row on a single partition, float32 [1, rows, parts] or [1, rows].
-
-    Attributes:
-        kind: softmax or log-softmax, which decides the divisor.
-        neg_max_psum, sums_psum: -m and d of each partition, for its part of a row.
-        weights_sbuf: exp(m of a partition - m of its row).
-        row_neg_max_sbuf: -m of rows.
-        divisor_sbuf: d of rows, and then log d or, for softmax, 1 / d.
-        back_psum: -m and the divisor on the partitions of each row, [partitions, 1]; empty until :meth:`spread`.
-    """
-
-    kind: Kind
-    neg_max_psum: nl.NkiTensor
-    sums_psum: nl.NkiTensor
-    weights_sbuf: nl.NkiTensor
-    row_neg_max_sbuf: nl.NkiTensor
-    divisor_sbuf: nl.NkiTensor
-    back_psum: list[nl.NkiTensor] = field(default_factory=list)
-
-    @classmethod
-    def make(cls, kind: Kind, batch: RowBatch, neg_max_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> Lines:
-        """Bring -m and d of partitions, [partitions, 1], to one partition."""
-        shape = (1, batch.lines, batch.plan.parts)
-        neg_max_psum, sums_psum = on_line(neg_max_sbuf).reshape(shape), on_line(sums_sbuf).reshape(shape)
-        row = (1, batch.lines)
-        return cls(kind, neg_max_psum, sums_psum, _float32(shape), _float32(row), _float32(row))
-
-    def take_distances(self) -> None:
-        """Compute -m of rows, and the distances (m of a partition) - (m of its row) in the tile of the weights."""
-        nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=self.neg_max_psum, axis=2)
-        broadcast_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, self.weights_sbuf.shape[2])
-        nisa.tensor_tensor(dst=self.weights_sbuf, data1=broadcast_sbuf, data2=self.neg_max_psum, op=nl.subtract)
-
-    def take_weights(self) -> None:
-        """Compute the weights, the exponentials of the distances."""
-        nisa.activation(dst=self.weights_sbuf, op=nl.exp, data=self.weights_sbuf)
-
-    def sum_parts(self) -> None:
-        """Compute d of rows."""
-        nisa.tensor_tensor(dst=self.weights_sbuf, data1=self.weights_sbuf, data2=self.sums_psum, op=nl.multiply)
-        nisa.tensor_reduce(dst=self.divisor_sbuf, op=nl.add, data=self.weights_sbuf, axis=2)
-
-    def divide(self) -> None:
-        """Compute log d, or 1 / d for softmax, of rows."""
-        _divide(self.kind, self.divisor_sbuf, self.divisor_sbuf)
-
-    def spread(self) -> None:
-        """Bring -m and the divisor back to the partitions of each row."""
-        parts = self.weights_sbuf.shape[2]
-        self.back_psum = [off_line(line_sbuf, parts) for line_sbuf in (self.row_neg_max_sbuf, self.divisor_sbuf)]
-
-
 def buffers(count: int, size: int, dtype: nl.DType, buffer: nl.MemoryRegion = nl.sbuf) -> list[nl.NkiTensor]:
     """Allocate ``count`` tiles [128, size]."""
     return [nl.ndarray((PARTITIONS, size), dtype=dtype, buffer=buffer) for _ in range(count)]
@@ -267,6 +267,10 @@ def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
     return halves_sbuf
 
 
+def _reduce(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor) -> None:
+    nisa.tensor_reduce(dst=dst_sbuf, op=nl.maximum, data=data_sbuf, axis=2, negate=True, keepdims=True)
+
+
 def negated_maximum(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor, halves_sbuf: nl.NkiTensor | None) -> None:
     """Compute -max of the rows of [partitions, rows, columns], into [partitions, rows, 1].
 
@@ -280,7 +284,3 @@ def negated_maximum(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor, halves_sbuf: n
         _reduce(dst_sbuf[:, 0:of_halves], halves_sbuf)
     if of_halves < x_sbuf.shape[1]:
         _reduce(dst_sbuf[:, of_halves:], x_sbuf[:, of_halves:])
-
-
-def _reduce(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor) -> None:
-    nisa.tensor_reduce(dst=dst_sbuf, op=nl.maximum, data=data_sbuf, axis=2, negate=True, keepdims=True)

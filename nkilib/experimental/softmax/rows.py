@@ -103,7 +103,7 @@ def forward_keeps_float32(plan: RowPlan, kind: Kind) -> bool:
 
 @dataclass
 class _Forward:
-    """The loop of a core; see :class:`.schedule.Stages`.
+    """The loop of a core; see :class:`.row_schedule.Stages`.
 
     Attributes:
         matrices: pairs of x and y.

@@ -145,7 +145,7 @@ def _stages(plan: RowPlan) -> list[Callable[[RowSums], None]]:
 
 @dataclass
 class _Backward:
-    """The loop of a core; see :class:`.schedule.Stages`.
+    """The loop of a core; see :class:`.row_schedule.Stages`.
 
     Attributes:
         matrices: triples of dy, y and dx.

@@ -46,22 +46,6 @@ class Matrices:
         return Matrices(tuple(tensor_hbm.squeeze_dim(2) for tensor_hbm in self.tensors))
 
 
-def around_axis(tensors: tuple[nl.NkiTensor, ...], axis: int) -> list[Matrices]:
-    """Divide tensors of one shape into the parts that the module describes, and return views [O, C, I] of each part;
-    all parts have the same shape.
-    """
-    outer, inner = _sides(tensors, axis)
-    kept_outer, kept_inner = _longest(tensors, outer), _longest(tensors, inner)
-    kept = (*kept_outer, axis, *kept_inner)
-    shape = tensors[0].shape
-    left = [dim for dim in range(len(shape)) if dim not in kept]
-    sizes = (prod(shape[dim] for dim in kept_outer), shape[axis], prod(shape[dim] for dim in kept_inner))
-    return [
-        Matrices(tuple(_part(tensor_hbm, left, index, kept).reshape(sizes) for tensor_hbm in tensors))
-        for index in product(*(range(shape[dim]) for dim in left))
-    ]
-
-
 def _sides(tensors: tuple[nl.NkiTensor, ...], axis: int) -> tuple[list[int], list[int]]:
     """Return the dimensions outside of the axis and those inside of it, with the largest strides first."""
     outer, inner = [], []
@@ -79,6 +63,10 @@ def _sides(tensors: tuple[nl.NkiTensor, ...], axis: int) -> tuple[list[int], lis
     return sorted(outer, key=lambda dim: -strides[dim]), sorted(inner, key=lambda dim: -strides[dim])
 
 
+def _follow(tensor_hbm: nl.NkiTensor, dim: int, next_dim: int) -> bool:
+    return bool(tensor_hbm.strides[dim] == tensor_hbm.shape[next_dim] * tensor_hbm.strides[next_dim])
+
+
 def _longest(tensors: tuple[nl.NkiTensor, ...], dims: list[int]) -> list[int]:
     """Return, among runs of dimensions that are contiguous to each other in every tensor, the run with the most
     elements.
@@ -93,13 +81,25 @@ def _longest(tensors: tuple[nl.NkiTensor, ...], dims: list[int]) -> list[int]:
     return max(runs, key=lambda run: prod(shape[dim] for dim in run), default=[])
 
 
-def _follow(tensor_hbm: nl.NkiTensor, dim: int, next_dim: int) -> bool:
-    return bool(tensor_hbm.strides[dim] == tensor_hbm.shape[next_dim] * tensor_hbm.strides[next_dim])
-
-
 def _part(tensor_hbm: nl.NkiTensor, left: list[int], index: tuple[int, ...], kept: tuple[int, ...]) -> nl.NkiTensor:
     """Return the kept dimensions in their order, at an index of the other dimensions."""
     for dim, position in sorted(zip(left, index, strict=True), reverse=True):
         tensor_hbm = tensor_hbm.select(dim, position)
     remaining = sorted(kept)
     return tensor_hbm.permute([remaining.index(dim) for dim in kept])
+
+
+def around_axis(tensors: tuple[nl.NkiTensor, ...], axis: int) -> list[Matrices]:
+    """Divide tensors of one shape into the parts that the module describes, and return views [O, C, I] of each part;
+    all parts have the same shape.
+    """
+    outer, inner = _sides(tensors, axis)
+    kept_outer, kept_inner = _longest(tensors, outer), _longest(tensors, inner)
+    kept = (*kept_outer, axis, *kept_inner)
+    shape = tensors[0].shape
+    left = [dim for dim in range(len(shape)) if dim not in kept]
+    sizes = (prod(shape[dim] for dim in kept_outer), shape[axis], prod(shape[dim] for dim in kept_inner))
+    return [
+        Matrices(tuple(_part(tensor_hbm, left, index, kept).reshape(sizes) for tensor_hbm in tensors))
+        for index in product(*(range(shape[dim]) for dim in left))
+    ]

@@ -63,39 +63,6 @@ class CrossEntropyOutputs(NamedTuple):
     entropy: jax.Array
 
 
-def returned_values(
-    results: Mapping[str, jax.Array],
-    valid: jax.Array | None,
-    options: LossOptions,
-    reduction: str,
-    normalizer: jax.Array | None,
-    shape: tuple[int, ...],
-    return_outputs: bool,
-) -> jax.Array | CrossEntropyOutputs:
-    """Make the return value of a loss function.
-
-    Args:
-        results: the results of ``derivative.loss_of_rows``, by name.
-        valid: [N], whether each position is valid; None: all are, with class probabilities.
-        options: the options of the loss.
-        reduction, normalizer, return_outputs: the arguments of the caller.
-        shape: the shape of the positions.
-    """
-    divisor = _divisor(results, normalizer, valid) if reduction == "mean" else None
-    loss = _reduced(results["loss"], reduction, shape, divisor)
-    if not return_outputs:
-        return loss
-    z_loss = _z_loss(results["lse"], valid, options.lse_square_scale)
-    return CrossEntropyOutputs(
-        loss=loss,
-        lse=results["lse"].reshape(shape),
-        z_loss=_reduced(z_loss, reduction, shape, divisor),
-        logprob=None if valid is None else results["logprob"].reshape(shape),
-        argmax=results["argmax"].reshape(shape),
-        entropy=results["entropy"].reshape(shape),
-    )
-
-
 def _divisor(
     results: Mapping[str, jax.Array], normalizer: jax.Array | None, valid: jax.Array | None
 ) -> jax.Array | int:
@@ -120,6 +87,69 @@ def _z_loss(lse: jax.Array, valid: jax.Array | None, scale: float) -> jax.Array:
     if scale == 0.0:
         return jnp.zeros_like(lse)
     return scale * jnp.square(lse if valid is None else jnp.where(valid, lse, 0.0))
+
+
+def returned_values(
+    results: Mapping[str, jax.Array],
+    valid: jax.Array | None,
+    options: LossOptions,
+    reduction: str,
+    normalizer: jax.Array | None,
+    shape: tuple[int, ...],
+    return_outputs: bool,
+) -> jax.Array | CrossEntropyOutputs:
+    """Make the return value of a loss function.
+
+    Args:
+        results: the results of :func:`.cross_entropy_derivative.loss_of_rows`, by name.
+        valid: [N], whether each position is valid; None: all are, with class probabilities.
+        options: the options of the loss.
+        reduction, normalizer, return_outputs: the arguments of the caller.
+        shape: the shape of the positions.
+    """
+    divisor = _divisor(results, normalizer, valid) if reduction == "mean" else None
+    loss = _reduced(results["loss"], reduction, shape, divisor)
+    if not return_outputs:
+        return loss
+    z_loss = _z_loss(results["lse"], valid, options.lse_square_scale)
+    return CrossEntropyOutputs(
+        loss=loss,
+        lse=results["lse"].reshape(shape),
+        z_loss=_reduced(z_loss, reduction, shape, divisor),
+        logprob=None if valid is None else results["logprob"].reshape(shape),
+        argmax=results["argmax"].reshape(shape),
+        entropy=results["entropy"].reshape(shape),
+    )
+
+
+def _computed(
+    recipe: Recipe,
+    reduction: str,
+    axis: int,
+    input: jax.Array,
+    target: jax.Array,
+    weight: jax.Array | None,
+    normalizer: jax.Array | None,
+) -> jax.Array | CrossEntropyOutputs:
+    """Compute :func:`cross_entropy` of checked arguments.
+
+    It is compiled, or each small operation would be its own program.
+    """
+    logits, options = as_rows(input, axis), recipe.options
+    if target.shape == input.shape:
+        is_taken = target.dtype in TILE_DTYPES
+        rows_target, valid = as_rows(target if is_taken else target.astype(jnp.float32), axis), None
+    else:
+        rows_target = jnp.asarray(class_indices(target, options.ignore_index, logits.shape[1])).reshape(-1)
+        valid = rows_target != IGNORED
+    class_weight = None if weight is None else weight.astype(jnp.float32)
+    divisor = None if normalizer is None else jax.lax.stop_gradient(jnp.asarray(normalizer, jnp.float32))
+    results = loss_of_rows(recipe, logits, rows_target, class_weight)
+    shape = rows_shape(input.shape, axis)
+    return returned_values(results, valid, options, reduction, divisor, shape, recipe.with_outputs)
+
+
+_compiled: Final = jax.jit(_computed, static_argnums=(0, 1, 2))
 
 
 @overload
@@ -255,33 +285,3 @@ def cross_entropy(
     launch_cores("nkilib.jax.cross_entropy", library_grid())  # of a compiled launch JAX would wrap what is raised
     recipe_of_kernels = Recipe(options, return_outputs, simulator_options())
     return _compiled(recipe_of_kernels, reduction, axis, input, target, weight, normalizer)
-
-
-def _computed(
-    recipe: Recipe,
-    reduction: str,
-    axis: int,
-    input: jax.Array,
-    target: jax.Array,
-    weight: jax.Array | None,
-    normalizer: jax.Array | None,
-) -> jax.Array | CrossEntropyOutputs:
-    """Compute :func:`cross_entropy` of checked arguments.
-
-    It is compiled, or each small operation would be its own program.
-    """
-    logits, options = as_rows(input, axis), recipe.options
-    if target.shape == input.shape:
-        is_taken = target.dtype in TILE_DTYPES
-        rows_target, valid = as_rows(target if is_taken else target.astype(jnp.float32), axis), None
-    else:
-        rows_target = jnp.asarray(class_indices(target, options.ignore_index, logits.shape[1])).reshape(-1)
-        valid = rows_target != IGNORED
-    class_weight = None if weight is None else weight.astype(jnp.float32)
-    divisor = None if normalizer is None else jax.lax.stop_gradient(jnp.asarray(normalizer, jnp.float32))
-    results = loss_of_rows(recipe, logits, rows_target, class_weight)
-    shape = rows_shape(input.shape, axis)
-    return returned_values(results, valid, options, reduction, divisor, shape, recipe.with_outputs)
-
-
-_compiled: Final = jax.jit(_computed, static_argnums=(0, 1, 2))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The row-wise cross-entropy, and its derivative for ``jax.grad``. Rows are positions.
+"""The cross-entropy of rows of logits, which are positions, and its derivative for ``jax.grad``.
 
 Kernels compute the loss and the gradient of the logits. XLA computes those of class probabilities and of their class
 weights, in several times the memory of the logits, and only if one of the two is differentiated.
@@ -40,6 +40,19 @@ IGNORED: Final = -100
 OUT_OF_RANGE: Final = -1
 
 
+def _is_class(target: Array, num_classes: int) -> Array:
+    """Tell which targets are classes, compared in the type of the targets, which may not hold the number of classes."""
+    last = min(num_classes - 1, np.iinfo(target.dtype).max)
+    return (target >= 0) & (target <= target.dtype.type(last))
+
+
+def _is(target: Array, value: int) -> Array:
+    info = np.iinfo(target.dtype)
+    if not info.min <= value <= info.max:
+        return target != target  # nowhere
+    return target == target.dtype.type(value)
+
+
 def class_indices(target: Array, ignore_index: int, num_classes: int) -> Array:
     """Convert targets to int32: a class, ``IGNORED`` or ``OUT_OF_RANGE``. The result is numpy's if the target is.
 
@@ -63,19 +76,6 @@ def first_out_of_range(target: Array, ignore_index: int, num_classes: int) -> tu
     if not outside.any():
         return None
     return tuple(int(axis[0]) for axis in np.nonzero(np.atleast_1d(outside)))[: values.ndim]
-
-
-def _is_class(target: Array, num_classes: int) -> Array:
-    """Tell which targets are classes, compared in the type of the targets, which may not hold the number of classes."""
-    last = min(num_classes - 1, np.iinfo(target.dtype).max)
-    return (target >= 0) & (target <= target.dtype.type(last))
-
-
-def _is(target: Array, value: int) -> Array:
-    info = np.iinfo(target.dtype)
-    if not info.min <= value <= info.max:
-        return target != target  # nowhere
-    return target == target.dtype.type(value)
 
 
 # The types of logits that kernels take; tiles have the same type.
@@ -120,6 +120,21 @@ class Recipe:
         return {**self.constants, **{name: getattr(self.options, name) for name in _OF_FORWARD}}
 
 
+def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
+    return {
+        "logits_hbm": rows["logits"],
+        "targets_hbm": rows["target"],
+        "class_weight_hbm": shared["class_weight"],
+    }
+
+
+def _cut(logits: jax.Array, direction: str) -> Mapping[str, Any]:
+    """Return the tiling of a kernel, and the type of its tiles."""
+    positions, classes = logits.shape
+    tiling = choose_tiling(positions, classes, logits.dtype, direction, extended=True)
+    return {**tiling._asdict(), "dtype": TILE_DTYPES[logits.dtype]}
+
+
 def launched_forward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
     """Launch the forward kernel and return its results, [N] each.
 
@@ -148,6 +163,12 @@ def launched_forward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, 
     )
 
 
+_OF_BACKWARD: Final = (
+    *("maximum", "log_sum", "entropy", "target_weight"),
+    *("grad_loss", "grad_lse", "grad_logprob", "grad_entropy"),
+)
+
+
 def launched_backward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
     """Launch the backward kernel and return the gradient of the logits, ``grad_logits``, [N, V] in their type.
 
@@ -171,27 +192,6 @@ def launched_backward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str,
         {"grad_logits": Result(logits.shape, logits.dtype)},
         recipe.simulator,
     )
-
-
-_OF_BACKWARD: Final = (
-    *("maximum", "log_sum", "entropy", "target_weight"),
-    *("grad_loss", "grad_lse", "grad_logprob", "grad_entropy"),
-)
-
-
-def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
-    return {
-        "logits_hbm": rows["logits"],
-        "targets_hbm": rows["target"],
-        "class_weight_hbm": shared["class_weight"],
-    }
-
-
-def _cut(logits: jax.Array, direction: str) -> Mapping[str, Any]:
-    """Return the tiling of a kernel, and the type of its tiles."""
-    positions, classes = logits.shape
-    tiling = choose_tiling(positions, classes, logits.dtype, direction, extended=True)
-    return {**tiling._asdict(), "dtype": TILE_DTYPES[logits.dtype]}
 
 
 def _scaled_distances(
@@ -254,7 +254,7 @@ class Saved:
 
     Attributes:
         logits: [N, V].
-        target: [N] int32, as ``targets.class_indices`` gives them, or [N, V] class probabilities.
+        target: [N] int32, as :func:`class_indices` gives them, or [N, V] class probabilities.
         class_weight: [V] float32, or None.
         maximum, log_sum: [N] float32.
         target_weight: [N] float32, the forward's position_weight, for class probabilities; else None.
@@ -300,6 +300,17 @@ _kernel_results: Final = jax.custom_vjp(_launched, nondiff_argnums=(0, 1))
 _kernel_results.defvjp(_refuse_second, _refuse_second)
 
 
+def _kernel_target(target: jax.Array) -> jax.Array:
+    """Replace class indices out of range by a class that exists, for the kernels; the results of these rows are
+    replaced by NaN later.
+    """
+    return target if _is_soft(target) else jnp.where(target == OUT_OF_RANGE, 0, target)
+
+
+def _nan_where(is_wrong: jax.Array, values: jax.Array) -> jax.Array:
+    return jnp.where(is_wrong, jnp.nan, values)
+
+
 def _results(
     recipe: Recipe, logits: jax.Array, target: jax.Array, class_weight: jax.Array | None
 ) -> dict[str, jax.Array]:
@@ -312,17 +323,6 @@ def _results(
     logprob = jnp.where(target == IGNORED, 0.0, (target_logit - results["maximum"]) - results["log_sum"])
     is_wrong = target == OUT_OF_RANGE
     return {**results, "loss": _nan_where(is_wrong, results["loss"]), "logprob": _nan_where(is_wrong, logprob)}
-
-
-def _kernel_target(target: jax.Array) -> jax.Array:
-    """Replace class indices out of range by a class that exists, for the kernels; the results of these rows are
-    replaced by NaN later.
-    """
-    return target if _is_soft(target) else jnp.where(target == OUT_OF_RANGE, 0, target)
-
-
-def _nan_where(is_wrong: jax.Array, values: jax.Array) -> jax.Array:
-    return jnp.where(is_wrong, jnp.nan, values)
 
 
 def _forward(recipe: Recipe, logits: Any, target: Any, class_weight: Any) -> tuple[dict[str, jax.Array], Saved]:

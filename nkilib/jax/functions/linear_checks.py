@@ -111,51 +111,6 @@ def checked_compute_dtype(caller: str, compute_dtype: Any) -> jnp.dtype | None:
     return dtype
 
 
-def check_operands(caller: str, arguments: LinearArguments, compute_dtype: jnp.dtype | None, **further: Any) -> None:
-    """Check that operands fit each other, and that the kernels take them.
-
-    Args:
-        caller: the name that errors begin with.
-        arguments: the arguments; of the target, only that it is an array is checked.
-        compute_dtype: the type of the products; None: the type of the operands.
-        further: other arguments that are arrays or None, by name.
-
-    Raises:
-        TypeError: an argument is not an array, or has a type that the kernels do not take.
-        ValueError: shapes do not fit; no such ``weight_layout``.
-        NotImplementedError: arrays are not where the kernels run.
-    """
-    required = {"input": arguments.input, "linear_weight": arguments.linear_weight, "target": arguments.target}
-    arrays = {**required, "linear_bias": arguments.linear_bias, **further}
-    for name, value in arrays.items():
-        if not (isinstance(value, Array) or (value is None and name not in required)):
-            raise TypeError(
-                f"{caller}: {name} must be an array of JAX or numpy, got {type(value).__name__}; pass jnp.asarray(...)"
-            )
-    check_platforms(caller, arrays)
-    _check_shapes(caller, arguments)
-    _check_dtypes(caller, arguments, compute_dtype)
-
-
-def check_indices(caller: str, arguments: LinearArguments, shape: tuple[int, ...]) -> None:
-    """Check that targets are class indices of the given shape.
-
-    Raises:
-        TypeError: they are not integers.
-        ValueError: they have another shape.
-    """
-    if not jnp.issubdtype(arguments.target.dtype, jnp.integer):
-        raise TypeError(
-            f"{caller}: target must be class indices, integers, got {arguments.target.dtype}; for class probabilities "
-            f"multiply, and pass the logits to nkilib.jax.cross_entropy"
-        )
-    if arguments.target.shape != shape:
-        raise ValueError(
-            f"{caller}: target must have the shape of input, {arguments.input.shape}, without the features, {shape}, "
-            f"got {arguments.target.shape}"
-        )
-
-
 def _check_shapes(caller: str, arguments: LinearArguments) -> None:
     layout, shape = arguments.weight_layout, arguments.linear_weight.shape
     if layout not in WEIGHT_LAYOUTS:
@@ -210,4 +165,49 @@ def _check_dtypes(caller: str, arguments: LinearArguments, compute_dtype: jnp.dt
         raise TypeError(
             f"{caller}: linear_bias must have the dtype of input, {input.dtype}, or float32, got {bias.dtype}; cast "
             f"it, or pass compute_dtype"
+        )
+
+
+def check_operands(caller: str, arguments: LinearArguments, compute_dtype: jnp.dtype | None, **further: Any) -> None:
+    """Check that operands fit each other, and that the kernels take them.
+
+    Args:
+        caller: the name that errors begin with.
+        arguments: the arguments; of the target, only that it is an array is checked.
+        compute_dtype: the type of the products; None: the type of the operands.
+        further: other arguments that are arrays or None, by name.
+
+    Raises:
+        TypeError: an argument is not an array, or has a type that the kernels do not take.
+        ValueError: shapes do not fit; no such ``weight_layout``.
+        NotImplementedError: arrays are not where the kernels run.
+    """
+    required = {"input": arguments.input, "linear_weight": arguments.linear_weight, "target": arguments.target}
+    arrays = {**required, "linear_bias": arguments.linear_bias, **further}
+    for name, value in arrays.items():
+        if not (isinstance(value, Array) or (value is None and name not in required)):
+            raise TypeError(
+                f"{caller}: {name} must be an array of JAX or numpy, got {type(value).__name__}; pass jnp.asarray(...)"
+            )
+    check_platforms(caller, arrays)
+    _check_shapes(caller, arguments)
+    _check_dtypes(caller, arguments, compute_dtype)
+
+
+def check_indices(caller: str, arguments: LinearArguments, shape: tuple[int, ...]) -> None:
+    """Check that targets are class indices of the given shape.
+
+    Raises:
+        TypeError: they are not integers.
+        ValueError: they have another shape.
+    """
+    if not jnp.issubdtype(arguments.target.dtype, jnp.integer):
+        raise TypeError(
+            f"{caller}: target must be class indices, integers, got {arguments.target.dtype}; for class probabilities "
+            f"multiply, and pass the logits to nkilib.jax.cross_entropy"
+        )
+    if arguments.target.shape != shape:
+        raise ValueError(
+            f"{caller}: target must have the shape of input, {arguments.input.shape}, without the features, {shape}, "
+            f"got {arguments.target.shape}"
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Loss and scores of positions from hidden states, and their derivative for ``jax.grad``. Rows are positions.
+"""The losses and scores of positions from hidden states, row by row, and their derivative for ``jax.grad``.
 
 ``rows`` have an entry for each position; ``shared`` holds the arrays that all positions share: the output layer and the
 class weights.
@@ -101,6 +101,16 @@ class Needed:
     bias: bool
 
 
+def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
+    return {
+        "input_hbm": rows["input"],
+        "weight_hbm": shared["linear_weight"],
+        "targets_hbm": rows["target"],
+        "bias_hbm": shared["linear_bias"],
+        "class_weight_hbm": shared["class_weight"],
+    }
+
+
 def launched_forward(recipe: LinearRecipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
     """Launch the forward kernel and return its results.
 
@@ -132,6 +142,9 @@ def launched_forward(recipe: LinearRecipe, rows: Arrays, shared: Arrays) -> dict
         results,
         recipe.simulator,
     )
+
+
+_OF_BACKWARD: Final = ("maximum", "log_sum", "entropy", "grad_lse", "grad_logprob", "grad_entropy")
 
 
 def launched_backward(recipe: LinearRecipe, needed: Needed, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
@@ -171,19 +184,6 @@ def launched_backward(recipe: LinearRecipe, needed: Needed, rows: Arrays, shared
     )
 
 
-_OF_BACKWARD: Final = ("maximum", "log_sum", "entropy", "grad_lse", "grad_logprob", "grad_entropy")
-
-
-def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
-    return {
-        "input_hbm": rows["input"],
-        "weight_hbm": shared["linear_weight"],
-        "targets_hbm": rows["target"],
-        "bias_hbm": shared["linear_bias"],
-        "class_weight_hbm": shared["class_weight"],
-    }
-
-
 @dataclass(frozen=True)
 class Saved:
     """The values that the forward saves for the backward.
@@ -191,7 +191,7 @@ class Saved:
     Attributes:
         input: [N, D].
         linear_weight: the output layer, in its layout.
-        target: int32, as ``targets.class_indices`` gives them.
+        target: int32, as :func:`.cross_entropy_derivative.class_indices` gives them.
         linear_bias, class_weight: [V] float32, or None.
         maximum, log_sum: [N] float32.
         entropy: [N] float32; None where it was not requested.
@@ -242,6 +242,17 @@ _kernel_results: Final = jax.custom_vjp(_launched, nondiff_argnums=(0, 1))
 _kernel_results.defvjp(_refuse_second, _refuse_second)
 
 
+def _kernel_target(target: jax.Array) -> jax.Array:
+    """Replace class indices out of range by a class that exists, for the kernels; the results of these rows are
+    replaced by NaN later.
+    """
+    return jnp.where(target == OUT_OF_RANGE, 0, target)
+
+
+def _shared(linear_weight: jax.Array, linear_bias: jax.Array | None, class_weight: jax.Array | None) -> Arrays:
+    return {"linear_weight": linear_weight, "linear_bias": linear_bias, "class_weight": class_weight}
+
+
 def _results(
     recipe: LinearRecipe,
     input: jax.Array,
@@ -263,17 +274,6 @@ def _results(
         name: jnp.where(is_wrong, jnp.nan, values) if name in ("loss", "logprob") else values
         for name, values in results.items()
     }
-
-
-def _kernel_target(target: jax.Array) -> jax.Array:
-    """Replace class indices out of range by a class that exists, for the kernels; the results of these rows are
-    replaced by NaN later.
-    """
-    return jnp.where(target == OUT_OF_RANGE, 0, target)
-
-
-def _shared(linear_weight: jax.Array, linear_bias: jax.Array | None, class_weight: jax.Array | None) -> Arrays:
-    return {"linear_weight": linear_weight, "linear_bias": linear_bias, "class_weight": class_weight}
 
 
 def _forward(
@@ -341,6 +341,10 @@ _results_of_rows: Final = jax.custom_vjp(_results, nondiff_argnums=(0,))
 _results_of_rows.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
+def _classes(recipe: LinearRecipe, linear_weight: jax.Array) -> int:
+    return linear_weight.shape[0 if recipe.weight_layout == CLASSES_FIRST else 1]
+
+
 def computed_rows(
     recipe: LinearRecipe,
     input: jax.Array,
@@ -379,7 +383,3 @@ def narrowed(target: Array, ignore_index: int, classes: int) -> tuple[Array, boo
     if isinstance(target, np.ndarray):
         return class_indices(target, ignore_index, classes), True
     return target, False
-
-
-def _classes(recipe: LinearRecipe, linear_weight: jax.Array) -> int:
-    return linear_weight.shape[0 if recipe.weight_layout == CLASSES_FIRST else 1]

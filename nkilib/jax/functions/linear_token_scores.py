@@ -14,8 +14,8 @@ import jax
 from nkilib.base.lnc import launch_cores, library_grid
 from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.cross_entropy.launch import Wanted
+from nkilib.experimental.loss.linear.launch import IDS_MAX
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import OUTPUTS, checked_outputs
-from nkilib.experimental.loss.linear_cross_entropy.launch import IDS_MAX
 from nkilib.jax.functions.cross_entropy_checks import check_range, checked_options
 from nkilib.jax.functions.cross_entropy_derivative import IGNORED, Array
 from nkilib.jax.functions.linear_checks import (
@@ -57,6 +57,43 @@ class LinearTokenScores(NamedTuple):
 
 
 _CALLER: Final = "linear_token_scores"
+
+
+def _target_shape(arguments: LinearArguments) -> tuple[int, ...]:
+    """Return the shape of the positions, with an axis of ids if the target has one.
+
+    Raises:
+        ValueError: more ids than a launch takes, or none.
+    """
+    if arguments.target.ndim != arguments.input.ndim:
+        return arguments.positions
+    ids = arguments.target.shape[-1]
+    if not 1 <= ids <= IDS_MAX:
+        raise ValueError(
+            f"{_CALLER}: target may have 1 to {IDS_MAX} ids of each position, got shape {arguments.target.shape} for "
+            f"positions of shape {arguments.positions}; call it for parts of them, with outputs=() for all but one"
+        )
+    return (*arguments.positions, ids)
+
+
+def _computed(
+    recipe: LinearRecipe,
+    names: tuple[str, ...],
+    input: jax.Array,
+    linear_weight: jax.Array,
+    target: jax.Array,
+    linear_bias: jax.Array | None,
+) -> LinearTokenScores:
+    """Compute :func:`linear_token_scores` of checked arguments.
+
+    It is compiled, because each small operation would be its own program otherwise.
+    """
+    results, _ = computed_rows(recipe, input, linear_weight, target, linear_bias)
+    scores = {name: results[name].reshape(input.shape[:-1]) if name in names else None for name in OUTPUTS}
+    return LinearTokenScores(results["logprob"].reshape(target.shape), **scores)
+
+
+_compiled: Final = jax.jit(_computed, static_argnums=(0, 1))
 
 
 @hides_unknown
@@ -161,40 +198,3 @@ def linear_token_scores(
         simulator=simulator_options(),
     )
     return _compiled(recipe, names, input, linear_weight, target, linear_bias)
-
-
-def _target_shape(arguments: LinearArguments) -> tuple[int, ...]:
-    """Return the shape of the positions, with an axis of ids if the target has one.
-
-    Raises:
-        ValueError: more ids than a launch takes, or none.
-    """
-    if arguments.target.ndim != arguments.input.ndim:
-        return arguments.positions
-    ids = arguments.target.shape[-1]
-    if not 1 <= ids <= IDS_MAX:
-        raise ValueError(
-            f"{_CALLER}: target may have 1 to {IDS_MAX} ids of each position, got shape {arguments.target.shape} for "
-            f"positions of shape {arguments.positions}; call it for parts of them, with outputs=() for all but one"
-        )
-    return (*arguments.positions, ids)
-
-
-def _computed(
-    recipe: LinearRecipe,
-    names: tuple[str, ...],
-    input: jax.Array,
-    linear_weight: jax.Array,
-    target: jax.Array,
-    linear_bias: jax.Array | None,
-) -> LinearTokenScores:
-    """Compute :func:`linear_token_scores` of checked arguments.
-
-    It is compiled, because each small operation would be its own program otherwise.
-    """
-    results, _ = computed_rows(recipe, input, linear_weight, target, linear_bias)
-    scores = {name: results[name].reshape(input.shape[:-1]) if name in names else None for name in OUTPUTS}
-    return LinearTokenScores(results["logprob"].reshape(target.shape), **scores)
-
-
-_compiled: Final = jax.jit(_computed, static_argnums=(0, 1))

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from ..engines.collectives.exchange import ReplicaGroup, rank_id, rg_partition_op
 from ..engines.collectives.fixed_size import all_gather, all_reduce, all_to_all, reduce_scatter
+from ..engines.collectives.groups import ReplicaGroup, rank_id, rg_partition_op
 from ..engines.collectives.permutes import (
     collective_permute,
     collective_permute_implicit,

@@ -3,7 +3,8 @@
 
 """The replacement of the module ``nki.language``.
 
-It has every public name of NKI 0.7, implemented or raising NotImplementedError.
+It has every public name of NKI 0.7, implemented or raising NotImplementedError. Importing it gives the operators, such
+as ``nl.add``, the functions that they run when they are called.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..hardware.current import TileSize
+from ..isa.operators import OPERATORS
 from ..language.constants import shared_constant, shared_identity_matrix
 from ..language.creation import full, ndarray, ones, zeros, zeros_like
-from ..language.elementwise import logical_not, negative
+from ..language.elementwise import FUNCTIONS, logical_not, negative
 from ..language.grids import alloc_blocks, alloc_tiles, blocks, empty_like, tiles
 from ..language.loops import (
     affine_range,
@@ -26,14 +28,16 @@ from ..language.loops import (
 )
 from ..language.matmul import matmul, transpose
 from ..language.movement import broadcast_to, expand_dims, gather_flattened, load, load_transpose2d, store, where
-from ..language.operator_functions import OPERATORS
+from ..language.movement import copy as copied
 from ..language.programs import device_print, num_programs, program_id, program_ndim
 from ..language.random import dropout, rand, random_seed
 from ..language.reductions import all_over as all
+from ..language.reductions import max_over, min_over, rms_norm, softmax, sum_over, var
+from ..language.reductions import mean as mean_over
 from ..language.reductions import prod_over as prod
-from ..language.reductions import rms_norm, softmax, var
 from ..language.rounding import ceil, divide, floor, fmod, mod, trunc
 from ..language.trigonometry import cos, tan
+from ..language.trigonometry import sin as sine
 from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid
 from ..tensors.indexed_views import DynamicSlice
 from ..tensors.registers import DeviceInteger
@@ -70,6 +74,18 @@ private_hbm = MemoryRegion.private_hbm
 shared_hbm = MemoryRegion.shared_hbm
 hbm = private_hbm
 tile_size = TileSize()
+
+# What operators run when a kernel calls them on tiles, of which they are not aware themselves.
+_CALLED = FUNCTIONS | {
+    "copy": copied,
+    "max": max_over,
+    "mean": mean_over,
+    "min": min_over,
+    "sin": sine,
+    "sum": sum_over,
+}
+for _name, _function in _CALLED.items():
+    OPERATORS[_name].bind(_function)
 
 # Operators: arguments of instructions, and functions on tiles.
 abs = OPERATORS["abs"]
@@ -284,5 +300,5 @@ offer("nki.language", __all__, globals())
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 
     def __getattr__(name: str) -> Any:
-        """Return the object under a name of an older release; see ``aliases.py``."""
+        """Return the object under a name of an older release; see ``stand_ins.py``."""
         return alias("nki.language", name)

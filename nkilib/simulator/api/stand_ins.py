@@ -67,6 +67,13 @@ for _name in ("neuronxcc.nki", "neuronxcc.nki.typing"):
     COMPILER_MODULES[_parent].__path__ = []  # so that Python asks FirstNki for its other submodules
 
 
+def _first_nki_hint(name: str) -> str:
+    if name.startswith("_"):
+        return ""
+    instead = REMOVED["nki"].get(name)
+    return f"; {FIRST_NKI}{f', and use {instead}' if instead else ''}"
+
+
 def _missing_in_first_nki(name: str) -> Any:
     module = COMPILER_MODULES["neuronxcc.nki"]
     text = f"module {module.__name__!r} has no attribute {name!r}{_first_nki_hint(name)}"
@@ -74,13 +81,6 @@ def _missing_in_first_nki(name: str) -> Any:
 
 
 setattr(COMPILER_MODULES["neuronxcc.nki"], "__getattr__", _missing_in_first_nki)  # noqa: B010 - a module's own
-
-
-def _first_nki_hint(name: str) -> str:
-    if name.startswith("_"):
-        return ""
-    instead = REMOVED["nki"].get(name)
-    return f"; {FIRST_NKI}{f', and use {instead}' if instead else ''}"
 
 
 class FirstNki(MetaPathFinder):
@@ -119,26 +119,6 @@ def offer(module: str, names: Sequence[str], namespace: Mapping[str, Any]) -> No
     PUBLIC_NAMES.offer(_CALLED[module], names, namespace)
 
 
-def alias(module: str, name: str) -> Any:
-    """Return the object that older kernels know as ``module.name``.
-
-    Raises:
-        MissingNameError: if there is none. The message names the replacement of a name that was removed or that comes
-            from another library, and for a name that is misspelt or of another module the one that was likely meant.
-    """
-    submodule = MODULES.get(f"{module}.{name}")
-    if submodule is not None:
-        return submodule
-    if name in _ATTRIBUTES.get(module, {}):
-        return _ATTRIBUTES[module][name]
-    instead = REMOVED[module].get(name)
-    if instead is not None:
-        raise _missing(f"{module}.{name} was removed from NKI before release 0.6; use {instead}")
-    likely = _likely(module, name)
-    text = f"module {module!r} has no attribute {name!r}{likely}"
-    raise _missing(text) if likely else MissingNameError(text)
-
-
 def _missing(text: str) -> MissingNameError:
     """Return an error with a hint; without a name and an object, for which Python would add a suggestion of its own."""
     return MissingNameError(text, name=None, obj=None)
@@ -164,6 +144,26 @@ def _likely(module: str, name: str) -> str:
         if close:
             return f"; did you mean {_CALLED[candidate_module]}.{spelt[close[0]]}?"
     return ""
+
+
+def alias(module: str, name: str) -> Any:
+    """Return the object that older kernels know as ``module.name``.
+
+    Raises:
+        MissingNameError: if there is none. The message names the replacement of a name that was removed or that comes
+            from another library, and for a name that is misspelt or of another module the one that was likely meant.
+    """
+    submodule = MODULES.get(f"{module}.{name}")
+    if submodule is not None:
+        return submodule
+    if name in _ATTRIBUTES.get(module, {}):
+        return _ATTRIBUTES[module][name]
+    instead = REMOVED[module].get(name)
+    if instead is not None:
+        raise _missing(f"{module}.{name} was removed from NKI before release 0.6; use {instead}")
+    likely = _likely(module, name)
+    text = f"module {module!r} has no attribute {name!r}{likely}"
+    raise _missing(text) if likely else MissingNameError(text)
 
 
 def pending(name: str) -> Callable[..., NoReturn]:

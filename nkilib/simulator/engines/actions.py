@@ -52,15 +52,6 @@ def act(
         function(*[tensor.array for tensor in (*writes, *updates, *reads, *chosen)])
 
 
-def fill(core: Core, tensor: NkiTensor, value: Any) -> None:
-    """Write the number ``value`` into every element of ``tensor``.
-
-    Raises:
-        NkiValidationError: see :func:`filling`.
-    """
-    put(core, tensor, filling(tensor, value))
-
-
 def put(core: Core, tensor: NkiTensor, elements: npt.NDArray[Any]) -> None:
     """Write ``elements``, known before the instruction runs, into ``tensor``.
 
@@ -71,6 +62,15 @@ def put(core: Core, tensor: NkiTensor, elements: npt.NDArray[Any]) -> None:
         into[...] = elements
 
     act(core, write, writes=(tensor,))
+
+
+def fill(core: Core, tensor: NkiTensor, value: Any) -> None:
+    """Write the number ``value`` into every element of ``tensor``.
+
+    Raises:
+        NkiValidationError: see :func:`filling`.
+    """
+    put(core, tensor, filling(tensor, value))
 
 
 def copy_elements(into: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:

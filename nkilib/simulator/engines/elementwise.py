@@ -41,18 +41,6 @@ def is_worth_deferring(tensor: NkiTensor) -> bool:
     return tensor.size * tensor.dtype.itemsize >= SMALLEST_DEFERRED_BYTES
 
 
-def row_blocks(destination: NkiTensor, width: int, *sources: Any) -> list[slice]:
-    """Return slices of the partitions of ``destination``, each of about ``BLOCK_ELEMENTS`` elements.
-
-    A partition counts as ``width`` elements. There is a single slice of all partitions if a source shares the
-    destination's storage through a different view: all of the source must then be read before anything is stored.
-    """
-    rows = destination.shape[0]
-    if rows * width > BLOCK_ELEMENTS and _overlaps(destination, sources):
-        return [slice(0, rows)]
-    return blocks_of_rows(rows, width)
-
-
 def blocks_of_rows(rows: int, width: int) -> list[slice]:
     """Return slices that divide ``rows`` rows of ``width`` elements into blocks of at most ``BLOCK_ELEMENTS``.
 
@@ -75,6 +63,18 @@ def _overlaps(destination: NkiTensor, sources: tuple[Any, ...]) -> bool:
         if is_shared and not is_same_view(source, destination):
             return True
     return False
+
+
+def row_blocks(destination: NkiTensor, width: int, *sources: Any) -> list[slice]:
+    """Return slices of the partitions of ``destination``, each of about ``BLOCK_ELEMENTS`` elements.
+
+    A partition counts as ``width`` elements. There is a single slice of all partitions if a source shares the
+    destination's storage through a different view: all of the source must then be read before anything is stored.
+    """
+    rows = destination.shape[0]
+    if rows * width > BLOCK_ELEMENTS and _overlaps(destination, sources):
+        return [slice(0, rows)]
+    return blocks_of_rows(rows, width)
 
 
 class SourceRows:
@@ -183,6 +183,9 @@ Apply = Callable[[list[Float32s], list[Any], Float32s], object]
 # A content with this many nested deferred contents is computed before anything else is computed from it.
 _DEEPEST = 4
 
+# No rows and columns of a content.
+_NOWHERE: Block = (slice(0, 0), slice(0, 0))
+
 
 class Reduction(Protocol):
     """The second effect of an instruction: a reduction of each row of its results into an accumulator register.
@@ -214,41 +217,6 @@ class Reduction(Protocol):
         """Record what :meth:`finish` does to registers and destination, in a launch that computes no results."""
 
 
-def compute(
-    core: Core,
-    dst: NkiTensor,
-    tiles: Sequence[NkiTensor],
-    apply: Apply,
-    reduction: Reduction | None = None,
-    columns: Sequence[Any] = (),
-) -> None:
-    """Compute ``apply`` of ``tiles``, which have as many elements in a partition as ``dst``, into ``dst``.
-
-    Args:
-        core: the core that runs the instruction.
-        dst: the tile of the results.
-        tiles: the tiles that are read.
-        apply: the function that computes the results of some rows.
-        reduction: the reduction that receives the results before they are cast, whether or not they are stored.
-        columns: the scalar operands, numbers or (P, 1) tiles; ``apply`` receives float32 copies, made before anything
-            is written.
-    """
-    if core.emitter is not None:
-        core.emitter.elementwise(dst, tiles, apply, reduction, columns)
-        return
-    every_row = slice(0, dst.shape[0])
-    if dst.storage.is_abstract:  # only the effect on the registers is recorded
-        if reduction is not None:
-            reduction.pass_over(every_row)
-        return
-    scalars = [column(operand, every_row) for operand in columns]
-    if reduction is not None:
-        reduction.begin()
-    _compute_now_or_later(core, dst, tiles, Rowwise(apply, scalars), reduction)
-    if reduction is not None:
-        reduction.finish(every_row)
-
-
 class Rowwise(NamedTuple):
     """The computation of an instruction, some rows at a time: its function, and its scalar operands for all rows."""
 
@@ -259,26 +227,18 @@ class Rowwise(NamedTuple):
         self.apply(tiles, [rows_of(scalar, rows) for scalar in self.scalars], values)
 
 
-def _compute_now_or_later(
-    core: Core, dst: NkiTensor, tiles: Sequence[NkiTensor], apply: Rowwise, reduction: Reduction | None
-) -> None:
-    if core.defers_results and is_worth_deferring(dst):
-        inputs = _inputs(dst, tiles)
-        if inputs is not None:
-            _defer_results(core, dst, inputs, apply, reduction)
-            return
-    sources = [SourceRows(core, f"source {number}", tile) for number, tile in enumerate(tiles)]
-    if dst.storage.parts:
-        dst.storage.overwrite(dst.layout, dst.dtype)
-    result = ResultRows(core, "result", dst)
-    is_apart = all([result.is_apart_from(tile) for tile in tiles])
-    first, *others = sources
-    for rows in row_blocks(dst, dst.free_size, *tiles):
-        values = result.open(rows)
-        apply([first.load(rows, values if is_apart else None), *[source.load(rows) for source in others]], rows, values)
-        if reduction is not None:
-            reduction.add_rows(rows, values)
-        result.store(rows, values)
+def _scratch(core: Core, slot: str, rows: int, columns: int) -> Float32s:
+    return core.scratch(slot, rows * columns).reshape(rows, columns)
+
+
+def _storage_buffer(core: Core, slot: str, shape: tuple[int, ...], numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return a work buffer for elements of at most four bytes, in the type in which a tile stores them."""
+    size = shape[0] * shape[1]
+    return core.scratch(slot, size).view(numpy_type)[:size].reshape(shape)
+
+
+def _shifted(span: slice, by: int) -> slice:
+    return slice(span.start + by, span.stop + by)
 
 
 class _Input(NamedTuple):
@@ -328,36 +288,6 @@ class _Input(NamedTuple):
         return landing
 
 
-def _scratch(core: Core, slot: str, rows: int, columns: int) -> Float32s:
-    return core.scratch(slot, rows * columns).reshape(rows, columns)
-
-
-def _storage_buffer(core: Core, slot: str, shape: tuple[int, ...], numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return a work buffer for elements of at most four bytes, in the type in which a tile stores them."""
-    size = shape[0] * shape[1]
-    return core.scratch(slot, size).view(numpy_type)[:size].reshape(shape)
-
-
-def _shifted(span: slice, by: int) -> slice:
-    return slice(span.start + by, span.stop + by)
-
-
-def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
-    """Return the inputs from which the results can be computed later; None if they must be computed at once."""
-    target = dst.storage.block_of(dst.layout, dst.dtype)
-    if target is None or dst.indirect_access is not None:
-        return None
-    # First, because reading them may compute deferred contents.
-    columns = {number: _copy_of_column(tile) for number, tile in enumerate(tiles) if _is_column(tile)}
-    inputs: list[_Input] = []
-    for number, tile in enumerate(tiles):
-        source = _input(tile, dst, target) if number not in columns else _input_of_column(columns[number])
-        if source is None or dst.storage in source.operands:
-            return None
-        inputs.append(source)
-    return inputs
-
-
 def _input(tile: NkiTensor, dst: NkiTensor, target: Rectangle) -> _Input | None:
     storage = tile.storage
     block = storage.block_of(tile.layout, tile.dtype)
@@ -397,35 +327,20 @@ def _input_of_column(elements: Float32s) -> _Input:
     return _Input(elements, None, _NOWHERE, (), frozenset(), False, FLOAT32)
 
 
-_NOWHERE: Block = (slice(0, 0), slice(0, 0))
-
-
-def _defer_results(
-    core: Core, dst: NkiTensor, inputs: Sequence[_Input], apply: Rowwise, reduction: Reduction | None
-) -> None:
-    """Defer the results until an instruction reads them: often only a store to HBM does, or none."""
-    results = _Results(core, inputs, apply, dst)
-    if reduction is not None and reduction.is_active:
-        for rows, values in results.blocks((slice(0, dst.shape[0]), slice(0, dst.free_size))):
-            reduction.add_rows(rows, values)
-        results.computed = dst.size
-    operands: set[object] = set().union(*[item.operands for item in inputs])
-    for operand in operands:
-        assert isinstance(operand, Storage)
-        operand.derive().readers.add(dst.storage)
-    sources = tuple(source for item in inputs for source in item.sources)
-    dst.storage.defer(
-        Deferred(
-            dst.layout,
-            dst.dtype,
-            results.write,
-            sources,
-            operands=operands,
-            reads_itself=any(item.is_own for item in inputs),
-            depth=results.depth,
-        )
-    )
-    core.loads.add(dst.storage)
+def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
+    """Return the inputs from which the results can be computed later; None if they must be computed at once."""
+    target = dst.storage.block_of(dst.layout, dst.dtype)
+    if target is None or dst.indirect_access is not None:
+        return None
+    # First, because reading them may compute deferred contents.
+    columns = {number: _copy_of_column(tile) for number, tile in enumerate(tiles) if _is_column(tile)}
+    inputs: list[_Input] = []
+    for number, tile in enumerate(tiles):
+        source = _input(tile, dst, target) if number not in columns else _input_of_column(columns[number])
+        if source is None or dst.storage in source.operands:
+            return None
+        inputs.append(source)
+    return inputs
 
 
 class _Results:
@@ -483,8 +398,101 @@ class _Results:
             self._core.stop_deferring()
 
 
+def _defer_results(
+    core: Core, dst: NkiTensor, inputs: Sequence[_Input], apply: Rowwise, reduction: Reduction | None
+) -> None:
+    """Defer the results until an instruction reads them: often only a store to HBM does, or none."""
+    results = _Results(core, inputs, apply, dst)
+    if reduction is not None and reduction.is_active:
+        for rows, values in results.blocks((slice(0, dst.shape[0]), slice(0, dst.free_size))):
+            reduction.add_rows(rows, values)
+        results.computed = dst.size
+    operands: set[object] = set().union(*[item.operands for item in inputs])
+    for operand in operands:
+        assert isinstance(operand, Storage)
+        operand.derive().readers.add(dst.storage)
+    sources = tuple(source for item in inputs for source in item.sources)
+    dst.storage.defer(
+        Deferred(
+            dst.layout,
+            dst.dtype,
+            results.write,
+            sources,
+            operands=operands,
+            reads_itself=any(item.is_own for item in inputs),
+            depth=results.depth,
+        )
+    )
+    core.loads.add(dst.storage)
+
+
+def _compute_now_or_later(
+    core: Core, dst: NkiTensor, tiles: Sequence[NkiTensor], apply: Rowwise, reduction: Reduction | None
+) -> None:
+    if core.defers_results and is_worth_deferring(dst):
+        inputs = _inputs(dst, tiles)
+        if inputs is not None:
+            _defer_results(core, dst, inputs, apply, reduction)
+            return
+    sources = [SourceRows(core, f"source {number}", tile) for number, tile in enumerate(tiles)]
+    if dst.storage.parts:
+        dst.storage.overwrite(dst.layout, dst.dtype)
+    result = ResultRows(core, "result", dst)
+    is_apart = all([result.is_apart_from(tile) for tile in tiles])
+    first, *others = sources
+    for rows in row_blocks(dst, dst.free_size, *tiles):
+        values = result.open(rows)
+        apply([first.load(rows, values if is_apart else None), *[source.load(rows) for source in others]], rows, values)
+        if reduction is not None:
+            reduction.add_rows(rows, values)
+        result.store(rows, values)
+
+
+def compute(
+    core: Core,
+    dst: NkiTensor,
+    tiles: Sequence[NkiTensor],
+    apply: Apply,
+    reduction: Reduction | None = None,
+    columns: Sequence[Any] = (),
+) -> None:
+    """Compute ``apply`` of ``tiles``, which have as many elements in a partition as ``dst``, into ``dst``.
+
+    Args:
+        core: the core that runs the instruction.
+        dst: the tile of the results.
+        tiles: the tiles that are read.
+        apply: the function that computes the results of some rows.
+        reduction: the reduction that receives the results before they are cast, whether or not they are stored.
+        columns: the scalar operands, numbers or (P, 1) tiles; ``apply`` receives float32 copies, made before anything
+            is written.
+    """
+    if core.emitter is not None:
+        core.emitter.elementwise(dst, tiles, apply, reduction, columns)
+        return
+    every_row = slice(0, dst.shape[0])
+    if dst.storage.is_abstract:  # only the effect on the registers is recorded
+        if reduction is not None:
+            reduction.pass_over(every_row)
+        return
+    scalars = [column(operand, every_row) for operand in columns]
+    if reduction is not None:
+        reduction.begin()
+    _compute_now_or_later(core, dst, tiles, Rowwise(apply, scalars), reduction)
+    if reduction is not None:
+        reduction.finish(every_row)
+
+
 # Computes the results of some rows, an array (rows, results), from their elements.
 Reduce = Callable[[npt.NDArray[Any], Float32s], object]
+
+
+def is_in_16_bits(tile: NkiTensor) -> bool:
+    """Return whether a tile has bfloat16 elements that its storage holds in 16 bits each.
+
+    With ``precise_fp=False`` bfloat16 elements are held in float32.
+    """
+    return tile.size > 0 and tile.dtype == bfloat16 and not tile.storage.is_widened
 
 
 def reduce_rows(core: Core, dst: NkiTensor, tile: NkiTensor, reduce: Reduce, *, reads_bfloat16: bool = False) -> None:
@@ -513,11 +521,3 @@ def reduce_rows(core: Core, dst: NkiTensor, tile: NkiTensor, reduce: Reduce, *, 
         for rows in row_blocks(tile, tile.free_size):
             reduce(source.load(rows), results[rows])
     store_float(dst.array, results, dst.dtype)
-
-
-def is_in_16_bits(tile: NkiTensor) -> bool:
-    """Return whether a tile has bfloat16 elements that its storage holds in 16 bits each.
-
-    With ``precise_fp=False`` bfloat16 elements are held in float32.
-    """
-    return tile.size > 0 and tile.dtype == bfloat16 and not tile.storage.is_widened

@@ -69,7 +69,7 @@ class DmaTiming:
 
 @dataclass(frozen=True)
 class Timing:
-    """Constants of the model of time; see each generation's file for their sources.
+    """Constants of the model of time; the comment above each generation names their sources.
 
     Attributes:
         clock_ghz: the clocks of the compute engines, in GHz.

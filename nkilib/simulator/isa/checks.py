@@ -32,20 +32,6 @@ def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
             )
 
 
-def same_tile_size(values: dict[str, Any], first: str, *others: str) -> None:
-    """Check that the operands ``others`` have as many partitions, and elements per partition, as operand ``first``.
-
-    Raises:
-        NkiValidationError: naming the two operands and their sizes.
-    """
-    tile = values[first]
-    for name in others:
-        other = values[name]
-        if other.free_size != tile.free_size or other.shape[0] != tile.shape[0]:
-            same_partitions(values, first, name)
-            same_elements(values, first, name)
-
-
 def same_elements(values: dict[str, Any], first: str, *others: str) -> None:
     """Check that the operands ``others`` have as many elements per partition as operand ``first``.
 
@@ -58,6 +44,20 @@ def same_elements(values: dict[str, Any], first: str, *others: str) -> None:
                 f"operands {first!r} and {other!r} must have the same number of elements per partition, got "
                 f"{values[first]} and {values[other]}"
             )
+
+
+def same_tile_size(values: dict[str, Any], first: str, *others: str) -> None:
+    """Check that the operands ``others`` have as many partitions, and elements per partition, as operand ``first``.
+
+    Raises:
+        NkiValidationError: naming the two operands and their sizes.
+    """
+    tile = values[first]
+    for name in others:
+        other = values[name]
+        if other.free_size != tile.free_size or other.shape[0] != tile.shape[0]:
+            same_partitions(values, first, name)
+            same_elements(values, first, name)
 
 
 def not_both_in_psum(values: dict[str, Any], first: str, second: str) -> None:
@@ -99,28 +99,6 @@ def at_most_rank(values: dict[str, Any], limit: int, *names: str) -> None:
             )
 
 
-def check_engine_access(name: str, tensor: View) -> None:
-    """Check that a compute engine can access an on-chip tensor: its partitions, and the pattern within a partition.
-
-    Source: ``trainium_inferentia2_arch.rst`` (Data Access).
-
-    Args:
-        name: the name of the operand in messages.
-        tensor: the view that the engine is to access.
-
-    Raises:
-        NkiValidationError: naming the operand, the limit and the value.
-    """
-    if _is_plain(tensor):
-        repeats = tensor.strides[1] == 0 and tensor.shape[1] > 1
-    else:
-        check_free_pattern(name, tensor)
-        check_partitions(name, tensor)
-        repeats = has_repeats(tensor.shape, tensor.strides)
-    if not repeats:  # else the result of a matmul is reported each time
-        tensor.allow_access()
-
-
 def _is_plain(tensor: View) -> bool:
     """Return whether a view has two dimensions, starts at partition 0 and is within all limits, as most views are."""
     if len(tensor.shape) != 2:
@@ -153,6 +131,20 @@ def check_free_pattern(name: str, tensor: View) -> None:
             )
 
 
+def check_consecutive_partitions(name: str, tensor: View) -> None:
+    """Check that the partitions of an on-chip view are consecutive.
+
+    Raises:
+        NkiValidationError: if the view skips some.
+    """
+    row = partition_elements(tensor)
+    if tensor.shape[0] > 1 and tensor.strides[0] != row:
+        raise NkiValidationError(
+            f"operand {name!r}: an access must take partitions that follow each other, got every "
+            f"{tensor.strides[0] // row}th of {tensor}"
+        )
+
+
 def check_partitions(name: str, tensor: View) -> None:
     """Check that a compute engine may access a view's partitions (trainium_inferentia2_arch.rst, Data Access).
 
@@ -170,22 +162,44 @@ def check_partitions(name: str, tensor: View) -> None:
         )
 
 
-def check_consecutive_partitions(name: str, tensor: View) -> None:
-    """Check that the partitions of an on-chip view are consecutive.
+def check_engine_access(name: str, tensor: View) -> None:
+    """Check that a compute engine can access an on-chip tensor: its partitions, and the pattern within a partition.
+
+    Source: ``trainium_inferentia2_arch.rst`` (Data Access).
+
+    Args:
+        name: the name of the operand in messages.
+        tensor: the view that the engine is to access.
 
     Raises:
-        NkiValidationError: if the view skips some.
+        NkiValidationError: naming the operand, the limit and the value.
     """
-    row = partition_elements(tensor)
-    if tensor.shape[0] > 1 and tensor.strides[0] != row:
-        raise NkiValidationError(
-            f"operand {name!r}: an access must take partitions that follow each other, got every "
-            f"{tensor.strides[0] // row}th of {tensor}"
-        )
+    if _is_plain(tensor):
+        repeats = tensor.strides[1] == 0 and tensor.shape[1] > 1
+    else:
+        check_free_pattern(name, tensor)
+        check_partitions(name, tensor)
+        repeats = has_repeats(tensor.shape, tensor.strides)
+    if not repeats:  # else the result of a matmul is reported each time
+        tensor.allow_access()
 
 
 # Members of an Enum are looked up by a Python function before 3.12; these are asked for in most calls.
 _GPSIMD, _PSUM = Engine.gpsimd, MemoryRegion.psum
+
+
+def _check_indirect(
+    definition: Definition, engine: Engine, values: Mapping[str, Any], indirect: Collection[str]
+) -> None:
+    allowed = RULES[definition.name].engines
+    if engine not in allowed:
+        names = " or ".join(sorted(f"nki.isa.engine.{able.name}" for able in allowed))
+        raise NkiValidationError(f"a view of indirect() needs {names}, got nki.isa.engine.{engine.name}")
+    if engine is not Engine.scalar:
+        return
+    for name in indirect:
+        if name in definition.output_names and values[name].buffer is _PSUM:
+            raise NkiValidationError(f"operand {name!r}: the Scalar engine cannot scatter to psum, got {values[name]}")
 
 
 def check_engine(
@@ -218,21 +232,6 @@ def check_engine(
                 raise NkiValidationError(f"operand {rule.name!r}: the GpSimd engine cannot access psum, got {value}")
 
 
-def engines_besides(
-    definition: Definition,
-    engine: Engine,
-    generation: Generation,
-    values: Mapping[str, Any],
-    indirect: Collection[str] = (),
-) -> tuple[Engine, ...]:
-    """Return the engines besides ``engine`` that a kernel may ask for in a call; for the arguments, see above."""
-    return tuple(
-        other
-        for other in definition.engines
-        if other is not engine and _can_run(definition, other, generation, values, indirect)
-    )
-
-
 def _can_run(
     definition: Definition,
     engine: Engine,
@@ -247,15 +246,16 @@ def _can_run(
     return True
 
 
-def _check_indirect(
-    definition: Definition, engine: Engine, values: Mapping[str, Any], indirect: Collection[str]
-) -> None:
-    allowed = RULES[definition.name].engines
-    if engine not in allowed:
-        names = " or ".join(sorted(f"nki.isa.engine.{able.name}" for able in allowed))
-        raise NkiValidationError(f"a view of indirect() needs {names}, got nki.isa.engine.{engine.name}")
-    if engine is not Engine.scalar:
-        return
-    for name in indirect:
-        if name in definition.output_names and values[name].buffer is _PSUM:
-            raise NkiValidationError(f"operand {name!r}: the Scalar engine cannot scatter to psum, got {values[name]}")
+def engines_besides(
+    definition: Definition,
+    engine: Engine,
+    generation: Generation,
+    values: Mapping[str, Any],
+    indirect: Collection[str] = (),
+) -> tuple[Engine, ...]:
+    """Return the engines besides ``engine`` that a kernel may ask for in a call; see :func:`check_engine`."""
+    return tuple(
+        other
+        for other in definition.engines
+        if other is not engine and _can_run(definition, other, generation, values, indirect)
+    )

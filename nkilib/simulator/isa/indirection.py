@@ -106,6 +106,21 @@ class Choice:
         return positions
 
 
+def rows_layout(base: View) -> Layout:
+    """Return the layout (partitions, free elements) of a tensor that is dense in each partition."""
+    return Layout((base.shape[0], base.size // base.shape[0]), (base.strides[0], 1), base.offset)
+
+
+def _marks(marks: WrittenMap, layout: Layout, width: int) -> npt.NDArray[np.bool_]:
+    if marks.is_full or marks.is_untouched:
+        return np.full(layout.shape, marks.is_full)
+    return np.asarray(marks.mask_of(layout, width).all(axis=-1)).reshape(layout.shape)
+
+
+def _put(target: npt.NDArray[Any], positions: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
+    np.put_along_axis(target, positions, values, 1)
+
+
 @dataclass(frozen=True)
 class IndirectOperand:
     """An operand of the running instruction that was passed as a view of ``indirect``.
@@ -147,42 +162,6 @@ class IndirectOperand:
         chosen = np.zeros(rows.shape, np.bool_)
         _put(chosen, self.positions, _marks(source.written, self.elements, width))
         storage.written.mark_where(rows, width, chosen)
-
-
-def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_output: bool) -> IndirectOperand:
-    """Copy the elements that a view of ``indirect`` chooses to a new tensor, and return both as an operand.
-
-    Raises:
-        OutOfRangeError: if an offset lies outside of the partition.
-        NkiValidationError: if the view takes more offsets than a group of partitions holds.
-    """
-    base = indirect.base
-    assert base is not None and isinstance(indirect.index, View)
-    is_abstract = base.storage.is_abstract
-    choice = _choice(name, view, indirect, rule.group)
-    positions = _positions(name, indirect, choice)
-    is_exact = base.storage.numpy_type_of(base.dtype) == base.dtype.numpy
-    partitions, count = positions.shape
-    # In the partitions of the base, because these decide which accumulator registers an engine uses.
-    lane = first_lane(base)
-    shape = (lane + partitions, count)
-    storage = Storage(
-        shape,
-        base.dtype,
-        base.buffer,
-        base.name,
-        precise_fp=is_exact,
-        is_abstract=is_abstract,
-        origin=base.storage.origin,
-    )
-    layout = Layout(positions.shape, (count, 1), lane * count)
-    gathered = NkiTensor(storage.shape, base.dtype, storage, base.buffer, base.name).with_layout(layout)
-    if not storage.is_shape_only:
-        _copy_elements(base, positions, gathered)
-    shifted = view.layout._replace(offset=view.offset + layout.offset)
-    return IndirectOperand(
-        name, base, indirect.index, choice, positions, gathered.with_layout(shifted), layout, is_output
-    )
 
 
 def _copy_elements(base: View, positions: npt.NDArray[np.int64], gathered: View) -> None:
@@ -235,20 +214,49 @@ def _positions(name: str, indirect: Indirect, choice: Choice) -> npt.NDArray[np.
         raise type(error)(f"operand {name!r}: {error}") from None
 
 
-def check_indirect_operands(
-    instruction: str, engine: Engine, values: dict[str, Any], operands: list[IndirectOperand]
-) -> None:
-    """Check what an instruction with indirect operands requires of several operands together.
-
-    The requirements on a single operand, and on the engine, are checked elsewhere.
+def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_output: bool) -> IndirectOperand:
+    """Copy the elements that a view of ``indirect`` chooses to a new tensor, and return both as an operand.
 
     Raises:
-        NkiValidationError: naming operand, requirement and value.
+        OutOfRangeError: if an offset lies outside of the partition.
+        NkiValidationError: if the view takes more offsets than a group of partitions holds.
     """
-    by_name = {operand.name: operand for operand in operands}
-    _check_places(RULES[instruction].operands, values, by_name)
-    if engine is Engine.tensor:
-        _check_matmul(instruction, values, by_name)
+    base = indirect.base
+    assert base is not None and isinstance(indirect.index, View)
+    is_abstract = base.storage.is_abstract
+    choice = _choice(name, view, indirect, rule.group)
+    positions = _positions(name, indirect, choice)
+    is_exact = base.storage.numpy_type_of(base.dtype) == base.dtype.numpy
+    partitions, count = positions.shape
+    # In the partitions of the base, because these decide which accumulator registers an engine uses.
+    lane = first_lane(base)
+    shape = (lane + partitions, count)
+    storage = Storage(
+        shape,
+        base.dtype,
+        base.buffer,
+        base.name,
+        precise_fp=is_exact,
+        is_abstract=is_abstract,
+        origin=base.storage.origin,
+    )
+    layout = Layout(positions.shape, (count, 1), lane * count)
+    gathered = NkiTensor(storage.shape, base.dtype, storage, base.buffer, base.name).with_layout(layout)
+    if not storage.is_shape_only:
+        _copy_elements(base, positions, gathered)
+    shifted = view.layout._replace(offset=view.offset + layout.offset)
+    return IndirectOperand(
+        name, base, indirect.index, choice, positions, gathered.with_layout(shifted), layout, is_output
+    )
+
+
+def _check_same_place(name: str, tensor: View, other_name: str, other: View) -> None:
+    start, other_start = first_partition(tensor), first_partition(other)
+    if start is not None and other_start is not None and start != other_start:
+        raise NkiValidationError(
+            f"operand {name!r} must start on the partition of {other_name}, which is {other_start}, got partition "
+            f"{start} of {tensor}"
+        )
 
 
 def _check_places(names: tuple[str, ...], values: dict[str, Any], operands: dict[str, IndirectOperand]) -> None:
@@ -278,13 +286,8 @@ def _check_places(names: tuple[str, ...], values: dict[str, Any], operands: dict
         _check_same_place(f"index of {names[0]}", output.index, f"the index of {name!r}", source.index)
 
 
-def _check_same_place(name: str, tensor: View, other_name: str, other: View) -> None:
-    start, other_start = first_partition(tensor), first_partition(other)
-    if start is not None and other_start is not None and start != other_start:
-        raise NkiValidationError(
-            f"operand {name!r} must start on the partition of {other_name}, which is {other_start}, got partition "
-            f"{start} of {tensor}"
-        )
+def _place_of_index(operand: IndirectOperand | None) -> tuple[int, Layout] | None:
+    return None if operand is None else (id(operand.index.storage), operand.index.layout)
 
 
 def _check_matmul(instruction: str, values: dict[str, Any], operands: dict[str, IndirectOperand]) -> None:
@@ -309,23 +312,40 @@ def _check_matmul(instruction: str, values: dict[str, Any], operands: dict[str, 
                 )
 
 
-def _place_of_index(operand: IndirectOperand | None) -> tuple[int, Layout] | None:
-    return None if operand is None else (id(operand.index.storage), operand.index.layout)
+def check_indirect_operands(
+    instruction: str, engine: Engine, values: dict[str, Any], operands: list[IndirectOperand]
+) -> None:
+    """Check what an instruction with indirect operands requires of several operands together.
+
+    The requirements on a single operand, and on the engine, are checked elsewhere.
+
+    Raises:
+        NkiValidationError: naming operand, requirement and value.
+    """
+    by_name = {operand.name: operand for operand in operands}
+    _check_places(RULES[instruction].operands, values, by_name)
+    if engine is Engine.tensor:
+        _check_matmul(instruction, values, by_name)
 
 
-def rows_layout(base: View) -> Layout:
-    """Return the layout (partitions, free elements) of a tensor that is dense in each partition."""
-    return Layout((base.shape[0], base.size // base.shape[0]), (base.strides[0], 1), base.offset)
+def _index(indirect: Indirect) -> int:
+    """Return the value of a scalar offset; 0 if it is not known, since shape, checks and costs do not depend on it."""
+    try:
+        (index,) = indirect.read()
+    except DataNeeded:
+        return 0
+    return int(index)
 
 
-def _marks(marks: WrittenMap, layout: Layout, width: int) -> npt.NDArray[np.bool_]:
-    if marks.is_full or marks.is_untouched:
-        return np.full(layout.shape, marks.is_full)
-    return np.asarray(marks.mask_of(layout, width).all(axis=-1)).reshape(layout.shape)
-
-
-def _put(target: npt.NDArray[Any], positions: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
-    np.put_along_axis(target, positions, values, 1)
+def _check_stays_in_partitions(name: str, view: NkiTensor, index: int, offset: int) -> None:
+    """Check that an index moves an on-chip view within its partitions, never into the neighbouring one."""
+    row = partition_elements(view)
+    static = view.offset % row
+    low, high = extent(Layout(view.shape[1:], view.strides[1:], static + offset - view.offset))
+    if low < 0 or high >= row:
+        raise OutOfRangeError(
+            f"operand {name!r}: index {index} moves {view} to elements {low} to {high} of partitions of {row}"
+        )
 
 
 def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:
@@ -354,23 +374,3 @@ def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:
     if view.is_on_chip():
         _check_stays_in_partitions(name, view, index, target.offset)
     return view.with_layout(target)
-
-
-def _index(indirect: Indirect) -> int:
-    """Return the value of a scalar offset; 0 if it is not known, since shape, checks and costs do not depend on it."""
-    try:
-        (index,) = indirect.read()
-    except DataNeeded:
-        return 0
-    return int(index)
-
-
-def _check_stays_in_partitions(name: str, view: NkiTensor, index: int, offset: int) -> None:
-    """Check that an index moves an on-chip view within its partitions, never into the neighbouring one."""
-    row = partition_elements(view)
-    static = view.offset % row
-    low, high = extent(Layout(view.shape[1:], view.strides[1:], static + offset - view.offset))
-    if low < 0 or high >= row:
-        raise OutOfRangeError(
-            f"operand {name!r}: index {index} moves {view} to elements {low} to {high} of partitions of {row}"
-        )

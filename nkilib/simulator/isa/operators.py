@@ -28,10 +28,10 @@ from ..terms.errors import NkiValidationError
 # "Available only on NeuronCore-v4 (trn3) and newer" (docstrings of nl.abs_max and nl.abs_min).
 _SINCE_TRN3 = frozenset({"abs_max", "abs_min"})
 
-# nl.max and nl.min are functions of the language; the instructions' texts also name them as operators.
 # The mean over partitions is an operator of ``tensor_partition_reduce`` alone: ``average`` until NKI 0.6.
 MEAN = "mean"
 
+# nl.max and nl.min are functions of the language; the instructions' texts also name them as operators.
 _ALIASES = {"max": "maximum", "min": "minimum", "sum": "add", "average": MEAN}
 
 # Where an instruction may leave out a step, the operator that says so.
@@ -41,8 +41,7 @@ BYPASS = "bypass"
 class Operator:
     """A function of ``nki.language`` that instructions accept as ``op``, for instance ``nl.add`` or ``nl.exp``.
 
-    A call works on tiles, with the function that :mod:`nkilib.simulator.language.operator_functions` binds to the
-    operator.
+    A call works on tiles, with the function that ``api/language.py`` binds to the operator.
     """
 
     def __init__(self, name: str) -> None:
@@ -100,6 +99,31 @@ OPERATORS: dict[str, Operator] = {
 }
 
 
+def require_number(name: str, value: Any) -> None:
+    """Check that ``value`` is a compile-time number.
+
+    Raises:
+        NkiValidationError: naming the parameter.
+    """
+    if not isinstance(value, bool | int | float | np.number):
+        raise NkiValidationError(f"{name} must be a compile-time number, got {value!r}")
+
+
+def stored_type(tensor: NkiTensor) -> np.dtype[Any]:
+    """Return the numpy type in which an element of ``tensor`` is stored."""
+    return tensor.storage.numpy_type_of(tensor.dtype)
+
+
+def cast_number(value: Any, tensor: NkiTensor) -> npt.NDArray[Any]:
+    """Return a number as an element of ``tensor``, in an array of size 1.
+
+    It is rounded to float32 and cast as on the engines.
+    """
+    cast = np.empty(1, stored_type(tensor))
+    store_float(cast, np.full(1, value, np.float32), tensor.dtype)
+    return cast
+
+
 def filling(tensor: NkiTensor, value: Any) -> npt.NDArray[Any]:
     """Return the constant ``value`` cast to an element of ``tensor``, in an array of size 1.
 
@@ -132,28 +156,3 @@ def filling(tensor: NkiTensor, value: Any) -> npt.NDArray[Any]:
             )
         return np.zeros(1, stored_type(tensor))
     return cast_number(value, tensor)
-
-
-def require_number(name: str, value: Any) -> None:
-    """Check that ``value`` is a compile-time number.
-
-    Raises:
-        NkiValidationError: naming the parameter.
-    """
-    if not isinstance(value, bool | int | float | np.number):
-        raise NkiValidationError(f"{name} must be a compile-time number, got {value!r}")
-
-
-def cast_number(value: Any, tensor: NkiTensor) -> npt.NDArray[Any]:
-    """Return a number as an element of ``tensor``, in an array of size 1.
-
-    It is rounded to float32 and cast as on the engines.
-    """
-    cast = np.empty(1, stored_type(tensor))
-    store_float(cast, np.full(1, value, np.float32), tensor.dtype)
-    return cast
-
-
-def stored_type(tensor: NkiTensor) -> np.dtype[Any]:
-    """Return the numpy type in which an element of ``tensor`` is stored."""
-    return tensor.storage.numpy_type_of(tensor.dtype)

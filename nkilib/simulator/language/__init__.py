@@ -9,7 +9,6 @@
 - ``movement``: transfers between HBM and SBUF, copies, broadcasts, gathers and ``where``;
 - ``operands``: what the functions on tiles share: operands, types of results, broadcasting;
 - ``elementwise``, ``rounding``, ``trigonometry``, ``random``, ``reductions``, ``matmul``: arithmetic on tiles;
-- ``operator_functions``: gives the operators (``nl.add``, ``nl.exp``) the functions that they run when called;
 - ``loops``: ranges, and loops that run on the device;
 - ``programs``: the launch grid, the target, printing, registers and explanations of indices.
 """

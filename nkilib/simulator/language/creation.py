@@ -88,46 +88,6 @@ def language_function(function: Callable[_Parameters, _Returned]) -> Callable[_P
     return located
 
 
-def ndarray(
-    shape: Sequence[int],
-    dtype: Any,
-    buffer: MemoryRegion | str = MemoryRegion.sbuf,
-    name: str = "",
-    address: tuple[int, ...] | None = None,
-) -> NkiTensor:
-    """Return a new tensor whose elements are unwritten.
-
-    Args:
-        shape: sizes, all positive; on chip the first one counts partitions (at most 128), and a tensor has at least
-            two dimensions: ``(n,)`` makes ``(n, 1)``.
-        dtype: type of an element.
-        buffer: memory region. Tensors in ``nl.shared_hbm`` are one and the same on all cores, which therefore create
-            them in the same order.
-        name: name of the tensor in messages.
-        address: location that the kernel chooses for the tensor: on chip the first partition, and the first byte in a
-            partition; in HBM ``(first byte,)``. The simulator gives every tensor its own memory. Two placed tensors
-            that overlap, on chip while both are needed, in HBM at all, are an error (:class:`CapacityError`).
-
-    Raises:
-        NkiValidationError: if the tensor cannot exist on the target, naming limit and value.
-    """
-    core = current_core("nl.ndarray")
-    try:
-        kind, region = as_dtype(dtype), as_region(buffer)
-        sizes = _sizes(shape, region)
-        if not _may_exist(sizes, kind, region, core.generation.sbuf_usable_bytes):
-            _refuse_shape(core, sizes, kind, region, name)
-        place = None if address is None else _checked_address(core, sizes, kind, region, address)
-    except NkiValidationError as error:
-        add_location(error, "nl.ndarray")
-        raise
-    storage = _allocate(core, sizes, kind, region, name, place)
-    if region in ON_CHIP:
-        for tell in core.observers.allocated:
-            tell(storage)
-    return NkiTensor.whole(storage)
-
-
 def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
     try:
         sizes = tuple(map(index, shape))
@@ -135,26 +95,6 @@ def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
         raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}") from None
     # On-chip tensors "are always at least 2-D" (language guide), yet examples of the API make them of shape [1].
     return (*sizes, 1) if region in ON_CHIP and len(sizes) == 1 else sizes
-
-
-def _allocate(
-    core: Core,
-    shape: tuple[int, ...],
-    dtype: DType,
-    region: MemoryRegion,
-    name: str,
-    address: tuple[int, ...] | None,
-) -> Storage:
-    """Return the memory of a new tensor; a tensor in shared HBM has the same memory on all cores."""
-    if region is not _SHARED_HBM:
-        return _make(core, shape, dtype, region, name, address, core.loops.scope)
-    launch, position = core.launch, core.next_shared_allocation()
-    scope = new_scope(launch.scope) if core.loops.depth else launch.scope
-    storage = launch.shared_storage(
-        position, shape, dtype, address, lambda: _make(core, shape, dtype, region, name, address, scope)
-    )
-    core.made_shared(storage)
-    return storage
 
 
 def _make(
@@ -188,6 +128,26 @@ def _make(
     )
 
 
+def _allocate(
+    core: Core,
+    shape: tuple[int, ...],
+    dtype: DType,
+    region: MemoryRegion,
+    name: str,
+    address: tuple[int, ...] | None,
+) -> Storage:
+    """Return the memory of a new tensor; a tensor in shared HBM has the same memory on all cores."""
+    if region is not _SHARED_HBM:
+        return _make(core, shape, dtype, region, name, address, core.loops.scope)
+    launch, position = core.launch, core.next_shared_allocation()
+    scope = new_scope(launch.scope) if core.loops.depth else launch.scope
+    storage = launch.shared_storage(
+        position, shape, dtype, address, lambda: _make(core, shape, dtype, region, name, address, scope)
+    )
+    core.made_shared(storage)
+    return storage
+
+
 @lru_cache(maxsize=_MOST_CHECKED)
 def _may_exist(shape: tuple[int, ...], dtype: DType, region: MemoryRegion, sbuf_bytes: int) -> bool:
     """Return whether a tensor of this shape and type can exist if a partition of SBUF has ``sbuf_bytes``."""
@@ -197,6 +157,10 @@ def _may_exist(shape: tuple[int, ...], dtype: DType, region: MemoryRegion, sbuf_
         return True
     limit = sbuf_bytes if region is _SBUF else PSUM_PARTITION_BYTES
     return shape[0] <= PARTITIONS and prod(shape[1:]) * dtype.itemsize <= limit
+
+
+def _partition_bytes(core: Core, region: MemoryRegion) -> int:
+    return core.generation.sbuf_usable_bytes if region is MemoryRegion.sbuf else PSUM_PARTITION_BYTES
 
 
 def _refuse_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> NoReturn:
@@ -251,8 +215,44 @@ def _checked_address(
     return partition, low
 
 
-def _partition_bytes(core: Core, region: MemoryRegion) -> int:
-    return core.generation.sbuf_usable_bytes if region is MemoryRegion.sbuf else PSUM_PARTITION_BYTES
+def ndarray(
+    shape: Sequence[int],
+    dtype: Any,
+    buffer: MemoryRegion | str = MemoryRegion.sbuf,
+    name: str = "",
+    address: tuple[int, ...] | None = None,
+) -> NkiTensor:
+    """Return a new tensor whose elements are unwritten.
+
+    Args:
+        shape: sizes, all positive; on chip the first one counts partitions (at most 128), and a tensor has at least
+            two dimensions: ``(n,)`` makes ``(n, 1)``.
+        dtype: type of an element.
+        buffer: memory region. Tensors in ``nl.shared_hbm`` are one and the same on all cores, which therefore create
+            them in the same order.
+        name: name of the tensor in messages.
+        address: location that the kernel chooses for the tensor: on chip the first partition, and the first byte in a
+            partition; in HBM ``(first byte,)``. The simulator gives every tensor its own memory. Two placed tensors
+            that overlap, on chip while both are needed, in HBM at all, are an error (:class:`CapacityError`).
+
+    Raises:
+        NkiValidationError: if the tensor cannot exist on the target, naming limit and value.
+    """
+    core = current_core("nl.ndarray")
+    try:
+        kind, region = as_dtype(dtype), as_region(buffer)
+        sizes = _sizes(shape, region)
+        if not _may_exist(sizes, kind, region, core.generation.sbuf_usable_bytes):
+            _refuse_shape(core, sizes, kind, region, name)
+        place = None if address is None else _checked_address(core, sizes, kind, region, address)
+    except NkiValidationError as error:
+        add_location(error, "nl.ndarray")
+        raise
+    storage = _allocate(core, sizes, kind, region, name, place)
+    if region in ON_CHIP:
+        for tell in core.observers.allocated:
+            tell(storage)
+    return NkiTensor.whole(storage)
 
 
 @language_function

@@ -3,8 +3,8 @@
 
 """Element-wise functions of ``nki.language``, each of one operator with one or two operands.
 
-Most are made from tables of their documentation. Instructions take most of them as ``op`` too:
-``operator_functions.py`` binds them to the operators of their names.
+Most are made from tables of their documentation. Instructions take most of them as ``op`` too: ``api/language.py``
+binds them to the operators of their names.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .creation import language_function
 from .operands import (
     TileOrNumber,
     as_tile,
-    cast_copy,
     common_shape,
     free_view,
     in_sbuf,
+    in_type,
     is_column,
     is_number,
     new_tile,
@@ -42,6 +42,58 @@ from .operands import (
 # operators, whose docstrings leave it open, do as well.
 _COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
 _TYPE_OF_TILE = _COMPARISONS | {"logical_and", "logical_or", "logical_xor"}
+
+
+def _require_integers(*operands: NkiTensor | int | float) -> None:
+    for operand in operands:
+        is_integer = operand.dtype.is_integer if isinstance(operand, NkiTensor) else float(operand).is_integer()
+        if not is_integer:
+            raise NkiValidationError(f"bit-wise operators take integers, got {operand!r}")
+
+
+def _tile_with_number(operator: Operator, data: NkiTensor, number: Any, is_reversed: bool, dtype: Any) -> NkiTensor:
+    if is_bitwise(operator.key):
+        _require_integers(data, number)
+        bits = new_tile(data.shape, data.dtype)
+        tensor_scalar(bits, data, operator, number, is_reversed)
+        return in_type(bits, dtype)
+    default = data.dtype if operator.key in _TYPE_OF_TILE else with_number(data.dtype, number)
+    result = new_tile(data.shape, default if dtype is None else as_dtype(dtype))
+    tensor_scalar(result, data, operator, number, is_reversed)
+    return result
+
+
+def _is_vector(tile: NkiTensor) -> bool:
+    """Return whether a tile has one float32 element a partition, so that ``tensor_scalar`` takes it as an operand."""
+    return is_column(tile) and tile.dtype == float32
+
+
+def _sources(operator: Operator, x: NkiTensor, y: NkiTensor, shape: tuple[int, ...]) -> tuple[NkiTensor, NkiTensor]:
+    """Return both operands in the result's shape, in memory that ``tensor_tensor`` can read."""
+    if operator.key == "power":
+        # It runs on GpSimd, which has no access to PSUM.
+        x, y = in_sbuf(x), in_sbuf(y)
+    elif x.buffer is MemoryRegion.psum and y.buffer is MemoryRegion.psum:
+        y = in_sbuf(y)
+    return free_view(x, shape), free_view(y, shape)
+
+
+def _tile_with_tile(operator: Operator, x: NkiTensor, y: NkiTensor, dtype: Any) -> NkiTensor:
+    shape = common_shape(x, y)
+    is_bits = is_bitwise(operator.key)
+    if is_bits:
+        _require_integers(x, y)
+    wanted = promoted(x.dtype, y.dtype) if dtype is None or is_bits else as_dtype(dtype)
+    result = new_tile(shape, wanted)
+    partitions = shape[0]
+    x, y = (tile if tile.shape[0] == partitions else spread(tile, partitions) for tile in (x, y))
+    if not is_bits and _is_vector(y):
+        tensor_scalar(result, x, operator, y)
+    elif not is_bits and _is_vector(x):
+        tensor_scalar(result, y, operator, x, reverse0=True)
+    else:
+        tensor_tensor(result, *_sources(operator, x, y, shape), operator)
+    return in_type(result, dtype)
 
 
 def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
@@ -76,63 +128,6 @@ def result_type(x: Any, y: Any) -> DType:
     if is_number(x):
         return with_number(y.dtype, x)
     return promoted(x.dtype, y.dtype)
-
-
-def _tile_with_number(operator: Operator, data: NkiTensor, number: Any, is_reversed: bool, dtype: Any) -> NkiTensor:
-    if is_bitwise(operator.key):
-        _require_integers(data, number)
-        bits = new_tile(data.shape, data.dtype)
-        tensor_scalar(bits, data, operator, number, is_reversed)
-        return _cast(bits, dtype)
-    default = data.dtype if operator.key in _TYPE_OF_TILE else with_number(data.dtype, number)
-    result = new_tile(data.shape, default if dtype is None else as_dtype(dtype))
-    tensor_scalar(result, data, operator, number, is_reversed)
-    return result
-
-
-def _tile_with_tile(operator: Operator, x: NkiTensor, y: NkiTensor, dtype: Any) -> NkiTensor:
-    shape = common_shape(x, y)
-    is_bits = is_bitwise(operator.key)
-    if is_bits:
-        _require_integers(x, y)
-    wanted = promoted(x.dtype, y.dtype) if dtype is None or is_bits else as_dtype(dtype)
-    result = new_tile(shape, wanted)
-    partitions = shape[0]
-    x, y = (tile if tile.shape[0] == partitions else spread(tile, partitions) for tile in (x, y))
-    if not is_bits and _is_vector(y):
-        tensor_scalar(result, x, operator, y)
-    elif not is_bits and _is_vector(x):
-        tensor_scalar(result, y, operator, x, reverse0=True)
-    else:
-        tensor_tensor(result, *_sources(operator, x, y, shape), operator)
-    return _cast(result, dtype)
-
-
-def _require_integers(*operands: NkiTensor | int | float) -> None:
-    for operand in operands:
-        is_integer = operand.dtype.is_integer if isinstance(operand, NkiTensor) else float(operand).is_integer()
-        if not is_integer:
-            raise NkiValidationError(f"bit-wise operators take integers, got {operand!r}")
-
-
-def _is_vector(tile: NkiTensor) -> bool:
-    """Return whether a tile has one float32 element a partition, so that ``tensor_scalar`` takes it as an operand."""
-    return is_column(tile) and tile.dtype == float32
-
-
-def _sources(operator: Operator, x: NkiTensor, y: NkiTensor, shape: tuple[int, ...]) -> tuple[NkiTensor, NkiTensor]:
-    """Return both operands in the result's shape, in memory that ``tensor_tensor`` can read."""
-    if operator.key == "power":
-        # It runs on GpSimd, which has no access to PSUM.
-        x, y = in_sbuf(x), in_sbuf(y)
-    elif x.buffer is MemoryRegion.psum and y.buffer is MemoryRegion.psum:
-        y = in_sbuf(y)
-    return free_view(x, shape), free_view(y, shape)
-
-
-def _cast(tile: NkiTensor, dtype: Any) -> NkiTensor:
-    """Return ``tile``, copied if another type is asked for."""
-    return tile if dtype is None or as_dtype(dtype) == tile.dtype else cast_copy(tile, as_dtype(dtype))
 
 
 _BINARY_RULES = """
@@ -221,19 +216,19 @@ def _binary_function(name: str, summary: str, default: str, arithmetic: str = _F
     return _named(function, name, summary + _BINARY_RULES.format(default=default, arithmetic=arithmetic))
 
 
-def _activation_function(name: str, summary: str) -> Callable[..., NkiTensor]:
-    def function(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-        return activated(name, x, dtype)
-
-    return _named(function, name, summary + _UNARY_RULES)
-
-
 def activated(name: str, x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """Return a new tile with the activation function ``name`` of ``x``, by default of the type of ``x``."""
     tile = as_tile("x", x)
     result = result_tile(tile.shape, dtype, tile.dtype)
     activation(result, OPERATORS[name], tile)
     return result
+
+
+def _activation_function(name: str, summary: str) -> Callable[..., NkiTensor]:
+    def function(x: NkiTensor, dtype: Any = None) -> NkiTensor:
+        return activated(name, x, dtype)
+
+    return _named(function, name, summary + _UNARY_RULES)
 
 
 @language_function

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from ..engines.dma.instructions import TRANSPOSED_AXES
 from ..hardware.generations import PARTITIONS
 from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid, dense_axes, packed_axes, packed_shape, tile_grid_of
 from ..tensors.tensor import NkiTensor
@@ -24,8 +25,39 @@ from .creation import language_function, ndarray
 
 _TensorOrGrid = TypeVar("_TensorOrGrid", NkiTensor, NkiTileGrid, NkiBlockGrid)
 
-# What nisa.dma_transpose does with two, three and four dimensions.
-_TRANSPOSES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
+
+def _checked_shape(what: str, shape: Any) -> Shape:
+    """Return ``shape`` after checking that it is a tuple of positive Python integers.
+
+    Raises:
+        GridTypeError: if it is not a tuple of integers.
+        GridValueError: if a size is not positive.
+    """
+    if not isinstance(shape, tuple) or not all(type(size) is int for size in shape):
+        raise GridTypeError(f"{what} must be a tuple of Python integers, got {shape!r}")
+    if not shape or min(shape) < 1:
+        raise GridValueError(f"{what} must have positive sizes, got {shape!r}")
+    return shape
+
+
+def _checked_tile_shape(tile_shape: Any) -> Shape:
+    checked = _checked_shape("tile_shape", tile_shape)
+    if len(checked) < 2:
+        raise GridValueError(f"tile_shape must have at least two dimensions, got {checked}")
+    return checked
+
+
+def _tiles_of(source: Any, tile_shape: Any) -> NkiTileGrid:
+    if isinstance(source, NkiGrid):
+        grid = source.tile_grid()
+        if tile_shape is None or _checked_tile_shape(tile_shape) == grid.tile_shape:
+            return grid
+        return tile_grid_of(grid.data, tile_shape)
+    if not isinstance(source, NkiTensor):
+        raise GridTypeError(f"source must be a tensor or a grid, got {describe_foreign_value(source)}")
+    if tile_shape is None:
+        raise GridTypeError(f"tile_shape is needed: {source} is no grid, which would have one")
+    return tile_grid_of(source, _checked_tile_shape(tile_shape))
 
 
 @language_function
@@ -46,6 +78,15 @@ def tiles(source: NkiTensor | NkiTileGrid | NkiBlockGrid, *, tile_shape: tuple[i
         GridValueError: if ``tile_shape`` does not fit.
     """
     return _tiles_of(source, tile_shape)
+
+
+def _checked_block_shape(block_shape: Any, tile_shape: Sequence[int]) -> Shape:
+    checked = _checked_shape("block_shape", block_shape)
+    if len(checked) != len(tile_shape):
+        raise GridValueError(
+            f"block_shape counts tiles along each tiled dimension, of which there are {len(tile_shape)}; got {checked}"
+        )
+    return checked
 
 
 @language_function
@@ -70,6 +111,27 @@ def blocks(
     """
     grid = _tiles_of(source, tile_shape)
     return grid.block_grid(_checked_block_shape(block_shape, grid.tile_shape))
+
+
+def _new_tile_grid(
+    tile_shape: tuple[int, ...],
+    element_shape: tuple[int, ...],
+    buffer: MemoryRegion,
+    dtype: Any,
+    address: tuple[int, ...] | None,
+    name: str,
+) -> NkiTileGrid:
+    """Return a grid of tiles in new unwritten memory; see :func:`alloc_tiles`."""
+    tile, elements = _checked_tile_shape(tile_shape), _checked_shape("element_shape", element_shape)
+    if len(tile) > len(elements):
+        raise GridValueError(f"tile_shape {tile} has more dimensions than element_shape {elements}")
+    if not isinstance(buffer, MemoryRegion):
+        raise GridTypeError(f"buffer must be a memory region, such as nl.sbuf or nl.shared_hbm, got {buffer!r}")
+    if buffer not in ON_CHIP:
+        tensor = ndarray(elements, dtype, buffer, name, address)
+        return NkiTileGrid.of(tensor, dense_axes(tensor.shape, tensor.strides, tile), tensor.offset)
+    tensor = ndarray(packed_shape(elements, tile), dtype, buffer, name, address)
+    return NkiTileGrid.of(tensor, packed_axes(elements, tile, partition_elements(tensor)), tensor.offset)
 
 
 @language_function
@@ -128,6 +190,44 @@ def alloc_blocks(
     return _new_tile_grid(tile_shape, element_shape, buffer, dtype, address, name).block_grid(groups)
 
 
+def _checked_axes(axes: Any, dimensions: int, region: MemoryRegion) -> tuple[int, ...]:
+    order = TRANSPOSED_AXES.get(dimensions)
+    if order is None or axes != order:
+        allowed = " or ".join(map(str, TRANSPOSED_AXES.values())) if order is None else str(order)
+        raise GridValueError(f"transpose_axes of {dimensions} dimensions must be {allowed}, got {axes!r}")
+    if region is not MemoryRegion.sbuf:
+        raise GridValueError(f"transpose_axes is for a result in nl.sbuf, got buffer {region}; pass buffer=nl.sbuf")
+    return order
+
+
+def _check_partitions(partitions: int, x: NkiTensor | NkiGrid) -> None:
+    if partitions > PARTITIONS:
+        raise GridValueError(
+            f"transpose_axes makes partitions of the last dimension of {x}, which must be at most {PARTITIONS}, got "
+            f"{partitions}"
+        )
+
+
+def _order_of(x: NkiGrid, transpose_axes: tuple[int, ...] | None, region: MemoryRegion) -> tuple[int, ...]:
+    """Return the tiled dimensions of a grid in the order in which the result has them."""
+    if 0 in x.element_shape:
+        raise GridValueError(f"{x} has no tiles")
+    if transpose_axes is None:
+        return tuple(range(len(x.tile_shape)))
+    order = _checked_axes(transpose_axes, len(x.tile_shape), region)
+    _check_partitions(x.tile_shape[order[0]], x)
+    return order
+
+
+def _with_leading(leading: int, order: tuple[int, ...]) -> tuple[int, ...]:
+    """Return all dimensions: first those that are not tiled, then the tiled ones in their order."""
+    return (*range(leading), *(leading + dim for dim in order))
+
+
+def _transposed(sizes: Shape, order: tuple[int, ...]) -> Shape:
+    return tuple(sizes[dim] for dim in order)
+
+
 @language_function
 def empty_like(
     x: _TensorOrGrid,
@@ -174,105 +274,3 @@ def empty_like(
     if isinstance(x, NkiBlockGrid):
         return tiles.block_grid(_transposed(x.block_shape, order)).with_coordinates_of(x, dimensions)
     return tiles.with_coordinates_of(x, dimensions)
-
-
-def _new_tile_grid(
-    tile_shape: tuple[int, ...],
-    element_shape: tuple[int, ...],
-    buffer: MemoryRegion,
-    dtype: Any,
-    address: tuple[int, ...] | None,
-    name: str,
-) -> NkiTileGrid:
-    """Return a grid of tiles in new unwritten memory; see :func:`alloc_tiles`."""
-    tile, elements = _checked_tile_shape(tile_shape), _checked_shape("element_shape", element_shape)
-    if len(tile) > len(elements):
-        raise GridValueError(f"tile_shape {tile} has more dimensions than element_shape {elements}")
-    if not isinstance(buffer, MemoryRegion):
-        raise GridTypeError(f"buffer must be a memory region, such as nl.sbuf or nl.shared_hbm, got {buffer!r}")
-    if buffer not in ON_CHIP:
-        tensor = ndarray(elements, dtype, buffer, name, address)
-        return NkiTileGrid.of(tensor, dense_axes(tensor.shape, tensor.strides, tile), tensor.offset)
-    tensor = ndarray(packed_shape(elements, tile), dtype, buffer, name, address)
-    return NkiTileGrid.of(tensor, packed_axes(elements, tile, partition_elements(tensor)), tensor.offset)
-
-
-def _checked_shape(what: str, shape: Any) -> Shape:
-    """Return ``shape`` after checking that it is a tuple of positive Python integers.
-
-    Raises:
-        GridTypeError: if it is not a tuple of integers.
-        GridValueError: if a size is not positive.
-    """
-    if not isinstance(shape, tuple) or not all(type(size) is int for size in shape):
-        raise GridTypeError(f"{what} must be a tuple of Python integers, got {shape!r}")
-    if not shape or min(shape) < 1:
-        raise GridValueError(f"{what} must have positive sizes, got {shape!r}")
-    return shape
-
-
-def _checked_tile_shape(tile_shape: Any) -> Shape:
-    checked = _checked_shape("tile_shape", tile_shape)
-    if len(checked) < 2:
-        raise GridValueError(f"tile_shape must have at least two dimensions, got {checked}")
-    return checked
-
-
-def _checked_block_shape(block_shape: Any, tile_shape: Sequence[int]) -> Shape:
-    checked = _checked_shape("block_shape", block_shape)
-    if len(checked) != len(tile_shape):
-        raise GridValueError(
-            f"block_shape counts tiles along each tiled dimension, of which there are {len(tile_shape)}; got {checked}"
-        )
-    return checked
-
-
-def _tiles_of(source: Any, tile_shape: Any) -> NkiTileGrid:
-    if isinstance(source, NkiGrid):
-        grid = source.tile_grid()
-        if tile_shape is None or _checked_tile_shape(tile_shape) == grid.tile_shape:
-            return grid
-        return tile_grid_of(grid.data, tile_shape)
-    if not isinstance(source, NkiTensor):
-        raise GridTypeError(f"source must be a tensor or a grid, got {describe_foreign_value(source)}")
-    if tile_shape is None:
-        raise GridTypeError(f"tile_shape is needed: {source} is no grid, which would have one")
-    return tile_grid_of(source, _checked_tile_shape(tile_shape))
-
-
-def _order_of(x: NkiGrid, transpose_axes: tuple[int, ...] | None, region: MemoryRegion) -> tuple[int, ...]:
-    """Return the tiled dimensions of a grid in the order in which the result has them."""
-    if 0 in x.element_shape:
-        raise GridValueError(f"{x} has no tiles")
-    if transpose_axes is None:
-        return tuple(range(len(x.tile_shape)))
-    order = _checked_axes(transpose_axes, len(x.tile_shape), region)
-    _check_partitions(x.tile_shape[order[0]], x)
-    return order
-
-
-def _with_leading(leading: int, order: tuple[int, ...]) -> tuple[int, ...]:
-    """Return all dimensions: first those that are not tiled, then the tiled ones in their order."""
-    return (*range(leading), *(leading + dim for dim in order))
-
-
-def _transposed(sizes: Shape, order: tuple[int, ...]) -> Shape:
-    return tuple(sizes[dim] for dim in order)
-
-
-def _checked_axes(axes: Any, dimensions: int, region: MemoryRegion) -> tuple[int, ...]:
-    order = _TRANSPOSES.get(dimensions)
-    if order is None or axes != order:
-        allowed = " or ".join(map(str, _TRANSPOSES.values())) if order is None else str(order)
-        raise GridValueError(f"transpose_axes of {dimensions} dimensions must be {allowed}, got {axes!r}")
-    if region is not MemoryRegion.sbuf:
-        raise GridValueError(f"transpose_axes is for a result in nl.sbuf, got buffer {region}; pass buffer=nl.sbuf")
-    return order
-
-
-def _check_partitions(partitions: int, x: NkiTensor | NkiGrid) -> None:
-    if partitions > PARTITIONS:
-        raise GridValueError(
-            f"transpose_axes makes partitions of the last dimension of {x}, which must be at most {PARTITIONS}, got "
-            f"{partitions}"
-        )

@@ -37,6 +37,23 @@ FEWEST_ITERATIONS = 24
 Bound = int | DeviceInteger
 
 
+def _unrolled(what: str, start: int, stop: int | None, step: int) -> range:
+    bounds = (0, start) if stop is None else (start, stop)
+    for value in (*bounds, step):
+        if isinstance(value, float | np.floating):
+            raise NkiValidationError(
+                f"{what}: bounds and step must be integers, got the float {value!r}; of two integers, / makes a float: "
+                f"divide with //, which rounds down to an integer"
+            )
+    try:
+        return range(*bounds, step)
+    except RegisterTypeError:
+        raise
+    except (TypeError, ValueError) as error:
+        kind = ArgumentTypeError if isinstance(error, TypeError) else NkiValidationError
+        raise kind(f"{what}: bounds must be integers, and step one that is not 0: {error}") from None
+
+
 def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
     """Return a ``range`` with the documented argument order, for a loop that the compiler unrolls.
 
@@ -64,21 +81,113 @@ def sequential_range(start: int, stop: int | None = None, step: int = 1) -> rang
     return _unrolled("nl.sequential_range", start, stop, step)
 
 
-def _unrolled(what: str, start: int, stop: int | None, step: int) -> range:
-    bounds = (0, start) if stop is None else (start, stop)
-    for value in (*bounds, step):
-        if isinstance(value, float | np.floating):
-            raise NkiValidationError(
-                f"{what}: bounds and step must be integers, got the float {value!r}; of two integers, / makes a float: "
-                f"divide with //, which rounds down to an integer"
-            )
+def _iterate(counted: _Counted) -> Iterator[VirtualRegister]:
+    core = counted.core
+    loop_run = LoopRun("nl.dynamic_range", counted.place, core.loops.depth, counted.register)
+    core.observers.tell_entered(loop_run)
+    for iteration in range(counted.count):
+        with core.loops.iteration():
+            yield VirtualRegister(counted.value(iteration), frozen=True)
+        loop_run.count += 1
+        core.observers.tell_iterated(loop_run)
+    core.observers.tell_left(loop_run)
+
+
+def _start_loop(name: str) -> Core:
+    core = current_core(name)
+    core.loops.check_may_start(name)
+    return core
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A loop with a number of iterations that is known when it starts.
+
+    Attributes:
+        core: the core of this thread.
+        count: the number of iterations.
+        first: the loop variable in the first iteration; None if it is unknown in a launch without data.
+        step: the difference between the loop variables of consecutive iterations.
+        place: ``file:line`` of the kernel.
+        register: see :class:`LoopRun`.
+    """
+
+    core: Core
+    count: int
+    first: int | None
+    step: int
+    place: str
+    register: int
+
+    def value(self, iteration: int) -> int | None:
+        """Return the loop variable in an iteration, counted from 0; None if it is unknown in a launch without data."""
+        return None if self.first is None else self.first + iteration * self.step
+
+
+def _loop_of(body: Any) -> RunTimeLoop:
+    return RunTimeLoop(body if isinstance(body, str) else name_of_body(body), kernel_location())
+
+
+def _known(what: str, integer: DeviceInteger, may_be_unknown: bool) -> int | None:
+    """Return the value of a register or scalar that decides the number of iterations; None if it is unknown.
+
+    It may be unknown in a launch without data, or if the number of iterations is stated (``may_be_unknown``).
+
+    Raises:
+        ValuesWanted: if the value was left out, and the number of iterations is not stated.
+    """
     try:
-        return range(*bounds, step)
-    except RegisterTypeError:
+        return int32_of(what, integer)
+    except DataNeeded:
+        return None
+    except ValuesWanted:
+        if may_be_unknown:
+            return None
         raise
-    except (TypeError, ValueError) as error:
-        kind = ArgumentTypeError if isinstance(error, TypeError) else NkiValidationError
-        raise kind(f"{what}: bounds must be integers, and step one that is not 0: {error}") from None
+
+
+def _bound(what: str, bound: Any, may_be_unknown: bool) -> int | None:
+    """Return the value of a bound of a loop; None if it is unknown as :func:`_known` allows."""
+    if isinstance(bound, DeviceInteger):
+        return _known(what, bound, may_be_unknown)
+    if not isinstance(bound, int | np.integer) or not _INT32.min <= bound <= _INT32.max:
+        remedy = "; nisa.scalar_load reads a scalar from it" if isinstance(bound, NkiTensor) else ""
+        raise NkiValidationError(f"{what} must be an int32, a register or a scalar, got {bound!r}{remedy}")
+    return int(bound)
+
+
+def _check_body(what: str, body_fun: Any) -> None:
+    if not callable(body_fun):
+        raise NkiValidationError(f"{what}: body_fun must be a function, got {body_fun!r}")
+
+
+def _checked_loop(what: str, lower: Any, upper: Any, step: Any, names: tuple[str, str], body: Any) -> _Counted:
+    """Check the arguments of a loop function and return the loop.
+
+    Args:
+        what: the function, for messages.
+        lower, upper, step: the kernel's arguments.
+        names: the names of the two bounds in messages.
+        body: the function that is the loop's body, or a name for the body.
+    """
+    core = _start_loop(what)
+    if not is_integer(step) or step < 1:
+        raise NkiValidationError(f"{what}: step must be a positive integer, got {step!r}")
+    loop, trips = _loop_of(body), core.launch.trips
+    first, end = (
+        _bound(f"{what}: {name}", bound, trips.says(loop)) for name, bound in zip(names, (lower, upper), strict=True)
+    )
+    if not isinstance(body, str):
+        _check_body(what, body)
+    if first is None or end is None:
+        unknown = names[0] if first is None else names[1]
+        count = trips.expected(f"{what}: {unknown} is a value", loop)
+    else:
+        count = len(range(first, end, int(step)))
+    if isinstance(lower, DeviceInteger) or isinstance(upper, DeviceInteger):
+        trips.add(loop, core.number, count)
+    register = max(bound.loaded_by if isinstance(bound, DeviceInteger) else 0 for bound in (lower, upper))
+    return _Counted(core, count, first, int(step), loop.place, register)
 
 
 def dynamic_range(start: Bound, stop: Bound | None = None, step: int = 1) -> Iterator[VirtualRegister]:
@@ -103,16 +212,39 @@ def dynamic_range(start: Bound, stop: Bound | None = None, step: int = 1) -> Ite
     return _iterate(_checked_loop(name, lower, upper, step, ("start", "stop"), name))
 
 
-def _iterate(counted: _Counted) -> Iterator[VirtualRegister]:
-    core = counted.core
-    loop_run = LoopRun("nl.dynamic_range", counted.place, core.loops.depth, counted.register)
-    core.observers.tell_entered(loop_run)
-    for iteration in range(counted.count):
-        with core.loops.iteration():
-            yield VirtualRegister(counted.value(iteration), frozen=True)
-        loop_run.count += 1
-        core.observers.tell_iterated(loop_run)
-    core.observers.tell_left(loop_run)
+def _skip_repeated(core: Core, loop: LoopRun, left: int) -> None:
+    """Skip iterations that only repeat the ones before, and update all counters and observers accordingly."""
+    skip = core.observers.repeats(loop, left)
+    if skip is not None:
+        core.observers.tell_repeated(loop, skip)
+        core.tally.repeat(skip)
+        core.skip_numbers(skip.times * skip.instructions)
+        loop.count += skip.times * skip.period
+
+
+def _run_loop(core: Core, loop: LoopRun, left: Callable[[], int], run: Callable[[], None]) -> None:
+    """Run a loop until no iteration is left; iterations that only repeat earlier ones are counted without a call.
+
+    Args:
+        core: the core of this thread.
+        loop: the loop.
+        left: a function that returns the number of iterations left as far as it is known, the next one included; 0 at
+            the end.
+        run: a function that runs one iteration and counts it in ``loop.count``.
+    """
+    observers, tally, meetings = core.observers, core.tally, core.meetings
+    loop.may_repeat = core.is_abstract and left() >= FEWEST_ITERATIONS
+    observers.tell_entered(loop)
+    tally.enter()
+    while left():
+        run()
+        observers.tell_iterated(loop)
+        tally.iterate()
+        # With data each iteration computes something; and at a barrier others wait for this core.
+        if loop.may_repeat and core.meetings == meetings:
+            _skip_repeated(core, loop, left())
+    tally.leave()
+    observers.tell_left(loop)
 
 
 def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: int = 1) -> None:
@@ -148,170 +280,6 @@ def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: 
             )
 
     _run_loop(core, loop_run, lambda: counted.count - loop_run.count, run)
-
-
-def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
-    """Run ``r = init``, then ``while r != 0: r = body_fun(r)``, on the device.
-
-    The body gets a copy of the condition: ``init`` keeps its value, whatever the body writes.
-
-    Raises:
-        NkiValidationError: if ``init`` or the value that the body returns is not a register that holds an integer,
-            the body does not run the same instructions in each iteration, or the loop is in ``nl.no_reorder``; at the
-            end of the kernel, if two cores ran it unequally often.
-        UninitializedReadError: if the condition is a register that was never set.
-    """
-    name = "nl.while_loop"
-    core = _start_loop(name)
-    _check_body(name, body_fun)
-    condition = _Condition(core, _loop_of(body_fun))
-    condition.take(f"{name}: init", init)
-    loop_run = core.loops.started(name, condition.register)
-
-    def run() -> None:
-        with core.loops.iteration() as ran:
-            result = body_fun(VirtualRegister(condition.value))
-        loop_run.ended_iteration(ran, is_compared=core.is_traced)
-        condition.take(f"{name}: what body_fun returns", result)
-
-    _run_loop(core, loop_run, lambda: condition.left(loop_run.count), run)
-    core.launch.trips.add(condition.loop, core.number, loop_run.count)
-
-
-def no_reorder() -> AbstractContextManager[None]:
-    """Return a context manager for a block whose instructions keep program order; no dynamic loop may start there.
-
-    The simulator keeps program order everywhere.
-    """
-    core = current_core_or_none()
-    return nullcontext() if core is None else core.loops.no_reorder()
-
-
-def _run_loop(core: Core, loop: LoopRun, left: Callable[[], int], run: Callable[[], None]) -> None:
-    """Run a loop until no iteration is left; iterations that only repeat earlier ones are counted without a call.
-
-    Args:
-        core: the core of this thread.
-        loop: the loop.
-        left: a function that returns the number of iterations left as far as it is known, the next one included; 0 at
-            the end.
-        run: a function that runs one iteration and counts it in ``loop.count``.
-    """
-    observers, tally, meetings = core.observers, core.tally, core.meetings
-    loop.may_repeat = core.is_abstract and left() >= FEWEST_ITERATIONS
-    observers.tell_entered(loop)
-    tally.enter()
-    while left():
-        run()
-        observers.tell_iterated(loop)
-        tally.iterate()
-        # With data each iteration computes something; and at a barrier others wait for this core.
-        if loop.may_repeat and core.meetings == meetings:
-            _skip_repeated(core, loop, left())
-    tally.leave()
-    observers.tell_left(loop)
-
-
-def _skip_repeated(core: Core, loop: LoopRun, left: int) -> None:
-    """Skip iterations that only repeat the ones before, and update all counters and observers accordingly."""
-    skip = core.observers.repeats(loop, left)
-    if skip is not None:
-        core.observers.tell_repeated(loop, skip)
-        core.tally.repeat(skip)
-        core.skip_numbers(skip.times * skip.instructions)
-        loop.count += skip.times * skip.period
-
-
-def _start_loop(name: str) -> Core:
-    core = current_core(name)
-    core.loops.check_may_start(name)
-    return core
-
-
-@dataclass(frozen=True)
-class _Counted:
-    """A loop with a number of iterations that is known when it starts.
-
-    Attributes:
-        core: the core of this thread.
-        count: the number of iterations.
-        first: the loop variable in the first iteration; None if it is unknown in a launch without data.
-        step: the difference between the loop variables of consecutive iterations.
-        place: ``file:line`` of the kernel.
-        register: see :class:`LoopRun`.
-    """
-
-    core: Core
-    count: int
-    first: int | None
-    step: int
-    place: str
-    register: int
-
-    def value(self, iteration: int) -> int | None:
-        """Return the loop variable in an iteration, counted from 0; None if it is unknown in a launch without data."""
-        return None if self.first is None else self.first + iteration * self.step
-
-
-def _checked_loop(what: str, lower: Any, upper: Any, step: Any, names: tuple[str, str], body: Any) -> _Counted:
-    """Check the arguments of a loop function and return the loop.
-
-    Args:
-        what: the function, for messages.
-        lower, upper, step: the kernel's arguments.
-        names: the names of the two bounds in messages.
-        body: the function that is the loop's body, or a name for the body.
-    """
-    core = _start_loop(what)
-    if not is_integer(step) or step < 1:
-        raise NkiValidationError(f"{what}: step must be a positive integer, got {step!r}")
-    loop, trips = _loop_of(body), core.launch.trips
-    first, end = (
-        _bound(f"{what}: {name}", bound, trips.says(loop)) for name, bound in zip(names, (lower, upper), strict=True)
-    )
-    if not isinstance(body, str):
-        _check_body(what, body)
-    if first is None or end is None:
-        unknown = names[0] if first is None else names[1]
-        count = trips.expected(f"{what}: {unknown} is a value", loop)
-    else:
-        count = len(range(first, end, int(step)))
-    if isinstance(lower, DeviceInteger) or isinstance(upper, DeviceInteger):
-        trips.add(loop, core.number, count)
-    register = max(bound.loaded_by if isinstance(bound, DeviceInteger) else 0 for bound in (lower, upper))
-    return _Counted(core, count, first, int(step), loop.place, register)
-
-
-def _loop_of(body: Any) -> RunTimeLoop:
-    return RunTimeLoop(body if isinstance(body, str) else name_of_body(body), kernel_location())
-
-
-def _bound(what: str, bound: Any, may_be_unknown: bool) -> int | None:
-    """Return the value of a bound of a loop; None if it is unknown as :func:`_known` allows."""
-    if isinstance(bound, DeviceInteger):
-        return _known(what, bound, may_be_unknown)
-    if not isinstance(bound, int | np.integer) or not _INT32.min <= bound <= _INT32.max:
-        remedy = "; nisa.scalar_load reads a scalar from it" if isinstance(bound, NkiTensor) else ""
-        raise NkiValidationError(f"{what} must be an int32, a register or a scalar, got {bound!r}{remedy}")
-    return int(bound)
-
-
-def _known(what: str, integer: DeviceInteger, may_be_unknown: bool) -> int | None:
-    """Return the value of a register or scalar that decides the number of iterations; None if it is unknown.
-
-    It may be unknown in a launch without data, or if the number of iterations is stated (``may_be_unknown``).
-
-    Raises:
-        ValuesWanted: if the value was left out, and the number of iterations is not stated.
-    """
-    try:
-        return int32_of(what, integer)
-    except DataNeeded:
-        return None
-    except ValuesWanted:
-        if may_be_unknown:
-            return None
-        raise
 
 
 class _Condition:
@@ -355,6 +323,38 @@ class _Condition:
         return max(0, self._trips.expected("nl.while_loop: the condition is a value", self.loop) - count)
 
 
-def _check_body(what: str, body_fun: Any) -> None:
-    if not callable(body_fun):
-        raise NkiValidationError(f"{what}: body_fun must be a function, got {body_fun!r}")
+def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
+    """Run ``r = init``, then ``while r != 0: r = body_fun(r)``, on the device.
+
+    The body gets a copy of the condition: ``init`` keeps its value, whatever the body writes.
+
+    Raises:
+        NkiValidationError: if ``init`` or the value that the body returns is not a register that holds an integer,
+            the body does not run the same instructions in each iteration, or the loop is in ``nl.no_reorder``; at the
+            end of the kernel, if two cores ran it unequally often.
+        UninitializedReadError: if the condition is a register that was never set.
+    """
+    name = "nl.while_loop"
+    core = _start_loop(name)
+    _check_body(name, body_fun)
+    condition = _Condition(core, _loop_of(body_fun))
+    condition.take(f"{name}: init", init)
+    loop_run = core.loops.started(name, condition.register)
+
+    def run() -> None:
+        with core.loops.iteration() as ran:
+            result = body_fun(VirtualRegister(condition.value))
+        loop_run.ended_iteration(ran, is_compared=core.is_traced)
+        condition.take(f"{name}: what body_fun returns", result)
+
+    _run_loop(core, loop_run, lambda: condition.left(loop_run.count), run)
+    core.launch.trips.add(condition.loop, core.number, loop_run.count)
+
+
+def no_reorder() -> AbstractContextManager[None]:
+    """Return a context manager for a block whose instructions keep program order; no dynamic loop may start there.
+
+    The simulator keeps program order everywhere.
+    """
+    core = current_core_or_none()
+    return nullcontext() if core is None else core.loops.no_reorder()

@@ -33,6 +33,7 @@ from .operands import (
     cast_copy,
     common_shape,
     in_sbuf,
+    in_type,
     is_number,
     new_tile,
     result_tile,
@@ -41,6 +42,12 @@ from .operands import (
 _MATRIX = 2
 # The types of a predicate that an instruction takes.
 _PREDICATES = frozenset({dt.uint8, dt.uint16, dt.uint32})
+
+
+def _check_source(src: Any) -> None:
+    if not isinstance(src, NkiTensor) or src.buffer not in HBM:
+        remedy = "; to copy a tile, use nl.copy" if isinstance(src, NkiTensor) else ""
+        raise NkiValidationError(f"src must be a tensor in HBM, got {describe_foreign_value(src)}{remedy}")
 
 
 @language_function
@@ -84,8 +91,7 @@ def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
         raise NkiValidationError(f"src must have two dimensions, got {src}")
     tile = new_tile((src.shape[1], src.shape[0]), src.dtype)
     dma_transpose(tile, src)
-    wanted = src.dtype if dtype is None else as_dtype(dtype)
-    return tile if wanted == tile.dtype else cast_copy(tile, wanted)
+    return in_type(tile, dtype)
 
 
 @language_function
@@ -108,11 +114,10 @@ def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: 
         raise NkiValidationError(f"indices must be integers, got {indices}")
     if wanted.dtype != uint32:
         # By way of int32 bits a negative index stays out of range, where a cast to uint32 would make 0 of it.
-        wanted = (wanted if wanted.dtype == int32 else cast_copy(wanted, int32)).view(uint32)
+        wanted = in_type(wanted, int32).view(uint32)
     gathered = new_tile(wanted.shape, source.dtype)
     nc_n_gather(gathered, source, wanted)
-    result_type = source.dtype if dtype is None else as_dtype(dtype)
-    return gathered if result_type == gathered.dtype else cast_copy(gathered, result_type)
+    return in_type(gathered, dtype)
 
 
 @language_function
@@ -156,6 +161,15 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
     return repeated if is_new and tile.dtype == wanted else cast_copy(repeated, wanted)
 
 
+def _filled(value: TileOrNumber, shape: Sequence[int], dtype: DType) -> NkiTensor:
+    """Return a new tile of the given shape that repeats the elements of a tile, or holds a number everywhere."""
+    if not isinstance(value, NkiTensor):
+        return full(shape, value, dtype)
+    result = new_tile(shape, dtype)
+    tensor_copy(result, broadcast(value, shape))
+    return result
+
+
 @language_function
 def where(condition: NkiTensor, x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
     """Return ``x`` where ``condition`` is not 0, else ``y``, like ``torch.where``.
@@ -173,23 +187,8 @@ def where(condition: NkiTensor, x: TileOrNumber, y: TileOrNumber, dtype: Any = N
         predicate = binary("not_equal", predicate, 0, dt.uint8)
     result = _filled(y, shape, wanted)
     if isinstance(x, NkiTensor):
-        source: Any = broadcast(x if x.dtype == wanted else cast_copy(x, wanted), shape)
+        source: Any = broadcast(in_type(x, wanted), shape)
     else:  # an instruction takes a number of the kind that dst is
         source = round(float(x)) if wanted.is_integer and math.isfinite(x) else float(x)
     tensor_copy_predicated(result, source, broadcast(in_sbuf(predicate), shape))
     return result
-
-
-def _filled(value: TileOrNumber, shape: Sequence[int], dtype: DType) -> NkiTensor:
-    """Return a new tile of the given shape that repeats the elements of a tile, or holds a number everywhere."""
-    if not isinstance(value, NkiTensor):
-        return full(shape, value, dtype)
-    result = new_tile(shape, dtype)
-    tensor_copy(result, broadcast(value, shape))
-    return result
-
-
-def _check_source(src: Any) -> None:
-    if not isinstance(src, NkiTensor) or src.buffer not in HBM:
-        remedy = "; to copy a tile, use nl.copy" if isinstance(src, NkiTensor) else ""
-        raise NkiValidationError(f"src must be a tensor in HBM, got {describe_foreign_value(src)}{remedy}")

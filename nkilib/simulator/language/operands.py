@@ -36,6 +36,20 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.number) or (isinstance(value, np.ndarray) and value.shape == ())
 
 
+def new_tile(shape: Sequence[int], dtype: DType) -> NkiTensor:
+    """Return an unwritten tile in SBUF."""
+    tile = ndarray(shape, dtype, MemoryRegion.sbuf)
+    tile.mark_computed()
+    return tile
+
+
+def cast_copy(x: NkiTensor, dtype: DType) -> NkiTensor:
+    """Return a new SBUF tile with the elements of ``x``."""
+    result = new_tile(x.shape, dtype)
+    tensor_copy(result, x)
+    return result
+
+
 def as_tile(name: str, value: Any) -> NkiTensor:
     """Return ``value`` as a tile with a static address; an indirect view is read into a new tile.
 
@@ -49,23 +63,15 @@ def as_tile(name: str, value: Any) -> NkiTensor:
     return cast_copy(value, value.dtype) if value.is_indirect() else value
 
 
-def new_tile(shape: Sequence[int], dtype: DType) -> NkiTensor:
-    """Return an unwritten tile in SBUF."""
-    tile = ndarray(shape, dtype, MemoryRegion.sbuf)
-    tile.mark_computed()
-    return tile
-
-
 def result_tile(shape: Sequence[int], dtype: Any, default: DType) -> NkiTensor:
     """Return the unwritten tile of a result, of the type that the caller asks for, else of ``default``."""
     return new_tile(shape, default if dtype is None else as_dtype(dtype))
 
 
-def cast_copy(x: NkiTensor, dtype: DType) -> NkiTensor:
-    """Return a new SBUF tile with the elements of ``x``."""
-    result = new_tile(x.shape, dtype)
-    tensor_copy(result, x)
-    return result
+def in_type(x: NkiTensor, dtype: Any) -> NkiTensor:
+    """Return ``x``, copied to a new SBUF tile if ``dtype`` asks for another type; None asks for none."""
+    wanted = x.dtype if dtype is None else as_dtype(dtype)
+    return x if wanted == x.dtype else cast_copy(x, wanted)
 
 
 def in_sbuf(x: NkiTensor) -> NkiTensor:
@@ -76,26 +82,6 @@ def in_sbuf(x: NkiTensor) -> NkiTensor:
 def is_column(x: NkiTensor) -> bool:
     """Return whether ``x`` has one element a partition."""
     return prod(x.shape[1:]) == 1
-
-
-def promoted(first: DType, second: DType) -> DType:
-    """Return the narrowest type for values of both types, as PyTorch and earlier releases of NKI do.
-
-    The documentation defines the type of a result of one tile, the tile's type, and leaves tiles of two types open.
-    A float wins over an integer. Two floats give the wider one, or the next wider type if neither holds the values of
-    the other: float32 for bfloat16 with float16, bfloat16 for two 8-bit floats. Signed with unsigned integers give
-    the next wider signed type.
-
-    Raises:
-        NkiValidationError: for int32 with uint32, which no type holds.
-    """
-    if first == second:
-        return first
-    if first.is_float != second.is_float:
-        return first if first.is_float else second
-    if first.is_float:
-        return _wider_float(first, second)
-    return _wider_integer(first, second)
 
 
 def _wider_float(first: DType, second: DType) -> DType:
@@ -118,6 +104,26 @@ def _wider_integer(first: DType, second: DType) -> DType:
     if size not in _SIGNED:
         raise NkiValidationError(f"no type holds the values of both {first} and {second}: say which one with dtype=")
     return _SIGNED[size]
+
+
+def promoted(first: DType, second: DType) -> DType:
+    """Return the narrowest type for values of both types, as PyTorch and earlier releases of NKI do.
+
+    The documentation defines the type of a result of one tile, the tile's type, and leaves tiles of two types open.
+    A float wins over an integer. Two floats give the wider one, or the next wider type if neither holds the values of
+    the other: float32 for bfloat16 with float16, bfloat16 for two 8-bit floats. Signed with unsigned integers give
+    the next wider signed type.
+
+    Raises:
+        NkiValidationError: for int32 with uint32, which no type holds.
+    """
+    if first == second:
+        return first
+    if first.is_float != second.is_float:
+        return first if first.is_float else second
+    if first.is_float:
+        return _wider_float(first, second)
+    return _wider_integer(first, second)
 
 
 def with_number(dtype: DType, number: Any) -> DType:
@@ -149,6 +155,10 @@ def free_view(x: NkiTensor, shape: Sequence[int]) -> NkiTensor:
     return x.with_layout(Layout((x.shape[0], *shape[1:]), (x.strides[0], *strides[1:]), x.offset))
 
 
+def _flat(x: NkiTensor) -> NkiTensor:
+    return x.reshape((x.shape[0], prod(x.shape[1:])))
+
+
 def spread(x: NkiTensor, partitions: int) -> NkiTensor:
     """Return a new tile of ``partitions`` partitions, each a copy of the only partition of ``x``.
 
@@ -171,10 +181,6 @@ def spread(x: NkiTensor, partitions: int) -> NkiTensor:
         nc_matmul(product, ones, source[:, columns], is_stationary_onezero=True, accumulate=False)
         tensor_copy(target[:, columns], product)
     return result
-
-
-def _flat(x: NkiTensor) -> NkiTensor:
-    return x.reshape((x.shape[0], prod(x.shape[1:])))
 
 
 def broadcast(x: NkiTensor, shape: Sequence[int]) -> NkiTensor:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Functions for what a kernel does besides computing.
+"""Functions that compute nothing: a kernel asks for its core's number or the target, prints, and makes registers.
 
-It asks for its core's number, the target or a register; it prints a tensor, or explains the values of an index.
+:func:`explain_index` gives the values of an index words, with which an error about them starts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from ..tensors.tensor import NkiTensor
 from ..terms.enums import MemoryRegion, nc_version
 from ..terms.errors import NkiValidationError, add_location
 from .creation import language_function
+
+
+def _check_axis(function: str, axis: int) -> None:
+    if axis != 0:
+        raise NkiValidationError(f"{function}: the launch grid has one axis, 0; got {axis!r}")
 
 
 def program_id(axis: int = 0) -> int:
@@ -37,11 +42,6 @@ def num_programs(axes: int | tuple[int, ...] = 0) -> int:
 def program_ndim() -> int:
     """Return the number of dimensions of the launch grid: 1 for ``kernel[n](...)``, 0 for ``kernel(...)``."""
     return current_core("nl.program_ndim").launch.grid_dimensions
-
-
-def _check_axis(function: str, axis: int) -> None:
-    if axis != 0:
-        raise NkiValidationError(f"{function}: the launch grid has one axis, 0; got {axis!r}")
 
 
 def get_nc_version() -> nc_version:

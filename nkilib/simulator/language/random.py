@@ -22,7 +22,7 @@ from ..terms import dtypes as dt
 from ..terms.enums import HBM, MemoryRegion
 from ..terms.errors import NkiValidationError
 from .creation import language_function, ndarray
-from .operands import as_tile, cast_copy, new_tile
+from .operands import as_tile, in_type, new_tile
 
 # Significant bits of the types, and the integers of the same width.
 _SIGNIFICANT_BITS = {
@@ -75,8 +75,7 @@ def dropout(x: NkiTensor, rate: float | NkiTensor, dtype: Any = None) -> NkiTens
     data = as_tile("x", x)
     dropped = new_tile(data.shape, data.dtype)
     dropout_elements(dropped, data, rate)
-    wanted = data.dtype if dtype is None else dt.as_dtype(dtype)
-    return dropped if wanted == data.dtype else cast_copy(dropped, wanted)
+    return in_type(dropped, dtype)
 
 
 def _fill(tile: NkiTensor) -> None:

@@ -93,6 +93,12 @@ min_over = _over("minimum", "min", "Return the smallest element over ``axis``, l
 prod_over = _over("multiply", "prod", "Return the product over ``axis``, like ``torch.prod``.")
 
 
+def _scaled_sum(x: NkiTensor, axis: Any, dtype: Any, keepdims: bool) -> NkiTensor:
+    count = prod(x.shape[_first_reduced(x, axis) :])
+    total = reduced("add", x, axis, dt.float32, keepdims, dt.float32)
+    return binary("multiply", total, 1.0 / count, dtype)
+
+
 @language_function
 def mean(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
     """Return the mean over ``axis``, like ``torch.mean``: the float32 sum, scaled.
@@ -101,12 +107,6 @@ def mean(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) ->
     """
     tile = as_tile("x", x)
     return _scaled_sum(tile, axis, tile.dtype if dtype is None else dtype, keepdims)
-
-
-def _scaled_sum(x: NkiTensor, axis: Any, dtype: Any, keepdims: bool) -> NkiTensor:
-    count = prod(x.shape[_first_reduced(x, axis) :])
-    total = reduced("add", x, axis, dt.float32, keepdims, dt.float32)
-    return binary("multiply", total, 1.0 / count, dtype)
 
 
 @language_function

@@ -89,13 +89,6 @@ def parts_of(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def leaves_of(value: Any) -> list[Any]:
-    """Return the leaves of ``value`` in the order of :func:`map_leaves`."""
-    leaves: list[Any] = []
-    _collect(value, leaves)
-    return leaves
-
-
 def _collect(value: Any, leaves: list[Any]) -> None:
     items: Iterable[Any]
     if isinstance(value, tuple | list):
@@ -109,6 +102,13 @@ def _collect(value: Any, leaves: list[Any]) -> None:
         return
     for item in items:
         _collect(item, leaves)
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """Return the leaves of ``value`` in the order of :func:`map_leaves`."""
+    leaves: list[Any] = []
+    _collect(value, leaves)
+    return leaves
 
 
 class Uncomputed:
@@ -189,6 +189,52 @@ class Uncomputed:
     __hash__ = object.__hash__
 
 
+def _in_numpy(tensor: Any) -> npt.NDArray[Any]:
+    """Return the memory of a CPU tensor of PyTorch as a numpy array.
+
+    ``Tensor.numpy`` makes the tensor's storage one that can no longer be resized, and FSDP resizes the weights it
+    gathers. Before numpy 2.1 an array from DLPack may be read-only.
+    """
+    return np.from_dlpack(tensor) if _HAS_WRITABLE_DLPACK else tensor.numpy()
+
+
+def as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
+    """Return a numpy array that shares the memory of ``value``.
+
+    It is read-only if autograd tracks ``value``, because autograd would miss a write.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if value.device.type != "cpu":
+        raise ArgumentTypeError(f"{what}: the simulator takes CPU tensors, got one on {value.device}; call .cpu()")
+    detached = value.detach()
+    kind = str(value.dtype).removeprefix("torch.")
+    if kind in _TORCH_BITS:
+        bits, numpy_type = _TORCH_BITS[kind]
+        torch = sys.modules["torch"]
+        array: npt.NDArray[Any] = _in_numpy(detached.view(getattr(torch, bits))).view(numpy_type)
+    else:
+        array = _in_numpy(detached).view()
+    if value.requires_grad:
+        array.flags.writeable = False
+    return array
+
+
+@lru_cache(maxsize=_MOST_TYPES)
+def _dtype_of(numpy_type: np.dtype[Any]) -> DType:
+    return as_dtype(numpy_type)
+
+
+def input_dtype(array: npt.NDArray[Any], what: str) -> DType:
+    try:
+        return _dtype_of(array.dtype)
+    except TypeError:
+        instead = "cast it to " + ("int32" if array.dtype.kind in "iu" else "float32 or bfloat16")
+        if array.dtype.kind == "V":  # a structure, or a type that numpy does not know: somebody's packed words
+            instead = "make words of a packed type with nkilib.simulator.packed(array, dtype)"
+        raise ArgumentTypeError(f"{what}: NKI has no type {array.dtype}; {instead}") from None
+
+
 class _Input:
     """An array argument: the caller's object, and the storage that represents it in the kernel."""
 
@@ -237,6 +283,48 @@ class _Input:
         unchanged = np.array_equal(self._before.reshape(-1).view(np.uint8), self._data.reshape(-1).view(np.uint8))
         if not unchanged:
             np.copyto(self._array, self._data, casting="unsafe")
+
+
+def _definition_of(func: Callable[..., Any]) -> str:
+    """Return ``file:line`` where a kernel is defined, or the type's name of a callable that is no function."""
+    code = getattr(inspect.unwrap(func), "__code__", None)
+    return f"<{type(func).__name__}>:0" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def is_torch(value: Any) -> bool:
+    # torch is never imported here: if a value is a torch tensor, somebody else has imported it.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or is_torch(value)
+
+
+def note_written(arrays: Iterable[Any]) -> None:
+    """Count a launch that has written ``arrays`` as an in-place operation on those that are tensors of PyTorch.
+
+    Autograd compares these counts (``Tensor._version``): a backward pass for which it has saved such a tensor raises
+    PyTorch's error. Tensors that were made in ``torch.inference_mode()`` have no count, and cannot be saved either.
+    """
+    tensors = [array for array in arrays if is_torch(array)]
+    if tensors:
+        sys.modules["torch"].autograd.graph.increment_version(tensors)
+
+
+def to_torch(array: npt.NDArray[Any], dtype: DType) -> Any:
+    torch = sys.modules["torch"]
+    dense = np.ascontiguousarray(array).reshape(array.shape)
+    if str(dtype) in _TORCH_BITS and dense.dtype == dtype.numpy:
+        bits, _ = _TORCH_BITS[str(dtype)]
+        return torch.from_numpy(dense.view(bits)).view(getattr(torch, str(dtype)))
+    try:
+        return torch.from_numpy(dense)
+    except TypeError:
+        raise NkiValidationError(
+            f"the kernel returns a tensor of {dtype}, which torch has no type for; return another type, or pass numpy "
+            f"arrays instead of torch tensors"
+        ) from None
 
 
 class Arguments:
@@ -422,91 +510,3 @@ class Arguments:
             )
             refuse(core.options.uninitialized, UninitializedReadError(what), self._place)
         tensor.storage.fill_unwritten(tensor.layout, tensor.dtype)
-
-
-def _definition_of(func: Callable[..., Any]) -> str:
-    """Return ``file:line`` where a kernel is defined, or the type's name of a callable that is no function."""
-    code = getattr(inspect.unwrap(func), "__code__", None)
-    return f"<{type(func).__name__}>:0" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
-
-
-def is_torch(value: Any) -> bool:
-    # torch is never imported here: if a value is a torch tensor, somebody else has imported it.
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or is_torch(value)
-
-
-def as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
-    """Return a numpy array that shares the memory of ``value``.
-
-    It is read-only if autograd tracks ``value``, because autograd would miss a write.
-    """
-    if isinstance(value, np.ndarray):
-        return value
-    if value.device.type != "cpu":
-        raise ArgumentTypeError(f"{what}: the simulator takes CPU tensors, got one on {value.device}; call .cpu()")
-    detached = value.detach()
-    kind = str(value.dtype).removeprefix("torch.")
-    if kind in _TORCH_BITS:
-        bits, numpy_type = _TORCH_BITS[kind]
-        torch = sys.modules["torch"]
-        array: npt.NDArray[Any] = _in_numpy(detached.view(getattr(torch, bits))).view(numpy_type)
-    else:
-        array = _in_numpy(detached).view()
-    if value.requires_grad:
-        array.flags.writeable = False
-    return array
-
-
-def _in_numpy(tensor: Any) -> npt.NDArray[Any]:
-    """Return the memory of a CPU tensor of PyTorch as a numpy array.
-
-    ``Tensor.numpy`` makes the tensor's storage one that can no longer be resized, and FSDP resizes the weights it
-    gathers. Before numpy 2.1 an array from DLPack may be read-only.
-    """
-    return np.from_dlpack(tensor) if _HAS_WRITABLE_DLPACK else tensor.numpy()
-
-
-def note_written(arrays: Iterable[Any]) -> None:
-    """Count a launch that has written ``arrays`` as an in-place operation on those that are tensors of PyTorch.
-
-    Autograd compares these counts (``Tensor._version``): a backward pass for which it has saved such a tensor raises
-    PyTorch's error. Tensors that were made in ``torch.inference_mode()`` have no count, and cannot be saved either.
-    """
-    tensors = [array for array in arrays if is_torch(array)]
-    if tensors:
-        sys.modules["torch"].autograd.graph.increment_version(tensors)
-
-
-def to_torch(array: npt.NDArray[Any], dtype: DType) -> Any:
-    torch = sys.modules["torch"]
-    dense = np.ascontiguousarray(array).reshape(array.shape)
-    if str(dtype) in _TORCH_BITS and dense.dtype == dtype.numpy:
-        bits, _ = _TORCH_BITS[str(dtype)]
-        return torch.from_numpy(dense.view(bits)).view(getattr(torch, str(dtype)))
-    try:
-        return torch.from_numpy(dense)
-    except TypeError:
-        raise NkiValidationError(
-            f"the kernel returns a tensor of {dtype}, which torch has no type for; return another type, or pass numpy "
-            f"arrays instead of torch tensors"
-        ) from None
-
-
-@lru_cache(maxsize=_MOST_TYPES)
-def _dtype_of(numpy_type: np.dtype[Any]) -> DType:
-    return as_dtype(numpy_type)
-
-
-def input_dtype(array: npt.NDArray[Any], what: str) -> DType:
-    try:
-        return _dtype_of(array.dtype)
-    except TypeError:
-        instead = "cast it to " + ("int32" if array.dtype.kind in "iu" else "float32 or bfloat16")
-        if array.dtype.kind == "V":  # a structure, or a type that numpy does not know: somebody's packed words
-            instead = "make words of a packed type with nkilib.simulator.packed(array, dtype)"
-        raise ArgumentTypeError(f"{what}: NKI has no type {array.dtype}; {instead}") from None

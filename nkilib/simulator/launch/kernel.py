@@ -31,6 +31,46 @@ _KEYWORDS = frozenset({"mode", "platform_target", "grid"})
 _COMPILER_KEYWORDS = frozenset({"debug_kernel", "experimental_flags", "show_compiler_tb"})
 
 
+def _cores(grid: Any) -> int | None:
+    """Return the number of cores of a launch grid ``n`` or ``(n,)``; None if it is no valid number of cores."""
+    cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
+    return int(cores) if is_integer(cores) and cores in lnc.SIZES else None
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    # A callable without a name, for instance functools.partial, is called after its type.
+    return getattr(func, "__name__", type(func).__name__)
+
+
+def _instruction_by_instruction(
+    kernel: Kernel,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    environment: LaunchEnvironment,
+    run_unreplayed: UnreplayedRun,
+    /,
+) -> Any:
+    return run_unreplayed(kernel, args, kwargs, environment)
+
+
+@dataclass
+class _Runner:
+    """The holder of the function that decides how launches run.
+
+    Attributes:
+        run: that function.
+    """
+
+    run: Run = _instruction_by_instruction
+
+
+_RUNNER = _Runner()
+
+
+def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], environment: LaunchEnvironment) -> Any:
+    return run_to_end(PreparedLaunch(kernel, args, kwargs, environment=environment), kernel.__name__)
+
+
 class Kernel:
     """A function that runs as a kernel.
 
@@ -130,17 +170,6 @@ class Kernel:
         return f"<simulated NKI kernel {self.__name__}{grid}>"
 
 
-def _cores(grid: Any) -> int | None:
-    """Return the number of cores of a launch grid ``n`` or ``(n,)``; None if it is no valid number of cores."""
-    cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
-    return int(cores) if is_integer(cores) and cores in lnc.SIZES else None
-
-
-def _name_of(func: Callable[..., Any]) -> str:
-    # A callable without a name, for instance functools.partial, is called after its type.
-    return getattr(func, "__name__", type(func).__name__)
-
-
 def jit(
     fn: Callable[..., Any] | None = None,
     *,
@@ -218,35 +247,6 @@ class Run(Protocol):
         """
 
 
-def _instruction_by_instruction(
-    kernel: Kernel,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    environment: LaunchEnvironment,
-    run_unreplayed: UnreplayedRun,
-    /,
-) -> Any:
-    return run_unreplayed(kernel, args, kwargs, environment)
-
-
-@dataclass
-class _Runner:
-    """The holder of the function that decides how launches run.
-
-    Attributes:
-        run: that function.
-    """
-
-    run: Run = _instruction_by_instruction
-
-
-_RUNNER = _Runner()
-
-
 def run_launches_by(run: Run) -> None:
     """Let ``run`` decide how launches run from now on; the replay, a layer above this one, registers itself here."""
     _RUNNER.run = run
-
-
-def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], environment: LaunchEnvironment) -> Any:
-    return run_to_end(PreparedLaunch(kernel, args, kwargs, environment=environment), kernel.__name__)

@@ -103,6 +103,13 @@ class CoreRun:
             enter(None)
 
 
+def raise_first_error(running: Iterable[CoreRun]) -> None:
+    """Raise the error of the lowest core that failed, if any did."""
+    for run in running:
+        if run.error is not None:
+            raise run.error
+
+
 def run_cores(running: Sequence[CoreRun]) -> None:
     """Run all cores and raise the error of the lowest core that failed.
 
@@ -122,13 +129,6 @@ def run_cores(running: Sequence[CoreRun]) -> None:
                 thread.join()
         raise
     raise_first_error(running)
-
-
-def raise_first_error(running: Iterable[CoreRun]) -> None:
-    """Raise the error of the lowest core that failed, if any did."""
-    for run in running:
-        if run.error is not None:
-            raise run.error
 
 
 class _ArgumentOrigin(NamedTuple):
@@ -267,6 +267,31 @@ class _ArgumentsLeftOut(Arguments):
         return Uncomputed(self._kernel, path, tensor.shape, tensor.dtype)
 
 
+def _storages(value: Any) -> frozenset[int]:
+    """Return the numbers (``Storage.number``) of the storages of all tensors in a value."""
+    return frozenset(leaf.storage.number for leaf in leaves_of(value) if isinstance(leaf, View))
+
+
+def _watch(
+    cores: Sequence[Core], options: Options, of_arguments: Watcher | None, asking: Sequence[Watcher]
+) -> list[Watcher]:
+    """Attach observers to the cores of a launch: for the checks of the options, and for the active watchers."""
+    checks_capacity = options.capacity != "ignore"
+    watchers = [] if of_arguments is None else [of_arguments]
+    if len(cores) > 1 and (options.races, options.identical_writes) != ("ignore", "ignore"):
+        watchers.append(RaceWatch(RaceLevels(options.races, options.identical_writes)))
+    if options.uninitialized != "ignore":
+        watchers.append(WatchWrites())
+    for core in cores:
+        if checks_capacity or asking:
+            core.observers.add(Lives(core.generation, level=options.capacity, finds_peaks=bool(asking)))
+        if options.psum_groups != "ignore":
+            core.observers.add(PsumGroups(options.psum_groups, core))
+        for watcher in (*watchers, *asking):
+            core.observers.add(watcher.watch(core.number, core.observers))
+    return [*watchers, *asking]
+
+
 class PreparedLaunch:
     """A launch with converted arguments and cores that are ready to run.
 
@@ -383,31 +408,6 @@ class PreparedLaunch:
         return result
 
 
-def _storages(value: Any) -> frozenset[int]:
-    """Return the numbers (``Storage.number``) of the storages of all tensors in a value."""
-    return frozenset(leaf.storage.number for leaf in leaves_of(value) if isinstance(leaf, View))
-
-
-def _watch(
-    cores: Sequence[Core], options: Options, of_arguments: Watcher | None, asking: Sequence[Watcher]
-) -> list[Watcher]:
-    """Attach observers to the cores of a launch: for the checks of the options, and for the active watchers."""
-    checks_capacity = options.capacity != "ignore"
-    watchers = [] if of_arguments is None else [of_arguments]
-    if len(cores) > 1 and (options.races, options.identical_writes) != ("ignore", "ignore"):
-        watchers.append(RaceWatch(RaceLevels(options.races, options.identical_writes)))
-    if options.uninitialized != "ignore":
-        watchers.append(WatchWrites())
-    for core in cores:
-        if checks_capacity or asking:
-            core.observers.add(Lives(core.generation, level=options.capacity, finds_peaks=bool(asking)))
-        if options.psum_groups != "ignore":
-            core.observers.add(PsumGroups(options.psum_groups, core))
-        for watcher in (*watchers, *asking):
-            core.observers.add(watcher.watch(core.number, core.observers))
-    return [*watchers, *asking]
-
-
 def run_to_end(launched: PreparedLaunch, name: str) -> Any:
     """Run the cores of a launch, make the checks that need the whole launch, and return the result.
 
@@ -424,6 +424,13 @@ def run_to_end(launched: PreparedLaunch, name: str) -> Any:
     finally:
         launched.conclude(has_ended)
     return launched.results()
+
+
+def _note_wanted(left_out: LeftOut, launched: PreparedLaunch, error: BaseException) -> None:
+    """Record in ``left_out`` the values whose lack has ended a launch on any core, outside of an instruction too."""
+    for raised in (error, *(run.error for run in launched.running)):
+        if isinstance(raised, ValuesWanted):
+            left_out.want(raised.origin)
 
 
 def run_skipping(kernel: Launchable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -468,10 +475,3 @@ def run_skipping(kernel: Launchable, args: tuple[Any, ...], kwargs: dict[str, An
         known, made = made, made | left_out.all_wanted()
         computes_all = made == known or starts >= _MOST_STARTS or left_out.wants_all
         starts += 1
-
-
-def _note_wanted(left_out: LeftOut, launched: PreparedLaunch, error: BaseException) -> None:
-    """Record in ``left_out`` the values whose lack has ended a launch on any core, outside of an instruction too."""
-    for raised in (error, *(run.error for run in launched.running)):
-        if isinstance(raised, ValuesWanted):
-            left_out.want(raised.origin)

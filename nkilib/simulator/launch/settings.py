@@ -43,6 +43,11 @@ class Skipping:
     trips: Stated | None = None
 
 
+def _check_class(what: str, config: object, expected: type) -> None:
+    if config is not None and not isinstance(config, expected):
+        raise TypeError(f"nki.jit: {what} must be an nki.compiler.{expected.__name__}, got {config!r}")
+
+
 @dataclass(frozen=True)
 class Settings:
     """The settings of one kernel.
@@ -103,11 +108,6 @@ def check_nested(name: str, settings: Settings, core: Core) -> None:
         warnings.warn(f"{conflict}: that of {launch.kernel} holds", UserWarning, stacklevel=3)
 
 
-def _check_class(what: str, config: object, expected: type) -> None:
-    if config is not None and not isinstance(config, expected):
-        raise TypeError(f"nki.jit: {what} must be an nki.compiler.{expected.__name__}, got {config!r}")
-
-
 @dataclass(frozen=True)
 class Edge:
     """An instruction and the instructions that run before it, identified by their ``name=``.
@@ -126,6 +126,16 @@ class Edge:
     consumer: str
     producers: tuple[str, ...]
     kind: dependency | None = None
+
+
+def _checked_edge(edge: Any, kind: dependency | None) -> Edge:
+    is_pair = isinstance(edge, tuple | list) and len(edge) == 2 and isinstance(edge[0], str)
+    producers = (edge[1],) if is_pair and isinstance(edge[1], str) else edge[1] if is_pair else None
+    if not isinstance(producers, tuple | list) or not all(isinstance(name, str) for name in producers):
+        raise NkiValidationError(
+            f"with_schedule: an edge must be (name, name) or (name, [names]), the names= of instructions; got {edge!r}"
+        )
+    return Edge(edge[0], tuple(producers), kind)
 
 
 def checked_edges(schedule: Any, kind: Any = None) -> tuple[Edge, ...]:
@@ -157,14 +167,14 @@ def checked_edges(schedule: Any, kind: Any = None) -> tuple[Edge, ...]:
     return edges
 
 
-def _checked_edge(edge: Any, kind: dependency | None) -> Edge:
-    is_pair = isinstance(edge, tuple | list) and len(edge) == 2 and isinstance(edge[0], str)
-    producers = (edge[1],) if is_pair and isinstance(edge[1], str) else edge[1] if is_pair else None
-    if not isinstance(producers, tuple | list) or not all(isinstance(name, str) for name in producers):
-        raise NkiValidationError(
-            f"with_schedule: an edge must be (name, name) or (name, [names]), the names= of instructions; got {edge!r}"
-        )
-    return Edge(edge[0], tuple(producers), kind)
+def _check_scopes(kernel: str, edge: Edge, scopes: Mapping[str, set[Scope]]) -> None:
+    for name in edge.producers:
+        for consumer in scopes.get(edge.consumer, ()):
+            if not any(is_around(producer, consumer) for producer in scopes.get(name, ((),))):
+                raise NkiValidationError(
+                    f"{kernel}: with_schedule: {edge.consumer!r} cannot wait for {name!r}, which is in a dynamic loop "
+                    f"that {edge.consumer!r} is not in; both must be in the same loop, or the producer around it"
+                )
 
 
 def check_issued(kernel: str, edges: Iterable[Edge], cores: Sequence[Mapping[str, set[Scope]]]) -> None:
@@ -192,16 +202,6 @@ def check_issued(kernel: str, edges: Iterable[Edge], cores: Sequence[Mapping[str
         if edge.kind is dependency.runtime:
             for scopes in cores:
                 _check_scopes(kernel, edge, scopes)
-
-
-def _check_scopes(kernel: str, edge: Edge, scopes: Mapping[str, set[Scope]]) -> None:
-    for name in edge.producers:
-        for consumer in scopes.get(edge.consumer, ()):
-            if not any(is_around(producer, consumer) for producer in scopes.get(name, ((),))):
-                raise NkiValidationError(
-                    f"{kernel}: with_schedule: {edge.consumer!r} cannot wait for {name!r}, which is in a dynamic loop "
-                    f"that {edge.consumer!r} is not in; both must be in the same loop, or the producer around it"
-                )
 
 
 class Launchable(Protocol):

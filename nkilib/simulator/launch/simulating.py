@@ -18,6 +18,18 @@ from .settings import Skipping
 _AskedTrips = Stated | Literal["none"]
 
 
+def _checked_trips(asked: Any) -> Stated | None:
+    """Return the checked argument ``trips`` of ``simulate``.
+
+    Raises:
+        TypeError, ValueError: if it is not accepted.
+    """
+    if asked is None or asked == "none":
+        return None if asked is None else 0
+    check_stated("simulate", "'none'", asked)
+    return dict(asked) if isinstance(asked, Mapping) else int(asked)
+
+
 def simulate(
     kernel: Kernel | Callable[..., Any], *, skip_arithmetic: bool = False, trips: _AskedTrips | None = None
 ) -> Kernel:
@@ -48,15 +60,3 @@ def simulate(
         return launchable
     settings = replace(launchable.settings, skipping=Skipping(_checked_trips(trips)))
     return Kernel(launchable.func, launchable.cores, launchable.schedule, settings)
-
-
-def _checked_trips(asked: Any) -> Stated | None:
-    """Return the checked argument ``trips`` of ``simulate``.
-
-    Raises:
-        TypeError, ValueError: if it is not accepted.
-    """
-    if asked is None or asked == "none":
-        return None if asked is None else 0
-    check_stated("simulate", "'none'", asked)
-    return dict(asked) if isinstance(asked, Mapping) else int(asked)

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The state of a simulated core and of the launch that it belongs to, and the core of the current thread."""
+"""The state of a simulated core and of the launch that it belongs to, and the core of the current thread.
+
+- :class:`Launch`: the state that the cores share; :class:`LeftOut`: the values that a launch does not compute;
+- :class:`Core`: one core, with its random numbers (:class:`RandomState`) and :class:`Accumulators`;
+- :class:`Emitter`: the receiver of the instructions of a core that describes work instead of doing it.
+"""
 
 from __future__ import annotations
 
@@ -41,40 +46,13 @@ _REFUSED_MODULE = "nki.collectives"
 State = TypeVar("State")
 
 
-class RandomState:
-    """The random number generators of a core; unseeded ones start from its number, so that cores differ.
-
-    The documentation names XORWOW (Marsaglia, "Xorshift RNGs", 2003) for GpSimd and for the Vector engine of trn3, with
-    its state of six 32-bit words, but gives neither the order of the words, nor how a seed fills them, nor the shift
-    register of the Vector engines of trn1 and trn2. Here all engines run XORWOW, so numbers are reproducible but are
-    not those of a device.
-    """
-
-    def __init__(self, core_number: int) -> None:
-        self._core_number = core_number
-        self._generators: dict[Engine, Xorwow] = {}
-        self._lost: set[Engine] = set()
-
-    @property
-    def is_used(self) -> bool:
-        """Whether numbers were drawn or a generator was seeded."""
-        return bool(self._generators)
-
-    def of(self, engine: Engine) -> Xorwow:
-        """Return the generators of an engine, made when they are first needed.
-
-        Raises:
-            DataNeeded: if their state depends on values that this launch has left out.
-        """
-        if engine in self._lost:
-            raise DataNeeded("the random number generators")
-        if engine not in self._generators:
-            self._generators[engine] = Xorwow(STREAMS[engine], self._core_number, STREAMS[engine])
-        return self._generators[engine]
-
-    def lose(self, engine: Engine) -> None:
-        """Record that the state of an engine's generators is unknown, because this launch left out a draw or a seed."""
-        self._lost.add(engine)
+def _outputs(call: Issued) -> Iterator[Storage]:
+    for _, position in call.definition.outputs:
+        if call.values[position] is not None:
+            yield call.values[position].storage
+    for operand in call.indirect:
+        if operand.is_output:
+            yield operand.base.storage
 
 
 class LeftOut:
@@ -191,49 +169,6 @@ class LeftOut:
         print("".join(self._output), end="", flush=True)
 
 
-def _outputs(call: Issued) -> Iterator[Storage]:
-    for _, position in call.definition.outputs:
-        if call.values[position] is not None:
-            yield call.values[position].storage
-    for operand in call.indirect:
-        if operand.is_output:
-            yield operand.base.storage
-
-
-class Emitter(Protocol):
-    """A recorder to which instructions describe their work instead of doing it, one after the other; see replay/.
-
-    The function of an instruction checks its operands and then describes its work by calls of these methods, through
-    the functions of ``engines/`` that otherwise do the work at once. A function that reads the elements of a tensor in
-    another way raises ``DataNeeded``: the emitter then records the instruction as a whole.
-    """
-
-    def elementwise(
-        self, dst: View, tiles: Sequence[View], apply: Callable[..., object], reduction: Any, columns: Sequence[Any]
-    ) -> None:
-        """Record an elementwise operation; see engines/elementwise.py, ``compute``."""
-
-    def reduce_rows(self, dst: View, tile: View, reduce: Callable[..., object], reads_bfloat16: bool) -> None:
-        """Record a reduction of rows; see engines/elementwise.py, ``reduce_rows``."""
-
-    def act(
-        self,
-        function: Callable[..., object],
-        writes: Sequence[View],
-        reads: Sequence[View],
-        updates: Sequence[View],
-        chosen: Sequence[View],
-        may_refuse: bool,
-    ) -> None:
-        """Record an action; see engines/actions.py, ``act``."""
-
-    def move(self, target: View, source: View) -> None:
-        """Record a transfer; see engines/dma/endpoints.py, ``move``."""
-
-    def multiply(self, dst: View, stationary: View, moving: View, is_added: bool) -> None:
-        """Record a matrix product that overwrites ``dst`` or is added to it; see engines/tensor/accumulation.py."""
-
-
 @dataclass
 class Launch:
     """The state that the cores of one kernel launch share.
@@ -333,6 +268,42 @@ class Launch:
             return self.constants[key]
 
 
+class RandomState:
+    """The random number generators of a core; unseeded ones start from its number, so that cores differ.
+
+    The documentation names XORWOW (Marsaglia, "Xorshift RNGs", 2003) for GpSimd and for the Vector engine of trn3, with
+    its state of six 32-bit words, but gives neither the order of the words, nor how a seed fills them, nor the shift
+    register of the Vector engines of trn1 and trn2. Here all engines run XORWOW, so numbers are reproducible but are
+    not those of a device.
+    """
+
+    def __init__(self, core_number: int) -> None:
+        self._core_number = core_number
+        self._generators: dict[Engine, Xorwow] = {}
+        self._lost: set[Engine] = set()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether numbers were drawn or a generator was seeded."""
+        return bool(self._generators)
+
+    def of(self, engine: Engine) -> Xorwow:
+        """Return the generators of an engine, made when they are first needed.
+
+        Raises:
+            DataNeeded: if their state depends on values that this launch has left out.
+        """
+        if engine in self._lost:
+            raise DataNeeded("the random number generators")
+        if engine not in self._generators:
+            self._generators[engine] = Xorwow(STREAMS[engine], self._core_number, STREAMS[engine])
+        return self._generators[engine]
+
+    def lose(self, engine: Engine) -> None:
+        """Record that the state of an engine's generators is unknown, because this launch left out a draw or a seed."""
+        self._lost.add(engine)
+
+
 class Accumulators:
     """The accumulator registers of an engine, one float32 a partition, and which of them hold a known value.
 
@@ -375,6 +346,40 @@ class Accumulators:
         if self._is_any_left_out and self._left_out[lanes].any():
             raise DataNeeded("the accumulator registers")
         return self.values[lanes]
+
+
+class Emitter(Protocol):
+    """A recorder to which instructions describe their work instead of doing it, one after the other; see replay/.
+
+    The function of an instruction checks its operands and then describes its work by calls of these methods, through
+    the functions of ``engines/`` that otherwise do the work at once. A function that reads the elements of a tensor in
+    another way raises ``DataNeeded``: the emitter then records the instruction as a whole.
+    """
+
+    def elementwise(
+        self, dst: View, tiles: Sequence[View], apply: Callable[..., object], reduction: Any, columns: Sequence[Any]
+    ) -> None:
+        """Record an elementwise operation; see engines/elementwise.py, ``compute``."""
+
+    def reduce_rows(self, dst: View, tile: View, reduce: Callable[..., object], reads_bfloat16: bool) -> None:
+        """Record a reduction of rows; see engines/elementwise.py, ``reduce_rows``."""
+
+    def act(
+        self,
+        function: Callable[..., object],
+        writes: Sequence[View],
+        reads: Sequence[View],
+        updates: Sequence[View],
+        chosen: Sequence[View],
+        may_refuse: bool,
+    ) -> None:
+        """Record an action; see engines/actions.py, ``act``."""
+
+    def move(self, target: View, source: View) -> None:
+        """Record a transfer; see engines/dma/endpoints.py, ``move``."""
+
+    def multiply(self, dst: View, stationary: View, moving: View, is_added: bool) -> None:
+        """Record a matrix product that overwrites ``dst`` or is added to it; see engines/tensor/accumulation.py."""
 
 
 class Core:

@@ -81,59 +81,6 @@ class Call(Issued):
         self.reads.append(view)
 
 
-def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
-    """Return ``value`` if it satisfies ``rule``; a scalar-indirect view is returned resolved to its target.
-
-    Args:
-        call: the instruction.
-        rule: the instruction's requirements on the operand.
-        value: the caller's argument; not None where the operand is optional.
-        like: the operand whose partitions a vector must match; not used for other operands.
-
-    Raises:
-        NkiValidationError: if it does not satisfy them; the message names the operand, the limit and the value.
-    """
-    if not isinstance(value, NkiTensor):
-        if rule.accepts_scalar and (type(value) is float or _is_number(value)):
-            return value
-        kinds = "a tensor or a number" if rule.accepts_scalar else "a tensor"
-        raise NkiValidationError(f"operand {rule.name!r} must be {kinds}, got {describe_foreign_value(value)}")
-    if value.buffer not in rule.regions:
-        allowed = " or ".join(sorted(region.value for region in rule.regions))
-        raise NkiValidationError(f"operand {rule.name!r} must be in {allowed}, got {value}{_way_there(rule, value)}")
-    if value.dtype not in rule.dtypes:
-        _refuse_type(rule, value)
-    storage = value.storage
-    scope, here = storage.scope, call.core.loops.scope
-    if scope is not here and here[: len(scope)] != scope:
-        check_scope(call.core, f"operand {rule.name!r}", value)
-    if value.indirect_access is not None:
-        value = _resolve_indirect(call, rule, value)
-        storage = value.storage
-    if storage.region in ON_CHIP and value.shape[0] > PARTITIONS:
-        raise NkiValidationError(
-            f"operand {rule.name!r}: the partition dimension must be at most {PARTITIONS} (nl.tile_size.pmax), got "
-            f"{value}"
-        )
-    if rule.is_vector:
-        _check_vector(rule, value, like)
-    if rule.is_output:
-        if storage.is_read_only:
-            is_alone = call.core.launch.seat is None
-            several = "" if is_alone else "; an array of several ranks is one, give each rank its own"
-            raise NkiValidationError(
-                f"operand {rule.name!r}: {value} is a read-only input and cannot be written: pass a writable array, or "
-                f"a torch tensor that does not require grad (.detach()){several}"
-            )
-        if storage.derived is not None:
-            storage.change()
-        return value
-    call.reads.append(value)
-    if not storage.written.is_full and rule.is_accessed and value.indirect_access is None:
-        check_written(call.core, rule.name, value)
-    return value
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) or (hasattr(value, "dtype") and getattr(value, "shape", None) == ())
 
@@ -239,6 +186,157 @@ def check_written(core: Core, name: str, tensor: NkiTensor, is_read: npt.NDArray
     storage.fill_unwritten(tensor.layout, tensor.dtype)
 
 
+def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
+    """Return ``value`` if it satisfies ``rule``; a scalar-indirect view is returned resolved to its target.
+
+    Args:
+        call: the instruction.
+        rule: the instruction's requirements on the operand.
+        value: the caller's argument; not None where the operand is optional.
+        like: the operand whose partitions a vector must match; not used for other operands.
+
+    Raises:
+        NkiValidationError: if it does not satisfy them; the message names the operand, the limit and the value.
+    """
+    if not isinstance(value, NkiTensor):
+        if rule.accepts_scalar and (type(value) is float or _is_number(value)):
+            return value
+        kinds = "a tensor or a number" if rule.accepts_scalar else "a tensor"
+        raise NkiValidationError(f"operand {rule.name!r} must be {kinds}, got {describe_foreign_value(value)}")
+    if value.buffer not in rule.regions:
+        allowed = " or ".join(sorted(region.value for region in rule.regions))
+        raise NkiValidationError(f"operand {rule.name!r} must be in {allowed}, got {value}{_way_there(rule, value)}")
+    if value.dtype not in rule.dtypes:
+        _refuse_type(rule, value)
+    storage = value.storage
+    scope, here = storage.scope, call.core.loops.scope
+    if scope is not here and here[: len(scope)] != scope:
+        check_scope(call.core, f"operand {rule.name!r}", value)
+    if value.indirect_access is not None:
+        value = _resolve_indirect(call, rule, value)
+        storage = value.storage
+    if storage.region in ON_CHIP and value.shape[0] > PARTITIONS:
+        raise NkiValidationError(
+            f"operand {rule.name!r}: the partition dimension must be at most {PARTITIONS} (nl.tile_size.pmax), got "
+            f"{value}"
+        )
+    if rule.is_vector:
+        _check_vector(rule, value, like)
+    if rule.is_output:
+        if storage.is_read_only:
+            is_alone = call.core.launch.seat is None
+            several = "" if is_alone else "; an array of several ranks is one, give each rank its own"
+            raise NkiValidationError(
+                f"operand {rule.name!r}: {value} is a read-only input and cannot be written: pass a writable array, or "
+                f"a torch tensor that does not require grad (.detach()){several}"
+            )
+        if storage.derived is not None:
+            storage.change()
+        return value
+    call.reads.append(value)
+    if not storage.written.is_full and rule.is_accessed and value.indirect_access is None:
+        check_written(call.core, rule.name, value)
+    return value
+
+
+def _public_signature(function: Callable[..., None]) -> inspect.Signature:
+    """Return the documented signature: without ``call``, and with ``name=None`` at the end."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    return inspect.Signature([*parameters, name])
+
+
+def _label(core: Core, definition: Definition, name: Any) -> str:
+    """Return the text by which messages call an instruction: its label, its ``name=`` and the core."""
+    named = f" (name={name!r})" if type(name) is str and name else ""
+    return f"{definition.label}{named}{f' on {core.name}' if core.name else ''}"
+
+
+def _validate(call: Call) -> None:
+    """Check the operands, replace them by their resolved values, and choose the engine."""
+    definition, values, core = call.definition, call.values, call.core
+    if core.version_number < definition.since_number:
+        raise NkiValidationError(
+            f"needs {definition.since.name} or newer; the target is {core.generation.name} "
+            f"({core.generation.version.name}), set NEURON_PLATFORM_TARGET_OVERRIDE to change it"
+        )
+    for rule, position, like in definition.checks:
+        value = values[position]
+        if value is not None or not rule.is_optional:
+            values[position] = check_operand(call, rule, value, values[like])
+    call.engine = engine = definition.pick_engine(values)
+    if definition.engine_rule is not None or engine is _GPSIMD or call.indirect:
+        parameters = dict(zip(definition.names, values, strict=True))
+        check_engine(definition, engine, core.generation, parameters, [operand.name for operand in call.indirect])
+        if call.indirect:
+            check_indirect_operands(definition.name, engine, parameters, call.indirect)
+    if definition.is_lane_bound:
+        for rule, position, _ in definition.checks:
+            value = values[position]
+            if type(value) is NkiTensor and not value.may_be_accessed:
+                check_engine_access(rule.name, value)
+                # Other engines' results come one after the other; a matmul adds to elements while it writes others.
+                if definition.is_matmul and rule.is_output and not value.may_be_accessed:
+                    check_destination(core, rule.name, value)
+
+
+def _execute(call: Call) -> None:
+    """Compute and store the results, and mark the outputs as written."""
+    definition, values, left_out = call.definition, call.values, call.core.launch.left_out
+    try:
+        if left_out is None:
+            definition.function(call, *values[:-1])
+        else:
+            left_out.run(call)
+    except DataNeeded:  # a tensor without data: the checks before the computation have run
+        assert call.core.is_abstract
+    for rule, position in definition.outputs:
+        written = values[position]
+        if written is not None and not rule.marks_itself:
+            written.mark_written(definition.is_matmul)
+    for operand in call.indirect:
+        operand.finish()
+
+
+def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NkiInstruction:
+    """Run one instruction on the core of this thread."""
+    core = current_core(definition.label)
+    if core.launch.barrier.is_aborted and not core.launch.barrier.may_go_on(core.issued):
+        raise CoreAbortedError
+    name = kwargs.get("name")
+    try:
+        values = definition.bind(args, kwargs)
+        name = values[-1]
+        if name is not None and type(name) is not str:
+            raise ArgumentTypeError(f"name must be a string, got {name!r}")
+        call = Call(core, definition, values)
+        _validate(call)
+        _execute(call)
+    except ValuesWanted as wanted:
+        if core.launch.left_out is not None:  # remembered, should the kernel catch it
+            core.launch.left_out.want(wanted.origin)
+        raise
+    except NkiValidationError as error:
+        add_location(error, _label(core, definition, name))
+        raise
+    except PLAIN_ERRORS as error:
+        wrong = wrong_argument(definition.signature, args, kwargs)
+        if wrong is None:
+            raise
+        add_location(wrong, _label(core, definition, name))
+        raise wrong from error
+    for tell in core.observers.issued:
+        tell(call)
+    handle = NkiInstruction(f"{definition.label} {name}" if name else definition.label)
+    if name:
+        core.add_name(name)
+    loops = core.loops
+    if loops.depth:
+        loops.ran.append(definition.label)
+    handle.scope = loops.scope
+    return handle
+
+
 def instruction(
     *,
     operands: tuple[Operand, ...],
@@ -293,107 +391,9 @@ def instruction(
     return register
 
 
-def _public_signature(function: Callable[..., None]) -> inspect.Signature:
-    """Return the documented signature: without ``call``, and with ``name=None`` at the end."""
-    parameters = list(inspect.signature(function).parameters.values())[1:]
-    name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
-    return inspect.Signature([*parameters, name])
-
-
-def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NkiInstruction:
-    """Run one instruction on the core of this thread."""
-    core = current_core(definition.label)
-    if core.launch.barrier.is_aborted and not core.launch.barrier.may_go_on(core.issued):
-        raise CoreAbortedError
-    name = kwargs.get("name")
-    try:
-        values = definition.bind(args, kwargs)
-        name = values[-1]
-        if name is not None and type(name) is not str:
-            raise ArgumentTypeError(f"name must be a string, got {name!r}")
-        call = Call(core, definition, values)
-        _validate(call)
-        _execute(call)
-    except ValuesWanted as wanted:
-        if core.launch.left_out is not None:  # remembered, should the kernel catch it
-            core.launch.left_out.want(wanted.origin)
-        raise
-    except NkiValidationError as error:
-        add_location(error, _label(core, definition, name))
-        raise
-    except PLAIN_ERRORS as error:
-        wrong = wrong_argument(definition.signature, args, kwargs)
-        if wrong is None:
-            raise
-        add_location(wrong, _label(core, definition, name))
-        raise wrong from error
-    for tell in core.observers.issued:
-        tell(call)
-    handle = NkiInstruction(f"{definition.label} {name}" if name else definition.label)
-    if name:
-        core.add_name(name)
-    loops = core.loops
-    if loops.depth:
-        loops.ran.append(definition.label)
-    handle.scope = loops.scope
-    return handle
-
-
-def _label(core: Core, definition: Definition, name: Any) -> str:
-    """Return the text by which messages call an instruction: its label, its ``name=`` and the core."""
-    named = f" (name={name!r})" if type(name) is str and name else ""
-    return f"{definition.label}{named}{f' on {core.name}' if core.name else ''}"
-
-
 def report(core: Core, instruction: Callable[..., NkiInstruction], *args: Any) -> None:
     """Tell the observers that ``instruction(*args)`` has run, although its work was done in another way."""
     definition = REGISTRY[instruction.__name__]
     call = Call(core, definition, definition.bind(args, {}))
     for tell in core.observers.issued:
         tell(call)
-
-
-def _validate(call: Call) -> None:
-    """Check the operands, replace them by their resolved values, and choose the engine."""
-    definition, values, core = call.definition, call.values, call.core
-    if core.version_number < definition.since_number:
-        raise NkiValidationError(
-            f"needs {definition.since.name} or newer; the target is {core.generation.name} "
-            f"({core.generation.version.name}), set NEURON_PLATFORM_TARGET_OVERRIDE to change it"
-        )
-    for rule, position, like in definition.checks:
-        value = values[position]
-        if value is not None or not rule.is_optional:
-            values[position] = check_operand(call, rule, value, values[like])
-    call.engine = engine = definition.pick_engine(values)
-    if definition.engine_rule is not None or engine is _GPSIMD or call.indirect:
-        parameters = dict(zip(definition.names, values, strict=True))
-        check_engine(definition, engine, core.generation, parameters, [operand.name for operand in call.indirect])
-        if call.indirect:
-            check_indirect_operands(definition.name, engine, parameters, call.indirect)
-    if definition.is_lane_bound:
-        for rule, position, _ in definition.checks:
-            value = values[position]
-            if type(value) is NkiTensor and not value.may_be_accessed:
-                check_engine_access(rule.name, value)
-                # Other engines' results come one after the other; a matmul adds to elements while it writes others.
-                if definition.is_matmul and rule.is_output and not value.may_be_accessed:
-                    check_destination(core, rule.name, value)
-
-
-def _execute(call: Call) -> None:
-    """Compute and store the results, and mark the outputs as written."""
-    definition, values, left_out = call.definition, call.values, call.core.launch.left_out
-    try:
-        if left_out is None:
-            definition.function(call, *values[:-1])
-        else:
-            left_out.run(call)
-    except DataNeeded:  # a tensor without data: the checks before the computation have run
-        assert call.core.is_abstract
-    for rule, position in definition.outputs:
-        written = values[position]
-        if written is not None and not rule.marks_itself:
-            written.mark_written(definition.is_matmul)
-    for operand in call.indirect:
-        operand.finish()

@@ -142,6 +142,14 @@ class Loops:
             self._no_reorder_regions -= 1
 
 
+def _by_place(runs: Sequence[LoopRun]) -> dict[tuple[str, int], list[LoopRun]]:
+    """Return runs of loops by their line and depth, in the order in which they began."""
+    places: dict[tuple[str, int], list[LoopRun]] = {}
+    for run in runs:
+        places.setdefault((run.place, run.depth), []).append(run)
+    return places
+
+
 def check_equal_loop_counts(cores: Sequence[Loops]) -> None:
     """Check that two cores have run their loops equally often, since each core runs the same compiled loop.
 
@@ -162,14 +170,6 @@ def check_equal_loop_counts(cores: Sequence[Loops]) -> None:
                     f"{own.place}: {own.what}: on two cores a dynamic loop must run equally often on both, got "
                     f"{own.count} iterations on core 0 and {other.count} on core 1; pad the shorter one"
                 )
-
-
-def _by_place(runs: Sequence[LoopRun]) -> dict[tuple[str, int], list[LoopRun]]:
-    """Return runs of loops by their line and depth, in the order in which they began."""
-    places: dict[tuple[str, int], list[LoopRun]] = {}
-    for run in runs:
-        places.setdefault((run.place, run.depth), []).append(run)
-    return places
 
 
 class Skip(NamedTuple):

@@ -97,6 +97,22 @@ class Bank:
         self.latest = start.number
 
 
+def _bytes_of(inner: Layout, width: int) -> Numbers:
+    """Return the first byte of each element of a partition, in the order of the elements."""
+    places = np.full(1, inner.offset, np.int64)
+    for size, stride in zip(inner.shape, inner.strides, strict=True):
+        places = (places[:, None] + np.arange(size) * stride).reshape(-1)
+    return places * width
+
+
+def _banks_of(inner: Layout, width: int, left: int, right: int) -> tuple[int, ...]:
+    """Return the banks in which the elements of a partition lie."""
+    first, last = left // PSUM_BANK_BYTES, (right - 1) // PSUM_BANK_BYTES
+    if first == last or is_dense(inner.shape, inner.strides):
+        return tuple(range(first, last + 1))
+    return tuple(np.unique(_bytes_of(inner, width) // PSUM_BANK_BYTES).tolist())
+
+
 class Piece:
     """The elements of a PSUM view that instructions write.
 
@@ -154,20 +170,12 @@ class Piece:
         return _bytes_of(self._inner, self.width) // PSUM_BANK_BYTES == index
 
 
-def _banks_of(inner: Layout, width: int, left: int, right: int) -> tuple[int, ...]:
-    """Return the banks in which the elements of a partition lie."""
-    first, last = left // PSUM_BANK_BYTES, (right - 1) // PSUM_BANK_BYTES
-    if first == last or is_dense(inner.shape, inner.strides):
-        return tuple(range(first, last + 1))
-    return tuple(np.unique(_bytes_of(inner, width) // PSUM_BANK_BYTES).tolist())
-
-
-def _bytes_of(inner: Layout, width: int) -> Numbers:
-    """Return the first byte of each element of a partition, in the order of the elements."""
-    places = np.full(1, inner.offset, np.int64)
-    for size, stride in zip(inner.shape, inner.strides, strict=True):
-        places = (places[:, None] + np.arange(size) * stride).reshape(-1)
-    return places * width
+def _elements(painted: Numbers, piece: Piece, unit: int) -> Numbers:
+    """Return a view of ``painted`` with the units that belong to each element of a piece, along the last axis."""
+    units = piece.width // unit
+    shape, strides, offset = piece.layout
+    steps = [*[stride * units * _NUMBER.itemsize for stride in strides], _NUMBER.itemsize]
+    return np.ndarray((*shape, units), _NUMBER, painted, offset * units * _NUMBER.itemsize, steps)
 
 
 class Pieces:
@@ -260,14 +268,6 @@ class Pieces:
         return self._painted
 
 
-def _elements(painted: Numbers, piece: Piece, unit: int) -> Numbers:
-    """Return a view of ``painted`` with the units that belong to each element of a piece, along the last axis."""
-    units = piece.width // unit
-    shape, strides, offset = piece.layout
-    steps = [*[stride * units * _NUMBER.itemsize for stride in strides], _NUMBER.itemsize]
-    return np.ndarray((*shape, units), _NUMBER, painted, offset * units * _NUMBER.itemsize, steps)
-
-
 class _Tile:
     """The known state of one PSUM tensor.
 
@@ -303,6 +303,13 @@ class _Roles(NamedTuple):
 
     accumulate: int
     is_transpose: int | None
+
+
+def _described(piece: Piece, bank: Bank) -> str:
+    """Describe a written piece in a message: its shape and type, and which bytes of a bank it occupies."""
+    first = piece.indices[piece.banks.index(bank)] * PSUM_BANK_BYTES
+    left, right = max(piece.left - first, 0), min(piece.right - first, PSUM_BANK_BYTES)
+    return f"{list(piece.layout.shape)} {piece.dtype}, bytes {left} to {right}"
 
 
 class PsumGroups(Observer):
@@ -439,10 +446,3 @@ class PsumGroups(Observer):
         error.place = here
         watched.unrepeatable = "accumulation groups alternate in a bank of PSUM"
         refuse(self._level, error, here, start.place)
-
-
-def _described(piece: Piece, bank: Bank) -> str:
-    """Describe a written piece in a message: its shape and type, and which bytes of a bank it occupies."""
-    first = piece.indices[piece.banks.index(bank)] * PSUM_BANK_BYTES
-    left, right = max(piece.left - first, 0), min(piece.right - first, PSUM_BANK_BYTES)
-    return f"{list(piece.layout.shape)} {piece.dtype}, bytes {left} to {right}"

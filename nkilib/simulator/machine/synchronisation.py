@@ -36,6 +36,10 @@ class Wait:
     where: str
 
 
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(name.replace(",", "") for name in names)
+
+
 class Waits:
     """The threads of cores that depend on each other, and the condition variable on which all of them wait.
 
@@ -136,10 +140,6 @@ class Waits:
             self.changed.notify_all()
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(name.replace(",", "") for name in names)
-
-
 @dataclass
 class _Meeting:
     """The cores that wait at one barrier, and the item that each of them passed.
@@ -157,6 +157,13 @@ class _Meeting:
     waits: list[Wait] = field(default_factory=list)
     is_complete: bool = False
     elsewhere: str = ""
+
+
+def _missed(place: str, elsewhere: str) -> BarrierError:
+    return BarrierError(
+        f"{place}: the other core waits in {elsewhere} instead; instructions run in program order here, so both cores "
+        "must come to their barriers and exchanges in the same order"
+    )
 
 
 class CoreBarrier:
@@ -275,13 +282,6 @@ class CoreBarrier:
             self._waits.abort()
 
 
-def _missed(place: str, elsewhere: str) -> BarrierError:
-    return BarrierError(
-        f"{place}: the other core waits in {elsewhere} instead; instructions run in program order here, so both cores "
-        "must come to their barriers and exchanges in the same order"
-    )
-
-
 @dataclass(frozen=True)
 class AgreedProperty:
     """A property on which all participants must agree.
@@ -342,6 +342,38 @@ class _Gathering:
     @property
     def missing(self) -> list[int]:
         return sorted(self.members - self.come.keys())
+
+
+def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
+    """Return whether a core must join a gathering: its rank is missing there, and a participant waits for this core."""
+    if participant.rank not in gathering.members or participant.rank in gathering.come:
+        return False
+    return any(
+        other.rank in participant.members and (other.core == participant.core or None in (other.core, participant.core))
+        for other in gathering.come.values()
+    )
+
+
+def _mismatch(gathering: _Gathering, participant: Participant) -> str:
+    """Return the text about a participant and the lowest rank with different terms; empty if all agree with it."""
+    mine = {term.what: term.value for term in participant.terms}
+    for rank in sorted(gathering.come):
+        other = gathering.come[rank]
+        others = {term.what: term.value for term in other.terms}
+        for what in dict.fromkeys((*mine, *others)):
+            if mine.get(what) != others.get(what):
+                first, second = sorted(
+                    ((participant, mine.get(what)), (other, others.get(what))), key=lambda item: item[0].rank
+                )
+                return (
+                    f"ranks must come to the same collective, and differ in {what}: {first[0]} with {first[1]}, and "
+                    f"{second[0]} with {second[1]}"
+                )
+    return ""
+
+
+def _ranks(missing: list[int]) -> str:
+    return f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
 
 
 class World:
@@ -449,35 +481,3 @@ class Seat:
 
     rank: int
     world: World
-
-
-def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
-    """Return whether a core must join a gathering: its rank is missing there, and a participant waits for this core."""
-    if participant.rank not in gathering.members or participant.rank in gathering.come:
-        return False
-    return any(
-        other.rank in participant.members and (other.core == participant.core or None in (other.core, participant.core))
-        for other in gathering.come.values()
-    )
-
-
-def _mismatch(gathering: _Gathering, participant: Participant) -> str:
-    """Return the text about a participant and the lowest rank with different terms; empty if all agree with it."""
-    mine = {term.what: term.value for term in participant.terms}
-    for rank in sorted(gathering.come):
-        other = gathering.come[rank]
-        others = {term.what: term.value for term in other.terms}
-        for what in dict.fromkeys((*mine, *others)):
-            if mine.get(what) != others.get(what):
-                first, second = sorted(
-                    ((participant, mine.get(what)), (other, others.get(what))), key=lambda item: item[0].rank
-                )
-                return (
-                    f"ranks must come to the same collective, and differ in {what}: {first[0]} with {first[1]}, and "
-                    f"{second[0]} with {second[1]}"
-                )
-    return ""
-
-
-def _ranks(missing: list[int]) -> str:
-    return f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"

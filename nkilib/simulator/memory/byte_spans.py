@@ -24,6 +24,14 @@ class Spans(NamedTuple):
     length: int
 
 
+def _together(spans: Sequence[Spans]) -> tuple[Offsets, Offsets, Offsets]:
+    """Return the starts and the ends of all byte ranges, and for each the index in ``spans`` it comes from."""
+    starts = np.concatenate([item.starts for item in spans])
+    counts = [item.starts.size for item in spans]
+    lengths = np.repeat([item.length for item in spans], counts)
+    return starts, starts + lengths, np.repeat(np.arange(len(spans)), counts)
+
+
 def first_meeting(first: Sequence[Spans], second: Sequence[Spans]) -> tuple[int, int, int] | None:
     """Return a byte that lies in spans of both sequences, with the index of these spans in ``first`` and in ``second``.
 
@@ -43,27 +51,6 @@ def first_meeting(first: Sequence[Spans], second: Sequence[Spans]) -> tuple[int,
             one, other = (partner, at) if side else (at, partner)
             return int(starts[at]), int(owners[one]), int(owners[other]) - len(first)
     return None
-
-
-def _together(spans: Sequence[Spans]) -> tuple[Offsets, Offsets, Offsets]:
-    """Return the starts and the ends of all byte ranges, and for each the index in ``spans`` it comes from."""
-    starts = np.concatenate([item.starts for item in spans])
-    counts = [item.starts.size for item in spans]
-    lengths = np.repeat([item.length for item in spans], counts)
-    return starts, starts + lengths, np.repeat(np.arange(len(spans)), counts)
-
-
-def spans_of(layout: Layout, width: int) -> Spans:
-    """Return the bytes of a layout of elements of ``width`` bytes, in as few ranges as its dimensions allow."""
-    starts, length = _merge(zip(layout.shape, layout.strides, strict=True), width)
-    return Spans(starts + layout.offset * width, length)
-
-
-def spans_of_rows(layout: Layout, width: int, rows: Offsets) -> Spans:
-    """Return the bytes of some rows (indices of dimension 0) of a layout."""
-    starts, length = _merge(zip(layout.shape[1:], layout.strides[1:], strict=True), width)
-    first = layout.offset * width + np.unique(rows) * (layout.strides[0] * width)
-    return Spans((first[:, None] + starts[None, :]).reshape(-1), length)
 
 
 def _merge(dimensions: Iterable[tuple[int, int]], width: int) -> tuple[Offsets, int]:
@@ -87,6 +74,19 @@ def _merge(dimensions: Iterable[tuple[int, int]], width: int) -> tuple[Offsets, 
         else:
             starts = (starts[:, None] + step * np.arange(size)[None, :]).reshape(-1)
     return starts, length
+
+
+def spans_of(layout: Layout, width: int) -> Spans:
+    """Return the bytes of a layout of elements of ``width`` bytes, in as few ranges as its dimensions allow."""
+    starts, length = _merge(zip(layout.shape, layout.strides, strict=True), width)
+    return Spans(starts + layout.offset * width, length)
+
+
+def spans_of_rows(layout: Layout, width: int, rows: Offsets) -> Spans:
+    """Return the bytes of some rows (indices of dimension 0) of a layout."""
+    starts, length = _merge(zip(layout.shape[1:], layout.strides[1:], strict=True), width)
+    first = layout.offset * width + np.unique(rows) * (layout.strides[0] * width)
+    return Spans((first[:, None] + starts[None, :]).reshape(-1), length)
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,11 @@ class _Span(NamedTuple):
     area: int
 
 
+def _span(life: LiveRange) -> _Span:
+    """Return the part of a tensor's lifetime that was not counted yet."""
+    return _Span(life.last, max(life.counted, life.first - 1), life.area)
+
+
 class CertainUse:
     """The space of a region that tensors certainly take, at each moment (number of an instruction) so far.
 
@@ -244,11 +249,6 @@ class CertainUse:
             falls[kept - 1] = fall
 
 
-def _span(life: LiveRange) -> _Span:
-    """Return the part of a tensor's lifetime that was not counted yet."""
-    return _Span(life.last, max(life.counted, life.first - 1), life.area)
-
-
 class Peak(NamedTuple):
     """The most bytes of a partition that tensors take at one time, and the tensors that are live then."""
 
@@ -293,6 +293,30 @@ def certain_uses(generation: Generation) -> dict[MemoryRegion, CertainUse]:
     return {room.region: CertainUse(room.nbytes * PARTITIONS // _QUARTER) for room in _rooms(generation)}
 
 
+def _spans(life: LiveRange) -> list[tuple[int, int]]:
+    return [*life.earlier, (life.first, life.last)]
+
+
+def _is_live(life: LiveRange, moment: int) -> bool:
+    return any(first <= moment <= last for first, last in _spans(life))
+
+
+def _overflow(room: _Room, live: Sequence[LiveRange]) -> str:
+    """Return the message that the live tensors do not fit a region, without the line of the kernel."""
+    listed = sorted(live, key=lambda life: -life.nbytes)
+    lines = [f"  {life.nbytes:>7} bytes in {life.partitions:>3} partitions: {life}" for life in listed[:_LISTED]]
+    if len(listed) > _LISTED:
+        rest = sum(life.nbytes for life in listed[_LISTED:])
+        lines.append(f"  and {len(listed) - _LISTED} more with {rest} bytes together")
+    head = (
+        f"{room.region} overflows: the {len(live)} tensors that are live at the same time do not fit the "
+        f"{room.nbytes} bytes of a partition; use smaller tiles, or end the use of one before the next begins. Live "
+        f"then, in program order (a compiler may reorder; using(capacity='ignore') or NKILIB_CAPACITY=ignore runs the "
+        f"kernel):"
+    )
+    return "\n".join([head, *lines])
+
+
 def certain_overflow(
     lives: Iterable[LiveRange], generation: Generation, region: MemoryRegion, moment: int
 ) -> CapacityError:
@@ -310,31 +334,90 @@ def certain_overflow(
     return CapacityError(_overflow(room, live), last.place)
 
 
-def _is_live(life: LiveRange, moment: int) -> bool:
-    return any(first <= moment <= last for first, last in _spans(life))
+def _placed_height(live: Iterable[LiveRange]) -> int:
+    """Return the highest end, in bytes of a partition, of live tiles that the kernel places; 0 without one."""
+    return max([life.address[1] + life.nbytes for life in live if life.address is not None], default=0)
 
 
-def check_capacity(
-    lives: Iterable[LiveRange], generation: Generation, *, finds_peaks: bool
-) -> dict[MemoryRegion, Peak]:
-    """Check that a kernel's live tensors fit, and return the peak use of each region and its tensors.
+# The orders in which tiles are placed: the best one depends on the tiles.
+_ORDERS: tuple[Callable[[LiveRange], tuple[int, ...]], ...] = (
+    lambda life: (-life.quarters, -life.nbytes),
+    lambda life: (-life.nbytes, -life.quarters),
+    lambda life: (-life.nbytes * life.quarters, -life.quarters),
+)
 
-    Args:
-        lives: every on-chip tensor that one core made.
-        finds_peaks: whether to find the peaks; else the result is empty, and tensors that fit side by side in any order
-            need not be placed.
-        generation: the generation with the SBUF size.
 
-    Raises:
-        CapacityError: if they do not fit (the message names the region, the limit and the live tensors at the peak); or
-            if two tensors placed by hand overlap while both are live.
+def _rounded(room: _Room, life: LiveRange) -> int:
+    """Return the bytes of a partition that a tile takes: whole banks if it is larger than one."""
+    return life.nbytes if life.nbytes <= room.bank else -(-life.nbytes // room.bank) * room.bank
+
+
+def _aligned(room: _Room, low: int, nbytes: int) -> int:
+    """Return the first byte from ``low`` on at which a tile may start: it crosses no bank, or takes whole ones."""
+    is_inside = nbytes <= room.bank and low % room.bank + nbytes <= room.bank
+    return low if is_inside else -(-low // room.bank) * room.bank
+
+
+def _lowest_place(room: _Room, placed: Sequence[_Placed], quarters: int, nbytes: int) -> _Placed | None:
+    best: _Placed | None = None
+    for first in range(0, 4, quarters):
+        beside = sorted(
+            (place.low, place.high)
+            for place in placed
+            if place.first < first + quarters and first < place.first + place.quarters
+        )
+        low = _aligned(room, 0, nbytes)
+        for other_low, other_high in beside:
+            if low + nbytes <= other_low:
+                break
+            low = max(low, _aligned(room, other_high, nbytes))
+        if low + nbytes <= room.nbytes and (best is None or low < best.low):
+            best = _Placed(first, quarters, low, low + nbytes)
+    return best
+
+
+def _where_placed(life: LiveRange) -> _Placed:
+    assert life.address is not None
+    partition, low = life.address
+    first = partition // _QUARTER
+    last = (partition + life.partitions - 1) // _QUARTER
+    return _Placed(first, last - first + 1, low, low + life.nbytes)
+
+
+def _height_in_order(room: _Room, lives: Sequence[LiveRange]) -> int | None:
+    placed = [_where_placed(life) for life in lives if life.address is not None]
+    for life in lives:
+        if life.address is not None:
+            continue
+        place = _lowest_place(room, placed, life.quarters, _rounded(room, life))
+        if place is None:
+            return None
+        placed.append(place)
+    return max((place.high for place in placed), default=0)
+
+
+def _height(room: _Room, lives: Iterable[LiveRange]) -> int | None:
+    """Return the bytes of a partition that the tiles need side by side, or None if they do not fit.
+
+    Tiles that the kernel places lie where it puts them; the others are added at the lowest free place each, in
+    several orders, of which the best one counts.
     """
-    used = [life for life in lives if life.is_used]
-    peaks = {}
-    for room in _rooms(generation):
-        known = 0 if finds_peaks or room.bank < room.nbytes else room.nbytes
-        peaks[room.region] = _peak(room, [life for life in used if life.region is room.region], known)
-    return peaks if finds_peaks else {}
+    lives = list(lives)
+    are_alike = len({life.quarters for life in lives}) < 2
+    heights = [_height_in_order(room, sorted(lives, key=order)) for order in _ORDERS[: 1 if are_alike else None]]
+    return min((height for height in heights if height is not None), default=None)
+
+
+def _check_apart(room: _Room, life: LiveRange, live: Iterable[LiveRange]) -> None:
+    """Check that a tensor placed by hand does not overlap another such tensor that still holds data."""
+    mine = _where_placed(life)
+    for other in live:
+        if other is not life and other.address is not None and mine.overlaps(_where_placed(other)):
+            raise CapacityError(
+                f"{life.place}: {life} at address {life.address} of {room.region} overlaps {other} at address "
+                f"{other.address}, which is used later: place them apart, or use one of them after the other",
+                life.place,
+            )
 
 
 def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
@@ -369,107 +452,24 @@ def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
     return peak
 
 
-def _placed_height(live: Iterable[LiveRange]) -> int:
-    """Return the highest end, in bytes of a partition, of live tiles that the kernel places; 0 without one."""
-    return max([life.address[1] + life.nbytes for life in live if life.address is not None], default=0)
+def check_capacity(
+    lives: Iterable[LiveRange], generation: Generation, *, finds_peaks: bool
+) -> dict[MemoryRegion, Peak]:
+    """Check that a kernel's live tensors fit, and return the peak use of each region and its tensors.
 
+    Args:
+        lives: every on-chip tensor that one core made.
+        finds_peaks: whether to find the peaks; else the result is empty, and tensors that fit side by side in any order
+            need not be placed.
+        generation: the generation with the SBUF size.
 
-def _spans(life: LiveRange) -> list[tuple[int, int]]:
-    return [*life.earlier, (life.first, life.last)]
-
-
-def _rounded(room: _Room, life: LiveRange) -> int:
-    """Return the bytes of a partition that a tile takes: whole banks if it is larger than one."""
-    return life.nbytes if life.nbytes <= room.bank else -(-life.nbytes // room.bank) * room.bank
-
-
-# The orders in which tiles are placed: the best one depends on the tiles.
-_ORDERS: tuple[Callable[[LiveRange], tuple[int, ...]], ...] = (
-    lambda life: (-life.quarters, -life.nbytes),
-    lambda life: (-life.nbytes, -life.quarters),
-    lambda life: (-life.nbytes * life.quarters, -life.quarters),
-)
-
-
-def _height(room: _Room, lives: Iterable[LiveRange]) -> int | None:
-    """Return the bytes of a partition that the tiles need side by side, or None if they do not fit.
-
-    Tiles that the kernel places lie where it puts them; the others are added at the lowest free place each, in
-    several orders, of which the best one counts.
+    Raises:
+        CapacityError: if they do not fit (the message names the region, the limit and the live tensors at the peak); or
+            if two tensors placed by hand overlap while both are live.
     """
-    lives = list(lives)
-    are_alike = len({life.quarters for life in lives}) < 2
-    heights = [_height_in_order(room, sorted(lives, key=order)) for order in _ORDERS[: 1 if are_alike else None]]
-    return min((height for height in heights if height is not None), default=None)
-
-
-def _height_in_order(room: _Room, lives: Sequence[LiveRange]) -> int | None:
-    placed = [_where_placed(life) for life in lives if life.address is not None]
-    for life in lives:
-        if life.address is not None:
-            continue
-        place = _lowest_place(room, placed, life.quarters, _rounded(room, life))
-        if place is None:
-            return None
-        placed.append(place)
-    return max((place.high for place in placed), default=0)
-
-
-def _lowest_place(room: _Room, placed: Sequence[_Placed], quarters: int, nbytes: int) -> _Placed | None:
-    best: _Placed | None = None
-    for first in range(0, 4, quarters):
-        beside = sorted(
-            (place.low, place.high)
-            for place in placed
-            if place.first < first + quarters and first < place.first + place.quarters
-        )
-        low = _aligned(room, 0, nbytes)
-        for other_low, other_high in beside:
-            if low + nbytes <= other_low:
-                break
-            low = max(low, _aligned(room, other_high, nbytes))
-        if low + nbytes <= room.nbytes and (best is None or low < best.low):
-            best = _Placed(first, quarters, low, low + nbytes)
-    return best
-
-
-def _aligned(room: _Room, low: int, nbytes: int) -> int:
-    """Return the first byte from ``low`` on at which a tile may start: it crosses no bank, or takes whole ones."""
-    is_inside = nbytes <= room.bank and low % room.bank + nbytes <= room.bank
-    return low if is_inside else -(-low // room.bank) * room.bank
-
-
-def _where_placed(life: LiveRange) -> _Placed:
-    assert life.address is not None
-    partition, low = life.address
-    first = partition // _QUARTER
-    last = (partition + life.partitions - 1) // _QUARTER
-    return _Placed(first, last - first + 1, low, low + life.nbytes)
-
-
-def _check_apart(room: _Room, life: LiveRange, live: Iterable[LiveRange]) -> None:
-    """Check that a tensor placed by hand does not overlap another such tensor that still holds data."""
-    mine = _where_placed(life)
-    for other in live:
-        if other is not life and other.address is not None and mine.overlaps(_where_placed(other)):
-            raise CapacityError(
-                f"{life.place}: {life} at address {life.address} of {room.region} overlaps {other} at address "
-                f"{other.address}, which is used later: place them apart, or use one of them after the other",
-                life.place,
-            )
-
-
-def _overflow(room: _Room, live: Sequence[LiveRange]) -> str:
-    """Return the message that the live tensors do not fit a region, without the line of the kernel."""
-    listed = sorted(live, key=lambda life: -life.nbytes)
-    lines = [f"  {life.nbytes:>7} bytes in {life.partitions:>3} partitions: {life}" for life in listed[:_LISTED]]
-    if len(listed) > _LISTED:
-        rest = sum(life.nbytes for life in listed[_LISTED:])
-        lines.append(f"  and {len(listed) - _LISTED} more with {rest} bytes together")
-    head = (
-        f"{room.region} overflows: the {len(live)} tensors that are live at the same time do not fit the "
-        f"{room.nbytes} bytes of a partition; use smaller tiles, or end the use of one before the next begins. Live "
-        f"then, in program order (a compiler may reorder; using(capacity='ignore') or NKILIB_CAPACITY=ignore runs the "
-        f"kernel):"
-    )
-    return "\n".join([head, *lines])
+    used = [life for life in lives if life.is_used]
+    peaks = {}
+    for room in _rooms(generation):
+        known = 0 if finds_peaks or room.bank < room.nbytes else room.nbytes
+        peaks[room.region] = _peak(room, [life for life in used if life.region is room.region], known)
+    return peaks if finds_peaks else {}

@@ -93,6 +93,13 @@ class BytePool:
 _ON_CHIP_POOL = BytePool()
 
 
+def sentinel(dtype: DType) -> float:
+    """Return the value of an element of ``dtype`` that was never written."""
+    if dtype.is_packed:
+        return _PACKED_SENTINELS[dtype]
+    return INTEGER_SENTINEL if dtype.is_integer else np.nan
+
+
 class Storage:
     """A piece of SBUF, PSUM or HBM.
 
@@ -425,11 +432,12 @@ class Storage:
         np.copyto(self.array(unit_layout, bits.dtype), bits, where=unwritten)
 
 
-def sentinel(dtype: DType) -> float:
-    """Return the value of an element of ``dtype`` that was never written."""
-    if dtype.is_packed:
-        return _PACKED_SENTINELS[dtype]
-    return INTEGER_SENTINEL if dtype.is_integer else np.nan
+def may_share(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
+    """Return whether two arrays share memory; also True if that cannot be ruled out quickly."""
+    try:
+        return _SHARES(first, second, max_work=_MOST_WORK)
+    except _TooHardError:
+        return True
 
 
 class DeferredLoads:
@@ -457,11 +465,3 @@ class DeferredLoads:
         """Compute all deferred contents."""
         for storage in self._storages:
             storage.settle()
-
-
-def may_share(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
-    """Return whether two arrays share memory; also True if that cannot be ruled out quickly."""
-    try:
-        return _SHARES(first, second, max_work=_MOST_WORK)
-    except _TooHardError:
-        return True

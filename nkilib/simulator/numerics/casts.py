@@ -27,14 +27,6 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 _TF32_DROPPED_BITS = 13
 
-# The value of each of the 256 bit patterns.
-_FLOAT8_VALUES = {
-    dtype.numpy: np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float32)
-    for dtype in ALL_DTYPES
-    if dtype.is_float and dtype.itemsize == 1
-}
-
-
 # Rows of the source that are copied at a time: their part that is copied stays in a core's first cache.
 _ROWS_AT_A_TIME = 64
 # Smaller ones stay in a cache anyway.
@@ -56,12 +48,22 @@ _FP4_BITS = 4
 _FP8_TYPES = {float8_e5m2_x4: (ml_dtypes.float8_e5m2, 15), float8_e4m3fn_x4: (ml_dtypes.float8_e4m3fn, 8)}
 
 
-def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return ``values.astype(np.float32)``, a new array, by a method that is fast for ``ml_dtypes`` types too."""
-    table = _FLOAT8_VALUES.get(values.dtype)
-    if table is not None:
-        return np.take(table, values.view(np.uint8))
-    return _quick_to_cast(values).astype(np.float32)
+def _values_of_bits(count: int, numpy_type: Any) -> npt.NDArray[np.float64]:
+    return np.arange(count, dtype=np.uint8).view(numpy_type).astype(np.float64)
+
+
+# The value of every bit pattern.
+_FLOAT8_VALUES = {
+    dtype.numpy: _values_of_bits(256, dtype.numpy).astype(np.float32)
+    for dtype in ALL_DTYPES
+    if dtype.is_float and dtype.itemsize == 1
+}
+_MX_VALUES = {
+    float8_e5m2_x4: _values_of_bits(256, ml_dtypes.float8_e5m2),
+    float8_e4m3fn_x4: _values_of_bits(256, ml_dtypes.float8_e4m3fn),
+    float4_e2m1fn_x4: _values_of_bits(16, ml_dtypes.float4_e2m1fn),
+}
+_MX_SCALES = _values_of_bits(256, ml_dtypes.float8_e8m0fnu)
 
 
 def _quick_to_cast(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -71,6 +73,14 @@ def _quick_to_cast(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """
     is_apart = values.ndim > 0 and values.strides[-1] != values.itemsize
     return values.copy() if is_apart and values.dtype == _BFLOAT16 else values
+
+
+def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Return ``values.astype(np.float32)``, a new array, by a method that is fast for ``ml_dtypes`` types too."""
+    table = _FLOAT8_VALUES.get(values.dtype)
+    if table is not None:
+        return np.take(table, values.view(np.uint8))
+    return _quick_to_cast(values).astype(np.float32)
 
 
 def copy_as_float32(destination: npt.NDArray[np.float32], values: npt.NDArray[Any]) -> None:
@@ -135,6 +145,11 @@ def transposed(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return (matrix.copy() if is_apart else matrix).T
 
 
+def _as_bits(elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a view as unsigned integers, which numpy moves faster than the types of ``ml_dtypes``."""
+    return elements.view(f"u{elements.itemsize}")
+
+
 def copy_in_order(destination: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
     """Assign ``destination[...] = values`` for arrays of one shape and type.
 
@@ -149,24 +164,6 @@ def copy_in_order(destination: npt.NDArray[Any], values: npt.NDArray[Any]) -> No
     into, bits = _as_bits(destination), _as_bits(values)
     for start in range(0, bits.shape[-1], _ROWS_AT_A_TIME):
         into[..., start : start + _ROWS_AT_A_TIME] = bits[..., start : start + _ROWS_AT_A_TIME].copy(order="K")
-
-
-def _as_bits(elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a view as unsigned integers, which numpy moves faster than the types of ``ml_dtypes``."""
-    return elements.view(f"u{elements.itemsize}")
-
-
-def _values_of_bits(count: int, numpy_type: Any) -> npt.NDArray[np.float64]:
-    return np.arange(count, dtype=np.uint8).view(numpy_type).astype(np.float64)
-
-
-# The value of every bit pattern.
-_MX_VALUES = {
-    float8_e5m2_x4: _values_of_bits(256, ml_dtypes.float8_e5m2),
-    float8_e4m3fn_x4: _values_of_bits(256, ml_dtypes.float8_e4m3fn),
-    float4_e2m1fn_x4: _values_of_bits(16, ml_dtypes.float4_e2m1fn),
-}
-_MX_SCALES = _values_of_bits(256, ml_dtypes.float8_e8m0fnu)
 
 
 def quantize(values: npt.NDArray[np.float32], dtype: DType) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:

@@ -105,6 +105,42 @@ def has_one_thread() -> bool:
     return _USERS.count > 0
 
 
+def _part(size: int, most: int) -> int:
+    """Return the size of the parts into which ``size`` rows or columns are divided.
+
+    The parts are few, have at most ``most`` rows or columns, and are as equal as multiples of ``_STEP`` allow.
+    """
+    whole = max(1, most // _STEP * _STEP if most > _STEP else most)
+    even = -(-size // -(-size // whole))
+    return min(size, whole, -(-even // _STEP) * _STEP)
+
+
+def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
+    """Return the number of rows and of columns of the pieces in which a product is computed, for inner size ``inner``.
+
+    A piece has twice as many columns as rows where the matrix is wide enough, because BLAS copies both.
+    """
+    most = _ONE_THREAD // inner
+    height = _part(rows, isqrt(most // 2))
+    width = _part(columns, most // height)
+    return _part(rows, most // width), width
+
+
+def _stacks(size: int, part: int) -> list[slice]:
+    """Return a slice of all whole parts, and a slice of the last ``part`` elements if some are left over.
+
+    The second slice overlaps the first one; the overlap is computed twice.
+    """
+    rest = size % part
+    return [slice(0, size - rest), slice(size - part, size)] if rest else [slice(0, size)]
+
+
+def _stacked(matrix: Matrix, width: int) -> Matrix:
+    """Return a view of a matrix as a stack of matrices of ``width`` columns each."""
+    rows, columns = matrix.shape
+    return matrix.reshape(rows, columns // width, width).swapaxes(0, 1)
+
+
 def transposed_product(left: Matrix, right: Matrix, out: Matrix | None = None) -> Matrix:
     """Return ``left.T @ right`` of matrices (K, M) and (K, N) of the same type.
 
@@ -128,39 +164,3 @@ def transposed_product(left: Matrix, right: Matrix, out: Matrix | None = None) -
                 out=results.reshape(count, -1, height, width).swapaxes(0, 1),
             )
     return product
-
-
-def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
-    """Return the number of rows and of columns of the pieces in which a product is computed, for inner size ``inner``.
-
-    A piece has twice as many columns as rows where the matrix is wide enough, because BLAS copies both.
-    """
-    most = _ONE_THREAD // inner
-    height = _part(rows, isqrt(most // 2))
-    width = _part(columns, most // height)
-    return _part(rows, most // width), width
-
-
-def _part(size: int, most: int) -> int:
-    """Return the size of the parts into which ``size`` rows or columns are divided.
-
-    The parts are few, have at most ``most`` rows or columns, and are as equal as multiples of ``_STEP`` allow.
-    """
-    whole = max(1, most // _STEP * _STEP if most > _STEP else most)
-    even = -(-size // -(-size // whole))
-    return min(size, whole, -(-even // _STEP) * _STEP)
-
-
-def _stacks(size: int, part: int) -> list[slice]:
-    """Return a slice of all whole parts, and a slice of the last ``part`` elements if some are left over.
-
-    The second slice overlaps the first one; the overlap is computed twice.
-    """
-    rest = size % part
-    return [slice(0, size - rest), slice(size - part, size)] if rest else [slice(0, size)]
-
-
-def _stacked(matrix: Matrix, width: int) -> Matrix:
-    """Return a view of a matrix as a stack of matrices of ``width`` columns each."""
-    rows, columns = matrix.shape
-    return matrix.reshape(rows, columns // width, width).swapaxes(0, 1)

@@ -65,36 +65,6 @@ def bounds_us(work: Work, cores: int, generation: Generation, parameters: ModelP
     return bounds
 
 
-def counted_bounds_us(collection: Collection, generation: Generation) -> dict[str, float]:
-    """Return the least microseconds that each engine needs for what a launch did, spread evenly over the cores.
-
-    Each byte of input and output crosses HBM once, at the rate of all DMA engines. An instruction that only one engine
-    can run takes its cycles there, as if its elements filled all partitions, or all rows and columns of the Tensor
-    engine.
-    """
-    timing, cores = generation.timing, len(collection.traces)
-    bounds = {"dma": _crossing_bytes(collection) / (cores * timing.dma.core_gb_per_s)}
-    for name, cycles in _cycles(collection).items():
-        bounds[name] = cycles / (cores * timing.clock_ghz[ENGINES[name]])
-    return {name: nanoseconds / _NS_PER_US for name, nanoseconds in bounds.items() if nanoseconds}
-
-
-def _crossing_bytes(collection: Collection) -> int:
-    """Return the number of bytes that are read from the caller's tensors, or written to tensors that go back to it.
-
-    Each byte counts once in each direction.
-    """
-    brought: dict[int, _Crossing] = {}
-    written: dict[int, _Crossing] = {}
-    for trace in collection.traces:
-        for number, known in trace.in_hbm.items():
-            if number in collection.given:
-                brought.setdefault(number, _Crossing(known.nbytes)).add_read(known, trace.settled)
-            if number in collection.given | collection.returned:
-                written.setdefault(number, _Crossing(known.nbytes)).add_written(known, trace.settled)
-    return sum(crossing.nbytes for crossing in (*brought.values(), *written.values()))
-
-
 def _uses(known: Tracked) -> HbmUses:
     assert isinstance(known.uses, HbmUses)
     return known.uses
@@ -132,6 +102,31 @@ class _Crossing:
         return min(self._most, self._moved + sum(part.nbytes for part in self._parts))
 
 
+def _crossing_bytes(collection: Collection) -> int:
+    """Return the number of bytes that are read from the caller's tensors, or written to tensors that go back to it.
+
+    Each byte counts once in each direction.
+    """
+    brought: dict[int, _Crossing] = {}
+    written: dict[int, _Crossing] = {}
+    for trace in collection.traces:
+        for number, known in trace.in_hbm.items():
+            if number in collection.given:
+                brought.setdefault(number, _Crossing(known.nbytes)).add_read(known, trace.settled)
+            if number in collection.given | collection.returned:
+                written.setdefault(number, _Crossing(known.nbytes)).add_written(known, trace.settled)
+    return sum(crossing.nbytes for crossing in (*brought.values(), *written.values()))
+
+
+def _filled(kind: InstructionKind) -> float:
+    """Return the share of partitions, or of rows and columns of the Tensor engine, that an instruction uses."""
+    stationary = kind.operands.get("stationary")
+    if stationary is not None:
+        rows, *columns = stationary[0]
+        return min(1.0, rows / PARTITIONS) * min(1.0, prod(columns) / PARTITIONS)
+    return min(1.0, max((shape[0] for shape, _ in kind.operands.values() if shape), default=1) / PARTITIONS)
+
+
 def _cycles(collection: Collection) -> dict[str, float]:
     """Return, by engine, the cycles of those instructions that no other engine could run."""
     kinds: dict[int, InstructionKind] = {}
@@ -147,37 +142,18 @@ def _cycles(collection: Collection) -> dict[str, float]:
     return cycles
 
 
-def _filled(kind: InstructionKind) -> float:
-    """Return the share of partitions, or of rows and columns of the Tensor engine, that an instruction uses."""
-    stationary = kind.operands.get("stationary")
-    if stationary is not None:
-        rows, *columns = stationary[0]
-        return min(1.0, rows / PARTITIONS) * min(1.0, prod(columns) / PARTITIONS)
-    return min(1.0, max((shape[0] for shape, _ in kind.operands.values() if shape), default=1) / PARTITIONS)
+def counted_bounds_us(collection: Collection, generation: Generation) -> dict[str, float]:
+    """Return the least microseconds that each engine needs for what a launch did, spread evenly over the cores.
 
-
-def stored_by_every_core(collection: Collection) -> Sequence[str]:
-    """Return the names of the tensors that every core of a launch stores, if all cores do the same work; else none.
-
-    Cores do the same work if they run equal numbers of each instruction, and load and store the same parts of the
-    tensors that come from the caller or go back to it. Where an index chooses what is stored, the parts are not known,
-    and the cores count as different.
+    Each byte of input and output crosses HBM once, at the rate of all DMA engines. An instruction that only one engine
+    can run takes its cycles there, as if its elements filled all partitions, or all rows and columns of the Tensor
+    engine.
     """
-    traces = collection.traces
-    if len(traces) < 2 or not _are_alike(_totals(trace) for trace in traces):
-        return ()
-    crossing = [_crossing(trace, collection) for trace in traces]
-    if any(_uses(known).scattered_bytes for tensors in crossing for known in tensors.values()):
-        return ()
-    # Most launches differ in what they store, which is cheaper to find out than what they load.
-    if not _are_alike({at: _places(_uses(known).written()) for at, known in tensors.items()} for tensors in crossing):
-        return ()
-    if not _are_alike(
-        {at: _places(_uses(known).brought_in()) for at, known in tensors.items()} for tensors in crossing
-    ):
-        return ()
-    # A barrier on a tensor delays its later readers like a store, but stores nothing.
-    return tuple(known.name for known in crossing[0].values() if traces[0].settled.hbm_written[known.name])
+    timing, cores = generation.timing, len(collection.traces)
+    bounds = {"dma": _crossing_bytes(collection) / (cores * timing.dma.core_gb_per_s)}
+    for name, cycles in _cycles(collection).items():
+        bounds[name] = cycles / (cores * timing.clock_ghz[ENGINES[name]])
+    return {name: nanoseconds / _NS_PER_US for name, nanoseconds in bounds.items() if nanoseconds}
 
 
 def _totals(trace: Trace) -> tuple[Counter[str], Counter[str], Counter[str]]:
@@ -202,3 +178,27 @@ def _places(parts: Iterable[OccupiedBytes]) -> set[tuple[Layout, int]]:
 def _are_alike(values: Iterable[object]) -> bool:
     first, *others = values
     return all(other == first for other in others)
+
+
+def stored_by_every_core(collection: Collection) -> Sequence[str]:
+    """Return the names of the tensors that every core of a launch stores, if all cores do the same work; else none.
+
+    Cores do the same work if they run equal numbers of each instruction, and load and store the same parts of the
+    tensors that come from the caller or go back to it. Where an index chooses what is stored, the parts are not known,
+    and the cores count as different.
+    """
+    traces = collection.traces
+    if len(traces) < 2 or not _are_alike(_totals(trace) for trace in traces):
+        return ()
+    crossing = [_crossing(trace, collection) for trace in traces]
+    if any(_uses(known).scattered_bytes for tensors in crossing for known in tensors.values()):
+        return ()
+    # Most launches differ in what they store, which is cheaper to find out than what they load.
+    if not _are_alike({at: _places(_uses(known).written()) for at, known in tensors.items()} for tensors in crossing):
+        return ()
+    if not _are_alike(
+        {at: _places(_uses(known).brought_in()) for at, known in tensors.items()} for tensors in crossing
+    ):
+        return ()
+    # A barrier on a tensor delays its later readers like a store, but stores nothing.
+    return tuple(known.name for known in crossing[0].values() if traces[0].settled.hbm_written[known.name])

@@ -38,38 +38,6 @@ _SBUF = "SBUF bytes of a partition"
 _NS_PER_US = 1000
 
 
-def draw(
-    path: str | PathLike[str], title: str, events: Sequence[Event], tensors: Sequence[TensorLife], capacity: int
-) -> None:
-    """Write the picture to ``path``, in the format that its suffix names.
-
-    Args:
-        path: the path of the file.
-        title: the title of the picture.
-        events: the instructions.
-        tensors: the on-chip tensors.
-        capacity: the bytes of a partition of SBUF.
-
-    Raises:
-        ImportError: without matplotlib.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"profile.plot: needs matplotlib, and there is none; {extra_remedy('plot')}") from error
-    cores = sorted({event.core for event in events}) or [0]  # a kernel may do nothing
-    rows = [(core, engine) for core in cores for engine in _ENGINES]
-    height = _REST_INCHES + _ROW_INCHES * len(rows)
-    figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
-    FigureCanvasAgg(figure)  # no pyplot: that would keep the figure, and ask for a display
-    timeline, memory = figure.subplots(2, 1, sharex=True, height_ratios=(len(rows), max(3, len(rows) / 3)))
-    _draw_engines(timeline, rows, events)
-    _draw_memory(memory, cores, tensors, capacity)
-    figure.suptitle(title)
-    figure.savefig(path)
-
-
 def _draw_engines(axes: Any, rows: Sequence[tuple[int, str]], events: Sequence[Event]) -> None:
     numbers = {row: number for number, row in enumerate(rows)}
     bars: dict[tuple[str, int], list[tuple[float, float]]] = {}
@@ -102,6 +70,119 @@ def _draw_memory(axes: Any, cores: Sequence[int], tensors: Sequence[TensorLife],
     axes.set_xlabel("microseconds, modelled, not measured")
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+
+
+def draw(
+    path: str | PathLike[str], title: str, events: Sequence[Event], tensors: Sequence[TensorLife], capacity: int
+) -> None:
+    """Write the picture to ``path``, in the format that its suffix names.
+
+    Args:
+        path: the path of the file.
+        title: the title of the picture.
+        events: the instructions.
+        tensors: the on-chip tensors.
+        capacity: the bytes of a partition of SBUF.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(f"profile.plot: needs matplotlib, and there is none; {extra_remedy('plot')}") from error
+    cores = sorted({event.core for event in events}) or [0]  # a kernel may do nothing
+    rows = [(core, engine) for core in cores for engine in _ENGINES]
+    height = _REST_INCHES + _ROW_INCHES * len(rows)
+    figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+    FigureCanvasAgg(figure)  # no pyplot: that would keep the figure, and ask for a display
+    timeline, memory = figure.subplots(2, 1, sharex=True, height_ratios=(len(rows), max(3, len(rows) / 3)))
+    _draw_engines(timeline, rows, events)
+    _draw_memory(memory, cores, tensors, capacity)
+    figure.suptitle(title)
+    figure.savefig(path)
+
+
+def _threads(events: Iterable[Event]) -> Iterator[int]:
+    """Yield the thread of each event of a core: that of its engine, or the first one that is free for a transfer."""
+    free: list[float] = []
+    for event in events:
+        if event.engine != "dma":
+            yield _THREADS[event.engine]
+            continue
+        # Transfers come in program order; the queues' triggers are not in order of time.
+        lane = next((lane for lane, end in enumerate(free) if end <= event.start_us), len(free))
+        free[lane : lane + 1] = [event.end_us]
+        yield _FIRST_DMA + lane
+
+
+def _process(core: int) -> int:
+    return core + 1
+
+
+def _metadata(name: str, core: int, thread: int, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": _process(core), "tid": thread, "args": args}
+
+
+def _names(core: int, title: str, last_thread: int) -> list[dict[str, Any]]:
+    """Return the events that name the process of a core and its threads."""
+    named = [
+        _metadata("process_name", core, _PATH, {"name": f"core {core} (modelled, not measured)"}),
+        _metadata("process_labels", core, _PATH, {"labels": title}),
+    ]
+    for thread in range(1, last_thread + 1):
+        lane = thread - _FIRST_DMA
+        name = TRACKS[thread - 1] if lane <= 0 else f"dma, in flight {lane + 1}"
+        named.append(_metadata("thread_name", core, thread, {"name": name}))
+        named.append(_metadata("thread_sort_index", core, thread, {"sort_index": thread}))
+    return named
+
+
+def _counter(core: int, time_us: float, nbytes: int) -> dict[str, Any]:
+    return {"ph": "C", "name": _SBUF, "pid": _process(core), "tid": _PATH, "ts": time_us, "args": {"bytes": nbytes}}
+
+
+def _name(event: Event) -> str:
+    return f"{event.name} {event.label}" if event.label else event.name
+
+
+def _slice(
+    name: str, category: str, core: int, thread: int, times_ns: tuple[float, float], args: dict[str, Any]
+) -> dict[str, Any]:
+    # Whole nanoseconds, as Perfetto stores them. It rounds start and duration each by itself: of two instructions that
+    # follow each other without a pause, the second could begin before the first one ends, and would be dropped.
+    start, end = (round(time) for time in times_ns)
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": _process(core),
+        "tid": thread,
+        "ts": start / _NS_PER_US,
+        "dur": (end - start) / _NS_PER_US,
+        "args": args,
+    }
+
+
+def _complete(event: Event, thread: int) -> dict[str, Any]:
+    args: dict[str, Any] = {"place": event.place, "number": event.number, "waited for": event.waited}
+    if event.waited_for:
+        args["instruction waited for"] = event.waited_for
+    if event.engine == "dma":
+        args |= {"bytes": event.nbytes, "queue": event.queue, "bytes of a row": round(event.row_bytes)}
+    else:
+        args["cycles"] = event.cycles
+    args |= {name: f"{list(shape)} {dtype}" for name, (shape, dtype) in event.operands.items()}
+    times = event.start_us * _NS_PER_US, event.end_us * _NS_PER_US
+    return _slice(_name(event), event.engine, event.core, thread, times, args)
+
+
+def _of_path(link: Link, event: Event) -> dict[str, Any]:
+    """Return the slice of a link of the critical path, named after the kind of the link."""
+    name = _name(event) if link.kind is LinkKind.work else f"{link.kind.value} ({_name(event)})"
+    args = {"place": event.place, "number": event.number, "engine": event.engine}
+    return _slice(name, TRACKS[_PATH - 1], link.core, _PATH, (link.start_ns, link.end_ns), args)
 
 
 def write_trace(
@@ -143,84 +224,3 @@ def write_trace(
     }
     with open(path, "w", encoding="utf-8") as file:
         json.dump(trace, file)
-
-
-def _threads(events: Iterable[Event]) -> Iterator[int]:
-    """Yield the thread of each event of a core: that of its engine, or the first one that is free for a transfer."""
-    free: list[float] = []
-    for event in events:
-        if event.engine != "dma":
-            yield _THREADS[event.engine]
-            continue
-        # Transfers come in program order; the queues' triggers are not in order of time.
-        lane = next((lane for lane, end in enumerate(free) if end <= event.start_us), len(free))
-        free[lane : lane + 1] = [event.end_us]
-        yield _FIRST_DMA + lane
-
-
-def _names(core: int, title: str, last_thread: int) -> list[dict[str, Any]]:
-    """Return the events that name the process of a core and its threads."""
-    named = [
-        _metadata("process_name", core, _PATH, {"name": f"core {core} (modelled, not measured)"}),
-        _metadata("process_labels", core, _PATH, {"labels": title}),
-    ]
-    for thread in range(1, last_thread + 1):
-        lane = thread - _FIRST_DMA
-        name = TRACKS[thread - 1] if lane <= 0 else f"dma, in flight {lane + 1}"
-        named.append(_metadata("thread_name", core, thread, {"name": name}))
-        named.append(_metadata("thread_sort_index", core, thread, {"sort_index": thread}))
-    return named
-
-
-def _metadata(name: str, core: int, thread: int, args: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": _process(core), "tid": thread, "args": args}
-
-
-def _counter(core: int, time_us: float, nbytes: int) -> dict[str, Any]:
-    return {"ph": "C", "name": _SBUF, "pid": _process(core), "tid": _PATH, "ts": time_us, "args": {"bytes": nbytes}}
-
-
-def _process(core: int) -> int:
-    return core + 1
-
-
-def _complete(event: Event, thread: int) -> dict[str, Any]:
-    args: dict[str, Any] = {"place": event.place, "number": event.number, "waited for": event.waited}
-    if event.waited_for:
-        args["instruction waited for"] = event.waited_for
-    if event.engine == "dma":
-        args |= {"bytes": event.nbytes, "queue": event.queue, "bytes of a row": round(event.row_bytes)}
-    else:
-        args["cycles"] = event.cycles
-    args |= {name: f"{list(shape)} {dtype}" for name, (shape, dtype) in event.operands.items()}
-    times = event.start_us * _NS_PER_US, event.end_us * _NS_PER_US
-    return _slice(_name(event), event.engine, event.core, thread, times, args)
-
-
-def _of_path(link: Link, event: Event) -> dict[str, Any]:
-    """Return the slice of a link of the critical path, named after the kind of the link."""
-    name = _name(event) if link.kind is LinkKind.work else f"{link.kind.value} ({_name(event)})"
-    args = {"place": event.place, "number": event.number, "engine": event.engine}
-    return _slice(name, TRACKS[_PATH - 1], link.core, _PATH, (link.start_ns, link.end_ns), args)
-
-
-def _name(event: Event) -> str:
-    return f"{event.name} {event.label}" if event.label else event.name
-
-
-def _slice(
-    name: str, category: str, core: int, thread: int, times_ns: tuple[float, float], args: dict[str, Any]
-) -> dict[str, Any]:
-    # Whole nanoseconds, as Perfetto stores them. It rounds start and duration each by itself: of two instructions that
-    # follow each other without a pause, the second could begin before the first one ends, and would be dropped.
-    start, end = (round(time) for time in times_ns)
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": category,
-        "pid": _process(core),
-        "tid": thread,
-        "ts": start / _NS_PER_US,
-        "dur": (end - start) / _NS_PER_US,
-        "args": args,
-    }

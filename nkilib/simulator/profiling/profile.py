@@ -52,6 +52,14 @@ _NONE, _ALL = "none", "all"
 _Most = Callable[[], Stated] | None
 
 
+def _check_form(asked: Any) -> None:
+    if isinstance(asked, str):
+        if asked not in (_NONE, _ALL):
+            raise ValueError(f"profile: trips must be 'none', 'all', a number, or numbers by loop, got {asked!r}")
+        return
+    check_stated("profile", "'none', 'all'", asked)
+
+
 @dataclass(frozen=True)
 class _TripsToRun:
     """The runs of a kernel that a profile needs, with the numbers of iterations of its loops in each.
@@ -127,12 +135,10 @@ class _TripsToRun:
             )
 
 
-def _check_form(asked: Any) -> None:
-    if isinstance(asked, str):
-        if asked not in (_NONE, _ALL):
-            raise ValueError(f"profile: trips must be 'none', 'all', a number, or numbers by loop, got {asked!r}")
-        return
-    check_stated("profile", "'none', 'all'", asked)
+def _with_rest(lines: list[str]) -> list[str]:
+    """Return the first 12 lines at most, followed by the number of lines that are left out."""
+    left_out = len(lines) - _LISTED
+    return lines if left_out <= 0 else [*lines[:_LISTED], f"and {left_out} more"]
 
 
 @dataclass(frozen=True)
@@ -347,10 +353,60 @@ class Profile:
         return f"bound: {self.bound_us:,.1f} us, set by {self.bound_by}; {times}"
 
 
-def _with_rest(lines: list[str]) -> list[str]:
-    """Return the first 12 lines at most, followed by the number of lines that are left out."""
-    left_out = len(lines) - _LISTED
-    return lines if left_out <= 0 else [*lines[:_LISTED], f"and {left_out} more"]
+def _busy(traces: Sequence[Trace]) -> dict[str, float]:
+    """Return the busy time of each engine, on the core on which the engine is busy longest."""
+    longest: dict[str, float] = {}
+    for trace in traces:
+        for name, busy in trace.settled.timeline.busy_ns().items():
+            longest[name] = max(longest.get(name, 0.0), busy / _NS_PER_US)
+    return longest
+
+
+def _profile_of(
+    name: str,
+    generation: Generation,
+    collection: Collection,
+    record: Record,
+    bounds: dict[str, float],
+    assumed: ModelParameters,
+) -> Profile:
+    """Return the profile of a launch from the traces of its cores."""
+    traces = collection.traces
+    busy = _busy(traces)
+    read = sum((trace.settled.hbm_read for trace in traces), Counter())
+    written = sum((trace.settled.hbm_written for trace in traces), Counter())
+    return Profile(
+        kernel=name,
+        generation=generation.name,
+        cores=len(traces),
+        time_us=max(trace.settled.timeline.end_ns for trace in traces) / _NS_PER_US,
+        bounds_us=bounds,
+        engine_busy_us=busy,
+        hbm_read_bytes=read.total(),
+        hbm_written_bytes=written.total(),
+        hbm_read_bytes_by_tensor=dict(read),
+        hbm_written_bytes_by_tensor=dict(written),
+        instruction_counts=dict(record.instruction_counts),
+        sbuf_peak_bytes_per_partition=record.sbuf_peak_bytes,
+        psum_peak_bytes_per_partition=record.psum_peak_bytes,
+        parameters=assumed,
+        recorded=Recorded(collection, Model(generation, assumed), busy),
+        untimed=dict(sum((trace.settled.untimed for trace in traces), Counter())),
+    )
+
+
+def _bound(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a kernel by the names of its parameters."""
+    bound = inspect.signature(kernel.func).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _stated_work(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
+    work = stated_work(kernel.func)
+    if work is None:
+        return None
+    return work(**_bound(kernel, args, kwargs))
 
 
 def profile(
@@ -424,59 +480,3 @@ def profile(
             return replace(profiled, with_all_trips=run(to_run.all())) if to_run.has_second(first) else profiled
     except Exception as error:
         raise shortened(error)  # noqa: B904 - the same error
-
-
-def _profile_of(
-    name: str,
-    generation: Generation,
-    collection: Collection,
-    record: Record,
-    bounds: dict[str, float],
-    assumed: ModelParameters,
-) -> Profile:
-    """Return the profile of a launch from the traces of its cores."""
-    traces = collection.traces
-    busy = _busy(traces)
-    read = sum((trace.settled.hbm_read for trace in traces), Counter())
-    written = sum((trace.settled.hbm_written for trace in traces), Counter())
-    return Profile(
-        kernel=name,
-        generation=generation.name,
-        cores=len(traces),
-        time_us=max(trace.settled.timeline.end_ns for trace in traces) / _NS_PER_US,
-        bounds_us=bounds,
-        engine_busy_us=busy,
-        hbm_read_bytes=read.total(),
-        hbm_written_bytes=written.total(),
-        hbm_read_bytes_by_tensor=dict(read),
-        hbm_written_bytes_by_tensor=dict(written),
-        instruction_counts=dict(record.instruction_counts),
-        sbuf_peak_bytes_per_partition=record.sbuf_peak_bytes,
-        psum_peak_bytes_per_partition=record.psum_peak_bytes,
-        parameters=assumed,
-        recorded=Recorded(collection, Model(generation, assumed), busy),
-        untimed=dict(sum((trace.settled.untimed for trace in traces), Counter())),
-    )
-
-
-def _stated_work(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
-    work = stated_work(kernel.func)
-    if work is None:
-        return None
-    return work(**_bound(kernel, args, kwargs))
-
-
-def _bound(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a kernel by the names of its parameters."""
-    bound = inspect.signature(kernel.func).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.arguments
-
-
-def _busy(traces: Sequence[Trace]) -> dict[str, float]:
-    """Return the busy time of each engine, on the core on which the engine is busy longest."""
-    longest: dict[str, float] = {}
-    for trace in traces:
-        for name, busy in trace.settled.timeline.busy_ns().items():
-            longest[name] = max(longest.get(name, 0.0), busy / _NS_PER_US)
-    return longest

@@ -95,6 +95,12 @@ def use_over_time(tensors: Iterable[TensorLife]) -> list[tuple[float, int]]:
     return steps
 
 
+def _nearest(place: str) -> str:
+    """Return a ``file:line`` relative to the current directory if the file is in it."""
+    path = Path(place)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place
+
+
 def listed(tensors: Iterable[TensorLife]) -> list[str]:
     """Return a line of text for each group of equal tensors made at one place: number, bytes of a partition, name."""
     counts = Counter((life.nbytes, life.tensor, life.place) for life in tensors)
@@ -104,10 +110,11 @@ def listed(tensors: Iterable[TensorLife]) -> list[str]:
     ]
 
 
-def _nearest(place: str) -> str:
-    """Return a ``file:line`` relative to the current directory if the file is in it."""
-    path = Path(place)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place
+def _highest(traces: Sequence[Trace], region: MemoryRegion) -> _Core:
+    """Return the core whose tensors take most bytes of a memory at one time, with the tensors alive at that time."""
+    highest = max(traces, key=lambda trace: trace.lives.peaks[region].nbytes if region in trace.lives.peaks else 0)
+    lives = highest.lives.peaks[region].lives if region in highest.lives.peaks else ()
+    return highest.core, highest.settled.log, lives
 
 
 class Recorded:
@@ -173,10 +180,3 @@ class Recorded:
     def __getstate__(self) -> dict[str, Any]:
         """Return all that the record can work out: its logs refer to the kernel's code, which cannot be pickled."""
         return self._all()
-
-
-def _highest(traces: Sequence[Trace], region: MemoryRegion) -> _Core:
-    """Return the core whose tensors take most bytes of a memory at one time, with the tensors alive at that time."""
-    highest = max(traces, key=lambda trace: trace.lives.peaks[region].nbytes if region in trace.lives.peaks else 0)
-    lives = highest.lives.peaks[region].lives if region in highest.lives.peaks else ()
-    return highest.core, highest.settled.log, lives

@@ -51,6 +51,24 @@ from .work import (
 Step = Callable[[], object]
 
 
+def _with_one_late(function: Callable[..., object], operands: tuple[Any, ...], place: int) -> Step:
+    slot, before, after = operands[place], operands[:place], operands[place + 1 :]
+    if not before and not after:
+        return lambda: function(slot.array)
+    if not before:
+        return lambda: function(slot.array, *after)
+    if not after:
+        return lambda: function(*before, slot.array)
+    return lambda: function(*before, slot.array, *after)
+
+
+def _with_several_late(function: Callable[..., object], operands: tuple[Any, ...]) -> Step:
+    if len(operands) == 2:
+        first, second = operands
+        return lambda: function(first.array, second.array)
+    return lambda: function(*[operand.array if isinstance(operand, Slot) else operand for operand in operands])
+
+
 class Steps:
     """The steps of a core between two barriers or exchanges, in the order in which they run."""
 
@@ -68,22 +86,26 @@ class Steps:
             self.all.append(_with_several_late(partial(function, **keywords) if keywords else function, operands))
 
 
-def _with_one_late(function: Callable[..., object], operands: tuple[Any, ...], place: int) -> Step:
-    slot, before, after = operands[place], operands[:place], operands[place + 1 :]
-    if not before and not after:
-        return lambda: function(slot.array)
-    if not before:
-        return lambda: function(slot.array, *after)
-    if not after:
-        return lambda: function(*before, slot.array)
-    return lambda: function(*before, slot.array, *after)
+def _store(dtype: DType, into: npt.NDArray[Any], values: npt.NDArray[np.float32]) -> None:
+    store_float(into, values, dtype)
 
 
-def _with_several_late(function: Callable[..., object], operands: tuple[Any, ...]) -> Step:
-    if len(operands) == 2:
-        first, second = operands
-        return lambda: function(first.array, second.array)
-    return lambda: function(*[operand.array if isinstance(operand, Slot) else operand for operand in operands])
+def _copy_column(into: npt.NDArray[np.float32], elements: npt.NDArray[Any]) -> None:
+    np.copyto(into, elements.reshape(into.shape), casting="unsafe")
+
+
+def _apply(
+    steps: Steps, apply: Callable[..., object], tiles: list[Operand], columns: list[Operand], values: Operand
+) -> None:
+    if not any(isinstance(operand, Slot) for operand in (*tiles, *columns, values)):
+        steps.all.append(partial(apply, tiles, columns, values))
+        return
+    count = len(tiles)
+
+    def spread(into: Any, *operands: Any) -> None:
+        apply(operands[:count], operands[count:], into)
+
+    steps.call(spread, values, *tiles, *columns)
 
 
 class RowwiseBuilder:
@@ -179,26 +201,13 @@ class RowwiseBuilder:
             steps.call(np.copyto, into, values, casting="unsafe")
 
 
-def _store(dtype: DType, into: npt.NDArray[Any], values: npt.NDArray[np.float32]) -> None:
-    store_float(into, values, dtype)
+@dataclass(frozen=True)
+class _Copy:
+    """A float32 copy of an operand."""
 
-
-def _copy_column(into: npt.NDArray[np.float32], elements: npt.NDArray[Any]) -> None:
-    np.copyto(into, elements.reshape(into.shape), casting="unsafe")
-
-
-def _apply(
-    steps: Steps, apply: Callable[..., object], tiles: list[Operand], columns: list[Operand], values: Operand
-) -> None:
-    if not any(isinstance(operand, Slot) for operand in (*tiles, *columns, values)):
-        steps.all.append(partial(apply, tiles, columns, values))
-        return
-    count = len(tiles)
-
-    def spread(into: Any, *operands: Any) -> None:
-        apply(operands[:count], operands[count:], into)
-
-    steps.call(spread, values, *tiles, *columns)
+    ref: Ref
+    storage: PlaceholderStorage
+    values: npt.NDArray[np.float32]
 
 
 class _SumBuilder:
@@ -249,15 +258,6 @@ class _SumBuilder:
         return copy.values.reshape(rows * side.count, columns)
 
 
-@dataclass(frozen=True)
-class _Copy:
-    """A float32 copy of an operand."""
-
-    ref: Ref
-    storage: PlaceholderStorage
-    values: npt.NDArray[np.float32]
-
-
 @dataclass
 class Segment:
     """The steps of a core from one synchronisation with the other core to the next.
@@ -271,6 +271,57 @@ class Segment:
     steps: Steps = field(default_factory=Steps)
     meeting: Meeting | None = None
     nbytes: int = 0
+
+
+def _is_small_or_in_order(ref: Ref) -> bool:
+    """Tell whether ``np.copyto`` already copies these elements in a good order, or they are few."""
+    is_in_order = len(ref.layout.shape) < 2 or abs(ref.layout.strides[-1]) <= 1
+    return is_in_order or ref.size * ref.numpy_type.itemsize < SMALLEST_TRANSPOSED_BYTES
+
+
+def _cast(source: DType, target: DType) -> Callable[..., object]:
+    def cast(into: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+        cast_into(into, values.reshape(into.shape), source, target)
+
+    return cast
+
+
+def _copy_reshaped(into: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+    copy_in_order(into, values.reshape(into.shape))
+
+
+def _forget_derived(storage: PlaceholderStorage) -> None:
+    """Compute what a storage has deferred, and drop what was derived from it: other steps know of neither."""
+    if storage.parts:
+        storage.settle()
+    storage.derived = None
+
+
+def _whole_step(core: Core, recorded: Recorded, unwritten: frozenset[PlaceholderStorage]) -> Callable[[], object]:
+    """Return a step that runs the function of an instruction as it is.
+
+    It records its writes to the tensors in ``unwritten``, and fails if it reads elements of them that were not written.
+    """
+    definition, values, engine = recorded.definition, recorded.values, recorded.engine
+    storages = {placeholder_of(view) for view, _ in recorded.tensors}
+    written = [values[place] for rule, place in definition.outputs if not rule.marks_itself]
+    marked = [view for view in written if view is not None and placeholder_of(view) in unwritten]
+    accessed = [values[place] for rule, place, _ in definition.checks if rule.is_accessed and not rule.is_output]
+    read = [view for view in accessed if isinstance(view, View) and placeholder_of(view) in unwritten]
+
+    def run() -> None:
+        for view in read:
+            if view.storage.count_unwritten(view.layout, view.dtype):
+                raise ReplayFailed(f"{view} is read before it was written")
+        call = Call(core, definition, [*values, None])
+        call.engine = engine
+        definition.function(call, *values)
+        for view in marked:
+            view.mark_written(definition.is_matmul)
+        for storage in storages:
+            _forget_derived(storage)
+
+    return run
 
 
 class CoreBuilder:
@@ -375,57 +426,6 @@ class CoreBuilder:
 
     def _build_whole(self, steps: Steps, work: Whole) -> None:
         steps.all.append(_whole_step(self._core, work.call, self._unwritten))
-
-
-def _is_small_or_in_order(ref: Ref) -> bool:
-    """Tell whether ``np.copyto`` already copies these elements in a good order, or they are few."""
-    is_in_order = len(ref.layout.shape) < 2 or abs(ref.layout.strides[-1]) <= 1
-    return is_in_order or ref.size * ref.numpy_type.itemsize < SMALLEST_TRANSPOSED_BYTES
-
-
-def _cast(source: DType, target: DType) -> Callable[..., object]:
-    def cast(into: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
-        cast_into(into, values.reshape(into.shape), source, target)
-
-    return cast
-
-
-def _copy_reshaped(into: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
-    copy_in_order(into, values.reshape(into.shape))
-
-
-def _whole_step(core: Core, recorded: Recorded, unwritten: frozenset[PlaceholderStorage]) -> Callable[[], object]:
-    """Return a step that runs the function of an instruction as it is.
-
-    It records its writes to the tensors in ``unwritten``, and fails if it reads elements of them that were not written.
-    """
-    definition, values, engine = recorded.definition, recorded.values, recorded.engine
-    storages = {placeholder_of(view) for view, _ in recorded.tensors}
-    written = [values[place] for rule, place in definition.outputs if not rule.marks_itself]
-    marked = [view for view in written if view is not None and placeholder_of(view) in unwritten]
-    accessed = [values[place] for rule, place, _ in definition.checks if rule.is_accessed and not rule.is_output]
-    read = [view for view in accessed if isinstance(view, View) and placeholder_of(view) in unwritten]
-
-    def run() -> None:
-        for view in read:
-            if view.storage.count_unwritten(view.layout, view.dtype):
-                raise ReplayFailed(f"{view} is read before it was written")
-        call = Call(core, definition, [*values, None])
-        call.engine = engine
-        definition.function(call, *values)
-        for view in marked:
-            view.mark_written(definition.is_matmul)
-        for storage in storages:
-            _forget_derived(storage)
-
-    return run
-
-
-def _forget_derived(storage: PlaceholderStorage) -> None:
-    """Compute what a storage has deferred, and drop what was derived from it: other steps know of neither."""
-    if storage.parts:
-        storage.settle()
-    storage.derived = None
 
 
 # The builder of the steps of each kind of work.

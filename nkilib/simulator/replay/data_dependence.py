@@ -30,31 +30,6 @@ _NOBODY = -1
 _BARRIER = "core_barrier"
 
 
-class OwnedRows(NamedTuple):
-    """The rows of a tensor (indices of its dimension 0) that one core may touch.
-
-    Attributes:
-        is_own: for each row, whether the core may touch it.
-        row_bytes: the bytes of a row.
-    """
-
-    is_own: npt.NDArray[np.bool_]
-    row_bytes: int
-
-    def checking(self, view: View) -> Callable[[npt.NDArray[Any]], None]:
-        """Return a check that raises ``ReplayFailed`` for an index that leads ``view`` out of the core's rows.
-
-        The instruction itself refuses rows that do not exist.
-        """
-        span, is_own = _Span.of(view, self.row_bytes), self.is_own
-
-        def check(index: npt.NDArray[Any]) -> None:
-            if not is_own.take(span.ends(index), mode="clip").all():
-                raise ReplayFailed("a core touches what may be the other core's")
-
-        return check
-
-
 class _Span(NamedTuple):
     """The bytes of a tensor that one row of an indirect view occupies, for index 0.
 
@@ -90,6 +65,56 @@ class _Span(NamedTuple):
         return np.concatenate(((rows + self.first) // self.row_bytes, (rows + self.last) // self.row_bytes))
 
 
+class OwnedRows(NamedTuple):
+    """The rows of a tensor (indices of its dimension 0) that one core may touch.
+
+    Attributes:
+        is_own: for each row, whether the core may touch it.
+        row_bytes: the bytes of a row.
+    """
+
+    is_own: npt.NDArray[np.bool_]
+    row_bytes: int
+
+    def checking(self, view: View) -> Callable[[npt.NDArray[Any]], None]:
+        """Return a check that raises ``ReplayFailed`` for an index that leads ``view`` out of the core's rows.
+
+        The instruction itself refuses rows that do not exist.
+        """
+        span, is_own = _Span.of(view, self.row_bytes), self.is_own
+
+        def check(index: npt.NDArray[Any]) -> None:
+            if not is_own.take(span.ends(index), mode="clip").all():
+                raise ReplayFailed("a core touches what may be the other core's")
+
+        return check
+
+
+def _filled(owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the owner of each row: rows without one get that of the row before, the first rows that of the next."""
+    known = np.flatnonzero(owners != _NOBODY)
+    places = np.searchsorted(known, np.arange(len(owners)), side="right") - 1
+    filled: npt.NDArray[np.int64] = owners[known[places.clip(0)]]
+    return filled
+
+
+def _mark(side: OwnedRows, view: View) -> None:
+    """Mark the rows in which a view has elements."""
+    width = placeholder_of(view).width_of(view.dtype)
+    starts = np.array([view.offset * width])
+    low = high = 0
+    for size, stride in zip(view.shape, view.strides, strict=True):
+        if abs(stride) * width >= side.row_bytes:
+            starts = (starts[:, np.newaxis] + np.arange(size) * stride * width).reshape(-1)
+        elif stride > 0:
+            high += (size - 1) * stride * width
+        else:
+            low += (size - 1) * stride * width
+    for start in range(low, high + width, side.row_bytes):
+        side.is_own[(starts + start) // side.row_bytes] = True
+    side.is_own[(starts + high + width - 1) // side.row_bytes] = True
+
+
 def _owned_rows(
     storage: PlaceholderStorage, touched: Sequence[Sequence[View]], indexed: Sequence[Sequence[Indexed]]
 ) -> list[OwnedRows] | None:
@@ -121,31 +146,6 @@ def _owned_rows(
     return [OwnedRows(owner == number, row_bytes) for number in range(len(sides))]
 
 
-def _filled(owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the owner of each row: rows without one get that of the row before, the first rows that of the next."""
-    known = np.flatnonzero(owners != _NOBODY)
-    places = np.searchsorted(known, np.arange(len(owners)), side="right") - 1
-    filled: npt.NDArray[np.int64] = owners[known[places.clip(0)]]
-    return filled
-
-
-def _mark(side: OwnedRows, view: View) -> None:
-    """Mark the rows in which a view has elements."""
-    width = placeholder_of(view).width_of(view.dtype)
-    starts = np.array([view.offset * width])
-    low = high = 0
-    for size, stride in zip(view.shape, view.strides, strict=True):
-        if abs(stride) * width >= side.row_bytes:
-            starts = (starts[:, np.newaxis] + np.arange(size) * stride * width).reshape(-1)
-        elif stride > 0:
-            high += (size - 1) * stride * width
-        else:
-            low += (size - 1) * stride * width
-    for start in range(low, high + width, side.row_bytes):
-        side.is_own[(starts + start) // side.row_bytes] = True
-    side.is_own[(starts + high + width - 1) // side.row_bytes] = True
-
-
 class DataDependent(NamedTuple):
     """The tensors of a launch of which the data decide which elements it touches, by how a replay deals with them.
 
@@ -164,6 +164,102 @@ class DataDependent(NamedTuple):
     def all(self) -> frozenset[PlaceholderStorage]:
         """The tensors on which instructions run as they are: those that are watched, and those that are unwritten."""
         return self.watched | self.unwritten
+
+
+def _written_views(entry: Entry) -> list[View]:
+    if isinstance(entry, Recorded):
+        return entry.written
+    return [entry.view] if isinstance(entry, Stored) else []
+
+
+def _mark_written(entries: Iterable[Entry], storages: set[PlaceholderStorage]) -> None:
+    """Mark what instructions write in these tensors whatever the data are."""
+    for entry in entries:
+        for view in _written_views(entry):
+            storage = placeholder_of(view)
+            if storage in storages:
+                storage.written.mark(view.layout, storage.width_of(view.dtype))
+
+
+def _is_written(stream: Stream, storage: PlaceholderStorage) -> bool:
+    """Tell whether instructions whose destinations do not depend on the data write every element of a tensor."""
+    for entries in stream.cores:
+        _mark_written(entries, {storage})
+    is_written = storage.written.is_written(dense(storage.shape), storage.numpy_dtype.itemsize)
+    storage.forget_writes()
+    return is_written
+
+
+def _rounds(entries: Sequence[Entry]) -> list[Sequence[Entry]]:
+    """Divide what a core does where the cores of a launch on two cores meet."""
+    ends = [number + 1 for number, entry in enumerate(entries) if isinstance(entry, Recorded) and entry.is_meeting]
+    return [entries[start:end] for start, end in pairwise([0, *ends, len(entries)])]
+
+
+def _gathers(entry: Entry, storages: set[PlaceholderStorage]) -> list[View]:
+    """Return the views of these tensors in an instruction whose rows the data choose, and that it reads."""
+    tensors = entry.tensors if isinstance(entry, Recorded) else []
+    return [
+        view
+        for view, is_written in tensors
+        if view.is_indirect() and not is_written and placeholder_of(view) in storages
+    ]
+
+
+def _has_all_rows(view: View) -> bool:
+    """Tell whether all rows that the data may choose are marked as written."""
+    assert isinstance(view, NkiTensor) and view.indirect_access is not None
+    rows, storage = row_space(view, view.indirect_access), placeholder_of(view)
+    return storage.written.is_written(rows.layout, storage.width_of(rows.dtype))
+
+
+def _gathered_early(stream: Stream, core: int, gathered: set[PlaceholderStorage]) -> set[PlaceholderStorage]:
+    """Return those tensors from which the data choose rows for a core before instructions have written all of them.
+
+    Until the cores meet again, all that the other one writes counts as written: a read of such rows is a race.
+    """
+    if not gathered:
+        return gathered
+    rounds = [_rounds(entries) for entries in stream.cores]
+    own, others = rounds.pop(core), rounds
+    early: set[PlaceholderStorage] = set()
+    for own_round, *other_rounds in zip_longest(own, *others, fillvalue=()):
+        for entries in other_rounds:
+            _mark_written(entries, gathered)
+        for entry in own_round:
+            early.update(placeholder_of(view) for view in _gathers(entry, gathered) if not _has_all_rows(view))
+            _mark_written([entry], gathered)
+    for storage in gathered:
+        storage.forget_writes()
+    return early
+
+
+def _views_of(entry: Entry) -> list[View]:
+    if isinstance(entry, Recorded):
+        return [] if entry.definition.name == _BARRIER else [touched.view for touched in entry.tensors]
+    return [entry.view]
+
+
+def _sides(stream: Stream, storage: PlaceholderStorage) -> list[OwnedRows] | None:
+    """Return the rows of a tensor that each core may touch; None if the cores do not divide them."""
+    static = [
+        [
+            view
+            for entry in entries
+            for view in _views_of(entry)
+            if placeholder_of(view) is storage and not view.is_indirect()
+        ]
+        for entries in stream.cores
+    ]
+    indexed = [
+        [indexed_view for indexed_view in core if placeholder_of(indexed_view.view) is storage]
+        for core in stream.indexed
+    ]
+    return _owned_rows(storage, static, indexed)
+
+
+def _calls(stream: Stream) -> Iterator[Recorded]:
+    return (entry for entries in stream.cores for entry in entries if isinstance(entry, Recorded))
 
 
 def data_dependent_tensors(stream: Stream) -> DataDependent:
@@ -195,99 +291,3 @@ def data_dependent_tensors(stream: Stream) -> DataDependent:
     shared = chosen & written if may_race else set()
     divided = {storage: sides for storage in shared - unknown if (sides := _sides(stream, storage)) is not None}
     return DataDependent(frozenset(shared - divided.keys()), divided, unknown)
-
-
-def _is_written(stream: Stream, storage: PlaceholderStorage) -> bool:
-    """Tell whether instructions whose destinations do not depend on the data write every element of a tensor."""
-    for entries in stream.cores:
-        _mark_written(entries, {storage})
-    is_written = storage.written.is_written(dense(storage.shape), storage.numpy_dtype.itemsize)
-    storage.forget_writes()
-    return is_written
-
-
-def _gathered_early(stream: Stream, core: int, gathered: set[PlaceholderStorage]) -> set[PlaceholderStorage]:
-    """Return those tensors from which the data choose rows for a core before instructions have written all of them.
-
-    Until the cores meet again, all that the other one writes counts as written: a read of such rows is a race.
-    """
-    if not gathered:
-        return gathered
-    rounds = [_rounds(entries) for entries in stream.cores]
-    own, others = rounds.pop(core), rounds
-    early: set[PlaceholderStorage] = set()
-    for own_round, *other_rounds in zip_longest(own, *others, fillvalue=()):
-        for entries in other_rounds:
-            _mark_written(entries, gathered)
-        for entry in own_round:
-            early.update(placeholder_of(view) for view in _gathers(entry, gathered) if not _has_all_rows(view))
-            _mark_written([entry], gathered)
-    for storage in gathered:
-        storage.forget_writes()
-    return early
-
-
-def _rounds(entries: Sequence[Entry]) -> list[Sequence[Entry]]:
-    """Divide what a core does where the cores of a launch on two cores meet."""
-    ends = [number + 1 for number, entry in enumerate(entries) if isinstance(entry, Recorded) and entry.is_meeting]
-    return [entries[start:end] for start, end in pairwise([0, *ends, len(entries)])]
-
-
-def _mark_written(entries: Iterable[Entry], storages: set[PlaceholderStorage]) -> None:
-    """Mark what instructions write in these tensors whatever the data are."""
-    for entry in entries:
-        for view in _written_views(entry):
-            storage = placeholder_of(view)
-            if storage in storages:
-                storage.written.mark(view.layout, storage.width_of(view.dtype))
-
-
-def _written_views(entry: Entry) -> list[View]:
-    if isinstance(entry, Recorded):
-        return entry.written
-    return [entry.view] if isinstance(entry, Stored) else []
-
-
-def _gathers(entry: Entry, storages: set[PlaceholderStorage]) -> list[View]:
-    """Return the views of these tensors in an instruction whose rows the data choose, and that it reads."""
-    tensors = entry.tensors if isinstance(entry, Recorded) else []
-    return [
-        view
-        for view, is_written in tensors
-        if view.is_indirect() and not is_written and placeholder_of(view) in storages
-    ]
-
-
-def _has_all_rows(view: View) -> bool:
-    """Tell whether all rows that the data may choose are marked as written."""
-    assert isinstance(view, NkiTensor) and view.indirect_access is not None
-    rows, storage = row_space(view, view.indirect_access), placeholder_of(view)
-    return storage.written.is_written(rows.layout, storage.width_of(rows.dtype))
-
-
-def _sides(stream: Stream, storage: PlaceholderStorage) -> list[OwnedRows] | None:
-    """Return the rows of a tensor that each core may touch; None if the cores do not divide them."""
-    static = [
-        [
-            view
-            for entry in entries
-            for view in _views_of(entry)
-            if placeholder_of(view) is storage and not view.is_indirect()
-        ]
-        for entries in stream.cores
-    ]
-    indexed = [
-        [indexed_view for indexed_view in core if placeholder_of(indexed_view.view) is storage]
-        for core in stream.indexed
-    ]
-    return _owned_rows(storage, static, indexed)
-
-
-def _views_of(entry: Entry) -> list[View]:
-    if isinstance(entry, Recorded):
-        return [] if entry.definition.name == _BARRIER else [touched.view for touched in entry.tensors]
-    return [entry.view]
-
-
-def _calls(stream: Stream) -> Iterator[Recorded]:
-    return (entry for entries in stream.cores for entry in entries if isinstance(entry, Recorded))

@@ -34,33 +34,38 @@ def cores_for(stream: Stream) -> list[Core]:
     return cores
 
 
-def emit(cores: Sequence[Core], stream: Stream, dependent: DataDependent) -> list[list[Work]]:
-    """Return the work of each core; an instruction on a data-dependent tensor is one piece of work, run as it is.
+def _mark_outputs(entry: Recorded, is_whole: bool) -> None:
+    """Mark the elements that an instruction writes as written, unless its function does so.
+
+    Args:
+        entry: the instruction.
+        is_whole: whether its function did not run to its end, because it needs elements.
 
     Raises:
-        Unplannable: if an instruction reads elements that no instruction has written.
+        Unplannable: if the data decide which elements of PSUM are no longer matmul results.
     """
-    emissions = [_emit_core(core, entries, dependent) for core, entries in zip(cores, stream.cores, strict=True)]
-    for emission in emissions:
-        for ref in emission.shared_reads:
-            check_written(ref)
-    for view in views_in(stream.result):
-        if placeholder_of(view) not in dependent.all:
-            check_written(Ref(view))
-    return [emission.works for emission in emissions]
+    definition = entry.definition
+    for rule, position in definition.outputs:
+        written = entry.values[position]
+        if written is None:
+            continue
+        if not rule.marks_itself:
+            written.mark_written(definition.is_matmul)
+        elif is_whole and written.indirect_access is None:
+            if not rule.may_leave and not entry.skips:
+                written.mark_written()
+            elif written.buffer is MemoryRegion.psum:
+                raise Unplannable("the data decide which elements of PSUM it writes")
 
 
-def _emit_core(core: Core, entries: Iterable[Entry], dependent: DataDependent) -> _Emission:
-    emission = _Emission(dependent.all, {storage: sides[core.number] for storage, sides in dependent.divided.items()})
-    core.emitter = emission
-    enter(core)
-    try:
-        for entry in entries:
-            emission.take(core, entry)
-    finally:
-        core.emitter = None
-        enter(None)
-    return emission
+def check_written(ref: Ref) -> None:
+    """Check that instructions have written all of these elements: in a plan, unwritten ones have arbitrary values.
+
+    Raises:
+        Unplannable: if some were not written; the message names the tensor.
+    """
+    if not ref.storage.written.is_written(ref.layout, ref.numpy_type.itemsize):
+        raise Unplannable(f"{ref.view} is read where no instruction has written")
 
 
 class _Emission:
@@ -176,35 +181,30 @@ class _Emission:
         self._add(Product(Ref(dst), Ref(stationary), Ref(moving), is_added))
 
 
-def _mark_outputs(entry: Recorded, is_whole: bool) -> None:
-    """Mark the elements that an instruction writes as written, unless its function does so.
-
-    Args:
-        entry: the instruction.
-        is_whole: whether its function did not run to its end, because it needs elements.
-
-    Raises:
-        Unplannable: if the data decide which elements of PSUM are no longer matmul results.
-    """
-    definition = entry.definition
-    for rule, position in definition.outputs:
-        written = entry.values[position]
-        if written is None:
-            continue
-        if not rule.marks_itself:
-            written.mark_written(definition.is_matmul)
-        elif is_whole and written.indirect_access is None:
-            if not rule.may_leave and not entry.skips:
-                written.mark_written()
-            elif written.buffer is MemoryRegion.psum:
-                raise Unplannable("the data decide which elements of PSUM it writes")
+def _emit_core(core: Core, entries: Iterable[Entry], dependent: DataDependent) -> _Emission:
+    emission = _Emission(dependent.all, {storage: sides[core.number] for storage, sides in dependent.divided.items()})
+    core.emitter = emission
+    enter(core)
+    try:
+        for entry in entries:
+            emission.take(core, entry)
+    finally:
+        core.emitter = None
+        enter(None)
+    return emission
 
 
-def check_written(ref: Ref) -> None:
-    """Check that instructions have written all of these elements: in a plan, unwritten ones have arbitrary values.
+def emit(cores: Sequence[Core], stream: Stream, dependent: DataDependent) -> list[list[Work]]:
+    """Return the work of each core; an instruction on a data-dependent tensor is one piece of work, run as it is.
 
     Raises:
-        Unplannable: if some were not written; the message names the tensor.
+        Unplannable: if an instruction reads elements that no instruction has written.
     """
-    if not ref.storage.written.is_written(ref.layout, ref.numpy_type.itemsize):
-        raise Unplannable(f"{ref.view} is read where no instruction has written")
+    emissions = [_emit_core(core, entries, dependent) for core, entries in zip(cores, stream.cores, strict=True)]
+    for emission in emissions:
+        for ref in emission.shared_reads:
+            check_written(ref)
+    for view in views_in(stream.result):
+        if placeholder_of(view) not in dependent.all:
+            check_written(Ref(view))
+    return [emission.works for emission in emissions]

@@ -385,6 +385,23 @@ class Entry:
         self.tally.add("planned")
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A strong reference to an object of a type that has no weak references."""
+
+    value: Any
+
+    def __call__(self) -> Any:
+        return self.value
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return _Held(value)
+
+
 class Entries:
     """The entries of a process, by key."""
 
@@ -466,20 +483,3 @@ class Entries:
                 if entry is not None and entry.kept[0]() is None:
                     del self._entries[number]
                     self._ended.pop(number, None)
-
-
-@dataclass(frozen=True)
-class _Held:
-    """A strong reference to an object of a type that has no weak references."""
-
-    value: Any
-
-    def __call__(self) -> Any:
-        return self.value
-
-
-def _reference(value: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return _Held(value)

@@ -84,36 +84,21 @@ class _Unkeyable(Exception):
     """Error for an argument that cannot be part of a key."""
 
 
-def candidate_of(
-    kernel: Launchable, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Candidate | Refusal:
-    """Return the key of a launch and its arrays, or the reason why it has none.
+def _is_constant(kind: type) -> bool:
+    """Tell whether nothing about a class can change: a type of Python's or of numpy's scalars."""
+    return issubclass(kind, np.generic) or not kind.__flags__ & _HEAP_TYPE
 
-    Args:
-        kernel: the kernel that is launched.
-        options: the options in force.
-        args, kwargs: the arguments of the kernel.
+
+def _check_slots(kind: type, known: Collection[str]) -> None:
+    """Check that the instances of a class have no slots but those that are known.
+
+    Raises:
+        _Unkeyable: if they have others.
     """
-    func = kernel.func
-    if type(func) is not FunctionType:
-        return Refusal(f"the kernel is a {type(func).__name__}, not a Python function")
-    collected = _Collected(not options.precise_fp, options.replay == ALWAYS)
-    collected.add_identity(func)
-    collected.parts += (kernel.cores, kernel.schedule, kernel.settings, _values_of_options(options), _environment())
-    place: Any = None
-    try:
-        if func.__closure__ is not None:
-            collected.add_cells(func.__closure__)
-        for place, value in (*enumerate(args), *kwargs.items()):
-            collected.parts.append(place)
-            collected.add(value)
-    except _Unkeyable as error:
-        return Refusal(f"{_argument(func, place)} {error}")
-    except RecursionError:
-        return Refusal(f"{_argument(func, place)} is nested too deeply")
-    if collected.may_overlap():
-        return Refusal("arrays among the arguments overlap in memory")
-    return Candidate(tuple(collected.parts), collected.arrays, collected.originals, collected.kept)
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        if not {*([slots] if isinstance(slots, str) else slots)} <= {*known}:
+            raise _Unkeyable(f"is a {kind.__name__}, which has slots")
 
 
 class _Collected:
@@ -302,26 +287,41 @@ class _Collected:
         self.add_identity(value)
 
 
-def _is_constant(kind: type) -> bool:
-    """Tell whether nothing about a class can change: a type of Python's or of numpy's scalars."""
-    return issubclass(kind, np.generic) or not kind.__flags__ & _HEAP_TYPE
-
-
-def _check_slots(kind: type, known: Collection[str]) -> None:
-    """Check that the instances of a class have no slots but those that are known.
-
-    Raises:
-        _Unkeyable: if they have others.
-    """
-    for base in kind.__mro__:
-        slots = vars(base).get("__slots__", ())
-        if not {*([slots] if isinstance(slots, str) else slots)} <= {*known}:
-            raise _Unkeyable(f"is a {kind.__name__}, which has slots")
-
-
 def _argument(func: FunctionType, place: int | str | None) -> str:
     """Return how a reason names an argument, by its position or name; None stands for the kernel's closure."""
     if place is None:
         return "the kernel's closure"
     names = func.__code__.co_varnames[: func.__code__.co_argcount]
     return f"argument {names[place]!r}" if isinstance(place, int) and place < len(names) else f"argument {place!r}"
+
+
+def candidate_of(
+    kernel: Launchable, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Candidate | Refusal:
+    """Return the key of a launch and its arrays, or the reason why it has none.
+
+    Args:
+        kernel: the kernel that is launched.
+        options: the options in force.
+        args, kwargs: the arguments of the kernel.
+    """
+    func = kernel.func
+    if type(func) is not FunctionType:
+        return Refusal(f"the kernel is a {type(func).__name__}, not a Python function")
+    collected = _Collected(not options.precise_fp, options.replay == ALWAYS)
+    collected.add_identity(func)
+    collected.parts += (kernel.cores, kernel.schedule, kernel.settings, _values_of_options(options), _environment())
+    place: Any = None
+    try:
+        if func.__closure__ is not None:
+            collected.add_cells(func.__closure__)
+        for place, value in (*enumerate(args), *kwargs.items()):
+            collected.parts.append(place)
+            collected.add(value)
+    except _Unkeyable as error:
+        return Refusal(f"{_argument(func, place)} {error}")
+    except RecursionError:
+        return Refusal(f"{_argument(func, place)} is nested too deeply")
+    if collected.may_overlap():
+        return Refusal("arrays among the arguments overlap in memory")
+    return Candidate(tuple(collected.parts), collected.arrays, collected.originals, collected.kept)

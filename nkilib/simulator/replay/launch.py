@@ -48,6 +48,44 @@ class _Left(NamedTuple):
 _Result = Callable[[_Left], Any]
 
 
+def _result_of(value: Any, tensor: Callable[[View], _Result]) -> _Result:
+    """Return a function that makes the value that a launch returns; ``tensor`` gives such a function for a tensor."""
+    if isinstance(value, NkiTensor):
+        return tensor(value)
+    if type(value) in (tuple, list):
+        kind, items = type(value), [_result_of(item, tensor) for item in value]
+        return lambda left: kind([item(left) for item in items])
+    if not views_in(value):
+        return lambda left: value
+    return lambda left: map_leaves(value, "", lambda leaf, _: _result_of(leaf, tensor)(left))
+
+
+def _tensor(view: View, place: int | None, *, as_torch: bool) -> _Result:
+    """Return a function that makes a returned tensor: an array of the launch, its argument itself, or a view of one.
+
+    Args:
+        view: the tensor that the recorded launch returned.
+        place: the number of the array that it is a view of; None for an argument.
+        as_torch: whether to make a tensor of PyTorch.
+    """
+    storage, dtype = placeholder_of(view), view.dtype
+    is_all = view.covers_storage() and view.shape == storage.shape and dtype == storage.dtype
+    if place is None and is_all:
+        argument = storage.label[1]
+        return lambda left: left.originals[argument]
+    source = storage.label[1] if place is None else place
+    numpy_type = storage.numpy_type_of(dtype)
+    offset, strides = view.offset * numpy_type.itemsize, [stride * numpy_type.itemsize for stride in view.strides]
+
+    def array_of(left: _Left) -> Any:
+        array = left.arrays[source]
+        if not is_all:
+            array = np.ndarray(view.shape, numpy_type, array, offset, strides)
+        return to_torch(array, dtype) if as_torch else array
+
+    return array_of
+
+
 class Replay:
     """A plan, and the value that its launch returns.
 
@@ -94,42 +132,30 @@ class Replay:
         return self._result(_Left([*arrays, *fresh], originals))
 
 
-def _result_of(value: Any, tensor: Callable[[View], _Result]) -> _Result:
-    """Return a function that makes the value that a launch returns; ``tensor`` gives such a function for a tensor."""
-    if isinstance(value, NkiTensor):
-        return tensor(value)
-    if type(value) in (tuple, list):
-        kind, items = type(value), [_result_of(item, tensor) for item in value]
-        return lambda left: kind([item(left) for item in items])
-    if not views_in(value):
-        return lambda left: value
-    return lambda left: map_leaves(value, "", lambda leaf, _: _result_of(leaf, tensor)(left))
+def _left(recorded: RecordedLaunch, candidate: Candidate) -> list[Any]:
+    """Return the results and the written arguments that the recorded launch left."""
+    return [recorded.result, *[candidate.arrays[number] for number in recorded.before]]
 
 
-def _tensor(view: View, place: int | None, *, as_torch: bool) -> _Result:
-    """Return a function that makes a returned tensor: an array of the launch, its argument itself, or a view of one.
+def _arrays(value: Any) -> list[npt.NDArray[Any]]:
+    return [as_numpy(leaf, "a result") for leaf in leaves_of(value) if is_array(leaf)]
 
-    Args:
-        view: the tensor that the recorded launch returned.
-        place: the number of the array that it is a view of; None for an argument.
-        as_torch: whether to make a tensor of PyTorch.
+
+def bits_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return the bytes of an array's elements, in row-major order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def check_same_bits(ours: Any, theirs: Any) -> None:
+    """Check that the results of two launches are bitwise identical.
+
+    Raises:
+        PlanError: if they are not; the message names the first tensor that differs.
     """
-    storage, dtype = placeholder_of(view), view.dtype
-    is_all = view.covers_storage() and view.shape == storage.shape and dtype == storage.dtype
-    if place is None and is_all:
-        argument = storage.label[1]
-        return lambda left: left.originals[argument]
-    source = storage.label[1] if place is None else place
-    numpy_type = storage.numpy_type_of(dtype)
-    offset, strides = view.offset * numpy_type.itemsize, [stride * numpy_type.itemsize for stride in view.strides]
-
-    def array_of(left: _Left) -> Any:
-        array = left.arrays[source]
-        if not is_all:
-            array = np.ndarray(view.shape, numpy_type, array, offset, strides)
-        return to_torch(array, dtype) if as_torch else array
-
-    return array_of
+    for number, (mine, their) in enumerate(zip(_arrays(ours), _arrays(theirs), strict=True)):
+        is_alike = mine.shape == their.shape and mine.dtype == their.dtype
+        if not is_alike or not np.array_equal(bits_of(mine), bits_of(their)):
+            raise PlanError(f"tensor {number} that the plan leaves is not bitwise identical to that of the launch")
 
 
 class LaunchPlanner:
@@ -165,34 +191,49 @@ class LaunchPlanner:
         return replay
 
 
-def _left(recorded: RecordedLaunch, candidate: Candidate) -> list[Any]:
-    """Return the results and the written arguments that the recorded launch left."""
-    return [recorded.result, *[candidate.arrays[number] for number in recorded.before]]
-
-
-def check_same_bits(ours: Any, theirs: Any) -> None:
-    """Check that the results of two launches are bitwise identical.
-
-    Raises:
-        PlanError: if they are not; the message names the first tensor that differs.
-    """
-    for number, (mine, their) in enumerate(zip(_arrays(ours), _arrays(theirs), strict=True)):
-        is_alike = mine.shape == their.shape and mine.dtype == their.dtype
-        if not is_alike or not np.array_equal(bits_of(mine), bits_of(their)):
-            raise PlanError(f"tensor {number} that the plan leaves is not bitwise identical to that of the launch")
-
-
-def _arrays(value: Any) -> list[npt.NDArray[Any]]:
-    return [as_numpy(leaf, "a result") for leaf in leaves_of(value) if is_array(leaf)]
-
-
-def bits_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return the bytes of an array's elements, in row-major order."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
 _levels_of = attrgetter(*[name for name in CHECKS if name not in CHECKS_OF_SHAPES])
 _STATES_NOTHING = "it does not state that it may be replayed: nkilib.nki.replayable"
+
+
+def _has_debugger() -> bool:
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    return monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None
+
+
+def _hindrance(kernel: Kernel, options: Options, free: Options | None) -> str:
+    """Return the reason why no launch of a kernel can be recorded or replayed now; empty if nothing prevents it.
+
+    Args:
+        kernel: the kernel.
+        options: the options in force.
+        free: options that are known to prevent nothing.
+    """
+    if not options.replay or is_unreplayed():
+        return "replay is off"
+    if options.replay != ALWAYS and not is_replayable(kernel.func):
+        return _STATES_NOTHING
+    if active_watchers():
+        return "the launch is observed"
+    if sys.gettrace() is not None or _has_debugger():
+        return "a debugger or a tracer is active"
+    if options is free:
+        return ""
+    if options.frontend != "tracer":
+        return "the front end is custom"
+    return 'a check is at level "warn"' if "warn" in _levels_of(options) else ""
+
+
+def _refused(
+    reason: str,
+    kernel: Kernel,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    environment: LaunchEnvironment,
+    run_unreplayed: UnreplayedRun,
+) -> Any:
+    result = run_unreplayed(kernel, args, kwargs, environment)
+    TALLIES.of(kernel.__name__).add("as_today", reason)
+    return result
 
 
 class Launches:
@@ -281,47 +322,6 @@ class Launches:
         entry.tally.add("recorded", entry.reason)
         self.entries.trim()
         return recorded.result
-
-
-def _hindrance(kernel: Kernel, options: Options, free: Options | None) -> str:
-    """Return the reason why no launch of a kernel can be recorded or replayed now; empty if nothing prevents it.
-
-    Args:
-        kernel: the kernel.
-        options: the options in force.
-        free: options that are known to prevent nothing.
-    """
-    if not options.replay or is_unreplayed():
-        return "replay is off"
-    if options.replay != ALWAYS and not is_replayable(kernel.func):
-        return _STATES_NOTHING
-    if active_watchers():
-        return "the launch is observed"
-    if sys.gettrace() is not None or _has_debugger():
-        return "a debugger or a tracer is active"
-    if options is free:
-        return ""
-    if options.frontend != "tracer":
-        return "the front end is custom"
-    return 'a check is at level "warn"' if "warn" in _levels_of(options) else ""
-
-
-def _has_debugger() -> bool:
-    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
-    return monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None
-
-
-def _refused(
-    reason: str,
-    kernel: Kernel,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    environment: LaunchEnvironment,
-    run_unreplayed: UnreplayedRun,
-) -> Any:
-    result = run_unreplayed(kernel, args, kwargs, environment)
-    TALLIES.of(kernel.__name__).add("as_today", reason)
-    return result
 
 
 LAUNCHES = Launches(LaunchPlanner())

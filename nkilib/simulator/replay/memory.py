@@ -59,6 +59,9 @@ class Arenas:
         self._lock.release()
 
 
+ARENAS = Arenas()
+
+
 class _Piece:
     """The beginning of a core's arena, as far as one plan uses it; the plan allocates what does not fit into the arena.
 
@@ -79,9 +82,6 @@ class _Piece:
             return np.empty(nbytes, np.uint8)
         self._top = start + nbytes
         return self._arena[start : self._top]
-
-
-ARENAS = Arenas()
 
 
 @dataclass(eq=False)
@@ -106,6 +106,26 @@ class Placed:
     nbytes: int
 
 
+def _touched(work: Work) -> list[PlaceholderStorage]:
+    """Return the storages that some work reads or writes."""
+    is_dead = isinstance(work, Elementwise) and work.is_dst_dead
+    writes = work.writes[1:] if is_dead else work.writes
+    return [ref.storage for ref in (*work.reads, *writes)]
+
+
+def _lives(groups: Sequence[Sequence[Work]], is_own: Callable[[PlaceholderStorage], bool]) -> list[_Life]:
+    lives: dict[int, _Life] = {}
+    for number, group in enumerate(groups):
+        for work in group:
+            for storage in _touched(work):
+                life = lives.get(storage.number)
+                if life is not None:
+                    life.last = number
+                elif is_own(storage):
+                    lives[storage.number] = _Life(storage, number, number)
+    return list(lives.values())
+
+
 def placed(groups: Sequence[Sequence[Work]], is_own: Callable[[PlaceholderStorage], bool]) -> Placed:
     """Return places for the tiles of a core: tiles that are not alive at the same time share memory.
 
@@ -126,26 +146,6 @@ def placed(groups: Sequence[Sequence[Work]], is_own: Callable[[PlaceholderStorag
         alive.append((life.last, offset, offset + size))
         nbytes = max(nbytes, offset + size)
     return Placed(offsets, nbytes)
-
-
-def _lives(groups: Sequence[Sequence[Work]], is_own: Callable[[PlaceholderStorage], bool]) -> list[_Life]:
-    lives: dict[int, _Life] = {}
-    for number, group in enumerate(groups):
-        for work in group:
-            for storage in _touched(work):
-                life = lives.get(storage.number)
-                if life is not None:
-                    life.last = number
-                elif is_own(storage):
-                    lives[storage.number] = _Life(storage, number, number)
-    return list(lives.values())
-
-
-def _touched(work: Work) -> list[PlaceholderStorage]:
-    """Return the storages that some work reads or writes."""
-    is_dead = isinstance(work, Elementwise) and work.is_dst_dead
-    writes = work.writes[1:] if is_dead else work.writes
-    return [ref.storage for ref in (*work.reads, *writes)]
 
 
 @dataclass(eq=False)

@@ -25,6 +25,26 @@ SMALLEST = 4096
 _MOST_IN_A_GROUP = 64
 
 
+def _touches(work: Work, pending: Sum) -> bool:
+    target = pending.dst.storage
+    if any(ref.storage is target for ref in (*work.reads, *work.writes)):
+        return True
+    # A tile that changes anywhere ends the sum, as in a launch: which products are neighbours decides the distance of
+    # the rows of their operands, and with it how BLAS sums the elements of a vector.
+    return any(written.storage is read.storage for written in work.writes for read in pending.reads)
+
+
+def _settle(waiting: dict[int, Sum], summed: list[Work], work: Work, but: Sum | None) -> None:
+    """Append the waiting sums that ``work`` touches, or whose operands it changes, to ``summed``, except ``but``."""
+    if isinstance(work, Meeting):
+        summed.extend(waiting.values())
+        waiting.clear()
+        return
+    for number, pending in list(waiting.items()):
+        if pending is not but and _touches(work, pending):
+            summed.append(waiting.pop(number))
+
+
 def with_sums(works: list[Work]) -> list[Work]:
     """Return the work with sums in place of products.
 
@@ -46,26 +66,6 @@ def with_sums(works: list[Work]) -> list[Work]:
         else:
             summed.append(work)
     return [*summed, *waiting.values()]
-
-
-def _settle(waiting: dict[int, Sum], summed: list[Work], work: Work, but: Sum | None) -> None:
-    """Append the waiting sums that ``work`` touches, or whose operands it changes, to ``summed``, except ``but``."""
-    if isinstance(work, Meeting):
-        summed.extend(waiting.values())
-        waiting.clear()
-        return
-    for number, pending in list(waiting.items()):
-        if pending is not but and _touches(work, pending):
-            summed.append(waiting.pop(number))
-
-
-def _touches(work: Work, pending: Sum) -> bool:
-    target = pending.dst.storage
-    if any(ref.storage is target for ref in (*work.reads, *work.writes)):
-        return True
-    # A tile that changes anywhere ends the sum, as in a launch: which products are neighbours decides the distance of
-    # the rows of their operands, and with it how BLAS sums the elements of a vector.
-    return any(written.storage is read.storage for written in work.writes for read in pending.reads)
 
 
 @dataclass(eq=False)
@@ -97,6 +97,54 @@ class _Load:
         return Ref(self.move.src.view.with_layout(layout))
 
 
+def _source_of(move: Move) -> Layout | None:
+    """Return the source of a load as a matrix with the rows of the tile; None if the tile cannot be read there."""
+    dst, src = move.dst, move.src
+    if not (dst.is_on_chip and src.is_in_hbm and dst.is_block and dst.size >= SMALLEST):
+        return None
+    if dst.dtype != src.dtype or dst.numpy_type != src.numpy_type:
+        return None
+    return src.as_rows(dst.rows, dst.width)
+
+
+def _read_at(work: Work, ref: Ref, place: Ref) -> bool:
+    """Let ``work`` read ``place`` instead of ``ref``, and return True; return False if it cannot."""
+    if isinstance(work, Elementwise) and ref in work.tiles:
+        work.tiles[work.tiles.index(ref)] = place
+    elif isinstance(work, Reduced):
+        work.tile = place
+    else:
+        return False
+    work.reads[work.reads.index(ref)] = place
+    return True
+
+
+def _read(work: Work, loads: dict[int, list[_Load]]) -> None:
+    """Redirect the reads of ``work`` to HBM where possible, and mark the loads of its other reads as needed."""
+    for ref in list(work.reads):
+        overlapping = [load for load in loads.get(ref.storage.number, ()) if load.move.dst.place.meets(ref.place)]
+        if not overlapping:
+            continue
+        place = overlapping[0].place_of(ref) if len(overlapping) == 1 and overlapping[0].is_current else None
+        if place is None or ref.size < SMALLEST or not _read_at(work, ref, place):
+            for load in overlapping:
+                load.is_needed = True
+
+
+def _overwrite(ref: Ref, loads: dict[int, list[_Load]]) -> None:
+    """Note a write to ``ref``: to elements of loaded tiles, or to elements of HBM that were loaded."""
+    tile_loads = loads.get(ref.storage.number)
+    if tile_loads:
+        for load in tile_loads:
+            if load.move.dst.place.meets(ref.place) and not (ref.is_block and ref.place.contains(load.move.dst.place)):
+                load.is_needed = True  # of a part of it, perhaps
+        tile_loads[:] = [load for load in tile_loads if not load.move.dst.place.meets(ref.place)]
+    if ref.is_in_hbm:
+        for load in [load for tile_loads in loads.values() for load in tile_loads]:
+            if load.move.src.meets(ref):
+                load.is_current = False
+
+
 def without_loads(works: list[Work], written: Collection[int]) -> list[Work]:
     """Return the work of a core without the loads whose tiles nothing reads, once reads are redirected to HBM.
 
@@ -120,54 +168,6 @@ def without_loads(works: list[Work], written: Collection[int]) -> list[Work]:
                 load = unneeded[id(work)] = _Load(work, source)
                 loads.setdefault(work.dst.storage.number, []).append(load)
     return [work for work in works if id(work) not in unneeded or unneeded[id(work)].is_needed]
-
-
-def _source_of(move: Move) -> Layout | None:
-    """Return the source of a load as a matrix with the rows of the tile; None if the tile cannot be read there."""
-    dst, src = move.dst, move.src
-    if not (dst.is_on_chip and src.is_in_hbm and dst.is_block and dst.size >= SMALLEST):
-        return None
-    if dst.dtype != src.dtype or dst.numpy_type != src.numpy_type:
-        return None
-    return src.as_rows(dst.rows, dst.width)
-
-
-def _read(work: Work, loads: dict[int, list[_Load]]) -> None:
-    """Redirect the reads of ``work`` to HBM where possible, and mark the loads of its other reads as needed."""
-    for ref in list(work.reads):
-        overlapping = [load for load in loads.get(ref.storage.number, ()) if load.move.dst.place.meets(ref.place)]
-        if not overlapping:
-            continue
-        place = overlapping[0].place_of(ref) if len(overlapping) == 1 and overlapping[0].is_current else None
-        if place is None or ref.size < SMALLEST or not _read_at(work, ref, place):
-            for load in overlapping:
-                load.is_needed = True
-
-
-def _read_at(work: Work, ref: Ref, place: Ref) -> bool:
-    """Let ``work`` read ``place`` instead of ``ref``, and return True; return False if it cannot."""
-    if isinstance(work, Elementwise) and ref in work.tiles:
-        work.tiles[work.tiles.index(ref)] = place
-    elif isinstance(work, Reduced):
-        work.tile = place
-    else:
-        return False
-    work.reads[work.reads.index(ref)] = place
-    return True
-
-
-def _overwrite(ref: Ref, loads: dict[int, list[_Load]]) -> None:
-    """Note a write to ``ref``: to elements of loaded tiles, or to elements of HBM that were loaded."""
-    tile_loads = loads.get(ref.storage.number)
-    if tile_loads:
-        for load in tile_loads:
-            if load.move.dst.place.meets(ref.place) and not (ref.is_block and ref.place.contains(load.move.dst.place)):
-                load.is_needed = True  # of a part of it, perhaps
-        tile_loads[:] = [load for load in tile_loads if not load.move.dst.place.meets(ref.place)]
-    if ref.is_in_hbm:
-        for load in [load for tile_loads in loads.values() for load in tile_loads]:
-            if load.move.src.meets(ref):
-                load.is_current = False
 
 
 class _Needed:
@@ -228,6 +228,53 @@ class _Store:
     target: Ref
 
 
+def _store_of(move: Move, read_later: dict[int, list[Ref]]) -> _Store | None:
+    """Return the store that a copy is, if it stores a tile of which no part is read later; else None."""
+    src, dst = move.src, move.dst
+    if not (src.is_on_chip and dst.is_in_hbm and src.is_block and src.size >= SMALLEST):
+        return None
+    if src.dtype != dst.dtype or src.numpy_type != dst.numpy_type:
+        return None
+    if any(ref.place.meets(src.place) for ref in read_later.get(src.storage.number, ())):
+        return None
+    layout = dst.as_rows(src.rows, src.width)
+    return None if layout is None else _Store(move, Ref(dst.view.with_layout(layout)))
+
+
+def _is_in_place(read: Ref, target: Ref) -> bool:
+    """Tell whether each element that is read is where the result computed from it goes."""
+    return read.as_matrix() == target.as_matrix() and read.dtype == target.dtype
+
+
+def _is_written_for(work: Elementwise, store: _Store) -> bool:
+    """Tell whether ``work`` computes exactly what is stored, and can compute it at the destination of the store.
+
+    It can if the elements that it reads there are those for the results at the same places.
+    """
+    dst, src = work.dst, store.move.src
+    is_alike = dst.is_block and dst.place == src.place and dst.dtype == src.dtype and not work.is_dst_dead
+    if not is_alike or (work.destination is not None and work.destination.meets(dst)):
+        return False
+    return all(not read.meets(store.target) or _is_in_place(read, store.target) for read in work.reads)
+
+
+def _forget_touched(waiting: dict[int, _Store], work: Work) -> None:
+    """Drop waiting stores whose tile or destination ``work`` touches, because they cannot move to before it."""
+    for number, store in list(waiting.items()):
+        if work is store.move:
+            continue
+        for ref in (*work.reads, *work.writes):
+            if ref.meets(store.move.src) or ref.meets(store.target):
+                waiting.pop(number, None)
+
+
+def _overwritten(read_later: dict[int, list[Ref]], ref: Ref) -> None:
+    """Drop the later reads of these elements: they read the values that are written here, not earlier ones."""
+    refs = read_later.get(ref.storage.number)
+    if refs and ref.is_block:
+        refs[:] = [read for read in refs if not ref.place.contains(read.place)]
+
+
 def without_stores(works: list[Work]) -> list[Work]:
     """Return the work of a core without the stores whose elements are computed in HBM instead."""
     waiting: dict[int, _Store] = {}  # by the number of the tile's storage
@@ -256,72 +303,6 @@ def without_stores(works: list[Work]) -> list[Work]:
     return [work for work in works if id(work) not in unneeded]
 
 
-def _store_of(move: Move, read_later: dict[int, list[Ref]]) -> _Store | None:
-    """Return the store that a copy is, if it stores a tile of which no part is read later; else None."""
-    src, dst = move.src, move.dst
-    if not (src.is_on_chip and dst.is_in_hbm and src.is_block and src.size >= SMALLEST):
-        return None
-    if src.dtype != dst.dtype or src.numpy_type != dst.numpy_type:
-        return None
-    if any(ref.place.meets(src.place) for ref in read_later.get(src.storage.number, ())):
-        return None
-    layout = dst.as_rows(src.rows, src.width)
-    return None if layout is None else _Store(move, Ref(dst.view.with_layout(layout)))
-
-
-def _is_written_for(work: Elementwise, store: _Store) -> bool:
-    """Tell whether ``work`` computes exactly what is stored, and can compute it at the destination of the store.
-
-    It can if the elements that it reads there are those for the results at the same places.
-    """
-    dst, src = work.dst, store.move.src
-    is_alike = dst.is_block and dst.place == src.place and dst.dtype == src.dtype and not work.is_dst_dead
-    if not is_alike or (work.destination is not None and work.destination.meets(dst)):
-        return False
-    return all(not read.meets(store.target) or _is_in_place(read, store.target) for read in work.reads)
-
-
-def _is_in_place(read: Ref, target: Ref) -> bool:
-    """Tell whether each element that is read is where the result computed from it goes."""
-    return read.as_matrix() == target.as_matrix() and read.dtype == target.dtype
-
-
-def _forget_touched(waiting: dict[int, _Store], work: Work) -> None:
-    """Drop waiting stores whose tile or destination ``work`` touches, because they cannot move to before it."""
-    for number, store in list(waiting.items()):
-        if work is store.move:
-            continue
-        for ref in (*work.reads, *work.writes):
-            if ref.meets(store.move.src) or ref.meets(store.target):
-                waiting.pop(number, None)
-
-
-def _overwritten(read_later: dict[int, list[Ref]], ref: Ref) -> None:
-    """Drop the later reads of these elements: they read the values that are written here, not earlier ones."""
-    refs = read_later.get(ref.storage.number)
-    if refs and ref.is_block:
-        refs[:] = [read for read in refs if not ref.place.contains(read.place)]
-
-
-def grouped(works: Sequence[Work]) -> list[list[Work]]:
-    """Return the work of a core in its order, in groups that can run a few rows at a time."""
-    groups: list[list[Work]] = []
-    for work in works:
-        rows = _Rows.of(work)
-        last = groups[-1] if groups else []
-        if (
-            rows is not None
-            and last
-            and len(last) < _MOST_IN_A_GROUP
-            and _Rows.of(last[0]) == rows
-            and _may_follow(work, last)
-        ):
-            last.append(work)
-        else:
-            groups.append([work])
-    return [part for group in groups for part in _trimmed(group)]
-
-
 def _trimmed(group: list[Work]) -> list[list[Work]]:
     """Split off the work at both ends of a group that is small enough to run on all of its rows at once."""
     if len(group) == 1:
@@ -331,6 +312,11 @@ def _trimmed(group: list[Work]) -> list[list[Work]]:
         return [[work] for work in group]
     first, last = large[0], large[-1] + 1
     return [*[[work] for work in group[:first]], group[first:last], *[[work] for work in group[last:]]]
+
+
+def _has_a_row_a_partition(ref: Ref) -> bool:
+    """Tell whether the rows of a tile are in successive partitions, one in each."""
+    return ref.rows == 1 or ref.layout.strides[0] * ref.numpy_type.itemsize == ref.storage.partition_bytes
 
 
 class _Rows(tuple[int, int]):
@@ -356,11 +342,6 @@ class _Rows(tuple[int, int]):
         return cls(starts.pop())
 
 
-def _has_a_row_a_partition(ref: Ref) -> bool:
-    """Tell whether the rows of a tile are in successive partitions, one in each."""
-    return ref.rows == 1 or ref.layout.strides[0] * ref.numpy_type.itemsize == ref.storage.partition_bytes
-
-
 def _may_follow(work: Work, group: Sequence[Any]) -> bool:
     """Tell whether rows of ``work`` and different rows of the group share no elements in HBM that either writes."""
     for other in group:
@@ -371,3 +352,22 @@ def _may_follow(work: Work, group: Sequence[Any]) -> bool:
             if written.is_in_hbm and any(ref.meets(written) and not _is_in_place(ref, written) for ref in other.reads):
                 return False
     return True
+
+
+def grouped(works: Sequence[Work]) -> list[list[Work]]:
+    """Return the work of a core in its order, in groups that can run a few rows at a time."""
+    groups: list[list[Work]] = []
+    for work in works:
+        rows = _Rows.of(work)
+        last = groups[-1] if groups else []
+        if (
+            rows is not None
+            and last
+            and len(last) < _MOST_IN_A_GROUP
+            and _Rows.of(last[0]) == rows
+            and _may_follow(work, last)
+        ):
+            last.append(work)
+        else:
+            groups.append([work])
+    return [part for group in groups for part in _trimmed(group)]

@@ -76,16 +76,21 @@ def _call(core: Core, meeting: Meeting) -> Call:
     return call
 
 
-def _run_collective(core: Core, meeting: Meeting) -> None:
-    """Run a collective of a single rank on one core, for both; the other core has come to the same collective."""
-    if core.observers.find(SharedAccesses) is not None:
-        raise ReplayFailed("an operation of the ranks, where the data decide what the cores touch")
-    launch_barrier, core.launch.barrier = core.launch.barrier, _Agreed()  # type: ignore[assignment]
+def _run_at(barrier: _Arrived | _Agreed, core: Core, meeting: Meeting) -> None:
+    """Run the instruction on one core, with ``barrier`` in place of the launch's."""
+    launch_barrier, core.launch.barrier = core.launch.barrier, barrier  # type: ignore[assignment]
     try:
         call = _call(core, meeting)
         call.definition.function(call, *meeting.call.values)
     finally:
         core.launch.barrier = launch_barrier
+
+
+def _run_collective(core: Core, meeting: Meeting) -> None:
+    """Run a collective of a single rank on one core, for both; the other core has come to the same collective."""
+    if core.observers.find(SharedAccesses) is not None:
+        raise ReplayFailed("an operation of the ranks, where the data decide what the cores touch")
+    _run_at(_Agreed(), core, meeting)
 
 
 def _synchronise(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
@@ -105,12 +110,7 @@ def _synchronise(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
     position = meetings[0].call.definition.names.index("src")
     sent = [_Arrived(core.number, call.call.values[position]) for core, call in zip(cores, meetings, strict=True)]
     for core, meeting, arrived in zip(cores, meetings, reversed(sent), strict=True):
-        launch_barrier, core.launch.barrier = core.launch.barrier, arrived  # type: ignore[assignment]
-        try:
-            call = _call(core, meeting)
-            call.definition.function(call, *meeting.call.values)
-        finally:
-            core.launch.barrier = launch_barrier
+        _run_at(arrived, core, meeting)
 
 
 class _Ways:
@@ -137,38 +137,6 @@ class _Ways:
         timings = self._seconds[is_side_by_side]
         if self._may_pay and len(timings) < _TRIALS:
             timings.append(seconds)
-
-
-class _Round:
-    """The work of the cores between two barriers or exchanges.
-
-    Args:
-        segments: the segment of each core.
-    """
-
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        self.segments = segments
-        is_large = min(segment.nbytes for segment in segments) > _WORTH_A_THREAD
-        self._ways = _Ways(len(segments) > 1 and is_large)
-
-    def run(self, cores: Sequence[Core], *, enters: bool) -> None:
-        """Run the segments of the cores, and the barrier or exchange at their end.
-
-        Args:
-            cores: the cores of the plan.
-            enters: whether the plan has instructions that run as they are: they look up the core of their thread.
-        """
-        runs = [_Run(core, segment, enters) for core, segment in zip(cores, self.segments, strict=True)]
-        is_side_by_side, start = self._ways.is_side_by_side, perf_counter()
-        if is_side_by_side:
-            _run_side_by_side(*runs)
-        else:
-            for run in runs:
-                run()
-        self._ways.note(is_side_by_side, perf_counter() - start)
-        meetings: list[Meeting] = [segment.meeting for segment in self.segments if segment.meeting is not None]
-        if meetings:
-            _synchronise(cores, meetings)
 
 
 class _Run:
@@ -212,6 +180,38 @@ def _run_side_by_side(first: _Run, second: _Run) -> None:
         raise second.error
 
 
+class _Round:
+    """The work of the cores between two barriers or exchanges.
+
+    Args:
+        segments: the segment of each core.
+    """
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.segments = segments
+        is_large = min(segment.nbytes for segment in segments) > _WORTH_A_THREAD
+        self._ways = _Ways(len(segments) > 1 and is_large)
+
+    def run(self, cores: Sequence[Core], *, enters: bool) -> None:
+        """Run the segments of the cores, and the barrier or exchange at their end.
+
+        Args:
+            cores: the cores of the plan.
+            enters: whether the plan has instructions that run as they are: they look up the core of their thread.
+        """
+        runs = [_Run(core, segment, enters) for core, segment in zip(cores, self.segments, strict=True)]
+        is_side_by_side, start = self._ways.is_side_by_side, perf_counter()
+        if is_side_by_side:
+            _run_side_by_side(*runs)
+        else:
+            for run in runs:
+                run()
+        self._ways.note(is_side_by_side, perf_counter() - start)
+        meetings: list[Meeting] = [segment.meeting for segment in self.segments if segment.meeting is not None]
+        if meetings:
+            _synchronise(cores, meetings)
+
+
 @dataclass(eq=False)
 class _Late:
     """A tensor that is an array of the launch, and that instructions access as a tensor instead of in a slot.
@@ -225,6 +225,56 @@ class _Late:
     storage: PlaceholderStorage
     source: int
     views: list[View] = field(default_factory=list)
+
+
+def _registers(cores: Sequence[Core], works: list[list[Work]]) -> list[npt.NDArray[np.float32]]:
+    """Return the accumulator registers of the cores that use any; each run begins with undefined values in them."""
+    registers: list[npt.NDArray[np.float32]] = []
+    for core, core_works in zip(cores, works, strict=True):
+        if any(isinstance(work, Whole) or (isinstance(work, Elementwise) and work.reduction) for work in core_works):
+            registers += [core.scalar_accumulators.values, core.vector_accumulators.values]
+    return registers
+
+
+def _may_refuse(work: Work) -> bool:
+    """Tell whether some work may meet values for which the launch has to run instruction by instruction."""
+    return isinstance(work, Whole | Check) or (isinstance(work, Action) and work.may_refuse)
+
+
+def _fewer(emitted: list[list[Work]]) -> list[list[Work]]:
+    """Return the work of each core after the passes, which combine products and remove unnecessary work."""
+    works = [with_sums(core_works) for core_works in emitted]
+    written = {ref.storage.number for core_works in works for work in core_works for ref in work.writes}
+    return [without_stores(without_dead(without_loads(core_works, written))) for core_works in works]
+
+
+def _returned(result: Any) -> list[PlaceholderStorage]:
+    storages: list[PlaceholderStorage] = []
+    for view in views_in(result):
+        assert isinstance(view, NkiTensor)
+        storage = placeholder_of(view)
+        if storage.label[0] != "argument" and storage not in storages:
+            storages.append(storage)
+    return storages
+
+
+def _views_of(work: Work) -> list[View]:
+    """Return the tensors that some work accesses as tensors, instead of receiving arrays."""
+    if isinstance(work, Elementwise):
+        return [] if work.reduction is None else views_in([work.reduction.destination, work.reduction.initial])
+    if not isinstance(work, Whole):
+        return []
+    views = [touched.view for touched in work.call.tensors]
+    indirect = [view.indirect_access for view in views if view.indirect_access is not None]
+    return [*views, *[operand.index for operand in indirect if isinstance(operand.index, View)]]
+
+
+def _refs(work: Work) -> list[Any]:
+    return [*work.reads, *work.writes]
+
+
+def _written(works: list[list[Work]]) -> set[PlaceholderStorage]:
+    return {ref.storage for core_works in works for work in core_works for ref in work.writes}
 
 
 class Plan:
@@ -395,53 +445,3 @@ class Plan:
             core.observers = Observers()
             core.observers.add(watch.watch(core.number, core.observers))
         return watch
-
-
-def _registers(cores: Sequence[Core], works: list[list[Work]]) -> list[npt.NDArray[np.float32]]:
-    """Return the accumulator registers of the cores that use any; each run begins with undefined values in them."""
-    registers: list[npt.NDArray[np.float32]] = []
-    for core, core_works in zip(cores, works, strict=True):
-        if any(isinstance(work, Whole) or (isinstance(work, Elementwise) and work.reduction) for work in core_works):
-            registers += [core.scalar_accumulators.values, core.vector_accumulators.values]
-    return registers
-
-
-def _may_refuse(work: Work) -> bool:
-    """Tell whether some work may meet values for which the launch has to run instruction by instruction."""
-    return isinstance(work, Whole | Check) or (isinstance(work, Action) and work.may_refuse)
-
-
-def _fewer(emitted: list[list[Work]]) -> list[list[Work]]:
-    """Return the work of each core after the passes, which combine products and remove unnecessary work."""
-    works = [with_sums(core_works) for core_works in emitted]
-    written = {ref.storage.number for core_works in works for work in core_works for ref in work.writes}
-    return [without_stores(without_dead(without_loads(core_works, written))) for core_works in works]
-
-
-def _returned(result: Any) -> list[PlaceholderStorage]:
-    storages: list[PlaceholderStorage] = []
-    for view in views_in(result):
-        assert isinstance(view, NkiTensor)
-        storage = placeholder_of(view)
-        if storage.label[0] != "argument" and storage not in storages:
-            storages.append(storage)
-    return storages
-
-
-def _views_of(work: Work) -> list[View]:
-    """Return the tensors that some work accesses as tensors, instead of receiving arrays."""
-    if isinstance(work, Elementwise):
-        return [] if work.reduction is None else views_in([work.reduction.destination, work.reduction.initial])
-    if not isinstance(work, Whole):
-        return []
-    views = [touched.view for touched in work.call.tensors]
-    indirect = [view.indirect_access for view in views if view.indirect_access is not None]
-    return [*views, *[operand.index for operand in indirect if isinstance(operand.index, View)]]
-
-
-def _refs(work: Work) -> list[Any]:
-    return [*work.reads, *work.writes]
-
-
-def _written(works: list[list[Work]]) -> set[PlaceholderStorage]:
-    return {ref.storage for core_works in works for work in core_works for ref in work.writes}

@@ -119,6 +119,32 @@ def placeholder_of(view: View) -> PlaceholderStorage:
     return storage
 
 
+def key_of(value: Any) -> Hashable:
+    """Return a hashable key, equal for values that have the same effect as a parameter of an instruction."""
+    if isinstance(value, View):
+        indirect = value.indirect_access
+        return placeholder_of(value).label, value.layout, value.dtype, None if indirect is None else _key_of(indirect)
+    if isinstance(value, float):
+        return "float", struct.pack("d", value)
+    if isinstance(value, tuple | list):
+        return type(value), tuple(map(key_of, value))
+    if isinstance(value, dict):
+        return "dict", tuple((key_of(key), key_of(item)) for key, item in value.items())
+    if isinstance(value, np.ndarray | np.generic):
+        return "array", value.dtype, value.shape, value.tobytes()
+    if isinstance(value, VirtualRegister | NkiScalar):
+        return type(value), repr(value)
+    if isinstance(value, Enum):
+        return type(value), value._name_
+    return type(value), value
+
+
+def _key_of(indirect: Indirect) -> Hashable:
+    base = None if indirect.base is None else key_of(indirect.base)
+    static = indirect.kind, indirect.stride, indirect.limit, indirect.dim, indirect.count
+    return *static, key_of(indirect.index), base
+
+
 @dataclass(frozen=True)
 class Guarded:
     """Elements from which a register, a scalar or an address was loaded: a plan is valid only if they are the same.
@@ -185,6 +211,31 @@ class Gathered:
         np.put_along_axis(base, self.choice.of(index), elements, 1)
 
 
+class Touched(NamedTuple):
+    """A tensor that an instruction reads or writes.
+
+    Attributes:
+        view: the view of the tensor.
+        is_written: whether the instruction may write it.
+    """
+
+    view: View
+    is_written: bool
+
+
+def views_in(value: Any) -> list[View]:
+    """Return all tensors in the value of a parameter, nested ones included."""
+    if isinstance(value, View):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [view for item in value for view in views_in(item)]
+    if isinstance(value, dict):
+        return [view for item in value.values() for view in views_in(item)]
+    if isinstance(value, NKIObject):
+        return [view for item in vars(value).values() for view in views_in(item)]
+    return []
+
+
 @dataclass(frozen=True)
 class Recorded:
     """A call of an instruction.
@@ -240,18 +291,6 @@ class Recorded:
     def key(self) -> Hashable:
         indirect = tuple(gathered.key for gathered in self.indirect)
         return self.definition.label, self.engine._name_, tuple(map(key_of, self.values)), indirect
-
-
-class Touched(NamedTuple):
-    """A tensor that an instruction reads or writes.
-
-    Attributes:
-        view: the view of the tensor.
-        is_written: whether the instruction may write it.
-    """
-
-    view: View
-    is_written: bool
 
 
 Entry = Recorded | Guarded | Stored
@@ -320,42 +359,3 @@ class Stream:
             for stream in (self, other)
         ]
         return "" if contents[0] == contents[1] else "a constant of the kernel has other elements"
-
-
-def key_of(value: Any) -> Hashable:
-    """Return a hashable key, equal for values that have the same effect as a parameter of an instruction."""
-    if isinstance(value, View):
-        indirect = value.indirect_access
-        return placeholder_of(value).label, value.layout, value.dtype, None if indirect is None else _key_of(indirect)
-    if isinstance(value, float):
-        return "float", struct.pack("d", value)
-    if isinstance(value, tuple | list):
-        return type(value), tuple(map(key_of, value))
-    if isinstance(value, dict):
-        return "dict", tuple((key_of(key), key_of(item)) for key, item in value.items())
-    if isinstance(value, np.ndarray | np.generic):
-        return "array", value.dtype, value.shape, value.tobytes()
-    if isinstance(value, VirtualRegister | NkiScalar):
-        return type(value), repr(value)
-    if isinstance(value, Enum):
-        return type(value), value._name_
-    return type(value), value
-
-
-def _key_of(indirect: Indirect) -> Hashable:
-    base = None if indirect.base is None else key_of(indirect.base)
-    static = indirect.kind, indirect.stride, indirect.limit, indirect.dim, indirect.count
-    return *static, key_of(indirect.index), base
-
-
-def views_in(value: Any) -> list[View]:
-    """Return all tensors in the value of a parameter, nested ones included."""
-    if isinstance(value, View):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [view for item in value for view in views_in(item)]
-    if isinstance(value, dict):
-        return [view for item in value.values() for view in views_in(item)]
-    if isinstance(value, NKIObject):
-        return [view for item in vars(value).values() for view in views_in(item)]
-    return []

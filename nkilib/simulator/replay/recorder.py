@@ -37,105 +37,8 @@ _STORES = {"register_store": "dst", "scalar_store": "dst"}
 _OF_REGISTERS = frozenset({"register_move", "register_alloc"})
 
 
-class Recorder(Watcher):
-    """A watcher of a launch that records the instructions of its cores.
-
-    Attributes:
-        refusal: the reason why no plan can be made of the launch; empty if there is none so far.
-        error: a mistake of the recorder itself, which does not end the launch; None if there is none.
-    """
-
-    def __init__(self) -> None:
-        self.refusal = ""
-        self.error: Exception | None = None
-        self._labels: dict[int, Label] = {}
-        self._placeholders: dict[int, PlaceholderStorage] = {}
-        self._views: dict[Hashable, NkiTensor] = {}
-        self._lock = Lock()
-        self._cores: list[_CoreRecorder] = []
-
-    def name_arguments(self, numbers: Mapping[int, int]) -> None:
-        """Label the storages of the launch's arguments, before it runs; ``numbers`` maps storage to argument number."""
-        self._labels = {storage: ("argument", number) for storage, number in numbers.items()}
-
-    def watch(self, number: int, observers: Observers) -> Observer:
-        """Return the observer of a core."""
-        self._cores.append(_CoreRecorder(self, number))
-        return self._cores[-1]
-
-    def conclude(self, has_ended: bool) -> None:
-        """Do nothing: the recording is read after the launch."""
-        return
-
-    def refuse(self, reason: str) -> None:
-        """Note that no plan can be made of this launch."""
-        self.refusal = self.refusal or reason
-
-    def stream(self, cores: list[Core], result: Callable[[Callable[[Any], Any]], Any]) -> Stream | None:
-        """Return the recorded launch after its end; None if no plan can be made of it.
-
-        Args:
-            cores: the cores that ran.
-            result: the value that the kernel returned, as a function that applies a function to its leaves.
-        """
-        launch = cores[0].launch
-        for position, storage in enumerate(launch.shared):
-            self._name(storage, ("shared", position))
-        for key, storage in launch.constants.items():
-            self._name(storage, ("constant", repr(key)))
-        for core in cores:
-            self._check_core(core)
-        if self.refusal:
-            return None
-        returned = result(lambda leaf: self.placeholder_view(leaf, 0) if isinstance(leaf, NkiTensor) else leaf)
-        contents = {
-            self._placeholders[storage.number]: _bytes_of(storage)
-            for storage in launch.constants.values()
-            if storage.number in self._placeholders
-        }
-        for placeholder in contents:
-            placeholder.forget_writes()
-        entries = [recorder.entries for recorder in self._cores]
-        indexed = [recorder.indexed for recorder in self._cores]
-        return Stream(launch.options, launch.grid_dimensions, entries, returned, contents, indexed)
-
-    def _name(self, storage: Storage, label: tuple[Any, ...]) -> None:
-        placeholder = self._placeholders.get(storage.number)
-        if placeholder is not None and placeholder.label[0] == "hbm":
-            placeholder.label = label
-
-    def _check_core(self, core: Core) -> None:
-        if core.random.is_used:
-            self.refuse("it draws random numbers")
-        if core.at_end:
-            self.refuse("an instruction of it waits for the end of the kernel")
-        if core.unrepeatable:
-            self.refuse(core.unrepeatable)
-
-    def placeholder_view(self, view: View, core: int) -> NkiTensor:
-        """Return the view of a placeholder that stands for ``view``, a tensor of a core in the recorded launch."""
-        key = view.storage.number, view.layout, view.dtype, view.buffer
-        with self._lock:
-            placeholder_view = self._views.get(key)
-            if placeholder_view is None:
-                placeholder = self._placeholder(view.storage, core)
-                whole = NkiTensor(placeholder.shape, view.dtype, placeholder, view.buffer, view.name)
-                placeholder_view = self._views[key] = whole.with_layout(view.layout)
-                placeholder_view.allow_access()
-        return placeholder_view
-
-    def _placeholder(self, storage: Storage, core: int) -> PlaceholderStorage:
-        placeholder = self._placeholders.get(storage.number)
-        if placeholder is None:
-            label = self._labels.get(storage.number)
-            if label is None and storage.region is MemoryRegion.shared_hbm:
-                label = ("hbm", storage.number)  # gets its name at the end of the launch
-            elif label is None:
-                label = ("core", core, self._cores[core].count())
-            placeholder = self._placeholders[storage.number] = PlaceholderStorage(
-                storage, label, has_data=label[0] == "argument"
-            )
-        return placeholder
+def _has_scalar_offset(value: Any) -> bool:
+    return isinstance(value, View) and value.indirect_access is not None and value.indirect_access.kind == "scalar"
 
 
 class _CoreRecorder(Observer):
@@ -249,8 +152,105 @@ def _bytes_of(storage: Storage) -> npt.NDArray[np.uint8]:
     return storage.memory(Layout((storage.nbytes,), (1,), 0), np.dtype(np.uint8)).copy()
 
 
-def _has_scalar_offset(value: Any) -> bool:
-    return isinstance(value, View) and value.indirect_access is not None and value.indirect_access.kind == "scalar"
+class Recorder(Watcher):
+    """A watcher of a launch that records the instructions of its cores.
+
+    Attributes:
+        refusal: the reason why no plan can be made of the launch; empty if there is none so far.
+        error: a mistake of the recorder itself, which does not end the launch; None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.refusal = ""
+        self.error: Exception | None = None
+        self._labels: dict[int, Label] = {}
+        self._placeholders: dict[int, PlaceholderStorage] = {}
+        self._views: dict[Hashable, NkiTensor] = {}
+        self._lock = Lock()
+        self._cores: list[_CoreRecorder] = []
+
+    def name_arguments(self, numbers: Mapping[int, int]) -> None:
+        """Label the storages of the launch's arguments, before it runs; ``numbers`` maps storage to argument number."""
+        self._labels = {storage: ("argument", number) for storage, number in numbers.items()}
+
+    def watch(self, number: int, observers: Observers) -> Observer:
+        """Return the observer of a core."""
+        self._cores.append(_CoreRecorder(self, number))
+        return self._cores[-1]
+
+    def conclude(self, has_ended: bool) -> None:
+        """Do nothing: the recording is read after the launch."""
+        return
+
+    def refuse(self, reason: str) -> None:
+        """Note that no plan can be made of this launch."""
+        self.refusal = self.refusal or reason
+
+    def stream(self, cores: list[Core], result: Callable[[Callable[[Any], Any]], Any]) -> Stream | None:
+        """Return the recorded launch after its end; None if no plan can be made of it.
+
+        Args:
+            cores: the cores that ran.
+            result: the value that the kernel returned, as a function that applies a function to its leaves.
+        """
+        launch = cores[0].launch
+        for position, storage in enumerate(launch.shared):
+            self._name(storage, ("shared", position))
+        for key, storage in launch.constants.items():
+            self._name(storage, ("constant", repr(key)))
+        for core in cores:
+            self._check_core(core)
+        if self.refusal:
+            return None
+        returned = result(lambda leaf: self.placeholder_view(leaf, 0) if isinstance(leaf, NkiTensor) else leaf)
+        contents = {
+            self._placeholders[storage.number]: _bytes_of(storage)
+            for storage in launch.constants.values()
+            if storage.number in self._placeholders
+        }
+        for placeholder in contents:
+            placeholder.forget_writes()
+        entries = [recorder.entries for recorder in self._cores]
+        indexed = [recorder.indexed for recorder in self._cores]
+        return Stream(launch.options, launch.grid_dimensions, entries, returned, contents, indexed)
+
+    def _name(self, storage: Storage, label: tuple[Any, ...]) -> None:
+        placeholder = self._placeholders.get(storage.number)
+        if placeholder is not None and placeholder.label[0] == "hbm":
+            placeholder.label = label
+
+    def _check_core(self, core: Core) -> None:
+        if core.random.is_used:
+            self.refuse("it draws random numbers")
+        if core.at_end:
+            self.refuse("an instruction of it waits for the end of the kernel")
+        if core.unrepeatable:
+            self.refuse(core.unrepeatable)
+
+    def placeholder_view(self, view: View, core: int) -> NkiTensor:
+        """Return the view of a placeholder that stands for ``view``, a tensor of a core in the recorded launch."""
+        key = view.storage.number, view.layout, view.dtype, view.buffer
+        with self._lock:
+            placeholder_view = self._views.get(key)
+            if placeholder_view is None:
+                placeholder = self._placeholder(view.storage, core)
+                whole = NkiTensor(placeholder.shape, view.dtype, placeholder, view.buffer, view.name)
+                placeholder_view = self._views[key] = whole.with_layout(view.layout)
+                placeholder_view.allow_access()
+        return placeholder_view
+
+    def _placeholder(self, storage: Storage, core: int) -> PlaceholderStorage:
+        placeholder = self._placeholders.get(storage.number)
+        if placeholder is None:
+            label = self._labels.get(storage.number)
+            if label is None and storage.region is MemoryRegion.shared_hbm:
+                label = ("hbm", storage.number)  # gets its name at the end of the launch
+            elif label is None:
+                label = ("core", core, self._cores[core].count())
+            placeholder = self._placeholders[storage.number] = PlaceholderStorage(
+                storage, label, has_data=label[0] == "argument"
+            )
+        return placeholder
 
 
 class RecordedLaunch(NamedTuple):

@@ -294,6 +294,12 @@ class Sum(Work):
             self.runs.append(Run(Side(left), Side(right)))
 
 
+def everything(storage: PlaceholderStorage) -> Rectangle:
+    """Return the rectangle of all rows and bytes of a storage."""
+    row = max(1, storage.partition_bytes)
+    return Rectangle(0, -(-storage.nbytes // row), 0, row)
+
+
 @dataclass(eq=False)
 class Whole(Work):
     """An instruction whose function runs as it is in every replay, on the plan's memory."""
@@ -342,10 +348,9 @@ class Meeting(Whole):
     """An instruction at which both cores synchronise."""
 
 
-def everything(storage: PlaceholderStorage) -> Rectangle:
-    """Return the rectangle of all rows and bytes of a storage."""
-    row = max(1, storage.partition_bytes)
-    return Rectangle(0, -(-storage.nbytes // row), 0, row)
+def _in_step(read: Ref, written: Ref) -> bool:
+    """Tell whether row r of one operand shares elements only with row r of the other."""
+    return read.place.top == written.place.top and read.rows == written.rows and read.is_block and written.is_block
 
 
 def needs_all_rows(work: Elementwise) -> bool:
@@ -355,11 +360,6 @@ def needs_all_rows(work: Elementwise) -> bool:
             if read.storage is written.storage and read.place.meets(written.place) and not _in_step(read, written):
                 return True
     return False
-
-
-def _in_step(read: Ref, written: Ref) -> bool:
-    """Tell whether row r of one operand shares elements only with row r of the other."""
-    return read.place.top == written.place.top and read.rows == written.rows and read.is_block and written.is_block
 
 
 def rows_of(work: Work) -> int:
@@ -372,11 +372,6 @@ def width_of(work: Work) -> int:
     return max(ref.width for ref in (*work.reads, *work.writes))
 
 
-def is_large(work: Work) -> bool:
-    """Tell whether row-wise work runs in several blocks of rows."""
-    return len(blocks_for(rows_of(work), width_of(work))) > 1
-
-
 def blocks_for(rows: int, width: int) -> list[slice]:
     """Return slices of ``rows`` rows, as equal as possible, in which the elements of row-wise work stay in a cache.
 
@@ -385,3 +380,8 @@ def blocks_for(rows: int, width: int) -> list[slice]:
     count = len(blocks_of_rows(rows, width))
     step = -(-rows // count)
     return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]
+
+
+def is_large(work: Work) -> bool:
+    """Tell whether row-wise work runs in several blocks of rows."""
+    return len(blocks_for(rows_of(work), width_of(work))) > 1

@@ -45,6 +45,17 @@ class Span(NamedTuple):
     offset: int
 
 
+def _as_range(tiles: Sequence[int]) -> Sequence[int]:
+    """Return tile numbers as a range if they form one, so that their step can be read."""
+    if isinstance(tiles, range):
+        return tiles
+    if not tiles:
+        return range(0)
+    step = tiles[1] - tiles[0] if len(tiles) > 1 else 1
+    candidate = range(tiles[0], tiles[-1] + 1, step)
+    return candidate if list(candidate) == list(tiles) else tuple(tiles)
+
+
 @dataclass(frozen=True)
 class Axis:
     """One dimension of a grid, divided into tiles, with the tiles that the grid selects.
@@ -147,17 +158,6 @@ class Axis:
         return len(tiles) * self.tile - max(0, lacking)
 
 
-def _as_range(tiles: Sequence[int]) -> Sequence[int]:
-    """Return tile numbers as a range if they form one, so that their step can be read."""
-    if isinstance(tiles, range):
-        return tiles
-    if not tiles:
-        return range(0)
-    step = tiles[1] - tiles[0] if len(tiles) > 1 else 1
-    candidate = range(tiles[0], tiles[-1] + 1, step)
-    return candidate if list(candidate) == list(tiles) else tuple(tiles)
-
-
 def dense_axes(shape: Sequence[int], strides: Sequence[int], tile_shape: Sequence[int]) -> tuple[Axis, ...]:
     """Return an axis for each dimension of a tensor of these sizes and strides.
 
@@ -169,6 +169,12 @@ def dense_axes(shape: Sequence[int], strides: Sequence[int], tile_shape: Sequenc
         Axis.of(size, tile, stride, stride * tile, is_tiled=dim >= leading)
         for dim, (size, stride, tile) in enumerate(zip(shape, strides, tiles, strict=True))
     )
+
+
+def _counts(element_shape: Sequence[int], tile_shape: Sequence[int]) -> list[int]:
+    """Return the number of tiles along each dimension; along a dimension that is not tiled, the number of elements."""
+    tiles = (1,) * (len(element_shape) - len(tile_shape)) + tuple(tile_shape)
+    return [-(-size // tile) for size, tile in zip(element_shape, tiles, strict=True)]
 
 
 def packed_shape(element_shape: Sequence[int], tile_shape: Sequence[int]) -> tuple[int, int]:
@@ -190,12 +196,6 @@ def packed_axes(element_shape: Sequence[int], tile_shape: Sequence[int], partiti
         Axis.of(size, tiles[dim], inner[dim], outer[dim], is_tiled=dim >= leading)
         for dim, size in enumerate(element_shape)
     )
-
-
-def _counts(element_shape: Sequence[int], tile_shape: Sequence[int]) -> list[int]:
-    """Return the number of tiles along each dimension; along a dimension that is not tiled, the number of elements."""
-    tiles = (1,) * (len(element_shape) - len(tile_shape)) + tuple(tile_shape)
-    return [-(-size // tile) for size, tile in zip(element_shape, tiles, strict=True)]
 
 
 class NkiGrid:

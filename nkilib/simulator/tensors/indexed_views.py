@@ -54,43 +54,6 @@ class _Picked(NamedTuple):
     register: DeviceInteger | None = None
 
 
-def _resolve_key(tensor: View, key: Any) -> list[_Picked]:
-    """Return the part of each dimension of ``tensor`` that ``tensor[key]`` selects.
-
-    Raises:
-        OutOfRangeError: if an index leaves its dimension.
-        NkiValidationError: if there are too many indices or one has a type that NKI does not document.
-    """
-    keys = list(key) if isinstance(key, tuple) and not isinstance(key, DynamicSlice) else [key]
-    ellipses = sum(item is Ellipsis for item in keys)
-    if ellipses > 1 or len(keys) - ellipses > tensor.ndim:
-        raise NkiValidationError(f"{tensor} has {tensor.ndim} dimensions, got the index {key!r}")
-    everything = slice(None)
-    at = next((position for position, item in enumerate(keys) if item is Ellipsis), len(keys))
-    fill = [everything] * (tensor.ndim - len(keys) + ellipses)
-    keys[at : at + ellipses] = fill
-    return [_pick(tensor, dim, item) for dim, item in enumerate(keys)]
-
-
-def _pick(tensor: View, dim: int, item: Any) -> _Picked:
-    size = tensor.shape[dim]
-    if isinstance(item, builtins.slice):
-        return _pick_slice(tensor, dim, item)
-    if isinstance(item, DeviceInteger):
-        return _Picked(0, 1, is_integer=True, register=item)
-    if isinstance(item, DynamicSlice):
-        if isinstance(item.start, DeviceInteger):
-            return _pick_from_register(tensor, dim, item.start, _integer(tensor, dim, item.size, item))
-        start, length = (_integer(tensor, dim, bound, item) for bound in item)
-        if not 0 <= start <= start + length <= size:
-            raise OutOfRangeError(f"nl.ds({start}, {length}) leaves dimension {dim} of {tensor}")
-        return _Picked(start, length)
-    index = _integer(tensor, dim, item, item)
-    if not -size <= index < size:
-        raise OutOfRangeError(f"index {index} is out of range for dimension {dim} of {tensor}")
-    return _Picked(index % size, 1, is_integer=True)
-
-
 def _pick_from_register(tensor: View, dim: int, start: DeviceInteger, length: int) -> _Picked:
     if not 0 < length <= tensor.shape[dim]:
         raise OutOfRangeError(f"nl.ds({start}, {length}) does not fit dimension {dim} of {tensor}")
@@ -133,24 +96,50 @@ def _pick_slice(tensor: View, dim: int, item: builtins.slice) -> _Picked:
     return _Picked(start, max(0, -(-(stop - start) // step)), step)
 
 
-def _checked_index_tensor(method: str, view: View, index: Any, kind: str, columns: int | None = 1) -> View:
-    """Check that an index is an integer SBUF tensor of the documented shape, and return it in two dimensions.
+def _pick(tensor: View, dim: int, item: Any) -> _Picked:
+    size = tensor.shape[dim]
+    if isinstance(item, builtins.slice):
+        return _pick_slice(tensor, dim, item)
+    if isinstance(item, DeviceInteger):
+        return _Picked(0, 1, is_integer=True, register=item)
+    if isinstance(item, DynamicSlice):
+        if isinstance(item.start, DeviceInteger):
+            return _pick_from_register(tensor, dim, item.start, _integer(tensor, dim, item.size, item))
+        start, length = (_integer(tensor, dim, bound, item) for bound in item)
+        if not 0 <= start <= start + length <= size:
+            raise OutOfRangeError(f"nl.ds({start}, {length}) leaves dimension {dim} of {tensor}")
+        return _Picked(start, length)
+    index = _integer(tensor, dim, item, item)
+    if not -size <= index < size:
+        raise OutOfRangeError(f"index {index} is out of range for dimension {dim} of {tensor}")
+    return _Picked(index % size, 1, is_integer=True)
 
-    Further dimensions of size 1 are removed: the patterns of published kernels keep them.
 
-    Args:
-        method, view: the method and the view that use the index, for messages.
-        index: the kernel's argument.
-        kind: ``"scalar"`` or ``"vector"``.
-        columns: the number of elements per partition; None for any number.
+def _resolve_key(tensor: View, key: Any) -> list[_Picked]:
+    """Return the part of each dimension of ``tensor`` that ``tensor[key]`` selects.
 
     Raises:
-        NkiValidationError: if it is not; the message names the method and the requirement.
+        OutOfRangeError: if an index leaves its dimension.
+        NkiValidationError: if there are too many indices or one has a type that NKI does not document.
     """
-    wrong = _violation(index, kind, columns)
-    if wrong:
-        raise NkiValidationError(f"NkiTensor.{method} on {view}: the {kind} offset must {wrong}")
-    return _in_two_dimensions(index)
+    keys = list(key) if isinstance(key, tuple) and not isinstance(key, DynamicSlice) else [key]
+    ellipses = sum(item is Ellipsis for item in keys)
+    if ellipses > 1 or len(keys) - ellipses > tensor.ndim:
+        raise NkiValidationError(f"{tensor} has {tensor.ndim} dimensions, got the index {key!r}")
+    everything = slice(None)
+    at = next((position for position, item in enumerate(keys) if item is Ellipsis), len(keys))
+    fill = [everything] * (tensor.ndim - len(keys) + ellipses)
+    keys[at : at + ellipses] = fill
+    return [_pick(tensor, dim, item) for dim, item in enumerate(keys)]
+
+
+def _in_two_dimensions(index: View) -> View:
+    """Return an index tensor without its free dimensions of size 1; if all are of size 1, the last one stays."""
+    if len(index.shape) <= 2:
+        return index
+    free = [dim for dim in range(1, index.ndim) if index.shape[dim] != 1] or [index.ndim - 1]
+    shape, strides = (tuple(sizes[dim] for dim in (0, *free)) for sizes in (index.shape, index.strides))
+    return index.with_layout(Layout(shape, strides, index.offset))
 
 
 def _violation(index: Any, kind: str, columns: int | None) -> str:
@@ -171,13 +160,24 @@ def _violation(index: Any, kind: str, columns: int | None) -> str:
     return ""
 
 
-def _in_two_dimensions(index: View) -> View:
-    """Return an index tensor without its free dimensions of size 1; if all are of size 1, the last one stays."""
-    if len(index.shape) <= 2:
-        return index
-    free = [dim for dim in range(1, index.ndim) if index.shape[dim] != 1] or [index.ndim - 1]
-    shape, strides = (tuple(sizes[dim] for dim in (0, *free)) for sizes in (index.shape, index.strides))
-    return index.with_layout(Layout(shape, strides, index.offset))
+def _checked_index_tensor(method: str, view: View, index: Any, kind: str, columns: int | None = 1) -> View:
+    """Check that an index is an integer SBUF tensor of the documented shape, and return it in two dimensions.
+
+    Further dimensions of size 1 are removed: the patterns of published kernels keep them.
+
+    Args:
+        method, view: the method and the view that use the index, for messages.
+        index: the kernel's argument.
+        kind: ``"scalar"`` or ``"vector"``.
+        columns: the number of elements per partition; None for any number.
+
+    Raises:
+        NkiValidationError: if it is not; the message names the method and the requirement.
+    """
+    wrong = _violation(index, kind, columns)
+    if wrong:
+        raise NkiValidationError(f"NkiTensor.{method} on {view}: the {kind} offset must {wrong}")
+    return _in_two_dimensions(index)
 
 
 def checked_scalar_index(method: str, view: View, index: Any) -> View | DeviceInteger:

@@ -64,6 +64,10 @@ class LoadedFloat:
         return f"the {self.dtype} {self.number}"
 
 
+def _as_int32(value: int) -> int:
+    return (value - _INT32_MIN) % 2**32 + _INT32_MIN
+
+
 class VirtualRegister(NKIObject):
     """A register of the engines' sequencers; ``nisa.register_alloc`` makes one.
 
@@ -207,8 +211,10 @@ def wrap_integer(name: str, value: Any) -> int:
     return _as_int32(int(value))
 
 
-def _as_int32(value: int) -> int:
-    return (value - _INT32_MIN) % 2**32 + _INT32_MIN
+def _wrapped(value: int, dtype: DType) -> int:
+    """Return the low bits of ``value``, as many as the type has, as a signed number."""
+    span = 1 << (8 * dtype.itemsize)
+    return (value + span // 2) % span - span // 2
 
 
 class NkiScalar(NKIObject):
@@ -443,9 +449,3 @@ def check_scalar_type(name: str, dtype: DType) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.generic | NkiScalar | VirtualRegister)
-
-
-def _wrapped(value: int, dtype: DType) -> int:
-    """Return the low bits of ``value``, as many as the type has, as a signed number."""
-    span = 1 << (8 * dtype.itemsize)
-    return (value + span // 2) % span - span // 2

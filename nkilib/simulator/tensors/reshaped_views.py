@@ -28,6 +28,41 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from 3.11 on
 
 
+def _groups(parameter: str, pattern: Sequence[Any]) -> list[tuple[str, ...]]:
+    """Return every item of a pattern as a tuple of names.
+
+    Raises:
+        NkiValidationError: if an item is neither a name nor a tuple of names, or a name is repeated.
+    """
+    if not isinstance(pattern, tuple | list):
+        raise NkiValidationError(f"{parameter} must be a tuple of names and tuples of names, got {pattern!r}")
+    groups = [tuple(item) if isinstance(item, tuple | list) else (item,) for item in pattern]
+    names = [name for group in groups for name in group]
+    if not all(group and all(isinstance(name, str) for name in group) for group in groups):
+        raise NkiValidationError(f"{parameter} must be a tuple of names and tuples of names")
+    if len(set(names)) != len(names):
+        raise NkiValidationError(f"{parameter} must have every name once")
+    return groups
+
+
+def _completed(what: str, size: int, parts: Sequence[int]) -> tuple[int, ...]:
+    """Return ``parts``, whose product is ``size``, with a -1 (at most one) replaced by the remaining size.
+
+    Raises:
+        NkiValidationError: if they cannot multiply to ``size``; the message names ``what``.
+    """
+    sizes = list(as_integers(f"{what}: sizes", parts))
+    stated = list(sizes)
+    if not sizes or min(sizes) < -1 or sizes.count(-1) > 1:
+        raise NkiValidationError(f"{what}: sizes must not be negative, except for one -1, got {stated}")
+    known = prod(part for part in sizes if part != -1)
+    if -1 in sizes and known and size % known == 0:
+        sizes[sizes.index(-1)] = size // known
+    if -1 in sizes or prod(sizes) != size:
+        raise NkiValidationError(f"{what}: sizes {stated} do not make up {size}")
+    return tuple(sizes)
+
+
 class _Rearrangement:
     """The splits, permutation and merges by which ``NkiTensor.rearrange`` gets from one pattern to the other.
 
@@ -68,41 +103,6 @@ class _Rearrangement:
             if len(group) > 1:
                 self.merges.append((first, first + len(group) - 1))
             first += len(group)
-
-
-def _groups(parameter: str, pattern: Sequence[Any]) -> list[tuple[str, ...]]:
-    """Return every item of a pattern as a tuple of names.
-
-    Raises:
-        NkiValidationError: if an item is neither a name nor a tuple of names, or a name is repeated.
-    """
-    if not isinstance(pattern, tuple | list):
-        raise NkiValidationError(f"{parameter} must be a tuple of names and tuples of names, got {pattern!r}")
-    groups = [tuple(item) if isinstance(item, tuple | list) else (item,) for item in pattern]
-    names = [name for group in groups for name in group]
-    if not all(group and all(isinstance(name, str) for name in group) for group in groups):
-        raise NkiValidationError(f"{parameter} must be a tuple of names and tuples of names")
-    if len(set(names)) != len(names):
-        raise NkiValidationError(f"{parameter} must have every name once")
-    return groups
-
-
-def _completed(what: str, size: int, parts: Sequence[int]) -> tuple[int, ...]:
-    """Return ``parts``, whose product is ``size``, with a -1 (at most one) replaced by the remaining size.
-
-    Raises:
-        NkiValidationError: if they cannot multiply to ``size``; the message names ``what``.
-    """
-    sizes = list(as_integers(f"{what}: sizes", parts))
-    stated = list(sizes)
-    if not sizes or min(sizes) < -1 or sizes.count(-1) > 1:
-        raise NkiValidationError(f"{what}: sizes must not be negative, except for one -1, got {stated}")
-    known = prod(part for part in sizes if part != -1)
-    if -1 in sizes and known and size % known == 0:
-        sizes[sizes.index(-1)] = size // known
-    if -1 in sizes or prod(sizes) != size:
-        raise NkiValidationError(f"{what}: sizes {stated} do not make up {size}")
-    return tuple(sizes)
 
 
 class ReshapedViews(View):

@@ -148,6 +148,35 @@ for _table, _prefixes in ((_BINARY, ("", "r")), (_COMPARISONS, ("",)), (_UNARY, 
             setattr(PythonOperators, f"__{_prefix}{_name}__", _refusal(_symbol, _function))
 
 
+def _shown(size: int, edge: int) -> npt.NDArray[np.intp]:
+    """Return the indices that are shown of a dimension: all, or of a long one the first and last ``edge``."""
+    if size <= 2 * edge:
+        return np.arange(size)
+    return np.concatenate([np.arange(edge), np.arange(size - edge, size)])
+
+
+def _unwritten(tensor: View, picks: list[npt.NDArray[np.intp]]) -> npt.NDArray[np.bool_]:
+    written = tensor.storage.written
+    shape = tuple(len(pick) for pick in picks)
+    if written.is_full or written.is_untouched:  # and no mask is made for the answer
+        return np.full(shape, not written.is_full)
+    mask = written.mask_of(tensor.layout, tensor.storage.width_of(tensor.dtype))
+    return np.logical_not(mask[np.ix_(*picks)].all(axis=-1)).reshape(shape)
+
+
+def _texts(values: npt.NDArray[Any], unwritten: npt.NDArray[np.bool_], is_low_precision: bool) -> list[str]:
+    """Return the text of each element, all of one width."""
+    written = values[~unwritten]
+    if is_low_precision:
+        written = written.astype(np.float32)
+    # numpy pads all elements to one width, with the points below each other; a line for each keeps them apart.
+    block = np.array2string(written, separator="\n", threshold=sys.maxsize, max_line_width=sys.maxsize)
+    lines = block.removeprefix("[").removesuffix("]").split("\n")
+    width = max(len(lines[0]), len(_UNWRITTEN) if unwritten.any() else 0)
+    formatted = iter(lines)
+    return [(_UNWRITTEN if is_missing else next(formatted)).rjust(width) for is_missing in unwritten.reshape(-1)]
+
+
 def _values_text(tensor: View) -> str:
     """Return the elements as numpy prints them, shortened by the same ``np.set_printoptions``; never an error.
 
@@ -179,35 +208,6 @@ def _values_text(tensor: View) -> str:
     positions[np.ix_(*places)] = np.arange(values.size).reshape(values.shape)
     with np.printoptions(threshold=0 if is_shortened else sys.maxsize):
         return np.array2string(positions, formatter={"int": lambda position: texts[int(position)]})
-
-
-def _shown(size: int, edge: int) -> npt.NDArray[np.intp]:
-    """Return the indices that are shown of a dimension: all, or of a long one the first and last ``edge``."""
-    if size <= 2 * edge:
-        return np.arange(size)
-    return np.concatenate([np.arange(edge), np.arange(size - edge, size)])
-
-
-def _unwritten(tensor: View, picks: list[npt.NDArray[np.intp]]) -> npt.NDArray[np.bool_]:
-    written = tensor.storage.written
-    shape = tuple(len(pick) for pick in picks)
-    if written.is_full or written.is_untouched:  # and no mask is made for the answer
-        return np.full(shape, not written.is_full)
-    mask = written.mask_of(tensor.layout, tensor.storage.width_of(tensor.dtype))
-    return np.logical_not(mask[np.ix_(*picks)].all(axis=-1)).reshape(shape)
-
-
-def _texts(values: npt.NDArray[Any], unwritten: npt.NDArray[np.bool_], is_low_precision: bool) -> list[str]:
-    """Return the text of each element, all of one width."""
-    written = values[~unwritten]
-    if is_low_precision:
-        written = written.astype(np.float32)
-    # numpy pads all elements to one width, with the points below each other; a line for each keeps them apart.
-    block = np.array2string(written, separator="\n", threshold=sys.maxsize, max_line_width=sys.maxsize)
-    lines = block.removeprefix("[").removesuffix("]").split("\n")
-    width = max(len(lines[0]), len(_UNWRITTEN) if unwritten.any() else 0)
-    formatted = iter(lines)
-    return [(_UNWRITTEN if is_missing else next(formatted)).rjust(width) for is_missing in unwritten.reshape(-1)]
 
 
 class NkiTensor(AccessPatterns, PythonOperators):

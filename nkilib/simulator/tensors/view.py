@@ -36,67 +36,6 @@ if TYPE_CHECKING:
 _PSUM = MemoryRegion.psum
 
 
-@dataclass(frozen=True)
-class Indirect:
-    """The dynamic part of an address. The index is read when an instruction uses the view, as on the device.
-
-    Attributes:
-        kind: ``"scalar"``: one index for the whole view; ``"vector"``: one index for each row (index of dimension 0) of
-            the view; ``"tensor"``: indices of single free elements, from ``NkiTensor.indirect``.
-        index: the SBUF tensor of the index, shape (1, 1), (P, 1) or (P, K); or a register or an NkiScalar in place of a
-            scalar.
-        stride: the number of elements by which the address moves if the index grows by 1.
-        limit: the exclusive upper limit of the index, which must lie in [0, limit).
-        source: the tensor that is indexed, for messages.
-        dim: the dimension of the view that a vector indexes, which is 0; None for the other kinds.
-        base: with ``"tensor"``, the view whose free elements are chosen; the indirect view's own layout is that of
-            the elements gathered into a dense tensor.
-        count: with ``"tensor"``, the number of elements that are chosen in each partition.
-    """
-
-    kind: Literal["scalar", "vector", "tensor"]
-    index: View | DeviceInteger
-    stride: int
-    limit: int
-    source: object
-    dim: int | None
-    base: View | None = None
-    count: int = 0
-
-    def read(self) -> npt.NDArray[np.int64]:
-        """Return the index values in row-major order as int64; unsigned types keep their value.
-
-        Raises:
-            UninitializedReadError: if an index was never written, whatever the options say: a sentinel is no address.
-        """
-        if not isinstance(self.index, View):
-            return np.array([self.index.value(f"the index of {self.source}")], np.int64)
-        tensor = self.index
-        if tensor.storage.count_unwritten(tensor.layout, tensor.dtype):
-            where = first_and_last(tensor.storage.unwritten(tensor.layout, tensor.dtype))
-            raise UninitializedReadError(f"index {tensor} is read before it was written: {where}")
-        tensor.storage.need_values(tensor)
-        return tensor.array.reshape(-1).astype(np.int64)
-
-    def out_of_range(self, row: int, value: int, limit: int | None = None) -> OutOfRangeError:
-        """Return the error for an index of this value.
-
-        Args:
-            row: the position of the index in its tensor, counted down the partitions and then along the columns.
-            value: the value of the index.
-            limit: the exclusive upper limit, if the view's offset leaves fewer rows than :attr:`limit`.
-        """
-        limit = self.limit if limit is None else limit
-        if not isinstance(self.index, View):
-            return OutOfRangeError(f"index {value} of {self.index} is out of range [0, {limit}) of {self.source}")
-        column, partition = divmod(row, self.index.shape[0])
-        place = f"partition {partition}" + (f", column {column}," if column else "")
-        explained = self.index.storage.explanation(row)
-        return OutOfRangeError(
-            f"{explained}index {value} in {place} of {self.index} is out of range [0, {limit}) of {self.source}"
-        )
-
-
 class View(NKIObject):
     """The base of ``NkiTensor``: its state, the derivation of views from views, and questions about the layout.
 
@@ -299,6 +238,67 @@ class View(NKIObject):
     def _keeps_first_dimension(self) -> bool:
         """Return whether dimension 0 counts partitions, or the rows of a vector offset, and stays unchanged."""
         return self.is_on_chip() or (self.indirect_access is not None and self.indirect_access.dim == 0)
+
+
+@dataclass(frozen=True)
+class Indirect:
+    """The dynamic part of an address. The index is read when an instruction uses the view, as on the device.
+
+    Attributes:
+        kind: ``"scalar"``: one index for the whole view; ``"vector"``: one index for each row (index of dimension 0) of
+            the view; ``"tensor"``: indices of single free elements, from ``NkiTensor.indirect``.
+        index: the SBUF tensor of the index, shape (1, 1), (P, 1) or (P, K); or a register or an NkiScalar in place of a
+            scalar.
+        stride: the number of elements by which the address moves if the index grows by 1.
+        limit: the exclusive upper limit of the index, which must lie in [0, limit).
+        source: the tensor that is indexed, for messages.
+        dim: the dimension of the view that a vector indexes, which is 0; None for the other kinds.
+        base: with ``"tensor"``, the view whose free elements are chosen; the indirect view's own layout is that of
+            the elements gathered into a dense tensor.
+        count: with ``"tensor"``, the number of elements that are chosen in each partition.
+    """
+
+    kind: Literal["scalar", "vector", "tensor"]
+    index: View | DeviceInteger
+    stride: int
+    limit: int
+    source: object
+    dim: int | None
+    base: View | None = None
+    count: int = 0
+
+    def read(self) -> npt.NDArray[np.int64]:
+        """Return the index values in row-major order as int64; unsigned types keep their value.
+
+        Raises:
+            UninitializedReadError: if an index was never written, whatever the options say: a sentinel is no address.
+        """
+        if not isinstance(self.index, View):
+            return np.array([self.index.value(f"the index of {self.source}")], np.int64)
+        tensor = self.index
+        if tensor.storage.count_unwritten(tensor.layout, tensor.dtype):
+            where = first_and_last(tensor.storage.unwritten(tensor.layout, tensor.dtype))
+            raise UninitializedReadError(f"index {tensor} is read before it was written: {where}")
+        tensor.storage.need_values(tensor)
+        return tensor.array.reshape(-1).astype(np.int64)
+
+    def out_of_range(self, row: int, value: int, limit: int | None = None) -> OutOfRangeError:
+        """Return the error for an index of this value.
+
+        Args:
+            row: the position of the index in its tensor, counted down the partitions and then along the columns.
+            value: the value of the index.
+            limit: the exclusive upper limit, if the view's offset leaves fewer rows than :attr:`limit`.
+        """
+        limit = self.limit if limit is None else limit
+        if not isinstance(self.index, View):
+            return OutOfRangeError(f"index {value} of {self.index} is out of range [0, {limit}) of {self.source}")
+        column, partition = divmod(row, self.index.shape[0])
+        place = f"partition {partition}" + (f", column {column}," if column else "")
+        explained = self.index.storage.explanation(row)
+        return OutOfRangeError(
+            f"{explained}index {value} in {place} of {self.index} is out of range [0, {limit}) of {self.source}"
+        )
 
 
 def partition_elements(tensor: View) -> int:

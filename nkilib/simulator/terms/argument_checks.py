@@ -68,6 +68,11 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
+def _remedy(values: Any) -> str:
+    is_quotient = any(isinstance(value, float) and value.is_integer() for value in values)
+    return "; of two integers, / makes a float and // an integer" if is_quotient else ""
+
+
 def as_integer(what: str, value: Any) -> int:
     """Return ``value`` as an int.
 
@@ -99,11 +104,6 @@ def as_integers(what: str, values: Any) -> tuple[int, ...]:
         raise NkiValidationError(f"{what} must be a tuple of integers, got {values!r}{_remedy(parts)}") from None
 
 
-def _remedy(values: Any) -> str:
-    is_quotient = any(isinstance(value, float) and value.is_integer() for value in values)
-    return "; of two integers, / makes a float and // an integer" if is_quotient else ""
-
-
 def describe(name: str, shape: tuple[int, ...], dtype: DType, region: MemoryRegion) -> str:
     """Return one line with the tensor's name (if it has one), shape, type and memory region."""
     label = f"{name!r} " if name else ""
@@ -128,6 +128,36 @@ def first_and_last(chosen: npt.NDArray[np.bool_]) -> str:
     """Return text that names the first and the last true element of a mask, by their indices, in row-major order."""
     first, last = (np.argwhere(chosen)[end].tolist() for end in (0, -1))
     return f"the element {first}" if first == last else f"the first is {first}, the last {last}"
+
+
+def _removed(function: str, kwargs: dict[str, Any]) -> str:
+    for name in kwargs:
+        instead = _REMOVED.get(f"{function} {name}") or _REMOVED.get(name)
+        if instead is not None:
+            return f"; {name!r} was removed from NKI: {instead}"
+    return ""
+
+
+def _suggestions(signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> str:
+    """Return text that lists the unknown keywords with the likely parameters; empty if there is no likely one.
+
+    Python names such a keyword only if no argument is missing, although it is often the reason why one is missing.
+    """
+    parameters = signature.parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return ""
+    free = [name for name in list(parameters)[len(args) :] if name not in kwargs]
+    texts = []
+    for name in [name for name in kwargs if name not in parameters]:
+        likely = [candidate for candidate in _MEANT.get(name, ()) if candidate in free] or get_close_matches(
+            name, free, 1
+        )
+        if likely:
+            texts.append(f"{name!r}; did you mean {likely[0]!r}?")
+            free.remove(likely[0])
+        elif name == "dtype" and "dst" in parameters:
+            texts.append(f"{name!r}; {_NO_DTYPE}")
+    return f"got an unexpected keyword argument {' And '.join(texts)}" if texts else ""
 
 
 def call_error(
@@ -170,17 +200,6 @@ def bound_call(
     raise error
 
 
-def wrong_argument(
-    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> ArgumentTypeError | None:
-    """Return the error about the first argument that is no value of NKI, such as an array or a class; None without one.
-
-    Functions call this when Python has raised one of :data:`PLAIN_ERRORS`. If every argument is a value of NKI, the
-    exception is a fault of the simulator.
-    """
-    return wrong_value("", signature.bind_partial(*args, **kwargs).arguments)
-
-
 def wrong_value(function: str, arguments: Mapping[str, Any]) -> ArgumentTypeError | None:
     """Return the error about the first of some named arguments that is no value of NKI, or None.
 
@@ -193,6 +212,17 @@ def wrong_value(function: str, arguments: Mapping[str, Any]) -> ArgumentTypeErro
             what = f"argument {name!r} has a wrong type: {describe_foreign_value(value)}"
             return ArgumentTypeError(f"{function}: {what}" if function else what)
     return None
+
+
+def wrong_argument(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ArgumentTypeError | None:
+    """Return the error about the first argument that is no value of NKI, such as an array or a class; None without one.
+
+    Functions call this when Python has raised one of :data:`PLAIN_ERRORS`. If every argument is a value of NKI, the
+    exception is a fault of the simulator.
+    """
+    return wrong_value("", signature.bind_partial(*args, **kwargs).arguments)
 
 
 class PublicNames:
@@ -258,33 +288,3 @@ def wrong_call_in(frame: FrameType, error: Exception) -> ArgumentTypeError | Non
     _, _, keyword = message.partition("got an unexpected keyword argument ")
     suggestion = _suggestions(inspect.signature(function), (), {keyword.split("'")[1]: None}) if keyword else ""
     return ArgumentTypeError(f"{label}: {suggestion or message}")
-
-
-def _removed(function: str, kwargs: dict[str, Any]) -> str:
-    for name in kwargs:
-        instead = _REMOVED.get(f"{function} {name}") or _REMOVED.get(name)
-        if instead is not None:
-            return f"; {name!r} was removed from NKI: {instead}"
-    return ""
-
-
-def _suggestions(signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> str:
-    """Return text that lists the unknown keywords with the likely parameters; empty if there is no likely one.
-
-    Python names such a keyword only if no argument is missing, although it is often the reason why one is missing.
-    """
-    parameters = signature.parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return ""
-    free = [name for name in list(parameters)[len(args) :] if name not in kwargs]
-    texts = []
-    for name in [name for name in kwargs if name not in parameters]:
-        likely = [candidate for candidate in _MEANT.get(name, ()) if candidate in free] or get_close_matches(
-            name, free, 1
-        )
-        if likely:
-            texts.append(f"{name!r}; did you mean {likely[0]!r}?")
-            free.remove(likely[0])
-        elif name == "dtype" and "dst" in parameters:
-            texts.append(f"{name!r}; {_NO_DTYPE}")
-    return f"got an unexpected keyword argument {' And '.join(texts)}" if texts else ""

@@ -32,6 +32,13 @@ class AddressRotation(Enum):
     DISABLE = "disable"
 
 
+def _check_flags(config: CompileConfig | SpecializationConfig) -> None:
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if isinstance(field.default, bool) and not isinstance(value, bool):
+            raise TypeError(f"{type(config).__name__}.{field.name} must be a bool, got {value!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig:
     """Compiler settings of one kernel, for ``nki.jit(compile_config=...)``. None of them changes a simulated result.
@@ -96,13 +103,6 @@ class SpecializationConfig:
 
     def __post_init__(self) -> None:
         _check_flags(self)
-
-
-def _check_flags(config: CompileConfig | SpecializationConfig) -> None:
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if isinstance(field.default, bool) and not isinstance(value, bool):
-            raise TypeError(f"{type(config).__name__}.{field.name} must be a bool, got {value!r}")
 
 
 def _is_value(name: str, value: object) -> bool:

@@ -117,6 +117,21 @@ _BY_NAME: dict[str, DType] = {str(dtype): dtype for dtype in ALL_DTYPES} | {"boo
 LOW_PRECISION: frozenset[DType] = frozenset({bfloat16, float8_e4m3, float8_e4m3fn, float8_e5m2})
 
 
+def _foreign_name(value: Any) -> str:
+    text = str(value)
+    if text.startswith("torch."):
+        return text.removeprefix("torch.")
+    try:
+        dtype = np.dtype(value)
+    except TypeError:
+        return text
+    if dtype.names is None or len(dtype.names) != 1:
+        return dtype.name
+    # Numpy's own types do not pack: see ARRAY_TYPES.
+    named = _BY_NAME.get(dtype.names[0])
+    return dtype.names[0] if named is not None and named.is_packed and named.itemsize == dtype.itemsize else dtype.name
+
+
 def as_dtype(value: Any) -> DType:
     """Return the NKI type named by an NKI type, a string, a numpy type or a torch type.
 
@@ -136,21 +151,6 @@ def _named(name: str) -> DType:
     return _BY_NAME[name]
 
 
-def _foreign_name(value: Any) -> str:
-    text = str(value)
-    if text.startswith("torch."):
-        return text.removeprefix("torch.")
-    try:
-        dtype = np.dtype(value)
-    except TypeError:
-        return text
-    if dtype.names is None or len(dtype.names) != 1:
-        return dtype.name
-    # Numpy's own types do not pack: see ARRAY_TYPES.
-    named = _BY_NAME.get(dtype.names[0])
-    return dtype.names[0] if named is not None and named.is_packed and named.itemsize == dtype.itemsize else dtype.name
-
-
 # Numpy lacks the packed types: their arrays are structures of one word, with a field named like the type. On a Neuron
 # machine AWS's package ``neuron_dtypes`` gives numpy types of these names; arrays of those types are accepted as well.
 ARRAY_TYPES: dict[DType, np.dtype[Any]] = {
@@ -163,6 +163,13 @@ _ELEMENTS: dict[DType, Any] = {
     float4_e2m1fn_x4: ml_dtypes.float4_e2m1fn,
 }
 _PER_WORD, _FP4_BITS = 4, 4
+
+
+def _fp4_words(elements: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+    if elements.ndim == 0 or elements.shape[-1] % _PER_WORD:
+        raise ValueError(f"packed: the last dimension of {list(elements.shape)} makes no words of {_PER_WORD} elements")
+    bits = elements.view(np.uint8).astype(np.uint16).reshape(*elements.shape[:-1], -1, _PER_WORD)
+    return np.bitwise_or.reduce(bits << np.arange(_PER_WORD, dtype=np.uint16) * np.uint16(_FP4_BITS), axis=-1)
 
 
 def packed(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
@@ -190,13 +197,6 @@ def packed(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
     if words.ndim == 0 or words.shape[-1] * words.dtype.itemsize % kind.itemsize:
         raise ValueError(f"packed: the last dimension of {list(array.shape)} {array.dtype} makes no whole {kind}")
     return words.view(ARRAY_TYPES[kind])
-
-
-def _fp4_words(elements: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
-    if elements.ndim == 0 or elements.shape[-1] % _PER_WORD:
-        raise ValueError(f"packed: the last dimension of {list(elements.shape)} makes no words of {_PER_WORD} elements")
-    bits = elements.view(np.uint8).astype(np.uint16).reshape(*elements.shape[:-1], -1, _PER_WORD)
-    return np.bitwise_or.reduce(bits << np.arange(_PER_WORD, dtype=np.uint16) * np.uint16(_FP4_BITS), axis=-1)
 
 
 def words_of(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:

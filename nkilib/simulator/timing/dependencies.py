@@ -148,6 +148,11 @@ class TilePlace:
             self._reads.clear()
 
 
+@lru_cache(maxsize=65536)
+def _meet(first: OccupiedBytes, second: OccupiedBytes) -> bool:
+    return first.meets(second)
+
+
 class TileUses(dict[OccupiedBytes, TilePlace]):
     """The accesses to a tile, by part. A kernel uses a tile as a whole or in a few parts, again and again."""
 
@@ -165,11 +170,6 @@ class TileUses(dict[OccupiedBytes, TilePlace]):
                 other.others.append(place)
         self[part] = place
         return place
-
-
-@lru_cache(maxsize=65536)
-def _meet(first: OccupiedBytes, second: OccupiedBytes) -> bool:
-    return first.meets(second)
 
 
 class HbmAccess:
@@ -243,6 +243,48 @@ class _Index:
         del firsts[at], uses[at]
 
 
+def _latest(uses: list[HbmAccess], by: Engine) -> Done:
+    latest, latest_ns = NOTHING, 0.0
+    for use in uses:
+        done = use.done
+        ready = done.own_ns if done.by is by else done.other_ns
+        if ready > latest_ns:
+            latest, latest_ns = done, ready
+    return latest
+
+
+class HbmPlace:
+    """A part of a tensor in HBM."""
+
+    __slots__ = ("_part", "_uses")
+
+    def __init__(self, uses: HbmUses, part: OccupiedBytes) -> None:
+        self._uses = uses
+        self._part = part
+
+    @property
+    def storage(self) -> int:
+        return self._uses.storage
+
+    def last_write(self, by: Engine) -> Done:
+        return _latest(self._uses.writes.meeting(self._part), by)
+
+    def last_access(self, by: Engine) -> tuple[Done, bool]:
+        # As for a tile, an engine that works in order waits for others only.
+        wrote, has_read = (
+            _latest([use for use in index.meeting(self._part) if use.done.by is _DMA or use.done.by is not by], by)
+            for index in (self._uses.writes, self._uses.reads)
+        )
+        is_read = has_read is not NOTHING and has_read.ready_ns(by) > wrote.ready_ns(by)
+        return has_read if is_read else wrote, is_read
+
+    def note_read(self, done: Done) -> None:
+        self._uses.reads.add(self._part, done)
+
+    def note_write(self, done: Done) -> None:
+        self._uses.note_write(self._part, done)
+
+
 class HbmUses:
     """The accesses to a tensor in HBM, of which a kernel may touch very many parts, each of them once.
 
@@ -300,48 +342,6 @@ class HbmUses:
             if part.covers(use.part):
                 self.writes.remove(use)
         self.writes.add(part, done)
-
-
-class HbmPlace:
-    """A part of a tensor in HBM."""
-
-    __slots__ = ("_part", "_uses")
-
-    def __init__(self, uses: HbmUses, part: OccupiedBytes) -> None:
-        self._uses = uses
-        self._part = part
-
-    @property
-    def storage(self) -> int:
-        return self._uses.storage
-
-    def last_write(self, by: Engine) -> Done:
-        return _latest(self._uses.writes.meeting(self._part), by)
-
-    def last_access(self, by: Engine) -> tuple[Done, bool]:
-        # As for a tile, an engine that works in order waits for others only.
-        wrote, has_read = (
-            _latest([use for use in index.meeting(self._part) if use.done.by is _DMA or use.done.by is not by], by)
-            for index in (self._uses.writes, self._uses.reads)
-        )
-        is_read = has_read is not NOTHING and has_read.ready_ns(by) > wrote.ready_ns(by)
-        return has_read if is_read else wrote, is_read
-
-    def note_read(self, done: Done) -> None:
-        self._uses.reads.add(self._part, done)
-
-    def note_write(self, done: Done) -> None:
-        self._uses.note_write(self._part, done)
-
-
-def _latest(uses: list[HbmAccess], by: Engine) -> Done:
-    latest, latest_ns = NOTHING, 0.0
-    for use in uses:
-        done = use.done
-        ready = done.own_ns if done.by is by else done.other_ns
-        if ready > latest_ns:
-            latest, latest_ns = done, ready
-    return latest
 
 
 class Tracked:

@@ -70,6 +70,11 @@ class Queue(NamedTuple):
     otherwise: str = ""
 
 
+def is_software(queue: str) -> bool:
+    """Tell whether GpSimd writes the descriptors of the transfers of a queue."""
+    return queue in _SOFTWARE_QUEUES
+
+
 def queue_of(
     values: Mapping[str, Any],
     address: Address,
@@ -104,11 +109,6 @@ def queue_of(
     return Queue(queue, _SOFTWARE[queue])
 
 
-def is_software(queue: str) -> bool:
-    """Tell whether GpSimd writes the descriptors of the transfers of a queue."""
-    return queue in _SOFTWARE_QUEUES
-
-
 def between_triggers_ns(queue: str, dma: DmaTiming, parameters: ModelParameters) -> float:
     """Return the least time between two transfers that a queue triggers."""
     trigger_ns = dma.trigger_ns if parameters.trigger_us is None else parameters.trigger_us * _NS_PER_US
@@ -119,6 +119,10 @@ def between_triggers_ns(queue: str, dma: DmaTiming, parameters: ModelParameters)
             return trigger_ns
         return dma.software_ns if parameters.software_us is None else parameters.software_us * _NS_PER_US
     return trigger_ns if parameters.queue_us is None else parameters.queue_us * _NS_PER_US
+
+
+def _runs(layout: Layout, width: int) -> int:
+    return int(spans_of(layout, width).starts.size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,10 +163,6 @@ def side_of(
     return Side(shape, strides, width, region, first, step)
 
 
-def _runs(layout: Layout, width: int) -> int:
-    return int(spans_of(layout, width).starts.size)
-
-
 def bytes_of(sides: Sequence[Side]) -> int:
     """Return the bytes that a transfer moves: its elements in the wider of its types, if it casts on the way."""
     return prod(sides[0].shape) * max(side.width for side in sides)
@@ -176,6 +176,18 @@ def row_bytes_of(sides: Sequence[Side], rows: int, is_transpose: bool) -> float:
     if is_transpose:
         return 0.0
     return bytes_of(sides) / max(1, rows or max(side.runs for side in sides))
+
+
+def _whole_blocks(shape: tuple[int, ...]) -> int:
+    """Return the number of elements of a transpose's result, filled up to blocks of 128 partitions x 16 elements."""
+    partitions, columns = _TRANSPOSED_BLOCK
+    return ceil(shape[0] / partitions) * partitions * ceil(shape[-1] / columns) * columns * prod(shape[1:-1])
+
+
+def _partitions_of(side: Side, engines: int) -> list[tuple[int, int]]:
+    """Return pairs (number of a DMA engine, number of a tile's partitions that it serves), without idle engines."""
+    places = (side.first + side.step * number for number in range(side.shape[0]))
+    return sorted(Counter(place % PARTITIONS * engines // PARTITIONS for place in places).items())
 
 
 def engine_times(
@@ -216,18 +228,6 @@ def engine_times(
         row *= parameters.small_store_factor
     least = parameters.least_transfer_ns
     return [(number, max(least, served * rows_each * row)) for number, served in _partitions_of(on_chip, dma.engines)]
-
-
-def _whole_blocks(shape: tuple[int, ...]) -> int:
-    """Return the number of elements of a transpose's result, filled up to blocks of 128 partitions x 16 elements."""
-    partitions, columns = _TRANSPOSED_BLOCK
-    return ceil(shape[0] / partitions) * partitions * ceil(shape[-1] / columns) * columns * prod(shape[1:-1])
-
-
-def _partitions_of(side: Side, engines: int) -> list[tuple[int, int]]:
-    """Return pairs (number of a DMA engine, number of a tile's partitions that it serves), without idle engines."""
-    places = (side.first + side.step * number for number in range(side.shape[0]))
-    return sorted(Counter(place % PARTITIONS * engines // PARTITIONS for place in places).items())
 
 
 class BusyIntervals(NamedTuple):

@@ -27,9 +27,15 @@ from .dma import Side, side_of
 _KEPT = 16384
 
 
+@lru_cache(maxsize=65536)
+def _share_a_byte(first: OccupiedBytes, second: OccupiedBytes) -> bool:
+    sides = [[spans_of(part.layout, part.width)] for part in (first, second)]
+    return first_meeting(*sides) is not None
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class OccupiedBytes:
-    """The elements of a storage that a tensor occupies. Equal parts are one object: see :func:`part_of`.
+    """The elements of a storage that a tensor occupies. Equal ones are one object: see :func:`part_of`.
 
     Attributes:
         layout: the layout of the elements.
@@ -98,28 +104,12 @@ class OccupiedBytes:
 class Reach(NamedTuple):
     """The elements that a tensor may have if its address is read at run time.
 
-    The fields are those of :class:`~nkilib.simulator.tensors.indexed_views.Indirect`.
+    The fields are those of :class:`~nkilib.simulator.tensors.view.Indirect`.
     """
 
     kind: str
     stride: int
     limit: int
-
-
-def part_of(layout: Layout, width: int, reach: Reach | None, elements: int) -> OccupiedBytes | None:
-    """Return the part of its storage that a tensor occupies; None if it has no elements.
-
-    If the address of the tensor is read at run time, the part has all elements that it may occupy.
-
-    Args:
-        layout: the layout of the tensor.
-        width: the bytes of an element.
-        reach: the range of the address, if it is read at run time.
-        elements: the number of elements of the storage.
-    """
-    if reach is not None and reach.kind != "tensor":
-        layout = _reached(layout, reach, elements)
-    return _part(layout, width)
 
 
 def _reached(layout: Layout, reach: Reach, elements: int) -> Layout:
@@ -156,10 +146,20 @@ def _part(layout: Layout, width: int) -> OccupiedBytes | None:
     return OccupiedBytes(layout, width, first, last, length, step, count)
 
 
-@lru_cache(maxsize=65536)
-def _share_a_byte(first: OccupiedBytes, second: OccupiedBytes) -> bool:
-    sides = [[spans_of(part.layout, part.width)] for part in (first, second)]
-    return first_meeting(*sides) is not None
+def part_of(layout: Layout, width: int, reach: Reach | None, elements: int) -> OccupiedBytes | None:
+    """Return the part of its storage that a tensor occupies; None if it has no elements.
+
+    If the address of the tensor is read at run time, the part has all elements that it may occupy.
+
+    Args:
+        layout: the layout of the tensor.
+        width: the bytes of an element.
+        reach: the range of the address, if it is read at run time.
+        elements: the number of elements of the storage.
+    """
+    if reach is not None and reach.kind != "tensor":
+        layout = _reached(layout, reach, elements)
+    return _part(layout, width)
 
 
 class Form:

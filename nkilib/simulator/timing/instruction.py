@@ -90,6 +90,24 @@ class InstructionKind(NamedTuple):
     other_cycles: tuple[float, ...] = ()
 
 
+def _named(definition: Definition, roles: Roles, forms: Sequence[Form | None]) -> dict[str, Any]:
+    """Return the forms by the names of the parameters, in the order of the parameters.
+
+    The tensors of a list have names with an index, and come last among the forms of tensors that are read.
+    """
+    positions = [*roles.tensors]
+    positions += positions[-1:] * (len(forms) - len(positions))
+    named: dict[str, Form | None] = {}
+    for number, (at, form) in enumerate(sorted(zip(positions, forms, strict=True), key=lambda item: item[0])):
+        name = definition.names[at]
+        named[f"{name}[{number - positions.index(at)}]" if name == _LIST_OF_TENSORS else name] = form
+    return named
+
+
+def _shown(forms: dict[str, Form]) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (form.shape, str(form.dtype)) for name, form in forms.items()}
+
+
 class InstructionKinds:
     """The kinds of all instructions on one generation, under one set of assumptions, each worked out once."""
 
@@ -197,24 +215,6 @@ class InstructionKinds:
             return ""
         function = getattr(values.get("op"), "key", "")
         return self.parameters.table_of(function) if function else ""
-
-
-def _named(definition: Definition, roles: Roles, forms: Sequence[Form | None]) -> dict[str, Any]:
-    """Return the forms by the names of the parameters, in the order of the parameters.
-
-    The tensors of a list have names with an index, and come last among the forms of tensors that are read.
-    """
-    positions = [*roles.tensors]
-    positions += positions[-1:] * (len(forms) - len(positions))
-    named: dict[str, Form | None] = {}
-    for number, (at, form) in enumerate(sorted(zip(positions, forms, strict=True), key=lambda item: item[0])):
-        name = definition.names[at]
-        named[f"{name}[{number - positions.index(at)}]" if name == _LIST_OF_TENSORS else name] = form
-    return named
-
-
-def _shown(forms: dict[str, Form]) -> dict[str, tuple[tuple[int, ...], str]]:
-    return {name: (form.shape, str(form.dtype)) for name, form in forms.items()}
 
 
 _MODELS: list[InstructionKinds] = []

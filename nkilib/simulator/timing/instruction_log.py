@@ -67,6 +67,27 @@ class Event(NamedTuple):
     dropped_by: str = ""
 
 
+def _lines_of(code: CodeType) -> dict[int, int]:
+    """Return the source line of each bytecode offset in a function: all at once is faster than one by one."""
+    return {at: line or 0 for start, end, line in code.co_lines() for at in range(start, end, 2)}
+
+
+class Lines:
+    """A cache of the source lines of bytecode offsets, for each code object of a kernel."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[int, int]] = {}  # by the id of a code object, which the notes keep alive
+
+    def place(self, code: CodeType | None, position: int) -> str:
+        """Return ``file:line`` of a bytecode offset in the code of the kernel."""
+        if code is None:
+            return "<unknown>"
+        known = self._known.get(id(code))
+        if known is None:
+            known = self._known[id(code)] = _lines_of(code)
+        return f"{code.co_filename}:{known[position]}"
+
+
 def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
     """Yield an event for each note of a core."""
     lines = Lines()
@@ -90,27 +111,6 @@ def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
             0.0 if work is None else work.row_bytes,
             kind.dropped_by,
         )
-
-
-class Lines:
-    """A cache of the source lines of bytecode offsets, for each code object of a kernel."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, dict[int, int]] = {}  # by the id of a code object, which the notes keep alive
-
-    def place(self, code: CodeType | None, position: int) -> str:
-        """Return ``file:line`` of a bytecode offset in the code of the kernel."""
-        if code is None:
-            return "<unknown>"
-        known = self._known.get(id(code))
-        if known is None:
-            known = self._known[id(code)] = _lines_of(code)
-        return f"{code.co_filename}:{known[position]}"
-
-
-def _lines_of(code: CodeType) -> dict[int, int]:
-    """Return the source line of each bytecode offset in a function: all at once is faster than one by one."""
-    return {at: line or 0 for start, end, line in code.co_lines() for at in range(start, end, 2)}
 
 
 class _Site(NamedTuple):
@@ -171,6 +171,27 @@ class Repeat:
     def added(self) -> int:
         """The number of notes that the repeat adds: one for each instruction of the iterations that were not run."""
         return self.added_inside + self.times * self.period
+
+
+def _again(repeats: Sequence[Repeat], begin: int, end: int, later: float) -> Iterator[float]:
+    for repeat in repeats:
+        if repeat.first <= begin and end < repeat.end:
+            yield from _again(repeat.inner, begin, end, later)
+            for time in range(1, repeat.times + 1):
+                yield later + time * repeat.ns
+                yield from _again(repeat.inner, begin, end, later + time * repeat.ns)
+
+
+def _moved(cause: Cause, number: int, shift: Shift) -> Cause:
+    """Return the cause of a repeated instruction: instructions before the repeated iterations are further away."""
+
+    def moved(distance: int) -> int:
+        return distance + shift.numbers if distance and number - distance < shift.floor else distance
+
+    on, overwrites, reads = moved(cause.on), moved(cause.overwrites), tuple(map(moved, cause.reads))
+    if (on, overwrites, reads) == (cause.on, cause.overwrites, cause.reads):
+        return cause
+    return cause._replace(on=on, overwrites=overwrites, reads=reads)
 
 
 class InstructionLog(Sequence[Note]):
@@ -341,24 +362,3 @@ class InstructionLog(Sequence[Note]):
             cause = _moved(cause, number, shift)
         span = Span(self._starts[position] + shift.ns, self._ends[position] + shift.ns, cause)
         return number + shift.numbers, kind, label, span, code, at
-
-
-def _again(repeats: Sequence[Repeat], begin: int, end: int, later: float) -> Iterator[float]:
-    for repeat in repeats:
-        if repeat.first <= begin and end < repeat.end:
-            yield from _again(repeat.inner, begin, end, later)
-            for time in range(1, repeat.times + 1):
-                yield later + time * repeat.ns
-                yield from _again(repeat.inner, begin, end, later + time * repeat.ns)
-
-
-def _moved(cause: Cause, number: int, shift: Shift) -> Cause:
-    """Return the cause of a repeated instruction: instructions before the repeated iterations are further away."""
-
-    def moved(distance: int) -> int:
-        return distance + shift.numbers if distance and number - distance < shift.floor else distance
-
-    on, overwrites, reads = moved(cause.on), moved(cause.overwrites), tuple(map(moved, cause.reads))
-    if (on, overwrites, reads) == (cause.on, cause.overwrites, cause.reads):
-        return cause
-    return cause._replace(on=on, overwrites=overwrites, reads=reads)

@@ -70,6 +70,19 @@ class _Vacated:
         """Do nothing, because the new tile has its own record."""
 
 
+def _size(known: Tracked) -> float:
+    """Return the bytes that a tile takes of PSUM, per partition and averaged over all partitions.
+
+    A tile of few partitions takes a quarter or a half of the partitions, beside other such tiles.
+    """
+    views = known.views
+    nbytes = views.bytes_each
+    if nbytes > PSUM_BANK_BYTES:
+        nbytes = -(-nbytes // PSUM_BANK_BYTES) * PSUM_BANK_BYTES
+    quarters = next(count for count in (1, 2, 4) if views.partitions <= count * _QUARTER)
+    return nbytes * quarters / 4
+
+
 class _Banks:
     """The PSUM of one core with the tiles that have a place in it, ordered by their last use, the earliest first."""
 
@@ -101,17 +114,9 @@ class _Banks:
         return _Vacated(vacated) if vacated else None
 
 
-def _size(known: Tracked) -> float:
-    """Return the bytes that a tile takes of PSUM, per partition and averaged over all partitions.
-
-    A tile of few partitions takes a quarter or a half of the partitions, beside other such tiles.
-    """
-    views = known.views
-    nbytes = views.bytes_each
-    if nbytes > PSUM_BANK_BYTES:
-        nbytes = -(-nbytes // PSUM_BANK_BYTES) * PSUM_BANK_BYTES
-    quarters = next(count for count in (1, 2, 4) if views.partitions <= count * _QUARTER)
-    return nbytes * quarters / 4
+def _footprint(access: Access) -> Footprint:
+    known, layout, dtype, reach, _ = access
+    return known.views.footprint(layout, dtype, reach)
 
 
 class Settling:
@@ -299,8 +304,3 @@ class Settling:
         self._touch(src, reads)
         to_chip = self._touch(dst, writes).form.is_on_chip
         return self.timeline.trigger_ns(self._kinds.queue(values, Address.known, to_chip).name, reads, writes)
-
-
-def _footprint(access: Access) -> Footprint:
-    known, layout, dtype, reach, _ = access
-    return known.views.footprint(layout, dtype, reach)

@@ -76,6 +76,15 @@ class _Body:
         return self._loops[at]
 
 
+def _accesses(operands: Sequence[Access | None], written: int, besides: Sequence[Indirection]) -> Accesses:
+    """Return a pair for each tensor of an instruction: the tensor, and whether the instruction writes it."""
+    accesses = [(access, at < written) for at, access in enumerate(operands) if access is not None]
+    accesses += [(access[4], False) for access, _ in accesses if access[4] is not None]
+    for index, base, is_output, _ in besides:
+        accesses += [(index, False), (base, is_output)]
+    return accesses
+
+
 class Trace(Observer):
     """The instructions of one core, and their modelled times.
 
@@ -297,15 +306,6 @@ class Trace(Observer):
         if not self._parameters.body_reuses_tiles:
             return tracked(storage)
         return self._bodies[len(storage.scope) - CORE].tile(storage)
-
-
-def _accesses(operands: Sequence[Access | None], written: int, besides: Sequence[Indirection]) -> Accesses:
-    """Return a pair for each tensor of an instruction: the tensor, and whether the instruction writes it."""
-    accesses = [(access, at < written) for at, access in enumerate(operands) if access is not None]
-    accesses += [(access[4], False) for access, _ in accesses if access[4] is not None]
-    for index, base, is_output, _ in besides:
-        accesses += [(index, False), (base, is_output)]
-    return accesses
 
 
 class Collection(Watcher):

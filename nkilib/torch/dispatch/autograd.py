@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nkilib.torch.dispatch.devices import registrar
 from nkilib.torch.dispatch.launch import ReusedMemory, as_tuple
-from nkilib.torch.dispatch.operator import Call, Input, Operator
+from nkilib.torch.dispatch.operator import Call, Input, Operator, compute_properties
 
 _REMEDY: Final = "compute the loss again for another backward, or leave memory_limit out"
 
@@ -90,6 +90,9 @@ class Derivative:
     others: Others | None = None
     adding: Operator | None = None
     options: Callable[[Call], Mapping[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        compute_properties(self)
 
     @cached_property
     def results(self) -> tuple[str, ...]:

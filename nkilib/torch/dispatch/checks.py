@@ -116,7 +116,7 @@ def _distributed_kinds(tensor: type) -> tuple[str, ...]:
 
 
 def _check_not_sharded(caller: Caller, name: str, tensor: Tensor) -> None:
-    kinds = _distributed_kinds(type(tensor))  # type: ignore[arg-type]  # a class is hashable
+    kinds = _distributed_kinds(type(tensor))
     if getattr(tensor, "_is_flat_param", False):  # FSDP marks a plain parameter
         kinds = (*kinds, "FlatParameter")
     for kind in kinds:

@@ -249,7 +249,7 @@ def _result(output: Output, call: Call, results: Mapping[str, Tensor]) -> Tensor
 
 def _launched(operator: Operator, call: Call, place: OperatorDevice, overwrites: bool) -> list[Tensor]:
     """Launch the kernel on the number of cores that the environment defines, and return the operator's results."""
-    launch = library_launch(operator.qualified(overwrites), operator.kernel)
+    launch = library_launch(operator.qualified(overwrites), operator.kernel())
     keywords = _kernel_keywords(operator, call)
     if operator.may_overwrite:
         keywords["inplace"] = overwrites or _is_own_copy(operator, call, keywords)

@@ -25,6 +25,15 @@ NAMESPACE: Final = "nkilib"
 TILE_DTYPES: Final = {torch.bfloat16: nl.bfloat16, torch.float16: nl.float16, torch.float32: nl.float32}
 
 
+def compute_properties(instance: object) -> None:
+    """Compute the cached properties of an instance, which a graph of torch.compile can then read: it cannot compute
+    them, because ``functools.cached_property`` takes a lock in Python 3.11.
+    """
+    for name, attribute in vars(type(instance)).items():
+        if isinstance(attribute, cached_property):
+            getattr(instance, name)
+
+
 @dataclass(frozen=True)
 class Call:
     """The arguments of one call of an operator.
@@ -98,6 +107,9 @@ class Input:
     saved: Callable[[Call, Mapping[str, Tensor]], Tensor | None] | None = None
     is_for_backward: bool = False
 
+    def __post_init__(self) -> None:
+        compute_properties(self)
+
     @cached_property
     def of_kernel(self) -> str:
         """The name of the kernel's argument for this input."""
@@ -131,6 +143,9 @@ class Output:
     depends_on: Sequence[str] | None = None
     requested_by: str | None = None
 
+    def __post_init__(self) -> None:
+        compute_properties(self)
+
     @cached_property
     def request(self) -> str:
         """The name of the option that requests the output, if the operator has such an option."""
@@ -162,7 +177,8 @@ class Operator:
         name: the name without the namespace.
         inputs: the positional arguments; the first one determines the device.
         outputs: the results; a single one is returned without a tuple.
-        kernel: the kernel, called as ``kernel(...)`` or ``kernel[cores](...)`` with the inputs and options by name.
+        kernel: a function that returns the kernel, whose modules are loaded at the first launch. It is called as
+            ``kernel(...)`` or ``kernel[cores](...)`` with the inputs and options by name.
         options: dataclasses whose fields are the operator's keyword arguments.
         without: fields of these dataclasses that are not keyword arguments.
         results: the names of the kernel's results, in order; empty for those of the outputs.
@@ -182,7 +198,7 @@ class Operator:
     name: str
     inputs: Sequence[Input]
     outputs: Sequence[Output]
-    kernel: Any
+    kernel: Callable[[], Any]
     options: Sequence[type[Dataclass]] = ()
     without: Sequence[str] = ()
     results: Sequence[str] = ()
@@ -192,6 +208,9 @@ class Operator:
     writes: Mapping[str, str] = field(default_factory=dict)
     check_values: Callable[[Call], None] | None = None
     instead: str = "the function of torch.nn.functional"
+
+    def __post_init__(self) -> None:
+        compute_properties(self)
 
     @cached_property
     def keywords(self) -> tuple[Option, ...]:

@@ -104,6 +104,8 @@ def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
 
 # By name, without the "_" of in-place variants. Implementations read it at every call.
 OPERATORS: Final[dict[str, Operator]] = {}
+# It holds the implementations beside that of the CPU: one object for each of them would take time at each import.
+_LIBRARY: Final = torch.library.Library(NAMESPACE, "FRAGMENT")
 # PyTorch's definitions by qualified name; a registration lasts as long as this object.
 DEFINITIONS: Final[dict[str, Any]] = {}
 
@@ -125,7 +127,7 @@ def register(operator: Operator) -> Operator:
     _define(operator.name, overwrites=False)
     if operator.may_overwrite:
         _define(operator.name, overwrites=True)
-        torch.library.impl(operator.qualified(True), "Functionalize", _functionalized(operator.name))
+        torch.library.impl(operator.qualified(True), "Functionalize", _functionalized(operator.name), lib=_LIBRARY)
     nki_op = registrar.nki_op
     if nki_op is not None:
         try:
@@ -148,7 +150,7 @@ def _define(name: str, overwrites: bool) -> None:
     definition.register_fake(lambda *args, **options: shapes(OPERATORS[name], overwrites, *args, **options))
     definition.register_kernel("cpu")(implementation(name, OPERATORS, CPU, overwrites))
     for dispatch_key in ("XLA", "PrivateUse1"):
-        torch.library.impl(qualified, dispatch_key, implementation(name, OPERATORS, NEURON, overwrites))
+        torch.library.impl(qualified, dispatch_key, implementation(name, OPERATORS, NEURON, overwrites), lib=_LIBRARY)
     DEFINITIONS[qualified] = definition
 
 

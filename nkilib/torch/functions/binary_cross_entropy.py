@@ -12,12 +12,6 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
-from nkilib.experimental.loss import (
-    binary_cross_entropy_backward,
-    binary_cross_entropy_forward,
-    binary_cross_entropy_with_logits_backward,
-    binary_cross_entropy_with_logits_forward,
-)
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.losses.checks import check_expands, check_same_size
@@ -39,7 +33,6 @@ def _check_probabilities(call: Call) -> None:
 BINARY_CROSS_ENTROPY: Final = elementwise_loss(
     "binary_cross_entropy",
     "probabilities",
-    (binary_cross_entropy_forward, binary_cross_entropy_backward),
     optional=("weight",),
     integers=("weight",),
     bools=("weight",),
@@ -125,7 +118,6 @@ class BCELoss(WeightedLossModule):
 BINARY_CROSS_ENTROPY_WITH_LOGITS: Final = elementwise_loss(
     "binary_cross_entropy_with_logits",
     "logits",
-    (binary_cross_entropy_with_logits_forward, binary_cross_entropy_with_logits_backward),
     optional=("weight", "pos_weight"),
     constant=("weight", "pos_weight"),
     integers=("weight", "pos_weight"),

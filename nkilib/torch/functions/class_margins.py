@@ -15,14 +15,6 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, as_float, check_reduction, hides_unknown, refuse_unknown
-from nkilib.experimental.loss import (
-    multi_margin_loss_backward,
-    multi_margin_loss_forward,
-    multilabel_margin_loss_backward,
-    multilabel_margin_loss_forward,
-    multilabel_soft_margin_loss_backward,
-    multilabel_soft_margin_loss_forward,
-)
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller, broadcast_shape, counterpart
 from nkilib.torch.dispatch.layout import unviewed
@@ -57,7 +49,6 @@ def _check_target_classes(call: Call) -> None:
 
 _MULTI_MARGIN_DERIVATIVE: Final = indexed_loss(
     MULTI_MARGIN,
-    (multi_margin_loss_forward, multi_margin_loss_backward),
     inputs=(SCORES, Input("target", keyword="targets_hbm", dimensions=1), CLASS_WEIGHT),
     options={"p": 1, "margin": 1.0, "reduction": "mean"},
     losses=per_row,
@@ -208,7 +199,6 @@ def _check_target_lists(call: Call) -> None:
 
 _MULTILABEL_MARGIN_DERIVATIVE: Final = indexed_loss(
     MULTILABEL_MARGIN,
-    (multilabel_margin_loss_forward, multilabel_margin_loss_backward),
     inputs=(SCORES, Input("target", keyword="targets_hbm", dimensions=2)),
     options={"reduction": "mean"},
     losses=per_row,
@@ -289,7 +279,6 @@ class MultiLabelMarginLoss(LossModule):
 
 _SOFT_MARGIN_LOSS: Final = rowwise_loss(
     Caller("multilabel_soft_margin_loss", "input", "logits", counterpart("multilabel_soft_margin_loss")),
-    (multilabel_soft_margin_loss_forward, multilabel_soft_margin_loss_backward),
     RowInputs(("input", "target"), optional=("weight",)),
     wanted={"input": True, "target": False, "weight": False},
 )

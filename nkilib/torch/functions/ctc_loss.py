@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, as_int, check_flags, check_reduction, hides_unknown, refuse_unknown
-from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import unviewed
@@ -72,7 +71,6 @@ _LENGTHS: Final = ("input_lengths", "target_lengths")
 # log_probs [T, N, C], targets [N, S] or None for S = 0, lengths [N], of any integer types.
 _DERIVATIVE: Final = indexed_loss(
     CTC_LOSS,
-    (ctc_loss_forward, ctc_loss_backward),
     inputs=(
         Input("log_probs", dtypes=FLOAT_DTYPES, dimensions=3),
         Input("targets", is_optional=True, dimensions=2),

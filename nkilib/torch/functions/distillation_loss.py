@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
-from nkilib.experimental.loss import distillation_backward, distillation_forward
+from nkilib.experimental import loss as kernels
 from nkilib.experimental.loss.distillation.launch import DistillationOptions
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import differentiate
@@ -43,7 +43,7 @@ _FORWARD: Final = register(
         inputs=(*_LOGITS, _LABELS),
         options=(DistillationOptions,),
         outputs=(Output("loss", depends_on=("student",)), *(Output(name) for name in _SAVED)),
-        kernel=distillation_forward,
+        kernel=lambda: kernels.distillation_forward,
         instead=DISTILLATION.instead,
     )
 )
@@ -54,7 +54,7 @@ _BACKWARD: Final = register(
         inputs=(*_LOGITS, *(Input(name) for name in _SAVED), Input("grad_loss"), _LABELS),
         options=(DistillationOptions,),
         outputs=(Output("grad_student", None, as_first),),
-        kernel=distillation_backward,
+        kernel=lambda: kernels.distillation_backward,
         may_overwrite=True,
         instead=DISTILLATION.instead,
     )

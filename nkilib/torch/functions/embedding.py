@@ -16,19 +16,9 @@ from torch.nn.functional import pad
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, as_float, check_flags, hides_unknown, refuse_unknown
-from nkilib.experimental.loss import (
-    cosine_embedding_loss_backward,
-    cosine_embedding_loss_forward,
-    hinge_embedding_loss_backward,
-    hinge_embedding_loss_forward,
-    margin_ranking_loss_backward,
-    margin_ranking_loss_forward,
-    triplet_margin_loss_backward,
-    triplet_margin_loss_forward,
-)
-from nkilib.experimental.loss.rowwise.triplet_distances import num_coefficients, pairs_of
 from nkilib.torch.dispatch.checks import Caller, broadcast_shape, counterpart
 from nkilib.torch.dispatch.losses import as_computed
+from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.losses.checks import check_dimensions, finite_number
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import LossModule
@@ -36,7 +26,6 @@ from nkilib.torch.losses.rowwise import RowInputs, as_floats, rowwise_loss
 
 _COSINE_LOSS: Final = rowwise_loss(
     Caller("cosine_embedding_loss", "input1", "embeddings", counterpart("cosine_embedding_loss")),
-    (cosine_embedding_loss_forward, cosine_embedding_loss_backward),
     RowInputs(("input1", "input2"), vectors=("target",)),
     options={"margin": 0.0},
     forward_alone=("margin",),
@@ -139,7 +128,6 @@ class CosineEmbeddingLoss(LossModule):
 HINGE_EMBEDDING_LOSS: Final = elementwise_loss(
     "hinge_embedding_loss",
     "distances",
-    (hinge_embedding_loss_forward, hinge_embedding_loss_backward),
     constant=("target",),
     integers=("input", "target"),
     bools=("target",),
@@ -212,7 +200,6 @@ _RANKING: Final = ("input1", "input2", "target")
 MARGIN_RANKING_LOSS: Final = elementwise_loss(
     "margin_ranking_loss",
     "numbers",
-    (margin_ranking_loss_forward, margin_ranking_loss_backward),
     tensors=_RANKING,
     integers=_RANKING,
     takes_integers_alone=True,
@@ -287,13 +274,18 @@ class MarginRankingLoss(LossModule):
 _TRIPLET: Final = ("anchor", "positive", "negative")
 
 
+def _triplet_coefficients(call: Call) -> int:
+    from nkilib.experimental.loss.rowwise.triplet_distances import num_coefficients  # loading it takes long
+
+    return num_coefficients(call.options["p"], call.options["swap"])
+
+
 _TRIPLET_LOSS: Final = rowwise_loss(
     Caller("triplet_margin_loss", "anchor", "embeddings", counterpart("triplet_margin_loss")),
-    (triplet_margin_loss_forward, triplet_margin_loss_backward),
     RowInputs(_TRIPLET),
     options={"margin": 1.0, "p": 2.0, "eps": 1e-6, "swap": False},
     forward_alone=("margin",),
-    coefficients=lambda call: num_coefficients(call.options["p"], call.options["swap"]),
+    coefficients=_triplet_coefficients,
 )
 
 
@@ -393,6 +385,8 @@ def _check_triplet_lengths(lengths: Sequence[int], columns: int, swap: bool) -> 
     Raises:
         NotImplementedError: if the check fails.
     """
+    from nkilib.experimental.loss.rowwise.triplet_distances import pairs_of  # loading it takes long
+
     for first, second in pairs_of(swap):
         if lengths[first] == lengths[second] == 1 and columns not in (0, 1):
             raise NotImplementedError(

@@ -14,16 +14,6 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, as_int64, check_flags, check_reduction, hides_unknown, refuse_unknown
-from nkilib.experimental.loss import (
-    gaussian_nll_loss_backward,
-    gaussian_nll_loss_forward,
-    kl_div_backward,
-    kl_div_forward,
-    nll_loss_backward,
-    nll_loss_forward,
-    poisson_nll_loss_backward,
-    poisson_nll_loss_forward,
-)
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import rows_shape, unviewed
@@ -32,7 +22,7 @@ from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
 from nkilib.torch.functions.cross_entropy.checks import check_indices, check_weight
 from nkilib.torch.losses.checks import BATCHMEAN, check_reduction_or_batchmean, least_of_log
 from nkilib.torch.losses.elementwise import elementwise_loss
-from nkilib.torch.losses.indexed import CLASS_WEIGHT, check_range, indexed_loss, kernel_target
+from nkilib.torch.losses.indexed import CLASS_WEIGHT, check_inplace, check_range, indexed_loss, kernel_target
 from nkilib.torch.losses.modules import LossModule, WeightedLossModule
 
 NLL_LOSS: Final = Caller("nll_loss", "input", "log-probabilities", "torch.nn.functional.nll_loss")
@@ -59,7 +49,6 @@ def _as_target(call: Call) -> Shape:
 # The input is [N, C] or [N, C, d1, ...], the target [N] or [N, d1, ...].
 _NLL_DERIVATIVE: Final = indexed_loss(
     NLL_LOSS,
-    (nll_loss_forward, nll_loss_backward),
     inputs=(Input("input", dtypes=FLOAT_DTYPES), Input("target", keyword="targets_hbm"), CLASS_WEIGHT),
     options={"ignore_index": -100, "reduction": "mean"},
     losses=_as_target,
@@ -118,15 +107,11 @@ def nll_loss(
     if unknown:
         refuse_unknown(nll_loss, unknown)
     _check_nll_arguments(input, target, weight, reduction)
-    check_flags(NLL_LOSS, inplace=inplace)
     options = {"ignore_index": as_int64(NLL_LOSS, "ignore_index", ignore_index), "reduction": reduction}
-    original, input = input, as_computed(input, reduction)
-    if inplace:
-        is_kept = input.dtype == original.dtype and original.is_contiguous()
-        others = {"target": target, "weight": weight}
-        checks.check_inplace(NLL_LOSS, original, others, is_kept=is_kept)
-    has_rows = input.dim() > 1
-    rows, classes = (input, target) if has_rows else (input.unsqueeze(0), target.reshape(1))
+    computed = as_computed(input, reduction)
+    check_inplace(NLL_LOSS, input, computed, inplace, {"target": target, "weight": weight})
+    has_rows = computed.dim() > 1
+    rows, classes = (computed, target) if has_rows else (computed.unsqueeze(0), target.reshape(1))
     class_weight = None if weight is None else weight.to(torch.float32)
     loss, _ = _NLL_DERIVATIVE.apply(inplace, rows, classes, class_weight, **options)
     reduced: Tensor = loss
@@ -184,7 +169,6 @@ def _check_variances(call: Call) -> None:
 GAUSSIAN_NLL_LOSS: Final = elementwise_loss(
     "gaussian_nll_loss",
     "means",
-    (gaussian_nll_loss_forward, gaussian_nll_loss_backward),
     tensors=("input", "target", "var"),
     integers=("input", "target"),
     options={"full": False, "eps": 1e-6},
@@ -289,7 +273,6 @@ class GaussianNLLLoss(LossModule):
 POISSON_NLL_LOSS: Final = elementwise_loss(
     "poisson_nll_loss",
     "rates or their logarithms",
-    (poisson_nll_loss_forward, poisson_nll_loss_backward),
     integers=("input", "target"),
     bools=("input", "target"),
     options={"log_input": True, "full": False, "eps": 1e-8},
@@ -380,7 +363,6 @@ class PoissonNLLLoss(LossModule):
 KL_DIV: Final = elementwise_loss(
     "kl_div",
     "log-probabilities",
-    (kl_div_forward, kl_div_backward),
     options={"log_target": False, "reduction": "mean"},
     wanted=("input", "target"),
 )

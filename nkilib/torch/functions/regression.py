@@ -12,16 +12,6 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, as_float, hides_unknown, refuse_unknown
 from nkilib.core.rows.checks import LEAST_NORMAL
-from nkilib.experimental.loss import (
-    huber_loss_backward,
-    huber_loss_forward,
-    l1_loss_backward,
-    l1_loss_forward,
-    mse_loss_backward,
-    mse_loss_forward,
-    smooth_l1_loss_backward,
-    smooth_l1_loss_forward,
-)
 from nkilib.torch.losses.checks import finite_number
 from nkilib.torch.losses.elementwise import elementwise_loss, loss_of_pair
 from nkilib.torch.losses.modules import LossModule
@@ -29,7 +19,6 @@ from nkilib.torch.losses.modules import LossModule
 L1_LOSS: Final = elementwise_loss(
     "l1_loss",
     "predictions",
-    (l1_loss_forward, l1_loss_backward),
     optional=("weight",),
     integers=("input", "target", "weight"),
     bools=("weight",),
@@ -96,7 +85,6 @@ class L1Loss(LossModule):
 MSE_LOSS: Final = elementwise_loss(
     "mse_loss",
     "predictions",
-    (mse_loss_forward, mse_loss_backward),
     optional=("weight",),
     integers=("input", "target", "weight"),
     bools=("input", "target", "weight"),
@@ -161,7 +149,6 @@ class MSELoss(LossModule):
 SMOOTH_L1_LOSS: Final = elementwise_loss(
     "smooth_l1_loss",
     "predictions",
-    (smooth_l1_loss_forward, smooth_l1_loss_backward),
     integers=("input", "target"),
     bools=("input", "target"),
     options={"beta": 1.0},
@@ -235,7 +222,6 @@ class SmoothL1Loss(LossModule):
 HUBER_LOSS: Final = elementwise_loss(
     "huber_loss",
     "predictions",
-    (huber_loss_forward, huber_loss_backward),
     optional=("weight",),
     integers=("target", "weight"),
     bools=("target", "weight"),

@@ -69,14 +69,14 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 # Tensors of any shape, and an axis.
-def _differentiated(caller: Caller, forward: Any, backward: Any) -> Derivative:
+def _differentiated(caller: Caller) -> Derivative:
     """Register both operators of a function with their derivative, and return it."""
     of_forward = Operator(
         f"{caller}_forward",
         inputs=(Input("input", keyword="x_hbm", dtypes=FLOAT_DTYPES),),
         options=(SoftmaxOptions,),
         outputs=(Output("output", _dtype_of_result, as_first),),
-        kernel=forward,
+        kernel=lambda: getattr(kernels, f"{caller}_forward"),
         arguments=_arguments,
         instead=caller.instead,
     )
@@ -85,7 +85,7 @@ def _differentiated(caller: Caller, forward: Any, backward: Any) -> Derivative:
         inputs=(Input("grad_output", keyword="grad_hbm", dtypes=FLOAT_DTYPES), Input("output", dtypes=FLOAT_DTYPES)),
         options=(SoftmaxOptions,),
         outputs=(Output("grad_input", _dtype_of_result, as_first),),
-        kernel=backward,
+        kernel=lambda: getattr(kernels, f"{caller}_backward"),
         arguments=_arguments,
         may_overwrite=True,
         instead=caller.instead,
@@ -93,8 +93,8 @@ def _differentiated(caller: Caller, forward: Any, backward: Any) -> Derivative:
     return differentiate(register(of_forward), register(of_backward), options=_dtype_of_input)
 
 
-OF_SOFTMAX: Final = _differentiated(SOFTMAX, kernels.softmax_forward, kernels.softmax_backward)
-OF_LOG_SOFTMAX: Final = _differentiated(LOG_SOFTMAX, kernels.log_softmax_forward, kernels.log_softmax_backward)
+OF_SOFTMAX: Final = _differentiated(SOFTMAX)
+OF_LOG_SOFTMAX: Final = _differentiated(LOG_SOFTMAX)
 
 
 @hides_unknown

@@ -9,9 +9,3 @@
 - ``consumers``: the functions of torch that kernels compute from them;
 - ``options``: the options of a fused layer, and the record of what ran without logits and where they were computed.
 """
-
-from nkilib.torch.lazy_logits.head import Undo, fuse_linear_loss, fused_calls
-from nkilib.torch.lazy_logits.logits import LazyLogits
-from nkilib.torch.lazy_logits.options import FusedCalls, LogitsComputedWarning, Place
-
-__all__ = ["FusedCalls", "LazyLogits", "LogitsComputedWarning", "Place", "Undo", "fuse_linear_loss", "fused_calls"]

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor
 
-from nkilib.experimental.loss.linear_cross_entropy.launch import IDS_MAX
+from nkilib.experimental.loss.linear.launch import IDS_MAX
 from nkilib.torch.dispatch.checks import Caller, dtensor
 from nkilib.torch.functions.cross_entropy.functional import CrossEntropyOutputs
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from nkilib.experimental import loss as kernels
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
 from nkilib.torch.dispatch.checks import Caller, broadcast_shape, counterpart
@@ -255,7 +256,6 @@ class ElementwiseLoss:
 def elementwise_loss(
     name: str,
     noun: str,
-    kernels: tuple[Any, Any],
     tensors: Sequence[str] = ("input", "target"),
     optional: Sequence[str] = (),
     constant: Sequence[str] = (),
@@ -268,12 +268,12 @@ def elementwise_loss(
     is_float32_under_autocast: bool = True,
     takes_integers_alone: bool = False,
 ) -> ElementwiseLoss:
-    """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``.
+    """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``, which launch the
+    kernels of these names of :mod:`nkilib.experimental.loss`; their arguments have the names of tensors and options.
 
     Args:
         name: the name of the loss, which is that of its function in ``torch.nn.functional`` if there is one.
         noun: a word for the content of the first tensor, for messages.
-        kernels: the forward and the backward kernel, whose arguments have the names of tensors and options.
         tensors, optional, constant, integers, bools: see :class:`ElementwiseLoss`.
         typed: the names of the tensors whose dtypes promote to the dtype of losses that are not reduced, as in PyTorch;
             empty for all of the tensors.
@@ -305,7 +305,7 @@ def elementwise_loss(
             inputs=inputs,
             options=(own,),
             outputs=(loss_output(as_first, tuple(differentiated), dtype),),
-            kernel=kernels[0],
+            kernel=lambda: getattr(kernels, f"{name}_forward"),
             arguments=lambda call: {"dtype": TILE_DTYPES[dtype(call)]} if is_each(call) else {},
             check_values=check_values,
             instead=caller.instead,
@@ -317,7 +317,7 @@ def elementwise_loss(
             inputs=(*inputs, Input("grad_loss")),
             options=(own, requests) if is_chosen else (own,),
             outputs=gradients,
-            kernel=kernels[1],
+            kernel=lambda: getattr(kernels, f"{name}_backward"),
             on_request={gradient.name: gradient.request for gradient in gradients} if is_chosen else {},
             arguments=kernel_gradient,
             may_overwrite=True,

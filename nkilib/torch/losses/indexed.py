@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, as_int, check_flags, hides_unknown, refuse_unknown
+from nkilib.experimental import loss as kernels
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
 from nkilib.torch.dispatch.checks import Caller
@@ -197,7 +198,6 @@ CLASS_WEIGHT: Final = Input("class_weight", is_optional=True, dimensions=1)
 
 def indexed_loss(
     caller: Caller,
-    kernels: tuple[Any, Any],
     inputs: Sequence[Input],
     options: Defaults,
     losses: Callable[[Call], Shape],
@@ -207,11 +207,11 @@ def indexed_loss(
     saved: Sequence[Output] = (),
     may_overwrite: bool = True,
 ) -> Derivative:
-    """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``.
+    """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``, which launch the
+    kernels of these names of :mod:`nkilib.experimental.loss`; their arguments have the names of tensors and options.
 
     Args:
         caller: the names of the loss and of its first tensor, for messages.
-        kernels: the forward and the backward kernel, whose arguments have the names of tensors and options.
         inputs: the inputs of the forward; only the first one has a gradient.
         options: the defaults of the kernels' options by name, including the reduction.
         losses: a function that returns the shape of losses that are not reduced.
@@ -229,7 +229,7 @@ def indexed_loss(
         inputs=inputs,
         options=(own,),
         outputs=(loss_output(losses, (first,)), *saved),
-        kernel=kernels[0],
+        kernel=lambda: getattr(kernels, f"{caller}_forward"),
         arguments=arguments,
         check_values=check_values,
         instead=caller.instead,
@@ -239,7 +239,7 @@ def indexed_loss(
         inputs=[known.get(name, Input(name)) for name in backward],
         options=(own,),
         outputs=(Output(f"grad_{first}", None, as_first),),
-        kernel=kernels[1],
+        kernel=lambda: getattr(kernels, f"{caller}_backward"),
         arguments=lambda call: {**arguments(call), **kernel_gradient(call)},
         may_overwrite=may_overwrite,
         check_values=check_values,
@@ -294,5 +294,4 @@ def check_inplace(
     check_flags(caller, inplace=inplace)
     if inplace:
         is_kept = computed.dtype == input.dtype and input.is_contiguous()
-        needs = "contiguous, in the type in which the loss is computed"
-        checks.check_inplace(caller, input, others, is_kept=is_kept, needs=needs)
+        checks.check_inplace(caller, input, others, is_kept=is_kept)

@@ -48,9 +48,12 @@ Defaults = Mapping[str, bool | int | float | str]
 
 
 def group_of(defaults: Defaults) -> type[Dataclass]:
-    """Return a frozen dataclass whose fields are these options, each of the type of its default."""
+    """Return a dataclass whose fields are these options, each of the type of its default."""
     fields = [(name, type(value), field(default=value)) for name, value in defaults.items()]
-    return make_dataclass("OperatorOptions", fields, frozen=True)
+    # Nobody makes an instance: the methods would be made for nothing, 34 times at each import.
+    return make_dataclass(
+        "OperatorOptions", fields, init=False, repr=False, eq=False, namespace={"__doc__": "Options."}
+    )
 
 
 def options_of_loss(options: Defaults) -> type[Dataclass]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
+from nkilib.experimental import loss as kernels
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
 from nkilib.torch.dispatch.checks import Caller
@@ -210,19 +211,18 @@ def _may_require_grad(tensor: Tensor | None) -> bool:
 
 def rowwise_loss(
     caller: Caller,
-    kernels: tuple[Any, Any],
     inputs: RowInputs,
     options: Defaults | None = None,
     forward_alone: Sequence[str] = (),
     coefficients: Callable[[Call], int] | None = None,
     wanted: Mapping[str, bool] | None = None,
 ) -> RowwiseLoss:
-    """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``.
+    """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``, which launch the
+    kernels of these names of :mod:`nkilib.experimental.loss`; their arguments have the names of tensors and options.
 
     Args:
         caller: the names of the loss and of its first tensor, for messages, and the function that messages
             recommend instead, by :func:`~nkilib.torch.dispatch.checks.counterpart`.
-        kernels: the forward and the backward kernel, whose arguments have the names of tensors and options.
         inputs: the tensors that it takes.
         options: the defaults of the kernels' options other than the reduction, by name.
         forward_alone: the options that the backward does not take.
@@ -246,7 +246,7 @@ def rowwise_loss(
             inputs=inputs.operands,
             options=(own, group_of({_WANTED: True})) if saved else (own,),
             outputs=tuple(outputs),
-            kernel=kernels[0],
+            kernel=lambda: getattr(kernels, f"{name}_forward"),
             on_request={"coefficients": _WANTED} if saved else {},
             arguments=result_dtype,
             instead=caller.instead,
@@ -264,7 +264,7 @@ def rowwise_loss(
             options=(own, requests_of(wanted or dict.fromkeys(inputs.differentiated, True))),
             without=forward_alone,
             outputs=gradients,
-            kernel=kernels[1],
+            kernel=lambda: getattr(kernels, f"{name}_backward"),
             on_request={gradient.name: gradient.request for gradient in gradients},
             arguments=kernel_gradient,
             may_overwrite=True,

@@ -28,6 +28,16 @@ TYPES: Final = {"float32": (np.dtype(np.float32), nl.float32), "bfloat16": (np.d
 ALL_TYPES: Final = {**TYPES, "float16": (np.dtype(np.float16), nl.float16)}
 
 
+def _uniform(places: Array, seed: int) -> Array:
+    """Return float64 numbers in (0, 1): the finalizer of SplitMix64 on the places (Steele, Lea, Flood 2014)."""
+    start = np.uint64(seed * 0xD1B54A32D192ED03 % 2**64)
+    state = (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + start
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return ((state >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+
+
 def numbers(seed: int, *shape: int) -> Array:
     """Return standard normal numbers, float32: Box and Muller's formula on a hash of the element's place.
 
@@ -42,16 +52,6 @@ def integers(seed: int, limit: int, *shape: int) -> Array:
     """Return int32 numbers in [0, limit)."""
     places = np.arange(int(np.prod(shape)), dtype=np.uint64)
     return (_uniform(places, 2 * seed) * limit).astype(np.int32).clip(0, limit - 1).reshape(shape)
-
-
-def _uniform(places: Array, seed: int) -> Array:
-    """Return float64 numbers in (0, 1): the finalizer of SplitMix64 on the places (Steele, Lea, Flood 2014)."""
-    start = np.uint64(seed * 0xD1B54A32D192ED03 % 2**64)
-    state = (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + start
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    state ^= state >> np.uint64(31)
-    return ((state >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
 
 
 def logits(positions: int, vocabulary: int, type_name: str) -> Array:

@@ -153,6 +153,26 @@ def _backward_references(
     }
 
 
+def _forwards(entry: RowwiseEntry, type_name: str) -> Iterator[Case]:
+    """Yield a forward with coefficients, if the loss has some, and one without."""
+    without = {"coefficients_wanted": False} if entry.has_coefficients else {}
+    with_coefficients = ("loss", "coefficients") if entry.has_coefficients else ("loss",)
+    for reduction, cores, options, results in (
+        ("mean", 2, {}, with_coefficients),
+        ("none", 1, {"dtype": nl.float32, **without}, ("loss",)),
+    ):
+        yield Case(
+            f"forward of {entry.name}: {reduction}, {type_name}",
+            False,
+            _SIZES,
+            entry.forward,
+            partial(_forward, entry, type_name, reduction=reduction, **options),
+            results,
+            partial(_forward_references, entry),
+            cores,
+        )
+
+
 def _of_entry(entry: RowwiseEntry, type_name: str) -> Iterator[Case]:
     yield from _forwards(entry, type_name)
     first, last = entry.gradients[0], entry.gradients[-1]
@@ -171,26 +191,6 @@ def _of_entry(entry: RowwiseEntry, type_name: str) -> Iterator[Case]:
             partial(_backward_references, entry, type_name, sizes),
             cores,
             None if wanted else f"{first}_hbm",
-        )
-
-
-def _forwards(entry: RowwiseEntry, type_name: str) -> Iterator[Case]:
-    """Yield a forward with coefficients, if the loss has some, and one without."""
-    without = {"coefficients_wanted": False} if entry.has_coefficients else {}
-    with_coefficients = ("loss", "coefficients") if entry.has_coefficients else ("loss",)
-    for reduction, cores, options, results in (
-        ("mean", 2, {}, with_coefficients),
-        ("none", 1, {"dtype": nl.float32, **without}, ("loss",)),
-    ):
-        yield Case(
-            f"forward of {entry.name}: {reduction}, {type_name}",
-            False,
-            _SIZES,
-            entry.forward,
-            partial(_forward, entry, type_name, reduction=reduction, **options),
-            results,
-            partial(_forward_references, entry),
-            cores,
         )
 
 

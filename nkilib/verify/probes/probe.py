@@ -23,6 +23,20 @@ OUT_OF_RANGE: Final = r"OOB|out.?of.?(range|bound)"
 _SHOWN: Final = 24
 
 
+def _agree(came: Array | None, expected: Array, tolerance: float) -> bool:
+    """Tell whether arrays are equal up to the tolerance; NaN equals NaN, and both zeros are equal."""
+    if came is None or came.shape != expected.shape:
+        return False
+    came = typed(came, expected)
+    if came.dtype.name.startswith("void"):
+        return False
+    actual, wanted = came.astype(np.float64), expected.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(actual - wanted) <= tolerance * np.abs(wanted)
+    same = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
+    return bool((near & np.isfinite(actual) & np.isfinite(wanted) | same).all())
+
+
 @dataclass(frozen=True)
 class Reading:
     """An answer to the question of a probe.
@@ -52,6 +66,23 @@ class Reading:
     def planted(self) -> Observation:
         """Return an observation that this reading explains, for tests."""
         return Observation(dict(self.expected)) if self.refused is None else Observation(error=self.worded)
+
+
+def _word(value: Any) -> str:
+    """Return a number as text, or its bytes if its type is not known."""
+    return value.tobytes().hex() if isinstance(value, np.void) else f"{float(value):g}"
+
+
+def shown(observation: Observation, names: Sequence[str]) -> str:
+    """Return a text with the outcome: the error, or the first elements of each result."""
+    if observation.error is not None:
+        return observation.error
+    parts = []
+    for name in filter(observation.arrays.__contains__, names):
+        array = observation.arrays[name]
+        values = ", ".join(map(_word, array.ravel()[:_SHOWN]))
+        parts.append(f"{name} = [{values}{', ...' if array.size > _SHOWN else ''}]")
+    return "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -136,37 +167,6 @@ def same_arguments(**arguments: Any) -> Callable[[bool], dict[str, Any]]:
 def left(name: str) -> str:
     """Return the name, in an observation, of the argument ``name`` as the launch left it."""
     return argument_name(name)
-
-
-def shown(observation: Observation, names: Sequence[str]) -> str:
-    """Return a text with the outcome: the error, or the first elements of each result."""
-    if observation.error is not None:
-        return observation.error
-    parts = []
-    for name in filter(observation.arrays.__contains__, names):
-        array = observation.arrays[name]
-        values = ", ".join(map(_word, array.ravel()[:_SHOWN]))
-        parts.append(f"{name} = [{values}{', ...' if array.size > _SHOWN else ''}]")
-    return "; ".join(parts)
-
-
-def _word(value: Any) -> str:
-    """Return a number as text, or its bytes if its type is not known."""
-    return value.tobytes().hex() if isinstance(value, np.void) else f"{float(value):g}"
-
-
-def _agree(came: Array | None, expected: Array, tolerance: float) -> bool:
-    """Tell whether arrays are equal up to the tolerance; NaN equals NaN, and both zeros are equal."""
-    if came is None or came.shape != expected.shape:
-        return False
-    came = typed(came, expected)
-    if came.dtype.name.startswith("void"):
-        return False
-    actual, wanted = came.astype(np.float64), expected.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        near = np.abs(actual - wanted) <= tolerance * np.abs(wanted)
-    same = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
-    return bool((near & np.isfinite(actual) & np.isfinite(wanted) | same).all())
 
 
 def loaded(array_hbm: nl.NkiTensor) -> nl.NkiTensor:

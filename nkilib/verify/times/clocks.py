@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The launches that are timed, and the clocks that time them.
+"""The clocks that time launches, on the device or on the wall, and the launches that they time (:class:`Timed`).
 
 The clocks of the Neuron SDK time a compiled program (NEFF) on the device, without the host. If none of them answers,
 the wall clock does.
@@ -146,6 +146,23 @@ class Clock(Protocol):
         """Return the seconds of each execution. May raise any error."""
 
 
+def _named(arrays: Mapping[str, Array], inputs: Sequence[str]) -> dict[str, Array]:
+    """Return the arrays by the names of the program's inputs.
+
+    If these are not the names of the kernel's parameters, arrays and inputs are matched in order.
+    """
+    if set(inputs) == set(arrays):
+        return dict(arrays)
+    if len(inputs) != len(arrays):
+        raise ClockError(f"the program has the inputs {', '.join(inputs)}, the kernel {', '.join(arrays)}")
+    return dict(zip(inputs, arrays.values(), strict=True))
+
+
+def _plain(array: Array) -> Array:
+    """Return the array, or its bits if numpy itself has no such type."""
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
 @dataclass(frozen=True)
 class Nrtpy:
     """The benchmark of nrtpy."""
@@ -167,6 +184,47 @@ class Nrtpy:
         }
         result = model.benchmark(inputs=inputs, warmup_iter=_WARM_UP, benchmark_iter=_TIMES, mode="device")
         return [milliseconds / 1000.0 for milliseconds in result.durations_ms]
+
+
+def _run(command: Sequence[str], directory: Path) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise ClockError(f"{command[1]} took more than {_LIMIT} s") from late
+    if done.returncode != 0:
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise ClockError(f"{command[1]} ended with {done.returncode}: {''.join(last)}")
+    return done.stdout
+
+
+def _totals(value: Any) -> Iterator[float]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if name == _TOTAL:
+                yield float(item)
+            else:
+                yield from _totals(item)
+
+
+def _total(summary: str) -> float:
+    """Return the largest total time in a summary, in seconds; the summary has one table, or one for each program."""
+    start = summary.find("{")
+    try:
+        tables: Any = json.loads(summary[start:]) if start >= 0 else None
+    except ValueError as error:
+        raise ClockError(f"the summary is no JSON: {error}") from error
+    times = list(_totals(tables))
+    if not times:
+        raise ClockError(f"the summary has no {_TOTAL}")
+    return max(times)
 
 
 @dataclass(frozen=True)
@@ -217,64 +275,6 @@ def measured(programs: Sequence[Program], directory: Path, clocks: Sequence[Cloc
         else:
             return Reading(clock.name, seconds, refusals)
     return Reading(refusals=refusals)
-
-
-def _named(arrays: Mapping[str, Array], inputs: Sequence[str]) -> dict[str, Array]:
-    """Return the arrays by the names of the program's inputs.
-
-    If these are not the names of the kernel's parameters, arrays and inputs are matched in order.
-    """
-    if set(inputs) == set(arrays):
-        return dict(arrays)
-    if len(inputs) != len(arrays):
-        raise ClockError(f"the program has the inputs {', '.join(inputs)}, the kernel {', '.join(arrays)}")
-    return dict(zip(inputs, arrays.values(), strict=True))
-
-
-def _plain(array: Array) -> Array:
-    """Return the array, or its bits if numpy itself has no such type."""
-    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
-
-
-def _run(command: Sequence[str], directory: Path) -> str:
-    try:
-        done = subprocess.run(
-            command,
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as late:
-        raise ClockError(f"{command[1]} took more than {_LIMIT} s") from late
-    if done.returncode != 0:
-        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        raise ClockError(f"{command[1]} ended with {done.returncode}: {''.join(last)}")
-    return done.stdout
-
-
-def _total(summary: str) -> float:
-    """Return the largest total time in a summary, in seconds; the summary has one table, or one for each program."""
-    start = summary.find("{")
-    try:
-        tables: Any = json.loads(summary[start:]) if start >= 0 else None
-    except ValueError as error:
-        raise ClockError(f"the summary is no JSON: {error}") from error
-    times = list(_totals(tables))
-    if not times:
-        raise ClockError(f"the summary has no {_TOTAL}")
-    return max(times)
-
-
-def _totals(value: Any) -> Iterator[float]:
-    if isinstance(value, dict):
-        for name, item in value.items():
-            if name == _TOTAL:
-                yield float(item)
-            else:
-                yield from _totals(item)
 
 
 def wall_times(launch: Timed) -> Array:

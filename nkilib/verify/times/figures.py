@@ -47,6 +47,50 @@ _FEW: Final = 8
 _MANY: Final = 40
 
 
+def _difference(timed: Array, base: Array, times: int) -> tuple[float, float]:
+    """Return the difference of two medians, and half the sum of the interquartile ranges, both divided by ``times``."""
+    spread = sum(float(np.subtract(*np.percentile(seconds, [75, 25]))) for seconds in (timed, base)) / 2
+    return float(np.median(timed) - np.median(base)) / times, spread / times
+
+
+def _by_clock(launch: str) -> str:
+    """Return the name, in an observation, of the times of a launch by a clock of the SDK."""
+    return f"{launch} by the clock"
+
+
+def _wall_seconds(launch: Timed) -> Array:
+    """Return the wall-clock seconds of some launches, and move their compiled programs to a folder of that name."""
+    seconds = wall_times(launch)
+    home = Path(os.environ.get(ARTIFACTS, ""))
+    if os.environ.get(ARTIFACTS) and home.is_dir():
+        aside = home.parent / _ASIDE / launch.name
+        aside.mkdir(parents=True)
+        for path in home.iterdir():
+            shutil.move(path, aside / path.name)
+    return seconds
+
+
+def _compiled_program(directory: Path, launch: str) -> Path:
+    """Return the program of a launch from the folder that :func:`_wall_seconds` moved it to.
+
+    Raises:
+        ClockError: if there is none, or more than one.
+    """
+    paths = sorted((directory / _ASIDE / launch).rglob("*.neff"))
+    named = [path for path in paths if path.name == _PROGRAM] or paths
+    if len(named) != 1:
+        raise clocks.ClockError(f"{ARTIFACTS} holds {len(named)} programs of the launch {launch!r}, one was expected")
+    return named[0]
+
+
+def _us(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e6
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds * 1e6:,.2f} us"
+
+
 @dataclass(frozen=True)
 class Figure(Step):
     """A time: the difference of two launches, or a single launch.
@@ -157,50 +201,6 @@ class Figure(Step):
             timed_seconds = observation.arrays[_by_clock(self.timed.name)]
             base_seconds = np.zeros(1) if base is None else observation.arrays[_by_clock(base)]
         return _difference(timed_seconds, base_seconds, self.times)
-
-
-def _difference(timed: Array, base: Array, times: int) -> tuple[float, float]:
-    """Return the difference of two medians, and half the sum of the interquartile ranges, both divided by ``times``."""
-    spread = sum(float(np.subtract(*np.percentile(seconds, [75, 25]))) for seconds in (timed, base)) / 2
-    return float(np.median(timed) - np.median(base)) / times, spread / times
-
-
-def _by_clock(launch: str) -> str:
-    """Return the name, in an observation, of the times of a launch by a clock of the SDK."""
-    return f"{launch} by the clock"
-
-
-def _wall_seconds(launch: Timed) -> Array:
-    """Return the wall-clock seconds of some launches, and move their compiled programs to a folder of that name."""
-    seconds = wall_times(launch)
-    home = Path(os.environ.get(ARTIFACTS, ""))
-    if os.environ.get(ARTIFACTS) and home.is_dir():
-        aside = home.parent / _ASIDE / launch.name
-        aside.mkdir(parents=True)
-        for path in home.iterdir():
-            shutil.move(path, aside / path.name)
-    return seconds
-
-
-def _compiled_program(directory: Path, launch: str) -> Path:
-    """Return the program of a launch from the folder that :func:`_wall_seconds` moved it to.
-
-    Raises:
-        ClockError: if there is none, or more than one.
-    """
-    paths = sorted((directory / _ASIDE / launch).rglob("*.neff"))
-    named = [path for path in paths if path.name == _PROGRAM] or paths
-    if len(named) != 1:
-        raise clocks.ClockError(f"{ARTIFACTS} holds {len(named)} programs of the launch {launch!r}, one was expected")
-    return named[0]
-
-
-def _us(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e6
-
-
-def _shown(seconds: float) -> str:
-    return f"{seconds * 1e6:,.2f} us"
 
 
 def _chain(title: str, kernel: Any, shape: Shape, published_ns: float | None) -> Figure:

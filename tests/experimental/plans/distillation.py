@@ -11,7 +11,8 @@ from typing import Any
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import GROUP_BATCHES_MAX
-from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward, kernels
+from nkilib.experimental.loss import distillation_backward, distillation_forward
+from nkilib.experimental.loss.distillation import kernels
 from nkilib.experimental.loss.distillation.launch import Launch
 from nkilib.experimental.loss.distillation.registry_entry import (
     distillation_bound,

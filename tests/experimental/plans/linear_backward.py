@@ -20,17 +20,21 @@ import numpy as np
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.plan_limits import PlanLimits, limits_in_force, shrunk
+from nkilib.experimental.loss import linear_cross_entropy_backward, linear_cross_entropy_forward_backward
 from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, weight_tiles
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.one_core import ClassBlocks, plan_of_program, planned_blocks
 from nkilib.experimental.loss.linear.backward.rounds import ClassCover, SharedBuffers, planned_cover
-from nkilib.experimental.loss.linear.launch import LinearTiling, Span, balanced_spans, cut, shares_of_cores
-from nkilib.experimental.loss.linear_cross_entropy import (
-    linear_cross_entropy_backward,
-    linear_cross_entropy_forward_backward,
-    validation,
+from nkilib.experimental.loss.linear.launch import (
+    SCRATCH_BYTES,
+    LinearTiling,
+    Span,
+    balanced_spans,
+    cut,
+    shares_of_cores,
 )
+from nkilib.experimental.loss.linear_cross_entropy import validation
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
@@ -41,7 +45,6 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
     BACKWARD,
     FORWARD_BACKWARD,
-    SCRATCH_BYTES,
     choose_linear_tiling,
     logits_blocks,
 )

@@ -19,16 +19,16 @@ from unittest import mock
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.plan_limits import usable_sbuf_bytes
+from nkilib.experimental.loss import (
+    linear_distillation_backward,
+    linear_distillation_forward,
+    linear_distillation_mixture,
+)
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, PairSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.rounds import SharedBuffers
 from nkilib.experimental.loss.linear.class_schedule import BUFFERS, ClassSchedule, divide_classes, fastest_tiling
 from nkilib.experimental.loss.linear.launch import LinearTiling, PositionSplit, position_parts
-from nkilib.experimental.loss.linear_distillation import (
-    linear_distillation_backward,
-    linear_distillation_forward,
-    linear_distillation_mixture,
-)
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     ModelNeeds,
     PairForwardSizes,

@@ -19,6 +19,13 @@ import numpy as np
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.plan_limits import PlanLimits, limits_in_force, usable_sbuf_bytes
+from nkilib.experimental.loss import (
+    linear_cross_entropy_backward,
+    linear_cross_entropy_forward,
+    linear_cross_entropy_forward_backward,
+    linear_token_scores_backward,
+    linear_token_scores_forward,
+)
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.launch import (
@@ -29,13 +36,6 @@ from nkilib.experimental.loss.linear.launch import (
     PositionParts,
     position_parts,
     searched_ids,
-)
-from nkilib.experimental.loss.linear_cross_entropy import (
-    linear_cross_entropy_backward,
-    linear_cross_entropy_forward,
-    linear_cross_entropy_forward_backward,
-    linear_token_scores_backward,
-    linear_token_scores_forward,
 )
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (

@@ -24,7 +24,7 @@ from nkilib.experimental.loss.multi_margin import registry_entry as multi_margin
 from nkilib.experimental.loss.multi_margin.launch import BUFFERS, choose_multi_margin_tiling
 from nkilib.experimental.loss.multi_margin.registry_entry import MultiMarginReference
 from nkilib.experimental.loss.multilabel_margin import registry_entry as multilabel_bounds
-from nkilib.experimental.loss.multilabel_margin.kernels import BYTES_OF_CLASS
+from nkilib.experimental.loss.multilabel_margin.kernels import BACKWARD_BYTES_OF_CLASS, FORWARD_BYTES_OF_CLASS
 from nkilib.experimental.loss.multilabel_margin.launch import Launch
 from nkilib.experimental.loss.multilabel_margin.registry_entry import MultilabelMarginReference
 from nkilib.experimental.loss.skeletons.indexed import Shape, blocks_of
@@ -70,10 +70,9 @@ def multi_margin_branches(size: Size) -> Branches:
 def multilabel_branches(size: Size) -> Branches:
     """Name the branches of the first core; each core takes the same row where there is only one."""
     shape = size["rows"], size["classes"]
+    bytes_of_class = FORWARD_BYTES_OF_CLASS if size["direction"] == "forward" else BACKWARD_BYTES_OF_CLASS
     with on_core(0, size["cores"]):
-        groups = Launch("plan", spec(shape, size["dtype"]), spec(shape, "int32"), "mean").groups(
-            BYTES_OF_CLASS[size["direction"]]
-        )
+        groups = Launch("plan", spec(shape, size["dtype"]), spec(shape, "int32"), "mean").groups(bytes_of_class)
     return {
         "direction": size["direction"],
         "cores": "one" if size["cores"] == 1 else "two",

@@ -3,7 +3,8 @@
 
 """Arguments other than plain arrays: arrays of packed types, containers, and tensors that autograd tracks.
 
-Containers: what is rebuilt, and how paths name the leaves. Tensors: autograd sees what a launch writes.
+Containers: what is rebuilt, in arguments and results, and how paths name the leaves. Tensors: autograd sees what a
+launch writes.
 """
 
 from __future__ import annotations
@@ -183,6 +184,16 @@ class Settings(nl.NKIObject):
     rate: Any = 3
 
 
+@dataclass(frozen=True)
+class Inner(nl.NKIObject):
+    array: Any
+
+
+class Outer(nl.NKIObject):
+    inner: Any
+    number: int = 3
+
+
 def paths(value: Any) -> Any:
     """Every leaf replaced by its path."""
     return map_leaves(value, "x", lambda leaf, path: path)
@@ -214,6 +225,70 @@ def test_tensors_strings_and_types_are_leaves() -> None:
     map_leaves([tensor, "text", nl.bfloat16, None], "x", lambda leaf, path: seen.append(leaf))
     assert seen[0] is tensor
     assert seen[1:] == ["text", nl.bfloat16, None]
+
+
+def test_arrays_are_found_in_nested_containers_and_objects() -> None:
+    a, b, c, d, e = (np.full((1, 2), value, np.float32) for value in range(5))
+
+    def kernel(items: Any, table: Any, outer: Any, pair: Any, *rest: Any) -> Any:
+        assert outer.number == 4 and type(outer) is Outer and type(outer.inner) is Inner
+        tensors = [items[0], items[1][0], table["k"][0], outer.inner.array, pair.right]
+        names = ["items[0]", "items[1][0]", "table['k'][0]", "outer.inner.array", "pair[1]"]
+        assert [tensor.name for tensor in tensors] == names
+        assert pair.left is None and rest == ("x", 2)
+        return {"all": [copy_of(tensor) for tensor in tensors], "pair": Pair(tensors[1], (tensors[0], 7))}
+
+    outer = Outer(Inner(d), 4)
+    results = run(kernel, [a, (b,)], {"k": [c]}, outer, Pair(None, e), "x", 2)
+    assert [int(array[0, 0]) for array in results["all"]] == [0, 1, 2, 3, 4]
+    assert type(results["pair"]) is Pair and results["pair"].left is b
+    assert results["pair"].right[0] is a and results["pair"].right[1] == 7
+    assert outer.inner.array is d, "the caller's object stays as it was"
+
+
+@pytest.mark.parametrize(
+    ("scalar", "expected"),
+    [
+        (np.bool_(True), True),
+        (np.int8(-3), -3),
+        (np.int64(2**40), 2**40),
+        (np.uint64(2**64 - 1), 2**64 - 1),
+        (np.float16(0.5), 0.5),
+        (np.float32(0.1), 0.10000000149011612),  # the nearest float32, in double precision
+        (np.float64(0.1), 0.1),
+    ],
+    ids=lambda value: f"{type(value).__name__}-{value}",
+)
+def test_numpy_scalars_become_numbers_of_python(scalar: Any, expected: Any) -> None:
+    seen: list[Any] = []
+
+    def kernel(number: Any, items: Any, table: Any, outer: Any, pair: Any, *rest: Any, last: Any = None) -> Any:
+        seen.extend([number, items[0], items[1][0], table["k"], outer.inner.array, pair.right, rest[0], last])
+        return number
+
+    outer = Outer(Inner(scalar), 4)
+    arguments = (scalar, [scalar, (scalar,)], {"k": scalar}, outer, Pair(None, scalar), scalar)
+    returned = nki.jit(kernel)(*arguments, last=scalar)
+    assert all(type(value) is type(expected) and value == expected for value in [*seen, returned]) and len(seen) == 8
+    assert outer.inner.array is scalar, "the caller's object stays as it was"
+
+
+def test_tensors_inside_a_returned_object_are_results_too() -> None:
+    class Outcome(nl.NKIObject):
+        doubled: Any
+        label: str = "x2"
+
+    def kernel(x: Any) -> Any:
+        tile = nl.ndarray(x.shape, x.dtype)
+        nisa.dma_copy(tile, x)
+        nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+        doubled = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+        nisa.dma_copy(doubled, tile)
+        return Outcome(doubled)
+
+    outcome = run(kernel, np.arange(6, dtype=np.float32).reshape(2, 3))
+    np.testing.assert_array_equal(outcome.doubled, [[0, 2, 4], [6, 8, 10]])
+    assert outcome.label == "x2"
 
 
 GRADIENT_TYPES = ["torch.float32", "torch.float16", "torch.bfloat16"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""When instructions start and end on the timeline of trn2, with the constants of target/trn2.py worked out by hand.
+"""When instructions start and end on the timeline of trn2, worked out by hand from hardware/generations.py.
 
 Vector runs at 0.96 GHz, Scalar at 1.2; results are ready 150 and 300 ns after the last cycle, another engine notices 60
 ns later, and 100 cycles lie between two instructions of an engine. A transfer takes 1,000 ns and its rows, each at

@@ -49,11 +49,11 @@ def kernels_of_torch_neuronx() -> Iterator[dict[str, neuronx.Kernel]]:
     from nkilib.torch.dispatch import devices
     from nkilib.torch.dispatch.register import OPERATORS
 
-    kernels = {name: neuronx.Kernel(operator.kernel) for name, operator in OPERATORS.items()}
+    kernels = {name: neuronx.Kernel(operator.kernel()) for name, operator in OPERATORS.items()}
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(devices, "SIMULATED", False)
         for name, kernel in kernels.items():
-            monkeypatch.setitem(OPERATORS, name, replace(OPERATORS[name], kernel=kernel))
+            monkeypatch.setitem(OPERATORS, name, replace(OPERATORS[name], kernel=lambda kernel=kernel: kernel))
         yield kernels
 
 

@@ -68,7 +68,7 @@ FORWARD = Operator(
     inputs=(X, ROW, Input("known", is_optional=True, is_for_backward=True)),
     options=(AskedOfX,),
     outputs=(Output("product"),),
-    kernel=None,
+    kernel=lambda: None,
 )
 BACKWARD = Operator(
     "test_products_backward",
@@ -76,7 +76,7 @@ BACKWARD = Operator(
     options=(Asked,),
     outputs=(GRAD_X, GRAD_ROW),
     on_request=REQUESTS,
-    kernel=None,
+    kernel=lambda: None,
     instead="torch.mv",
 )
 ADDING = Operator(
@@ -87,7 +87,7 @@ ADDING = Operator(
     results=("grad_x", "grad_row"),
     on_request={"grad_x": "x_wanted"},
     writes={"known": "grad_row"},
-    kernel=None,
+    kernel=lambda: None,
 )
 KNOWN = Operator(
     "test_products_known",
@@ -100,7 +100,7 @@ KNOWN = Operator(
     ),
     results=("product", *REQUESTS),
     on_request=REQUESTS,
-    kernel=None,
+    kernel=lambda: None,
     instead="torch.mv",
 )
 
@@ -120,7 +120,10 @@ def kernels() -> Iterator[Kernels]:
     functions = (_products, _gradients, _gradients, _product_with_gradients)
     stand_ins = Kernels(*map(StandIn, functions))
     described = (FORWARD, BACKWARD, ADDING, KNOWN)
-    made = [register(replace(item, kernel=kernel)) for item, kernel in zip(described, stand_ins, strict=True)]
+    made = [
+        register(replace(item, kernel=lambda kernel=kernel: kernel))
+        for item, kernel in zip(described, stand_ins, strict=True)
+    ]
     differentiate(made[0], made[1], adding=made[2])
     differentiate_by_results(made[3])
     try:

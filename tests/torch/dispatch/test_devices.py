@@ -119,7 +119,7 @@ def test_kernels_are_launched_without_brackets_where_the_variable_is_set(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     operator = OPERATORS["cross_entropy_forward"]
-    monkeypatch.setitem(OPERATORS, operator.name, replace(operator, kernel=Kernel()))
+    monkeypatch.setitem(OPERATORS, operator.name, replace(operator, kernel=Kernel))
     launch.run(OPERATORS[operator.name], devices.CPU, False, make_logits(3, CLASSES), make_targets(3))
     assert (grids or None) == launched
 
@@ -127,7 +127,9 @@ def test_kernels_are_launched_without_brackets_where_the_variable_is_set(
 def test_a_disagreement_of_kernel_and_compiler_is_refused_before_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "2")
     monkeypatch.setenv("NEURON_CC_FLAGS", "--lnc=1")
-    monkeypatch.setitem(OPERATORS, "cross_entropy_forward", replace(OPERATORS["cross_entropy_forward"], kernel=None))
+    monkeypatch.setitem(
+        OPERATORS, "cross_entropy_forward", replace(OPERATORS["cross_entropy_forward"], kernel=lambda: None)
+    )
     message = (
         "nkilib::cross_entropy_forward: NEURON_LOGICAL_NC_CONFIG=2 means 2 cores, and --lnc=1 in NEURON_CC_FLAGS means "
         "1 core: kernel and compiler must work with the same number (error NCC_EVRF066 otherwise); take --lnc=1 out of "
@@ -341,7 +343,7 @@ def doubled(kernel: Any) -> Operator:
         "test_doubled",
         inputs=(Input("input"), Input("bias", is_optional=True)),
         outputs=(Output("result", dtype=None, shape=as_first),),
-        kernel=kernel,
+        kernel=lambda: kernel,
         may_overwrite=True,
     )
 
@@ -461,13 +463,14 @@ def test_logits_are_not_copied_onto_themselves(
         x: Tensor = keywords["input_hbm"]
         return x.mul_(2.0).view(3) if same_memory else 2.0 * x
 
-    operator = doubled(StandIn(in_place))
+    kernel = StandIn(in_place)
+    operator = doubled(kernel)
     version = inputs._version
     for place in (devices.NEURON, devices.NATIVE):
         launch.run(operator, place, True, inputs)
     assert torch.equal(inputs, torch.full((3,), 4.0))
     assert inputs._version == version + 2, "the kernel's own writes, or the copies"
-    assert [returned is keywords["input_hbm"] for _, keywords, returned in operator.kernel.launches] == [False] * 2
+    assert [returned is keywords["input_hbm"] for _, keywords, returned in kernel.launches] == [False] * 2
 
 
 def test_operators_of_nki_op_refuse_other_devices() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import nkilib.torch
 from nkilib.torch.dispatch.operator import Call, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import DEFINITIONS, OPERATORS, register
+from nkilib.torch.functions.cross_entropy.operators import DERIVATIVE
 from tests.torch.inputs import CLASSES, POSITIONS, make_logits, make_targets
 from tests.torch.stand_in import StandIn
 
@@ -28,6 +30,14 @@ def test_every_operator_has_its_implementations() -> None:
     for name in DEFINITIONS:
         for key in ("CPU", "XLA", "PrivateUse1", "Meta", "CompositeExplicitAutograd"):
             assert torch._C._dispatch_has_kernel_for_dispatch_key(name, key), (name, key)
+
+
+def test_what_a_first_compiled_call_reads_is_computed_before() -> None:
+    """A graph of torch.compile cannot compute a cached property: functools takes a lock for it in Python 3.11."""
+    described = [part for one in OPERATORS.values() for part in (one, *one.inputs, *one.outputs)]
+    for part in (*described, DERIVATIVE):
+        cached = [name for name, value in vars(type(part)).items() if isinstance(value, cached_property)]
+        assert cached and set(cached) <= set(vars(part)), part
 
 
 def test_operators_refuse_devices_that_have_none() -> None:
@@ -85,7 +95,7 @@ def described(kernel: Any, name: str = "test_described") -> Operator:
         ),
         results=("result", "total", "maximum", "count"),
         on_request={"maximum": "with_maximum"},
-        kernel=kernel,
+        kernel=lambda: kernel,
         arguments=lambda call: {"chunk": 7, "power": 2 * call.options["power"]},
         may_overwrite=True,
         check_values=_no_nan,

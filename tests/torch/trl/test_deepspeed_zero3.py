@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -67,6 +68,7 @@ class FakeZero3:
 @pytest.fixture
 def zero3(monkeypatch: pytest.MonkeyPatch) -> FakeZero3:
     """Install and return a stand-in for DeepSpeed."""
+    import_module("transformers.trainer")  # it looks for DeepSpeed, and at a stand-in it fails
     assert DIVERGENCES.place is not None  # imported before DeepSpeed is here, which its imports look for
     fake = FakeZero3()
     status = ModuleType("deepspeed.runtime.zero.partition_parameters")

@@ -18,19 +18,3 @@ Example::
 - ``tiling``: the choice of a tiling; ``profiling``: the modelled profile of a launch;
 - ``reference``, ``bounds``: float64 results, and the accepted errors of the kernels.
 """
-
-from nkilib.experimental.loss.cross_entropy.registry_entry import (
-    CROSS_ENTROPY,
-    cross_entropy_backward,
-    cross_entropy_forward,
-    extended_cross_entropy_backward,
-    extended_cross_entropy_forward,
-)
-
-__all__ = [
-    "CROSS_ENTROPY",
-    "cross_entropy_backward",
-    "cross_entropy_forward",
-    "extended_cross_entropy_backward",
-    "extended_cross_entropy_forward",
-]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward on one core: one exponential per logit; the gradient at the targets is computed separately and
-scattered.
+"""The backward of cross-entropy on one core: a gradient with one exponential per logit, corrected at the targets.
 
-The coefficients of a batch, small tiles with one number per position, are computed while the previous batch streams.
+The gradient at the targets is computed separately and scattered. The coefficients of a batch, small tiles with one
+number per position, are computed while the previous batch streams (:class:`_Preparation`).
 """
 
 from __future__ import annotations

@@ -1,33 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The accepted errors of the kernels relative to the float64 reference, and the measurement of their errors.
+"""The accepted errors of the cross-entropy kernels relative to the float64 reference, and the measurement of their
+errors.
 
-Notation: u = 2^-23, the spacing of float32 above 1, so one rounding changes a value by at most u/2 of it; m the
-maximum of a row, d the sum of exp(x - m) over it, p = exp(x - lse). The bounds are stated against :mod:`.reference`,
-which starts from the same rounded logits and, in the backward, from the same log-sum-exp.
+Notation: u = 2^-23, the spacing of float32 above 1, so one rounding changes a value by at most u/2 of it; m the maximum
+of a row, d the sum of exp(x - m) over it, p = exp(x - lse). The bounds are stated against :mod:`.reference`, which
+starts from the same rounded logits and, in the backward, from the same log-sum-exp.
 
 They hold for the simulator, where numpy sums a row pairwise and its float32 ``exp`` is granted 2.6 u: its error is at
 most 1.8 u (2.54 units of the last place), whichever instructions the CPU has (:mod:`nkilib.core.host.error_bounds`).
 Hardware sums and evaluates ``exp`` in its own way: whether it stays within these bounds was never measured.
 
-For the extended kernels, z are the logits after cap and temperature, m the maximum of a row of z, log d = lse - m, and
-f the factors of the classes (``ExtendedLoss.factors``). Exponentials, pairwise sums, log and arguments of the
-statistics of one row are granted the 16 u that :func:`forward_bounds` derives. The bounds of the extended kernels add:
-
-- a cap c: tanh is granted 3 u (the error of numpy's tanh is 0.9 u with AVX2 and 1.3 u without), and the product with c
-  is rounded, so the error of z is 4 u c;
-- sums over the classes: the terms f (m - z) have one sign, also chunk by chunk, so 16 u of their sum covers factors,
-  products and pairwise additions;
-- the entropy log d - E / d, with E = sum of exp(z - m) (z - m): the error of a term of -E exceeds the error of its sum
-  by half a unit of (m - z)^2;
-- s lse^2 doubles the relative error of lse;
-- log sum p^2 = log Q - 2 log d with Q = sum exp(2 (z - m)): a square doubles the error of an exponential, and 2 log d
-  has the error of lse twice, so the bound is four times that of lse without its maximum; the maximum is in both terms
-  and cancels;
-- the mean of z: factors, additions and quotient are 16 u of the mean of abs(z);
-- a temperature: 1 / t is rounded, and so is its product with a logit and with the maximum, so the error of the argument
-  of an exponential is 2 u abs(z) more. Differences that are scaled after they are formed have a relative error of 1 u.
+:func:`extended_forward_bounds` and :func:`extended_gradient_bound` say what the options of the extended kernels add.
 """
 
 from __future__ import annotations
@@ -271,8 +256,27 @@ def extended_forward_bounds(
     options: ExtendedLoss,
     expected: ExtendedResults | None = None,
 ) -> dict[str, Float64Array]:
-    """Return the largest accepted errors of each result, [N], by the name of the result, for rows whose results
-    are finite.
+    """Return the largest accepted errors of each result, [N], by the name of the result, for rows whose results are
+    finite.
+
+    Let z be the logits after cap and temperature, m the maximum of a row of z, log d = lse - m, and f the factors of
+    the classes (``ExtendedLoss.factors``). Exponentials, pairwise sums, log and arguments of the statistics of one row
+    are granted the 16 u that :func:`forward_bounds` derives. Besides, there are these errors:
+
+    - a cap c: tanh is granted 3 u (the error of numpy's tanh is 0.9 u with AVX2 and 1.3 u without), and the product
+      with c is rounded, so the error of z is 4 u c;
+    - sums over the classes: the terms f (m - z) have one sign, also chunk by chunk, so 16 u of their sum covers
+      factors, products and pairwise additions;
+    - the entropy log d - E / d, with E = sum of exp(z - m) (z - m): the error of a term of -E exceeds the error of its
+      sum by half a unit of (m - z)^2;
+    - s lse^2 doubles the relative error of lse;
+    - log sum p^2 = log Q - 2 log d with Q = sum exp(2 (z - m)): a square doubles the error of an exponential, and 2 log
+      d has the error of lse twice, so the bound is four times that of lse without its maximum; the maximum is in both
+      terms and cancels;
+    - the mean of z: factors, additions and quotient are 16 u of the mean of abs(z);
+    - a temperature: 1 / t is rounded, and so is its product with a logit and with the maximum, so the error of the
+      argument of an exponential is 2 u abs(z) more. Differences that are scaled after they are formed have a relative
+      error of 1 u.
 
     Args:
         logits, targets, dtype, options: see ``extended_forward_reference``.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward on one core, with the exact maximum of every row, or with a shift in its place.
+"""The forward of cross-entropy on one core, with the exact maximum of every row, or with a shift in its place.
 
 The statistics of rows, such as maxima and sums, are computed chunk by chunk, and the results from them for a group of
-batches at a time.
+batches at a time: by :class:`_MaximumForward`, or under shifts by :class:`_ShiftedForward`.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ class _OpenChunk:
 
 
 @dataclass(frozen=True)
-class _Forward:
+class _MaximumForward:
     """The forward with the maximum of every row. The state that all chunks share.
 
     Attributes:
@@ -305,7 +305,7 @@ class _Forward:
     finder: TargetFinder | None
 
     @classmethod
-    def make(cls, launch: Launch, options: Options, batches: list[Batch]) -> _Forward:
+    def make(cls, launch: Launch, options: Options, batches: list[Batch]) -> _MaximumForward:
         plan = options.forward_plan
         sbuf = launch.divided(plan, batches)
         scores = sbuf.ring(options.softcap is not None)
@@ -429,4 +429,4 @@ def forward_of_core(launch: Launch, options: Options, results: Results) -> None:
         return
     batches = launch.batches()
     if batches:
-        _Forward.make(launch, options, batches).run(results)
+        _MaximumForward.make(launch, options, batches).run(results)

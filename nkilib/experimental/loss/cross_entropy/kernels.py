@@ -28,6 +28,11 @@ from nkilib.experimental.loss.cross_entropy.validation import (
 from nkilib.nki import nl
 
 
+def _plain_options(launch: Launch) -> Options:
+    """Return the options of the plain kernels: every position is valid, and all other options are off."""
+    return Options(Classes(0, launch.vocab_size, launch.vocab_size), is_plain=True)
+
+
 def cross_entropy_forward(
     logits_hbm: HbmTensor,
     targets_hbm: HbmTensor,
@@ -133,11 +138,6 @@ def cross_entropy_backward(
     require_flag(function, "inplace", inplace)
     scale = 1.0 / launch.num_positions if reduction == "mean" else 1.0
     return backward_of_core(launch, options, UniformUpstream(lse_state_hbm, scale), inplace)
-
-
-def _plain_options(launch: Launch) -> Options:
-    """Return the options of the plain kernels: every position is valid, and all other options are off."""
-    return Options(Classes(0, launch.vocab_size, launch.vocab_size), is_plain=True)
 
 
 def extended_cross_entropy_forward(

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from nkilib.core.host.loss import launch_tensors
-from nkilib.experimental.loss.cross_entropy import (
+from nkilib.experimental.loss.cross_entropy.registry_entry import (
     cross_entropy_backward,
     cross_entropy_forward,
     extended_cross_entropy_backward,
     extended_cross_entropy_forward,
+    size_of,
 )
-from nkilib.experimental.loss.cross_entropy.registry_entry import size_of
 from nkilib.experimental.loss.cross_entropy.tiling import CORES, Tiling
 from nkilib.simulator import ModelParameters, Profile, profile, using
 from nkilib.simulator.profiling.profile import AskedTrips

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The values that the forward accumulates for a group of batches, and the results computed from them.
+"""The values that the forward of cross-entropy accumulates for a group of batches, and the results computed from them.
 
-Results are tiles [rows, batches], which are stored as vectors.
+The values are a :class:`Group`, or a :class:`ShiftedGroup` under shifts. Results are tiles [rows, batches]
+(:func:`computed_results`), which are stored as vectors (:class:`Results`).
 """
 
 from __future__ import annotations
@@ -217,6 +218,11 @@ class GroupResult(NamedTuple):
     tile_sbuf: nl.NkiTensor
 
 
+def new_vector(name: str, num_positions: int, dtype: nl.DType) -> nl.NkiTensor:
+    """Allocate a result vector [N] in HBM."""
+    return nl.ndarray((num_positions,), dtype=dtype, buffer=nl.shared_hbm, name=name)
+
+
 @dataclass(frozen=True)
 class Results:
     """The vectors [N] in HBM for the results of the forward, in the order in which a kernel returns them.
@@ -264,49 +270,6 @@ class Results:
         return tuple(vector_hbm for vector_hbm in vectors if vector_hbm is not None)
 
 
-def new_vector(name: str, num_positions: int, dtype: nl.DType) -> nl.NkiTensor:
-    """Allocate a result vector [N] in HBM."""
-    return nl.ndarray((num_positions,), dtype=dtype, buffer=nl.shared_hbm, name=name)
-
-
-def store_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[nisa.NkiInstruction]:
-    """Compute and store the results of a group of batches whose logarithms of sums have been computed.
-
-    Returns:
-        The DMA instructions of the stores.
-    """
-    return [
-        group.batches.stored(vector_hbm, cast(tile_sbuf, vector_hbm.dtype))
-        for vector_hbm, tile_sbuf in computed_results(group, results, options)
-    ]
-
-
-def computed_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[GroupResult]:
-    """Compute the results of a group of batches whose logarithms of sums have been computed."""
-    statistics = group.statistics
-    lse_sbuf = difference(statistics.log_sum_sbuf, statistics.scaled(statistics.row_neg_max_sbuf))
-    masks = None if group.targets is None else group.targets.masks
-    of_targets = _of_targets(group, options)
-    entries: list[_PossibleResult] = [
-        (results.loss_hbm, _loss(of_targets.loss_sbuf, lse_sbuf, masks, results.loss_hbm.dtype, options)),
-        (results.lse_hbm, lse_sbuf),
-    ]
-    if results.target_logit_hbm is not None:
-        entries.append((results.target_logit_hbm, _where_local(statistics.scaled(of_targets.logit_sbuf), masks)))
-    if results.position_weight_hbm is not None:
-        weight_sbuf = of_targets.weight_sbuf
-        weight_sbuf = constant(lse_sbuf, 1.0) if weight_sbuf is None else weight_sbuf
-        entries.append((results.position_weight_hbm, _where_local(weight_sbuf, masks)))
-    if isinstance(group, Group):
-        entries += results_of_all_classes(group, results)
-    elif group.entropy is not None:
-        entries.append((results.entropy_hbm, group.entropy.entropies(group.statistics)))
-    if results.maximum_hbm is not None:
-        entries.append((results.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -statistics.scale)))
-        entries.append((results.log_sum_hbm, statistics.log_sum_sbuf))
-    return [GroupResult(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in entries if vector_hbm is not None]
-
-
 def results_of_all_classes(group: Group, results: Results) -> list[_PossibleResult]:
     """Compute the results that need more of a row than its maximum and its sum of exponentials, such as argmax and
     entropy.
@@ -344,12 +307,17 @@ class _OfTargets:
     weight_sbuf: nl.NkiTensor | None
 
 
-def _of_targets(group: Group | ShiftedGroup, options: Options) -> _OfTargets:
-    if isinstance(group, ShiftedGroup):
-        return _under_shift(group)
-    if group.targets is None:
-        return _of_probabilities(group.first_moment, group.statistics)
-    return _of_classes(group, group.targets, options)
+def _distance_of_target(statistics: Statistics | ShiftedSums, logit_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return lse - z[t], computed as log d - (z[t] - m) with the maximum m and the sum d of exp(z - m).
+
+    Under a shift, m is the shift. The difference of lse and z[t] itself would lose the digits of log d for
+    large logits.
+    """
+    distance_sbuf = float32_like(logit_sbuf)
+    nisa.tensor_tensor(dst=distance_sbuf, data1=logit_sbuf, data2=statistics.row_neg_max_sbuf, op=nl.add)
+    below_sbuf = statistics.scaled(distance_sbuf)
+    nisa.tensor_tensor(dst=distance_sbuf, data1=statistics.log_sum_sbuf, data2=below_sbuf, op=nl.subtract)
+    return distance_sbuf
 
 
 def _under_shift(group: ShiftedGroup) -> _OfTargets:
@@ -367,17 +335,16 @@ def _under_shift(group: ShiftedGroup) -> _OfTargets:
     return _OfTargets(loss_sbuf, targets.logits_sbuf, targets.weights_sbuf)
 
 
-def _distance_of_target(statistics: Statistics | ShiftedSums, logit_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return lse - z[t], computed as log d - (z[t] - m) with the maximum m and the sum d of exp(z - m).
+def _spread_loss(first: FirstMoment, statistics: Statistics) -> nl.NkiTensor:
+    """Return the sum over the classes of f * (lse - z), where f are the class factors.
 
-    Under a shift, m is the shift. The difference of lse and z[t] itself would lose the digits of log d for
-    large logits.
+    It is F * log d - scale * G, with F = sum of f and G = sum of f * (x - m): large logits have cancelled in G
+    already.
     """
-    distance_sbuf = float32_like(logit_sbuf)
-    nisa.tensor_tensor(dst=distance_sbuf, data1=logit_sbuf, data2=statistics.row_neg_max_sbuf, op=nl.add)
-    below_sbuf = statistics.scaled(distance_sbuf)
-    nisa.tensor_tensor(dst=distance_sbuf, data1=statistics.log_sum_sbuf, data2=below_sbuf, op=nl.subtract)
-    return distance_sbuf
+    loss_sbuf = product(first.row_factors_sbuf, statistics.log_sum_sbuf)
+    first_sbuf = statistics.scaled(first.row_first_sbuf)
+    nisa.tensor_tensor(dst=loss_sbuf, data1=loss_sbuf, data2=first_sbuf, op=nl.subtract)
+    return loss_sbuf
 
 
 def _of_classes(group: Group, targets: TargetValues, options: Options) -> _OfTargets:
@@ -416,16 +383,12 @@ def _of_probabilities(first: FirstMoment, statistics: Statistics) -> _OfTargets:
     )
 
 
-def _spread_loss(first: FirstMoment, statistics: Statistics) -> nl.NkiTensor:
-    """Return the sum over the classes of f * (lse - z), where f are the class factors.
-
-    It is F * log d - scale * G, with F = sum of f and G = sum of f * (x - m): large logits have cancelled in G
-    already.
-    """
-    loss_sbuf = product(first.row_factors_sbuf, statistics.log_sum_sbuf)
-    first_sbuf = statistics.scaled(first.row_first_sbuf)
-    nisa.tensor_tensor(dst=loss_sbuf, data1=loss_sbuf, data2=first_sbuf, op=nl.subtract)
-    return loss_sbuf
+def _of_targets(group: Group | ShiftedGroup, options: Options) -> _OfTargets:
+    if isinstance(group, ShiftedGroup):
+        return _under_shift(group)
+    if group.targets is None:
+        return _of_probabilities(group.first_moment, group.statistics)
+    return _of_classes(group, group.targets, options)
 
 
 def _loss(
@@ -454,3 +417,41 @@ def _loss(
 def _where_local(values_sbuf: nl.NkiTensor, masks: TargetMasks | None) -> nl.NkiTensor:
     """Return the values in float32, and 0 at targets that are ignored or whose class is in another shard."""
     return values_sbuf if masks is None else selected(cast(values_sbuf, nl.float32), masks.local_sbuf)
+
+
+def computed_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[GroupResult]:
+    """Compute the results of a group of batches whose logarithms of sums have been computed."""
+    statistics = group.statistics
+    lse_sbuf = difference(statistics.log_sum_sbuf, statistics.scaled(statistics.row_neg_max_sbuf))
+    masks = None if group.targets is None else group.targets.masks
+    of_targets = _of_targets(group, options)
+    entries: list[_PossibleResult] = [
+        (results.loss_hbm, _loss(of_targets.loss_sbuf, lse_sbuf, masks, results.loss_hbm.dtype, options)),
+        (results.lse_hbm, lse_sbuf),
+    ]
+    if results.target_logit_hbm is not None:
+        entries.append((results.target_logit_hbm, _where_local(statistics.scaled(of_targets.logit_sbuf), masks)))
+    if results.position_weight_hbm is not None:
+        weight_sbuf = of_targets.weight_sbuf
+        weight_sbuf = constant(lse_sbuf, 1.0) if weight_sbuf is None else weight_sbuf
+        entries.append((results.position_weight_hbm, _where_local(weight_sbuf, masks)))
+    if isinstance(group, Group):
+        entries += results_of_all_classes(group, results)
+    elif group.entropy is not None:
+        entries.append((results.entropy_hbm, group.entropy.entropies(group.statistics)))
+    if results.maximum_hbm is not None:
+        entries.append((results.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -statistics.scale)))
+        entries.append((results.log_sum_hbm, statistics.log_sum_sbuf))
+    return [GroupResult(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in entries if vector_hbm is not None]
+
+
+def store_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[nisa.NkiInstruction]:
+    """Compute and store the results of a group of batches whose logarithms of sums have been computed.
+
+    Returns:
+        The DMA instructions of the stores.
+    """
+    return [
+        group.batches.stored(vector_hbm, cast(tile_sbuf, vector_hbm.dtype))
+        for vector_hbm, tile_sbuf in computed_results(group, results, options)
+    ]

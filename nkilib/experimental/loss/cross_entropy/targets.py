@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The targets and the class factors of a launch, on chip.
+"""The targets of cross-entropy and its class factors, weights or probabilities, on chip.
 
 A target's class may be ignored or held by another shard of the vocabulary; :mod:`nkilib.core.rows.elements` explains
 the index of an element, also for an invalid class. Class weights and class probabilities are loaded chunk by chunk in

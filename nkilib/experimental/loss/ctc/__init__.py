@@ -8,7 +8,3 @@
 - ``recursion``: the alphas and betas of all time steps;
 - ``forward``, ``gradient``: the losses, and their gradient.
 """
-
-from nkilib.experimental.loss.ctc.registry_entry import CTC, ctc_loss_backward, ctc_loss_forward
-
-__all__ = ["CTC", "ctc_loss_backward", "ctc_loss_forward"]

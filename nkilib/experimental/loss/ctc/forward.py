@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward of the groups of sequences of one core: the alphas, and the losses computed from the stored ones."""
+"""The forward of CTC on one core: the alphas of its groups of sequences, and the losses computed from the stored
+alphas.
+"""
 
 from __future__ import annotations
 
@@ -12,46 +14,6 @@ from nkilib.core.rows.elements import int32_column, integer_op
 from nkilib.experimental.loss.ctc.layout import NOTHING, NOWHERE, BatchLayout, Group, Sequences, lengths
 from nkilib.experimental.loss.ctc.recursion import store_alphas
 from nkilib.nki import nisa, nl
-
-
-@dataclass(frozen=True)
-class Likelihood:
-    """The losses of the sequences of a group: float32 [rows, 1].
-
-    Attributes:
-        nll_sbuf: -log-likelihoods, infinite where there is no alignment.
-        is_infinite_sbuf: uint32, 1 where there is no alignment.
-        target_length_sbuf: the lengths of the targets.
-    """
-
-    nll_sbuf: nl.NkiTensor
-    is_infinite_sbuf: nl.NkiTensor
-    target_length_sbuf: nl.NkiTensor
-
-    @classmethod
-    def of(
-        cls,
-        group: Group,
-        alpha_hbm: nl.NkiTensor,
-        input_lengths_hbm: nl.NkiTensor,
-        target_lengths_hbm: nl.NkiTensor,
-    ) -> Likelihood:
-        """Compute the losses of a group of sequences.
-
-        The log-likelihood is log(exp a + exp b), where a and b are the alphas of the last blank and the last label
-        at the last time of each sequence.
-        """
-        input_length_sbuf = lengths(group.rows, group.sequences(input_lengths_hbm, 0))
-        target_length_sbuf = lengths(group.rows, group.sequences(target_lengths_hbm, 0))
-        last_sbuf = _last_alphas(group, alpha_hbm, input_lengths_hbm)
-        at_blank_sbuf = _at_state(group, last_sbuf, target_length_sbuf, 0.0)
-        at_label_sbuf = _at_state(group, last_sbuf, target_length_sbuf, -1.0)
-        nll_sbuf = _minus_log_add(at_blank_sbuf, at_label_sbuf)
-        _without_time(nll_sbuf, input_length_sbuf, target_length_sbuf)
-        is_infinite_sbuf = nl.ndarray((group.rows, 1), dtype=nl.uint32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=is_infinite_sbuf, data=nll_sbuf, op0=nl.greater, operand0=-NOWHERE)
-        nisa.tensor_copy_predicated(dst=nll_sbuf, src=float("inf"), predicate=is_infinite_sbuf)
-        return cls(nll_sbuf, is_infinite_sbuf, target_length_sbuf)
 
 
 def _last_alphas(group: Group, alpha_hbm: nl.NkiTensor, input_lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
@@ -123,6 +85,46 @@ def _without_time(nll_sbuf: nl.NkiTensor, input_length_sbuf: nl.NkiTensor, targe
 
 
 @dataclass(frozen=True)
+class Likelihood:
+    """The losses of the sequences of a group: float32 [rows, 1].
+
+    Attributes:
+        nll_sbuf: -log-likelihoods, infinite where there is no alignment.
+        is_infinite_sbuf: uint32, 1 where there is no alignment.
+        target_length_sbuf: the lengths of the targets.
+    """
+
+    nll_sbuf: nl.NkiTensor
+    is_infinite_sbuf: nl.NkiTensor
+    target_length_sbuf: nl.NkiTensor
+
+    @classmethod
+    def of(
+        cls,
+        group: Group,
+        alpha_hbm: nl.NkiTensor,
+        input_lengths_hbm: nl.NkiTensor,
+        target_lengths_hbm: nl.NkiTensor,
+    ) -> Likelihood:
+        """Compute the losses of a group of sequences.
+
+        The log-likelihood is log(exp a + exp b), where a and b are the alphas of the last blank and the last label
+        at the last time of each sequence.
+        """
+        input_length_sbuf = lengths(group.rows, group.sequences(input_lengths_hbm, 0))
+        target_length_sbuf = lengths(group.rows, group.sequences(target_lengths_hbm, 0))
+        last_sbuf = _last_alphas(group, alpha_hbm, input_lengths_hbm)
+        at_blank_sbuf = _at_state(group, last_sbuf, target_length_sbuf, 0.0)
+        at_label_sbuf = _at_state(group, last_sbuf, target_length_sbuf, -1.0)
+        nll_sbuf = _minus_log_add(at_blank_sbuf, at_label_sbuf)
+        _without_time(nll_sbuf, input_length_sbuf, target_length_sbuf)
+        is_infinite_sbuf = nl.ndarray((group.rows, 1), dtype=nl.uint32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=is_infinite_sbuf, data=nll_sbuf, op0=nl.greater, operand0=-NOWHERE)
+        nisa.tensor_copy_predicated(dst=nll_sbuf, src=float("inf"), predicate=is_infinite_sbuf)
+        return cls(nll_sbuf, is_infinite_sbuf, target_length_sbuf)
+
+
+@dataclass(frozen=True)
 class Batch:
     """The inputs of a loss, in HBM.
 
@@ -163,15 +165,22 @@ class Results:
     is_zero_if_infinite: bool
 
 
-def forward_of_core(plan: BatchLayout, batch: Batch, results: Results) -> None:
-    """Compute and store the results for the groups of sequences of this core."""
-    sums = None if results.reduction == "none" else PartialSums.make(plan.groups)
-    for group in plan.own_groups():
-        store_alphas(batch.sequences(group), batch.log_probs_hbm, batch.blank, results.alpha_hbm)
-        likelihood = Likelihood.of(group, results.alpha_hbm, batch.input_lengths_hbm, batch.target_lengths_hbm)
-        _take(group, likelihood, results, sums)
-    if sums is not None:
-        sums.store(results.loss_hbm)
+def reduction_factor(group: Group, target_length_sbuf: nl.NkiTensor, reduction: str) -> nl.NkiTensor:
+    """Return the factor of each loss in the reduction: 1, or for a mean 1 / (N * max(target length, 1))."""
+    factor_sbuf = nl.ndarray(target_length_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+    if reduction != "mean":
+        nisa.memset(dst=factor_sbuf, value=1.0)
+        return factor_sbuf
+    nisa.tensor_scalar(
+        dst=factor_sbuf,
+        data=target_length_sbuf,
+        op0=nl.maximum,
+        operand0=1.0,
+        op1=nl.multiply,
+        operand1=float(group.plan.sequences),
+    )
+    nisa.reciprocal(dst=factor_sbuf, data=factor_sbuf)
+    return factor_sbuf
 
 
 def _take(group: Group, likelihood: Likelihood, results: Results, sums: PartialSums | None) -> None:
@@ -191,19 +200,12 @@ def _take(group: Group, likelihood: Likelihood, results: Results, sums: PartialS
     nisa.tensor_tensor(dst=sums.of_part(group.number, group.rows), data1=loss_sbuf, data2=factor_sbuf, op=nl.multiply)
 
 
-def reduction_factor(group: Group, target_length_sbuf: nl.NkiTensor, reduction: str) -> nl.NkiTensor:
-    """Return the factor of each loss in the reduction: 1, or for a mean 1 / (N * max(target length, 1))."""
-    factor_sbuf = nl.ndarray(target_length_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-    if reduction != "mean":
-        nisa.memset(dst=factor_sbuf, value=1.0)
-        return factor_sbuf
-    nisa.tensor_scalar(
-        dst=factor_sbuf,
-        data=target_length_sbuf,
-        op0=nl.maximum,
-        operand0=1.0,
-        op1=nl.multiply,
-        operand1=float(group.plan.sequences),
-    )
-    nisa.reciprocal(dst=factor_sbuf, data=factor_sbuf)
-    return factor_sbuf
+def forward_of_core(plan: BatchLayout, batch: Batch, results: Results) -> None:
+    """Compute and store the results for the groups of sequences of this core."""
+    sums = None if results.reduction == "none" else PartialSums.make(plan.groups)
+    for group in plan.own_groups():
+        store_alphas(batch.sequences(group), batch.log_probs_hbm, batch.blank, results.alpha_hbm)
+        likelihood = Likelihood.of(group, results.alpha_hbm, batch.input_lengths_hbm, batch.target_lengths_hbm)
+        _take(group, likelihood, results, sums)
+    if sums is not None:
+        sums.store(results.loss_hbm)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of the groups of sequences of one core: the betas, and the gradient of each chunk of time during the
-next.
+"""The backward of CTC on one core: the betas of its groups of sequences, and the gradient of each chunk of time during
+the next.
 
 The gradient is ``(exp(log-probability) - occupancy) * upstream``, in tiles with times on partitions. The occupancy of a
 class is the sum of the probabilities of the states that have this class, a matrix product on Tensor: the state
@@ -48,18 +48,18 @@ def _transposed(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     return transposed_sbuf
 
 
-def kept_bytes(group: Group) -> int:
-    """Return the bytes of a partition that the kept one-hot classes take; 0 if they are not kept."""
-    plan = group.plan
-    nbytes = len(runs(plan.pairs)) * group.partitions * plan.classes * FLOAT32_BYTES
-    return nbytes if nbytes <= _KEPT_BYTES and plan.classes <= BANK_COLUMNS else 0
-
-
 def runs(pairs: int) -> list[slice]:
     """Split the states of a block into runs that fit the partitions, as equal as possible."""
     states = 2 * pairs
     size = div_ceil(states, div_ceil(states, PARTITIONS))
     return [slice(start, min(states, start + size)) for start in range(0, states, size)]
+
+
+def kept_bytes(group: Group) -> int:
+    """Return the bytes of a partition that the kept one-hot classes take; 0 if they are not kept."""
+    plan = group.plan
+    nbytes = len(runs(plan.pairs)) * group.partitions * plan.classes * FLOAT32_BYTES
+    return nbytes if nbytes <= _KEPT_BYTES and plan.classes <= BANK_COLUMNS else 0
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 
 """The layout of the sequences and states of a batch on partitions, and the chunks of time.
 
-The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and the label beside it. The
-pairs of a sequence lie in up to four blocks, each in partitions of its own, so that instructions are short.
-A block needs the values of one label of its neighbour at the previous time step; therefore it runs a chunk
-of time behind its neighbour. A wavefront is the work that is done together: one chunk of time in each
-block.
+The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and the label beside it. The pairs of a
+sequence lie in up to four blocks, each in partitions of its own, so that instructions are short. A block needs the
+values of one label of its neighbour at the previous time step; therefore it runs a chunk of time behind its neighbour.
+A wavefront is the work that is done together: one chunk of time in each block.
 """
 
 from __future__ import annotations
@@ -36,6 +35,44 @@ class BatchShape(NamedTuple):
     steps: int
     sequences: int
     classes: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of sequences that are processed together, in adjacent partitions.
+
+    Attributes:
+        plan: the plan of the launch.
+        number: the number of the group.
+        first: the first sequence of the group.
+        rows: the number of sequences of the group.
+    """
+
+    plan: BatchLayout
+    number: int
+    first: int
+    rows: int
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions that instructions cover.
+
+        It includes the gaps between the blocks if a group is not full.
+        """
+        return (self.plan.blocks - 1) * self.plan.stride + self.rows
+
+    def block(self, number: int) -> slice:
+        """Return the partitions of a block."""
+        start = number * self.plan.stride
+        return slice(start, start + self.rows)
+
+    def sequences(self, tensor_hbm: nl.NkiTensor, dimension: int) -> nl.NkiTensor:
+        """Return the part of a tensor that belongs to the sequences of the group."""
+        return tensor_hbm.slice(dimension, self.first, self.first + self.rows)
+
+    def tile(self, *columns: int, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        """Allocate a tile [partitions, *columns] for all blocks of the group."""
+        return nl.ndarray((self.partitions, *columns), dtype=dtype, buffer=nl.sbuf)
 
 
 @dataclass(frozen=True)
@@ -109,44 +146,6 @@ class BatchLayout:
         return Group(self, number, first, min(self.rows, self.sequences - first))
 
 
-@dataclass(frozen=True)
-class Group:
-    """A group of sequences that are processed together, in adjacent partitions.
-
-    Attributes:
-        plan: the plan of the launch.
-        number: the number of the group.
-        first: the first sequence of the group.
-        rows: the number of sequences of the group.
-    """
-
-    plan: BatchLayout
-    number: int
-    first: int
-    rows: int
-
-    @property
-    def partitions(self) -> int:
-        """The number of partitions that instructions cover.
-
-        It includes the gaps between the blocks if a group is not full.
-        """
-        return (self.plan.blocks - 1) * self.plan.stride + self.rows
-
-    def block(self, number: int) -> slice:
-        """Return the partitions of a block."""
-        start = number * self.plan.stride
-        return slice(start, start + self.rows)
-
-    def sequences(self, tensor_hbm: nl.NkiTensor, dimension: int) -> nl.NkiTensor:
-        """Return the part of a tensor that belongs to the sequences of the group."""
-        return tensor_hbm.slice(dimension, self.first, self.first + self.rows)
-
-    def tile(self, *columns: int, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Allocate a tile [partitions, *columns] for all blocks of the group."""
-        return nl.ndarray((self.partitions, *columns), dtype=dtype, buffer=nl.sbuf)
-
-
 def steps_that_fit(bytes_of_step: int, bytes_taken: int) -> int:
     """Return the number of time steps of a chunk that fit a partition; 0 if not even one fits.
 
@@ -185,6 +184,53 @@ class Times:
         if isinstance(self.first, int):
             return tensor_hbm.slice(0, self.first + self.start, self.first + self.end)
         return tensor_hbm[nl.ds(self.first, self.end)]
+
+
+def blocks_of_lengths(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Load the lengths of a group into each block, float32 [P, 1]."""
+    loaded_sbuf = group.tile(1, dtype=nl.int32)
+    nisa.memset(dst=loaded_sbuf, value=0)
+    for block in range(group.plan.blocks):
+        source = group.sequences(lengths_hbm, 0).reshape((group.rows, 1))
+        nisa.dma_copy(dst=loaded_sbuf[group.block(block)], src=source)
+    length_sbuf = group.tile(1)
+    nisa.tensor_copy(dst=length_sbuf, src=loaded_sbuf)
+    return length_sbuf
+
+
+def _labels(group: Group, targets_hbm: nl.NkiTensor | None) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """Return the labels, 0 where a target has none, and the index of each in its target: float32 [P, pairs + 1]
+    each.
+
+    The first index, of the column before the first label, is -1.
+    """
+    plan = group.plan
+    loaded_sbuf = group.tile(plan.pairs + 1, dtype=nl.int32)
+    number_sbuf = group.tile(plan.pairs + 1)
+    nisa.memset(dst=loaded_sbuf, value=0)
+    nisa.memset(dst=number_sbuf, value=0.0)
+    for block in range(plan.blocks):
+        first = block * plan.pairs - 1
+        start, end = max(0, first), min(plan.labels, first + plan.pairs + 1)
+        partitions = group.block(block)
+        if targets_hbm is not None and start < end:
+            source = group.sequences(targets_hbm, 0).slice(1, start, end)
+            nisa.dma_copy(dst=loaded_sbuf[partitions, start - first : end - first], src=source)
+        nisa.iota(dst=number_sbuf[partitions], pattern=[[1, plan.pairs + 1]], offset=first)
+    label_sbuf = group.tile(plan.pairs + 1)
+    nisa.tensor_copy(dst=label_sbuf, src=loaded_sbuf)
+    return label_sbuf, number_sbuf
+
+
+def _add_difference(
+    mask_sbuf: nl.NkiTensor, class_sbuf: nl.NkiTensor, label_sbuf: nl.NkiTensor, scratch_sbuf: nl.NkiTensor
+) -> None:
+    """Add ``NOTHING`` to the mask where a label is no class, that is where clamping it to a class has changed it."""
+    is_none_sbuf = nl.ndarray(mask_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=is_none_sbuf, data1=class_sbuf, data2=label_sbuf, op=nl.not_equal)
+    nisa.scalar_tensor_tensor(
+        dst=mask_sbuf, data=is_none_sbuf, op0=nl.multiply, operand0=NOTHING, op1=nl.add, operand1=mask_sbuf
+    )
 
 
 @dataclass(frozen=True)
@@ -253,50 +299,3 @@ def lengths(rows: int, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
     length_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=length_sbuf, src=loaded_sbuf)
     return length_sbuf
-
-
-def blocks_of_lengths(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load the lengths of a group into each block, float32 [P, 1]."""
-    loaded_sbuf = group.tile(1, dtype=nl.int32)
-    nisa.memset(dst=loaded_sbuf, value=0)
-    for block in range(group.plan.blocks):
-        source = group.sequences(lengths_hbm, 0).reshape((group.rows, 1))
-        nisa.dma_copy(dst=loaded_sbuf[group.block(block)], src=source)
-    length_sbuf = group.tile(1)
-    nisa.tensor_copy(dst=length_sbuf, src=loaded_sbuf)
-    return length_sbuf
-
-
-def _labels(group: Group, targets_hbm: nl.NkiTensor | None) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return the labels, 0 where a target has none, and the index of each in its target: float32 [P, pairs + 1]
-    each.
-
-    The first index, of the column before the first label, is -1.
-    """
-    plan = group.plan
-    loaded_sbuf = group.tile(plan.pairs + 1, dtype=nl.int32)
-    number_sbuf = group.tile(plan.pairs + 1)
-    nisa.memset(dst=loaded_sbuf, value=0)
-    nisa.memset(dst=number_sbuf, value=0.0)
-    for block in range(plan.blocks):
-        first = block * plan.pairs - 1
-        start, end = max(0, first), min(plan.labels, first + plan.pairs + 1)
-        partitions = group.block(block)
-        if targets_hbm is not None and start < end:
-            source = group.sequences(targets_hbm, 0).slice(1, start, end)
-            nisa.dma_copy(dst=loaded_sbuf[partitions, start - first : end - first], src=source)
-        nisa.iota(dst=number_sbuf[partitions], pattern=[[1, plan.pairs + 1]], offset=first)
-    label_sbuf = group.tile(plan.pairs + 1)
-    nisa.tensor_copy(dst=label_sbuf, src=loaded_sbuf)
-    return label_sbuf, number_sbuf
-
-
-def _add_difference(
-    mask_sbuf: nl.NkiTensor, class_sbuf: nl.NkiTensor, label_sbuf: nl.NkiTensor, scratch_sbuf: nl.NkiTensor
-) -> None:
-    """Add ``NOTHING`` to the mask where a label is no class, that is where clamping it to a class has changed it."""
-    is_none_sbuf = nl.ndarray(mask_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=is_none_sbuf, data1=class_sbuf, data2=label_sbuf, op=nl.not_equal)
-    nisa.scalar_tensor_tensor(
-        dst=mask_sbuf, data=is_none_sbuf, op0=nl.multiply, operand0=NOTHING, op1=nl.add, operand1=mask_sbuf
-    )

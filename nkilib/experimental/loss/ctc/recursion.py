@@ -1,27 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The recursions of alpha and beta in logarithms, over all time steps and blocks of a group of sequences.
+"""The forward and the backward recursion of CTC, alpha and beta, in logarithms, for a group of sequences.
 
-For pair i, let b[i] and l[i] be the logarithms for its blank and its label at the step before (alpha: the time before,
-beta: the time after):
-
-    u[i]      = log(exp b[i] + exp l')            l' = l[i - 1] for alpha, l[i] for beta
-    new b[i]  = u[i] + log-probability of the blank
-    new l''   = log(exp l'' + exp v[i]) + log-probability of the label, l'' = l[i] for alpha, l[i - 1] for beta
-    v[i]      = u[i] where l[i - 1] and l[i] may follow each other directly, else b[i]
-
-These are two log-adds, log(exp a + exp b), of half of the states each; the definition takes two log-adds of all states.
-The identity
-
-    log(exp a + exp b) = max(a, b) + softplus(-|a - b|)
-
-needs only one loaded table of activation functions. Vector computes the chain of differences and sums, Scalar softplus,
-and GpSimd whatever is not urgent.
-
-The work is done in wavefronts: each processes one chunk of time in every block, and blocks run one chunk behind each
-other. The emissions of a wavefront, the log-probabilities of its states, are computed while the previous one is
-processed. A sweep over all wavefronts stores the alphas, or computes the betas with the probabilities of the states.
+:class:`Recursion` computes time steps in all blocks of states. The work is done in wavefronts (:class:`Wavefront`):
+each processes one chunk of time in every block, and blocks run one chunk behind each other. The emissions of a
+wavefront, the log-probabilities of its states, are computed while the previous one is processed
+(:class:`EmissionSource`). A sweep over all wavefronts stores the alphas (:func:`store_alphas`), or computes the betas
+with the probabilities of the states (:class:`Posteriors`).
 """
 
 from __future__ import annotations
@@ -187,7 +173,9 @@ class EmissionSource:
         """Allocate the tiles for all chunks of a group, and compute the indices."""
         group, plan = sequences.group, sequences.group.plan
         first_label = 1 if is_alpha else 0
-        loaded = tuple(group.tile(plan.chunk, plan.classes, dtype=log_probs_hbm.dtype) for _ in range(2))
+        loaded = tuple(
+            group.tile(plan.chunk, plan.classes, dtype=log_probs_hbm.dtype) for _ in range(ALTERNATING_TILES)
+        )
         for tile_sbuf in loaded:  # a block that has nothing yet, or no more, computes with these
             nisa.memset(dst=tile_sbuf, value=0.0)
         return cls(
@@ -198,8 +186,10 @@ class EmissionSource:
             not is_alpha,
             _indices(group, sequences.class_sbuf[:, first_label : first_label + plan.pairs]),
             loaded,
-            tuple(group.tile(plan.chunk, plan.pairs, dtype=log_probs_hbm.dtype) for _ in range(2)),
-            tuple(Emissions(group.tile(plan.chunk), group.tile(plan.chunk, plan.pairs)) for _ in range(2)),
+            tuple(group.tile(plan.chunk, plan.pairs, dtype=log_probs_hbm.dtype) for _ in range(ALTERNATING_TILES)),
+            tuple(
+                Emissions(group.tile(plan.chunk), group.tile(plan.chunk, plan.pairs)) for _ in range(ALTERNATING_TILES)
+            ),
         )
 
     def load(self, wavefront: int, times: list[Times]) -> None:
@@ -208,15 +198,15 @@ class EmissionSource:
             if not of_block.is_empty:
                 source = self.sequences.group.sequences(of_block.of(self.log_probs_hbm), 1).permute((1, 0, 2))
                 partitions = self.sequences.group.block(block)
-                nisa.dma_copy(dst=self.loaded[wavefront % 2][partitions, of_block.rows], src=source)
+                nisa.dma_copy(dst=self.loaded[wavefront % ALTERNATING_TILES][partitions, of_block.rows], src=source)
 
     def make_ready(self, wavefront: int, times: list[Times]) -> None:
         """Compute the emissions of a wavefront, whose log-probabilities have been loaded, given the times of each
         block.
         """
         loaded_sbuf, gathered_sbuf, emissions = (
-            self.loaded[wavefront % 2],
-            self.gathered[wavefront % 2],
+            self.loaded[wavefront % ALTERNATING_TILES],
+            self.gathered[wavefront % ALTERNATING_TILES],
             self.of(wavefront),
         )
         nisa.nc_n_gather(dst=gathered_sbuf, data=loaded_sbuf, indices=self.index_sbuf)
@@ -260,7 +250,7 @@ class EmissionSource:
 
     def of(self, wavefront: int) -> Emissions:
         """Return the emissions of a wavefront."""
-        return self.emissions[wavefront % 2]
+        return self.emissions[wavefront % ALTERNATING_TILES]
 
     def _of_labels(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return the columns of a tile of :class:`Sequences` that belong to the labels of the pairs, repeated at each
@@ -340,13 +330,29 @@ class Direction:
         return row_sbuf[:, start : start + 2 * self.pairs - 1 : 2]
 
 
-def _add(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.add)
+def _on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) -> None:
+    nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=op, engine=nisa.engine.gpsimd)
 
 
 @dataclass(frozen=True)
 class Recursion:
     """The recursion of alpha or beta of a group, and its tiles.
+
+    For pair i, let b[i] and l[i] be the logarithms for its blank and its label at the step before (alpha: the time
+    before, beta: the time after):
+
+        u[i]      = log(exp b[i] + exp l')            l' = l[i - 1] for alpha, l[i] for beta
+        new b[i]  = u[i] + log-probability of the blank
+        new l''   = log(exp l'' + exp v[i]) + log-probability of the label, l'' = l[i] for alpha, l[i - 1] for beta
+        v[i]      = u[i] where l[i - 1] and l[i] may follow each other directly, else b[i]
+
+    These are two log-adds, log(exp a + exp b), of half of the states each; the definition takes two log-adds of all
+    states. The identity
+
+        log(exp a + exp b) = max(a, b) + softplus(-|a - b|)
+
+    needs only one loaded table of activation functions. Vector computes the chain of differences and sums, Scalar
+    softplus, and GpSimd whatever is not urgent.
 
     Attributes:
         group: the group of the sequences.
@@ -364,14 +370,14 @@ class Recursion:
     def make(cls, group: Group, is_alpha: bool, may_skip_sbuf: nl.NkiTensor) -> Recursion:
         """Allocate the tiles, with probability 0 for all states."""
         direction = Direction(is_alpha, group.plan.pairs, group.plan.chunk)
-        states = tuple(group.tile(direction.chunk + 1, direction.width) for _ in range(2))
+        states = tuple(group.tile(direction.chunk + 1, direction.width) for _ in range(ALTERNATING_TILES))
         for tile_sbuf in states:
             nisa.memset(dst=tile_sbuf, value=NOTHING)
         return cls(group, direction, may_skip_sbuf, states)
 
     def of(self, wavefront: int) -> nl.NkiTensor:
         """Return the tile of states of a wavefront."""
-        return self.states[wavefront % 2]
+        return self.states[wavefront % ALTERNATING_TILES]
 
     def carry(self, wavefront: int) -> None:
         """Copy the values from which a wavefront starts.
@@ -421,8 +427,8 @@ class Recursion:
         either_sbuf = self.group.tile(direction.pairs)
         others_sbuf = direction.others(before_sbuf)
         softplus_sbuf = self._softplus(blanks_sbuf, others_sbuf)
-        self._greater(either_sbuf, blanks_sbuf, others_sbuf)
-        _add(either_sbuf, either_sbuf, softplus_sbuf)
+        _on_gpsimd(either_sbuf, blanks_sbuf, others_sbuf, nl.maximum)
+        nisa.tensor_tensor(dst=either_sbuf, data1=either_sbuf, data2=softplus_sbuf, op=nl.add)
         nisa.tensor_copy_predicated(dst=entered_sbuf, src=either_sbuf, predicate=self.may_skip_sbuf)
         softplus_sbuf = self._softplus(labels_sbuf, entered_sbuf)
         nisa.tensor_scalar(
@@ -433,15 +439,9 @@ class Recursion:
             engine=nisa.engine.scalar,
         )
         greater_sbuf = self.group.tile(direction.pairs)
-        self._greater(greater_sbuf, labels_sbuf, entered_sbuf)
-        nisa.tensor_tensor(
-            dst=greater_sbuf,
-            data1=greater_sbuf,
-            data2=emissions.label_sbuf[:, step],
-            op=nl.add,
-            engine=nisa.engine.gpsimd,
-        )
-        _add(direction.own(now_sbuf), greater_sbuf, softplus_sbuf)
+        _on_gpsimd(greater_sbuf, labels_sbuf, entered_sbuf, nl.maximum)
+        _on_gpsimd(greater_sbuf, greater_sbuf, emissions.label_sbuf[:, step], nl.add)
+        nisa.tensor_tensor(dst=direction.own(now_sbuf), data1=greater_sbuf, data2=softplus_sbuf, op=nl.add)
 
     def _softplus(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return softplus(-|left - right|)."""
@@ -450,9 +450,6 @@ class Recursion:
         nisa.tensor_scalar(dst=distance_sbuf, data=distance_sbuf, op0=nl.abs, operand0=None)
         nisa.activation(dst=distance_sbuf, op=nl.softplus, data=distance_sbuf, scale=-1.0)
         return distance_sbuf
-
-    def _greater(self, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-        nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.maximum, engine=nisa.engine.gpsimd)
 
 
 def _store(group: Group, states_sbuf: nl.NkiTensor, times: list[Times], alpha_hbm: nl.NkiTensor) -> None:
@@ -489,10 +486,6 @@ def store_alphas(sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, 
 
     nisa.memset(dst=start_sbuf, value=0.0)
     run_wavefronts(group.plan, True, ALTERNATING_TILES, run)
-
-
-def _on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) -> None:
-    nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=op, engine=nisa.engine.gpsimd)
 
 
 def _finite_losses(group: Group, nll_hbm: nl.NkiTensor) -> nl.NkiTensor:

@@ -2,21 +2,10 @@
 # Copyright The nkilib authors
 
 """The registry entry of connectionist temporal classification: the kernels with guarantees and work, and their float64
-reference. For host code.
+reference with its bounds. For host code.
 
 The forward reads the log-probabilities and writes the alphas; the backward reads both and writes the gradient. The
 recursion is bound by latency, which the work does not include: each time step waits for the previous one.
-
-u = 2^-23; rounding to float32 once costs u / 2 of the number. A time step rounds a logarithm three times (two log-adds
-and the emission), and softplus adds 2 u of a number below log 2. Errors of the operands are averaged, because the
-derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm. Log-probabilities are at most 0, so
-the logarithm of the probability of a prefix is at least the logarithm of the whole target's, which is -loss. The
-exception are states that contribute next to nothing to the whole: a state with a share below e^-20 counts with that
-share. Thus M = loss + 20 bounds the magnitudes of the logarithms.
-
-The probability of a state is e to the power alpha + beta - emission + loss. It has the errors of alpha and beta, the
-error of the loss, and four further roundings. This error is relative to the occupancy. The exponential has an error of
-``SIMULATED.exp`` units.
 """
 
 from __future__ import annotations
@@ -61,6 +50,15 @@ def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> 
     return sizes[tensor]
 
 
+def _work(log_probs_hbm: Any, targets_hbm: Any, passes: int) -> Work:
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    steps, sequences, _ = log_probs_hbm.shape
+    states = 1 if targets_hbm is None else 2 * targets_hbm.shape[1] + 1
+    alphas = steps * sequences * states * FLOAT32_BYTES
+    return Work(passes * tensor_bytes(log_probs_hbm) + alphas, dtype=as_dtype(log_probs_hbm.dtype))
+
+
 def forward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
     """Return the work of ``ctc_loss_forward``, whose parameters it takes."""
     return _work(log_probs_hbm, targets_hbm, 1)
@@ -72,15 +70,6 @@ def backward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
     The log-probabilities are read, and a gradient of their size is written.
     """
     return _work(log_probs_hbm, targets_hbm, 2)
-
-
-def _work(log_probs_hbm: Any, targets_hbm: Any, passes: int) -> Work:
-    from nkilib.simulator.terms.dtypes import as_dtype
-
-    steps, sequences, _ = log_probs_hbm.shape
-    states = 1 if targets_hbm is None else 2 * targets_hbm.shape[1] + 1
-    alphas = steps * sequences * states * FLOAT32_BYTES
-    return Work(passes * tensor_bytes(log_probs_hbm) + alphas, dtype=as_dtype(log_probs_hbm.dtype))
 
 
 ctc_loss_forward = launchable(
@@ -143,27 +132,18 @@ class CtcLosses(NamedTuple):
     occupancies: Float64Array
 
 
-def ctc_loss_reference(
-    log_probs: npt.NDArray[Any], targets: Integers, input_lengths: Integers, target_lengths: Integers, blank: int = 0
-) -> CtcLosses:
-    """Compute the losses and occupancies by their definition, with a recursion over all states.
-
-    PyTorch equivalent of the losses: ``F.ctc_loss(log_probs.double(), targets, input_lengths, target_lengths, blank,
-    reduction="none")``.
-
-    Args:
-        log_probs: the log-probabilities, [T, N, C].
-        targets: the labels of the targets, [N, S].
-        input_lengths, target_lengths: [N].
-        blank: class of the blank.
+def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64Array:
+    """Return the alphas, [T, states]: the logarithm of the probability of the prefix that ends in each state at
+    each time.
     """
-    exact = log_probs.astype(np.float64)
-    losses, occupancies = np.zeros(exact.shape[1]), np.zeros(exact.shape)
-    for n, (steps, labels) in enumerate(zip(input_lengths, target_lengths, strict=True)):
-        classes = np.full(2 * labels + 1, blank)
-        classes[1::2] = targets[n, :labels]
-        losses[n] = _sequence(exact[:steps, n], classes, blank, occupancies[:steps, n])
-    return CtcLosses(losses, occupancies)
+    alphas = np.full(emissions.shape, -np.inf)
+    alphas[0, :2] = emissions[0, :2]
+    for t in range(1, len(emissions)):
+        stays, enters, skips = alphas[t - 1], np.full_like(alphas[0], -np.inf), np.full_like(alphas[0], -np.inf)
+        enters[1:] = stays[:-1]
+        skips[2:] = np.where(may_skip[2:], stays[:-2], -np.inf)
+        alphas[t] = np.logaddexp(np.logaddexp(stays, enters), skips) + emissions[t]
+    return alphas
 
 
 def _sequence(log_probs: Float64Array, classes: Integers, blank: int, occupancies: Float64Array) -> float:
@@ -187,18 +167,27 @@ def _sequence(log_probs: Float64Array, classes: Integers, blank: int, occupancie
     return -float(log_likelihood)
 
 
-def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64Array:
-    """Return the alphas, [T, states]: the logarithm of the probability of the prefix that ends in each state at
-    each time.
+def ctc_loss_reference(
+    log_probs: npt.NDArray[Any], targets: Integers, input_lengths: Integers, target_lengths: Integers, blank: int = 0
+) -> CtcLosses:
+    """Compute the losses and occupancies by their definition, with a recursion over all states.
+
+    PyTorch equivalent of the losses: ``F.ctc_loss(log_probs.double(), targets, input_lengths, target_lengths, blank,
+    reduction="none")``.
+
+    Args:
+        log_probs: the log-probabilities, [T, N, C].
+        targets: the labels of the targets, [N, S].
+        input_lengths, target_lengths: [N].
+        blank: class of the blank.
     """
-    alphas = np.full(emissions.shape, -np.inf)
-    alphas[0, :2] = emissions[0, :2]
-    for t in range(1, len(emissions)):
-        stays, enters, skips = alphas[t - 1], np.full_like(alphas[0], -np.inf), np.full_like(alphas[0], -np.inf)
-        enters[1:] = stays[:-1]
-        skips[2:] = np.where(may_skip[2:], stays[:-2], -np.inf)
-        alphas[t] = np.logaddexp(np.logaddexp(stays, enters), skips) + emissions[t]
-    return alphas
+    exact = log_probs.astype(np.float64)
+    losses, occupancies = np.zeros(exact.shape[1]), np.zeros(exact.shape)
+    for n, (steps, labels) in enumerate(zip(input_lengths, target_lengths, strict=True)):
+        classes = np.full(2 * labels + 1, blank)
+        classes[1::2] = targets[n, :labels]
+        losses[n] = _sequence(exact[:steps, n], classes, blank, occupancies[:steps, n])
+    return CtcLosses(losses, occupancies)
 
 
 def reduction_factors(target_lengths: Integers, reduction: str) -> Float64Array:
@@ -241,7 +230,15 @@ def ctc_loss_gradient_reference(
 
 
 def _errors(reference: CtcLosses, input_lengths: Integers) -> Float64Array:
-    """Return the error of each loss; 0 for an infinite one."""
+    """Return the error of each loss; 0 for an infinite one.
+
+    u = 2^-23; rounding to float32 once costs u / 2 of the number. A time step rounds a logarithm three times (two
+    log-adds and the emission), and softplus adds 2 u of a number below log 2. Errors of the operands are averaged,
+    because the derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm. Log-probabilities are
+    at most 0, so the logarithm of the probability of a prefix is at least the logarithm of the whole target's, which is
+    -loss. The exception are states that contribute next to nothing to the whole: a state with a share below e^-20
+    counts with that share. Thus loss + 20 bounds the magnitudes of the logarithms.
+    """
     magnitude = np.where(np.isinf(reference.losses), 0.0, reference.losses + _UNLIKELY)
     return np.asarray(_STEP_UNITS * UNIT * (input_lengths + 1) * magnitude)
 
@@ -270,6 +267,10 @@ def ctc_loss_gradient_bound(
 ) -> Float64Array:
     """Return the largest accepted errors of a gradient whose exact values are ``exact``, in the log-probabilities'
     type.
+
+    The probability of a state is e to the power alpha + beta - emission + loss. It has the errors of alpha and beta,
+    the error of the loss, and four further roundings. This error is relative to the occupancy. The exponential has an
+    error of ``SIMULATED.exp`` units.
     """
     relative = np.expm1(_LOGARITHMS * _errors(reference, input_lengths))[np.newaxis, :, np.newaxis] + 4.0 * UNIT
     probabilities = np.exp(np.minimum(log_probs.astype(np.float64), 0.0))

@@ -9,7 +9,3 @@
 - ``forward``, ``mixture``, ``backward``: the divergences, those of Jensen-Shannon, and the gradient;
 - ``profiling``: the modelled profile of a launch.
 """
-
-from nkilib.experimental.loss.distillation.registry_entry import distillation_backward, distillation_forward
-
-__all__ = ["distillation_backward", "distillation_forward"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward on one core: both logits are read once, and the student's gradient is written once.
+"""The backward of distillation on one core: both logits are read once, and the student's gradient is written once.
 
 The factors of the gradients of a row are computed from the results of the forward.
 """

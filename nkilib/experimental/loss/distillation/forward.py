@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward on one core: one visit of each row for a Kullback-Leibler divergence, two for Jensen-Shannon
-(:mod:`.mixture`).
+"""The forward of distillation on one core: one visit of each row for a Kullback-Leibler divergence, two for
+Jensen-Shannon.
 
-The shifts of rows are the maxima of their first columns. An unsuitable shift of a row shows in its sums; such rows are
-recomputed under their maxima when all others are done (:mod:`nkilib.core.rows.recomputation`).
+The second visit is in :mod:`.mixture`. The shifts of rows are the maxima of their first columns. An unsuitable shift of
+a row shows in its sums; such rows are recomputed under their maxima when all others are done
+(:mod:`nkilib.core.rows.recomputation`).
 """
 
 from __future__ import annotations

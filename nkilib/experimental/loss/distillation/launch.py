@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch of the kernels: the logits and labels, the options, and the checks of both before the first instruction."""
+"""A launch of the distillation kernels: the logits and labels, the options, and their checks before the first
+instruction.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Jensen-Shannon: the log of the ratio of the mixture to the student's probability, and the forward that sums it.
+"""The forward of Jensen-Shannon, and the log of the ratio of the mixture to the student's probability, L.
 
 With M = beta P + (1 - beta) Q and r = log(P / Q),
 
     L = log(M / Q) = log(beta e^r + 1 - beta) = softplus(r + log(beta / (1 - beta))) + log(1 - beta),
 
-one function of Scalar, for any size of r. The forward visits each row twice; both logits are kept on chip if rows fit,
-else read twice.
+one function of Scalar, for any size of r, which the backward computes too (:class:`Mixture`). The forward
+(:class:`MixtureForward`) visits each row twice; both logits are kept on chip if rows fit (:class:`KeptLogits`), else
+read twice (:class:`LogitsReadTwice`).
 """
 
 from __future__ import annotations

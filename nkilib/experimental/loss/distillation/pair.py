@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Student and teacher on chip: values of the rows of a core, one per row, float32 [128, batches]; and chunks of both
-logits, loaded side by side, with the scratch for their computation.
+"""The rows of student and teacher on chip: values of the rows of a core, and chunks of the logits of both models.
+
+Values are float32 tiles [128, batches], one number per row, such as the shifts and sums of one model's exponentials
+(:class:`Exponentials`). Chunks of both logits are loaded side by side (:class:`PairStream`), into :class:`Buffers` that
+have the scratch for their computation too.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from nkilib.core.host.loss import launch_tensors
-from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
-from nkilib.experimental.loss.distillation.registry_entry import size_of
+from nkilib.experimental.loss.distillation.registry_entry import distillation_backward, distillation_forward, size_of
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.profiling.profile import AskedTrips
 from nkilib.simulator.terms.dtypes import as_dtype

@@ -1,28 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Distillation from logits: the kernels with guarantees and work, and their float64 reference. For host code.
+"""The registry entry of distillation from logits: the kernels with guarantees and work, and their float64 reference
+with its bounds. For host code.
 
-The work is stated independently of the tiling: the minimum of HBM traffic, and activation functions. The simulator is
-imported only when a profile asks for it: on hardware the kernels do not need it. A KL takes two exponentials per
-element, forward and backward, except for the backward of KL(student || teacher), which takes only the student's.
-Jensen-Shannon takes two for the log-sum-exps, and then both again and a softplus; its gradient takes the student's
-exponential and a softplus.
-
-The reference starts from the logits that a kernel receives. docs/explanation/distillation.md derives the accepted
-errors. u is 2^-23, the unit in the last place of 1. An exponential of a row of logits x, under a shift c of the size of
-its logits at most, has a relative error of u * a with a = 8 + 2 * max|x| / T: from the function itself, its argument's
-rounding, and the sum that it enters. With p the weighting distribution and q the other one, r = log(p / q):
-
-- KL: u * (a_p + a_q) * (2 + E_p|r|): the first-order terms of E[d - c] and of the log of the ratio of the sums;
-- Jensen-Shannon: the same with the weighted mean of both distances to the mixture, and with 2 |log((1 - beta) beta)|
-  more in a: logs that are added to the mixture's and subtracted again;
-- gradient: u * (a_p + a_q) of each of its terms, plus half a unit in the last place of the result's type. A probability
-  below 2^-126 is subnormal in float32, has fewer digits, and may be flushed to 0. So the bound adds 2^-126 times the
-  factors of the probability, which are the distances and the upstream gradient.
-
-The error of sums is below u * 8 of the sum of magnitudes: runs of at most 2,048 elements are added up by the engine's
-accumulator in float32, which for terms of one sign is 8 u on average; tests check this at 262,144 classes.
+The work is that of any tiling: the minimum of HBM traffic, and activation functions. The simulator is imported only
+when a profile asks for it: on hardware the kernels do not need it. docs/explanation/distillation.md derives the bounds.
 """
 
 from __future__ import annotations
@@ -72,13 +55,21 @@ def _work(student_hbm: Any, nbytes: int, functions: int) -> Work:
 
 
 def forward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
-    """Return the work of ``distillation_forward``, if each logit is read once; takes the kernel's parameters."""
+    """Return the work of ``distillation_forward``, if each logit is read once; takes the kernel's parameters.
+
+    A KL takes two exponentials per element. Jensen-Shannon takes two for the log-sum-exps, and then both again and a
+    softplus.
+    """
     nbytes = tensor_bytes(student_hbm, teacher_hbm) + _vector_bytes(student_hbm, labels_hbm)
     return _work(student_hbm, nbytes, 2 if beta in (0.0, 1.0) else 5)
 
 
 def backward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
-    """Return the work of ``distillation_backward``; the function takes the kernel's parameters."""
+    """Return the work of ``distillation_backward``; the function takes the kernel's parameters.
+
+    A KL takes two exponentials per element, except for KL(student || teacher), which takes only the student's. The
+    gradient of Jensen-Shannon takes the student's exponential and a softplus.
+    """
     nbytes = tensor_bytes(student_hbm, student_hbm, teacher_hbm) + _vector_bytes(student_hbm, labels_hbm)
     return _work(student_hbm, nbytes, 1 if beta == 1.0 else 2)
 
@@ -125,6 +116,13 @@ distillation_backward = launchable(
     ),
     backward_work,
 )
+
+
+def _log_softmax(logits: Any, temperature: float) -> Array:
+    scaled = np.asarray(logits, np.float64) / temperature
+    with np.errstate(invalid="ignore"):
+        distance = scaled - scaled.max(axis=1, keepdims=True)
+        return np.asarray(distance - np.log(np.exp(distance).sum(axis=1, keepdims=True)))
 
 
 @dataclass(frozen=True)
@@ -222,15 +220,33 @@ def distillation_gradient_reference(
     return np.asarray(upstream[:, None] * gradient)
 
 
-def _log_softmax(logits: Any, temperature: float) -> Array:
-    scaled = np.asarray(logits, np.float64) / temperature
+def _size(logits: Any, temperature: float) -> Array:
+    """Return a = 8 + 2 * max|x| / T of each row, over its finite logits."""
+    values = np.asarray(logits, np.float64)
+    return np.asarray(8.0 + 2.0 * np.where(np.isfinite(values), np.abs(values), 0.0).max(axis=1) / temperature)
+
+
+def _mean_distance(log_p: Array, log_q: Array) -> Array:
     with np.errstate(invalid="ignore"):
-        distance = scaled - scaled.max(axis=1, keepdims=True)
-        return np.asarray(distance - np.log(np.exp(distance).sum(axis=1, keepdims=True)))
+        terms = np.exp(log_p) * np.abs(log_p - log_q)
+    return np.asarray(np.where(log_p == -np.inf, 0.0, terms).sum(axis=1))
 
 
 def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperature: float = 1.0) -> Array:
-    """Return the accepted error of the loss of every position."""
+    """Return the accepted error of the loss of every position.
+
+    The reference starts from the logits that a kernel receives. u is 2^-23, the unit in the last place of 1. An
+    exponential of a row of logits x, under a shift c of the size of its logits at most, has a relative error of u * a
+    with a = 8 + 2 * max|x| / T: from the function itself, its argument's rounding, and the sum that it enters. With p
+    the weighting distribution and q the other one, r = log(p / q):
+
+    - KL: u * (a_p + a_q) * (2 + E_p|r|): the first-order terms of E[d - c] and of the log of the ratio of the sums;
+    - Jensen-Shannon: the same with the weighted mean of both distances to the mixture, and with 2 |log((1 - beta)
+      beta)| more in a: logs that are added to the mixture's and subtracted again.
+
+    The error of sums is below u * 8 of the sum of magnitudes: runs of at most 2,048 elements are added up by the
+    engine's accumulator in float32, which for terms of one sign is 8 u on average; tests check this at 262,144 classes.
+    """
     distributions = Distributions.of_logits(student, teacher, temperature)
     sizes = _size(student, temperature) + _size(teacher, temperature)
     if beta in (0.0, 1.0):
@@ -254,6 +270,11 @@ def distillation_gradient_bound(
     """Return the accepted error of every element of the gradient.
 
     ``exact`` is the reference gradient. The result of the kernel has the type of ``student``.
+
+    It is u * (a_p + a_q) of each term of the gradient, see :func:`distillation_bound`, plus half a unit in the last
+    place of the result's type. A probability below 2^-126 is subnormal in float32, has fewer digits, and may be flushed
+    to 0. So the bound adds 2^-126 times the factors of the probability, which are the distances and the upstream
+    gradient.
     """
     distributions = Distributions.of_logits(student, teacher, temperature)
     upstream = np.abs(np.asarray(grad_loss, np.float64))[:, None] / temperature
@@ -268,15 +289,3 @@ def distillation_gradient_bound(
         terms = distributions.student * factors
     off = upstream * (UNIT * sizes * terms + SMALLEST_NORMAL * factors)
     return np.asarray(off + rounding(exact, np.asarray(student).dtype))
-
-
-def _size(logits: Any, temperature: float) -> Array:
-    """Return a = 8 + 2 * max|x| / T of each row, over its finite logits."""
-    values = np.asarray(logits, np.float64)
-    return np.asarray(8.0 + 2.0 * np.where(np.isfinite(values), np.abs(values), 0.0).max(axis=1) / temperature)
-
-
-def _mean_distance(log_p: Array, log_q: Array) -> Array:
-    with np.errstate(invalid="ignore"):
-        terms = np.exp(log_p) * np.abs(log_p - log_q)
-    return np.asarray(np.where(log_p == -np.inf, 0.0, terms).sum(axis=1))

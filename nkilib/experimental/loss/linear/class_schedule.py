@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The schedule of a forward: its blocks of positions, a core's blocks of classes, and the operands that stream past.
+"""The schedule of a forward from hidden states: its blocks of positions, blocks of classes, and operands that stream
+past.
 
 X^T of a block of positions stays on chip, and W^T streams past it, one block of classes after another, with the bias
-and the class weights (:class:`ClassStream`). A core has possibly a separate block, then the blocks of a plan, and
-shared blocks (:class:`ClassSchedule`):
-
-- A device loop does not start before all issued loads have ended, including X of all positions. So a block is before
-  the loop, whose products take as long as these loads.
-- At the end the cores need each other's statistics, and a swap takes some microseconds. Meanwhile both work on the last
-  classes, each for its part of the positions, of which it then knows everything.
-
-The split of positions and the number of shared classes are arithmetic, the same for any loss.
+and the class weights (:class:`ClassStream`). The blocks of a core are a :class:`ClassSchedule`. The tiling
+(:func:`fastest_tiling`), the split of positions and the number of shared classes (:func:`shared_classes`) are
+arithmetic, the same for any loss.
 """
 
 from __future__ import annotations
@@ -55,6 +50,88 @@ BUFFERS = 2
 _PIECES_OF_OPENING = 4
 
 
+class TiledSizes(Protocol):
+    """The sizes of a forward that the search for a tiling needs."""
+
+    @property
+    def position_tiles(self) -> int:
+        """The number of tiles of positions."""
+
+    def bytes_of(self, tiles: int, class_block: int) -> int:
+        """Return the bytes per partition of SBUF for blocks of ``tiles`` position tiles and ``class_block`` classes."""
+
+    def time_us(self, tiles: int, class_block: int) -> float:
+        """Return the approximate time of the launch in us."""
+
+
+def fastest_tiling(sizes: TiledSizes, sbuf_bytes: int) -> LinearTiling:
+    """Return the tiling that is modelled to be fastest of those that fit ``sbuf_bytes`` bytes of a partition."""
+    best, least_us = LinearTiling(PARTITIONS, PARTITIONS), float("inf")
+    for class_block in CLASS_BLOCKS:
+        for tiles in range(min(sizes.position_tiles, POSITION_TILES_MAX), 0, -1):
+            if sizes.bytes_of(tiles, class_block) > sbuf_bytes:
+                continue
+            time_us = sizes.time_us(tiles, class_block)
+            if time_us < least_us:
+                best, least_us = LinearTiling(tiles * PARTITIONS, class_block), time_us
+    return best
+
+
+def unrolled_positions(num_positions: int, position_block: int) -> PositionSplit:
+    """Return blocks of about equal size of at most ``position_block`` positions, in whole tiles, without a loop."""
+    tiles = div_ceil(num_positions, PARTITIONS)
+    count = div_ceil(tiles, min(position_block // PARTITIONS, tiles))
+    size = div_ceil(tiles, count) * PARTITIONS
+    return PositionSplit(size, *divmod(num_positions, size), False)
+
+
+def looped_positions(unrolled: PositionSplit, num_positions: int, is_long: bool) -> PositionSplit:
+    """Return the plan, with a device loop if its program is too long or if there are very many positions."""
+    has_many = num_positions > limited_positions(POSITIONS_UNSPLIT)
+    return unrolled._replace(is_loop=unrolled.whole > 1 and (is_long or has_many))
+
+
+class SwapTimes(NamedTuple):
+    """The time of a swap of the cores' statistics, and of a load until its first byte arrives, in us."""
+
+    swap: float
+    load: float
+
+
+def shared_classes(of_class: float, load: float, class_block: int, vocab_size: int, times: SwapTimes) -> int:
+    """Return how many of the last classes the cores share, so that their products take longer than a swap does.
+
+    It is 0 where a block of them would be multiplied before the next one is loaded, or where they would be more than
+    an eighth of the classes.
+
+    Args:
+        of_class: the time of the products of a class, in us, for half the positions of a block.
+        load: the time to load the weights of a class, in us.
+        class_block: the number of classes of a block.
+        vocab_size: the number of all classes.
+        times: the times of the device.
+    """
+    if class_block * (of_class - load) < times.load:
+        return 0
+    classes = div_ceil(int(times.swap / of_class), PARTITIONS) * PARTITIONS
+    return classes - PARTITIONS + 1 if 8 * classes <= vocab_size else 0
+
+
+def shared_by_override(function: str, override: int, class_block: int, vocab_size: int) -> int:
+    """Return the number of shared classes that a test requests, reduced so that at least 128 classes are not shared.
+
+    Raises:
+        ValueError: if the statistics have no columns for so many.
+    """
+    most = SHARED_BLOCKS_MAX * class_block
+    if override > most:
+        raise ValueError(
+            f"{function}: PlanLimits.shared_classes must be at most {SHARED_BLOCKS_MAX} blocks of {class_block} "
+            f"classes, for which the statistics have room, got {override}; give at most {most}"
+        )
+    return max(0, min(override, vocab_size - PARTITIONS))
+
+
 class ClassDivision(NamedTuple):
     """The division of the classes among the cores.
 
@@ -80,9 +157,29 @@ def divide_classes(vocab_size: int, shared: int, cores: int, class_block: int) -
     return ClassDivision(shares, tuple(balanced_spans(last, class_block)) if last.size > 0 else ())
 
 
+def _most_of_longest_iterations(shares: list[Span], class_block: int, bodies: int) -> int:
+    """Return the ``most_bodies`` of :func:`plan_blocks` with the fewest iterations and at most ``bodies`` copies.
+
+    A plan reserves room for blocks behind the loop; where these are fewer, its iterations can be longer.
+    """
+    best, fewest = bodies, None
+    for most in range(bodies, 2 * bodies + 2):
+        plans = [plan_blocks(shares, core, class_block, most, WINDOW) for core in range(len(shares))]
+        iterations = plans[0].iterations
+        fits = iterations > 0 and max(plan.bodies for plan in plans) <= bodies
+        if fits and (fewest is None or iterations < fewest):
+            best, fewest = most, iterations
+    return best
+
+
 @dataclass(frozen=True)
 class ClassSchedule:
     """The blocks of classes that a core works on, in their order.
+
+    - A device loop does not start before all issued loads have ended, including X of all positions. So a block is
+      before the loop, whose products take as long as these loads.
+    - At the end the cores need each other's statistics, and a swap takes some microseconds. Meanwhile both work on the
+      last classes, each for its part of the positions, of which it then knows everything.
 
     Attributes:
         head: the block before the loop; None without a loop.
@@ -162,101 +259,10 @@ class ClassSchedule:
         return self.shared if self.head is None else (self.head, *self.shared)
 
 
-def _most_of_longest_iterations(shares: list[Span], class_block: int, bodies: int) -> int:
-    """Return the ``most_bodies`` of :func:`plan_blocks` with the fewest iterations and at most ``bodies`` copies.
-
-    A plan reserves room for blocks behind the loop; where these are fewer, its iterations can be longer.
-    """
-    best, fewest = bodies, None
-    for most in range(bodies, 2 * bodies + 2):
-        plans = [plan_blocks(shares, core, class_block, most, WINDOW) for core in range(len(shares))]
-        iterations = plans[0].iterations
-        fits = iterations > 0 and max(plan.bodies for plan in plans) <= bodies
-        if fits and (fewest is None or iterations < fewest):
-            best, fewest = most, iterations
-    return best
-
-
-class TiledSizes(Protocol):
-    """The sizes of a forward that the search for a tiling needs."""
-
-    @property
-    def position_tiles(self) -> int:
-        """The number of tiles of positions."""
-
-    def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Return the bytes per partition of SBUF for blocks of ``tiles`` position tiles and ``class_block`` classes."""
-
-    def time_us(self, tiles: int, class_block: int) -> float:
-        """Return the approximate time of the launch in us."""
-
-
-def fastest_tiling(sizes: TiledSizes, sbuf_bytes: int) -> LinearTiling:
-    """Return the tiling that is modelled to be fastest of those that fit ``sbuf_bytes`` bytes of a partition."""
-    best, least_us = LinearTiling(PARTITIONS, PARTITIONS), float("inf")
-    for class_block in CLASS_BLOCKS:
-        for tiles in range(min(sizes.position_tiles, POSITION_TILES_MAX), 0, -1):
-            if sizes.bytes_of(tiles, class_block) > sbuf_bytes:
-                continue
-            time_us = sizes.time_us(tiles, class_block)
-            if time_us < least_us:
-                best, least_us = LinearTiling(tiles * PARTITIONS, class_block), time_us
-    return best
-
-
-class SwapTimes(NamedTuple):
-    """The time of a swap of the cores' statistics, and of a load until its first byte arrives, in us."""
-
-    swap: float
-    load: float
-
-
-def unrolled_positions(num_positions: int, position_block: int) -> PositionSplit:
-    """Return blocks of about equal size of at most ``position_block`` positions, in whole tiles, without a loop."""
-    tiles = div_ceil(num_positions, PARTITIONS)
-    count = div_ceil(tiles, min(position_block // PARTITIONS, tiles))
-    size = div_ceil(tiles, count) * PARTITIONS
-    return PositionSplit(size, *divmod(num_positions, size), False)
-
-
-def looped_positions(unrolled: PositionSplit, num_positions: int, is_long: bool) -> PositionSplit:
-    """Return the plan, with a device loop if its program is too long or if there are very many positions."""
-    has_many = num_positions > limited_positions(POSITIONS_UNSPLIT)
-    return unrolled._replace(is_loop=unrolled.whole > 1 and (is_long or has_many))
-
-
-def shared_classes(of_class: float, load: float, class_block: int, vocab_size: int, times: SwapTimes) -> int:
-    """Return how many of the last classes the cores share, so that their products take longer than a swap does.
-
-    It is 0 where a block of them would be multiplied before the next one is loaded, or where they would be more than
-    an eighth of the classes.
-
-    Args:
-        of_class: the time of the products of a class, in us, for half the positions of a block.
-        load: the time to load the weights of a class, in us.
-        class_block: the number of classes of a block.
-        vocab_size: the number of all classes.
-        times: the times of the device.
-    """
-    if class_block * (of_class - load) < times.load:
-        return 0
-    classes = div_ceil(int(times.swap / of_class), PARTITIONS) * PARTITIONS
-    return classes - PARTITIONS + 1 if 8 * classes <= vocab_size else 0
-
-
-def shared_by_override(function: str, override: int, class_block: int, vocab_size: int) -> int:
-    """Return the number of shared classes that a test requests, reduced so that at least 128 classes are not shared.
-
-    Raises:
-        ValueError: if the statistics have no columns for so many.
-    """
-    most = SHARED_BLOCKS_MAX * class_block
-    if override > most:
-        raise ValueError(
-            f"{function}: PlanLimits.shared_classes must be at most {SHARED_BLOCKS_MAX} blocks of {class_block} "
-            f"classes, for which the statistics have room, got {override}; give at most {most}"
-        )
-    return max(0, min(override, vocab_size - PARTITIONS))
+def tiles_of_core(tiles: int) -> range:
+    """Return the tiles of positions that a core works on where the cores share classes."""
+    core, cores = nl.program_id(), nl.num_programs()
+    return range(div_ceil(tiles * core, cores), div_ceil(tiles * (core + 1), cores))
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tensors and sizes of a launch: operands, tiling, blocks of positions and classes, and the gradients in HBM.
+"""The work of a launch of an output layer: its operands and gradients in HBM, and blocks of their positions and
+classes.
 
 A kernel is traced with the operands (:class:`LinearOperands`) and the gradients that it returns (:class:`Gradients`).
-
-Positions and classes are split into blocks, and a loop over equal blocks keeps a program small. NKI unrolls Python
-loops: a gradient of 128,256 classes would be half a million instructions. So equal blocks are iterations of
-``nl.fori_loop``, of which the device has one copy, and only the blocks that remain at the end are unrolled. A body is
-written once, for a :class:`Step`; it does not matter to the body whether its block starts at a number or at a loop
-variable.
-
-The cost of a loop, modelled, not measured (docs/explanation/performance_model.md):
-
-- A loop takes 25 us to start and to end (``ModelParameters.loop_entry_us``).
-- All engines and queues synchronise between two iterations: nothing of the next one overlaps with the last results of
-  this one, which costs 3 to 5 us. Iterations are therefore long; they have several blocks if a block is short. The
-  first loads of the next block are issued before the edge, see :attr:`Step.following`.
-- A store to an address that is a loop variable waits for the earlier ones to the same tensor, 2 us each, because the
-  model takes it to reach the whole tensor. One wide store for all classes of a block costs that once. Loads do not
-  wait, and the model computes addresses for free (``register_us``).
-- ``dma_compute`` takes no such address.
+Its tiling (:class:`LinearTiling`) says how many positions and classes are on chip at a time. Positions are split into
+parts and blocks (:class:`PositionParts`, :class:`PositionSplit`), and the rows of a core into blocks that the body of a
+loop takes one after another (:class:`BlockSchedule`).
 """
 
 from __future__ import annotations
@@ -50,6 +37,10 @@ STAGED_ELEMENTS, STAGES = 1024, 4
 # Target ids that Vector looks for at a time, and how many of them there may be in each partition for all positions of a
 # part: they stay, three numbers each.
 IDS_OF_SEARCH, _IDS_OF_PART = 8, 2048
+# Target ids of a position.
+IDS_MAX = 64
+# The default number of bytes that one launch may take for logits.
+SCRATCH_BYTES = 512 * 2**20
 
 # A loop of fewer iterations costs more than it saves.
 FEWEST_ITERATIONS = 2
@@ -68,6 +59,19 @@ LOGIT_SCALE_MIN, LOGIT_SCALE_MAX = 1e-6, 1e6
 def searched_ids(ids: int) -> int:
     """Return the number of target ids per position, rounded up to a multiple of the eight that one search finds."""
     return div_ceil(ids, IDS_OF_SEARCH) * IDS_OF_SEARCH
+
+
+def check_logit_scale(function: str, logit_scale: float) -> None:
+    """Check that a scale of the logits is within its range.
+
+    Raises:
+        AssertionError: if it is not; the message names function, requirement, value and remedy.
+    """
+    if not is_number(logit_scale) or not LOGIT_SCALE_MIN <= logit_scale <= LOGIT_SCALE_MAX:
+        raise AssertionError(
+            f"{function}: logit_scale must be a number from {LOGIT_SCALE_MIN} to {LOGIT_SCALE_MAX}, got {logit_scale}; "
+            f"pass 1.0 for none"
+        )
 
 
 class LinearTiling(NamedTuple):
@@ -158,6 +162,10 @@ def position_parts(
     return PositionParts(size, *divmod(num_positions, size))
 
 
+def _staging_bytes(itemsize: int) -> int:
+    return STAGES * STAGED_ELEMENTS * itemsize
+
+
 class CastBytes(NamedTuple):
     """Bytes of an element of each operand that is rounded to the type of the products while it is loaded; else 0.
 
@@ -181,10 +189,6 @@ class CastBytes(NamedTuple):
         X is rounded beforehand.
         """
         return 0 if has_classes_first and keeps_logits else _staging_bytes(self.weight)
-
-
-def _staging_bytes(itemsize: int) -> int:
-    return STAGES * STAGED_ELEMENTS * itemsize
 
 
 class Span(NamedTuple):
@@ -271,11 +275,30 @@ class Step:
     following: Block | None
 
 
+def _block_or_none(first: int | nisa.NkiScalar, size: int) -> Block | None:
+    return Block(first, size) if size > 0 else None
+
+
 @dataclass(frozen=True)
 class BlockSchedule:
     """The blocks of a core: a loop of ``iterations`` iterations, and then the rest.
 
-    An iteration has ``blocks_per_iteration`` blocks of ``size`` rows.
+    An iteration has ``blocks_per_iteration`` blocks of ``size`` rows. A loop over equal blocks keeps a program small.
+    NKI unrolls Python loops: a gradient of 128,256 classes would be half a million instructions. So equal blocks are
+    iterations of ``nl.fori_loop``, of which the device has one copy, and only the blocks that remain at the end are
+    unrolled. A body is written once, for a :class:`Step`; it does not matter to the body whether its block starts at a
+    number or at a loop variable.
+
+    The cost of a loop, modelled, not measured (docs/explanation/performance_model.md):
+
+    - A loop takes 25 us to start and to end (``ModelParameters.loop_entry_us``).
+    - All engines and queues synchronise between two iterations: nothing of the next one overlaps with the last results
+      of this one, which costs 3 to 5 us. Iterations are therefore long; they have several blocks if a block is short.
+      The first loads of the next block are issued before the edge, see :attr:`Step.following`.
+    - A store to an address that is a loop variable waits for the earlier ones to the same tensor, 2 us each, because
+      the model takes it to reach the whole tensor. One wide store for all classes of a block costs that once. Loads do
+      not wait, and the model computes addresses for free (``register_us``).
+    - ``dma_compute`` takes no such address.
 
     Attributes:
         first: the first row.
@@ -351,6 +374,10 @@ class BlockSchedule:
         return min(self.size, size // PARTITIONS * PARTITIONS)
 
 
+def _rest(span: Span, tiles_per_block: int) -> list[Span]:
+    return balanced_spans(span, tiles_per_block * PARTITIONS) if span.size else []
+
+
 def plan_blocks(shares: Sequence[Span], core: int, most: int, most_bodies: int, slots: int = 1) -> BlockSchedule:
     """Return the blocks of a core. All cores have the same loop, as the device requires.
 
@@ -380,27 +407,6 @@ def plan_blocks(shares: Sequence[Span], core: int, most: int, most_bodies: int, 
     return BlockSchedule(
         share.first, tiles_per_block * PARTITIONS, blocks_per_iteration, iterations, tuple(_rest(rest, tiles_per_block))
     )
-
-
-def _block_or_none(first: int | nisa.NkiScalar, size: int) -> Block | None:
-    return Block(first, size) if size > 0 else None
-
-
-def _rest(span: Span, tiles_per_block: int) -> list[Span]:
-    return balanced_spans(span, tiles_per_block * PARTITIONS) if span.size else []
-
-
-def check_logit_scale(function: str, logit_scale: float) -> None:
-    """Check that a scale of the logits is within its range.
-
-    Raises:
-        AssertionError: if it is not; the message names function, requirement, value and remedy.
-    """
-    if not is_number(logit_scale) or not LOGIT_SCALE_MIN <= logit_scale <= LOGIT_SCALE_MAX:
-        raise AssertionError(
-            f"{function}: logit_scale must be a number from {LOGIT_SCALE_MIN} to {LOGIT_SCALE_MAX}, got {logit_scale}; "
-            f"pass 1.0 for none"
-        )
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,27 @@ if TYPE_CHECKING:
 _GPSIMD = nisa.engine.gpsimd
 
 
+def _constants(size: int) -> nl.NkiTensor:
+    """Return the constants of a block size as tiles, because operands of GpSimd are tiles, not numbers."""
+    constants_sbuf = nl.ndarray((PARTITIONS, 4), dtype=nl.float32, buffer=nl.sbuf)
+    for part, value in enumerate((float(size), float(size - 1), 0.0, FLOAT32_LOWEST)):
+        nisa.memset(dst=constants_sbuf[:, part : part + 1], value=value)
+    return constants_sbuf
+
+
+def over_ids(values_sbuf: nl.NkiTensor, ids: int) -> nl.NkiTensor:
+    """Return a tile [rows, tiles] as a view [rows, tiles, ids]: the same number for all ids of a position."""
+    return values_sbuf.expand_dim(2).broadcast(2, ids)
+
+
+def broadcast_like(column_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return a tile [rows, 1] as a view in the shape [rows, tiles] or [rows, tiles, ids] of another tile."""
+    view_sbuf = column_sbuf.broadcast(1, like_sbuf.shape[1])
+    if len(like_sbuf.shape) == 2:
+        return view_sbuf
+    return over_ids(view_sbuf, like_sbuf.shape[2])
+
+
 @dataclass(frozen=True)
 class TargetLogits:
     """The target logits of a block of positions.
@@ -125,32 +146,11 @@ class TargetLogits:
         nisa.tensor_tensor(dst=dst_sbuf, data1=data1_sbuf, data2=data2_sbuf, op=op, engine=_GPSIMD)
 
 
-def _constants(size: int) -> nl.NkiTensor:
-    """Return the constants of a block size as tiles, because operands of GpSimd are tiles, not numbers."""
-    constants_sbuf = nl.ndarray((PARTITIONS, 4), dtype=nl.float32, buffer=nl.sbuf)
-    for part, value in enumerate((float(size), float(size - 1), 0.0, FLOAT32_LOWEST)):
-        nisa.memset(dst=constants_sbuf[:, part : part + 1], value=value)
-    return constants_sbuf
-
-
 def restore_masked(picked_sbuf: nl.NkiTensor) -> None:
     """Replace the lowest float32, the logit of a masked class, by -inf."""
     is_masked_sbuf = nl.ndarray(picked_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=is_masked_sbuf, data=picked_sbuf, op0=nl.less_equal, operand0=FLOAT32_LOWEST)
     nisa.tensor_copy_predicated(dst=picked_sbuf, src=constant(picked_sbuf, float("-inf")), predicate=is_masked_sbuf)
-
-
-def broadcast_like(column_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return a tile [rows, 1] as a view in the shape [rows, tiles] or [rows, tiles, ids] of another tile."""
-    view_sbuf = column_sbuf.broadcast(1, like_sbuf.shape[1])
-    if len(like_sbuf.shape) == 2:
-        return view_sbuf
-    return over_ids(view_sbuf, like_sbuf.shape[2])
-
-
-def over_ids(values_sbuf: nl.NkiTensor, ids: int) -> nl.NkiTensor:
-    """Return a tile [rows, tiles] as a view [rows, tiles, ids]: the same number for all ids of a position."""
-    return values_sbuf.expand_dim(2).broadcast(2, ids)
 
 
 class VectorPass(Protocol):

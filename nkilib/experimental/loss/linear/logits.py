@@ -52,6 +52,10 @@ def multiply(
         )
 
 
+def _slot(tiles: list[nl.NkiTensor], number: int, positions: int, classes: int) -> nl.NkiTensor:
+    return tiles[number % len(tiles)][0:positions, 0:classes]
+
+
 @dataclass(frozen=True)
 class LogitTiles:
     """Computes the tiles of logits, one after another.
@@ -146,10 +150,6 @@ class LogitTiles:
                 operand1=tangents_sbuf,
             )
         return tangents_sbuf
-
-
-def _slot(tiles: list[nl.NkiTensor], number: int, positions: int, classes: int) -> nl.NkiTensor:
-    return tiles[number % len(tiles)][0:positions, 0:classes]
 
 
 @dataclass(frozen=True)

@@ -193,50 +193,6 @@ def load_broadcast(dst_sbuf: nl.NkiTensor, vector_hbm: nl.NkiTensor) -> None:
     nisa.dma_copy(dst=dst_sbuf, src=vector_hbm.expand_dim(0).broadcast(0, dst_sbuf.shape[0]))
 
 
-def load_positions(vector_hbm: nl.NkiTensor, fill: float) -> nl.NkiTensor:
-    """Load a number for each position, as float32 ``[128, tiles]``; ``[p, t]`` is that of position ``128 * t + p``.
-
-    Positions are in HBM as rows of 128, which DMA transposes: loaded one by one, an engine would take as long for each
-    position as for a row.
-
-    Args:
-        vector_hbm: the vector, [positions], of 2 or 4 bytes each; a number that float32 cannot hold is rounded.
-        fill: the value beyond the last position.
-    """
-    positions = vector_hbm.shape[0]
-    tiles, rest = divmod(positions, PARTITIONS)
-    loaded_sbuf = nl.ndarray((PARTITIONS, tiles + (rest > 0)), dtype=vector_hbm.dtype, buffer=nl.sbuf)
-    if rest > 0:
-        nisa.memset(dst=loaded_sbuf[:, tiles : tiles + 1], value=fill)
-    for rows_hbm, start, end in _rows_of_positions(vector_hbm):
-        nisa.dma_transpose(dst=loaded_sbuf[0 : rows_hbm.shape[1], start:end], src=rows_hbm)
-    return cast(loaded_sbuf, nl.float32)
-
-
-def store_positions(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> list[nisa.NkiInstruction]:
-    """Store a number for each position, the reverse of :func:`load_positions`.
-
-    Tensor transposes the tiles, because DMA transposes into SBUF only.
-
-    Args:
-        vector_hbm: the destination, [positions], of any type; a float32 value is cast to an integer type before it is
-            stored.
-        values_sbuf: the values, float32 [128, tiles], written everywhere.
-
-    Returns:
-        The stores.
-    """
-    stores: list[nisa.NkiInstruction] = []
-    for rows_hbm, start, end in _rows_of_positions(vector_hbm):
-        for first in range(start, end, PARTITIONS):
-            last = min(first + PARTITIONS, end)
-            rows_sbuf = nl.ndarray((last - first, PARTITIONS), dtype=vector_hbm.dtype, buffer=nl.sbuf)
-            _transpose(rows_sbuf, values_sbuf[:, first:last])
-            part_hbm = rows_hbm[first - start : last - start, :]
-            stores.append(nisa.dma_copy(dst=part_hbm, src=rows_sbuf[:, 0 : rows_hbm.shape[1]]))
-    return stores
-
-
 class _Rows(NamedTuple):
     """Some positions of a vector as rows in HBM, one row for each tile of positions.
 
@@ -264,11 +220,55 @@ def _rows_of_positions(vector_hbm: nl.NkiTensor) -> list[_Rows]:
     return views
 
 
+def load_positions(vector_hbm: nl.NkiTensor, fill: float) -> nl.NkiTensor:
+    """Load a number for each position, as float32 ``[128, tiles]``; ``[p, t]`` is that of position ``128 * t + p``.
+
+    Positions are in HBM as rows of 128, which DMA transposes: loaded one by one, an engine would take as long for each
+    position as for a row.
+
+    Args:
+        vector_hbm: the vector, [positions], of 2 or 4 bytes each; a number that float32 cannot hold is rounded.
+        fill: the value beyond the last position.
+    """
+    positions = vector_hbm.shape[0]
+    tiles, rest = divmod(positions, PARTITIONS)
+    loaded_sbuf = nl.ndarray((PARTITIONS, tiles + (rest > 0)), dtype=vector_hbm.dtype, buffer=nl.sbuf)
+    if rest > 0:
+        nisa.memset(dst=loaded_sbuf[:, tiles : tiles + 1], value=fill)
+    for rows_hbm, start, end in _rows_of_positions(vector_hbm):
+        nisa.dma_transpose(dst=loaded_sbuf[0 : rows_hbm.shape[1], start:end], src=rows_hbm)
+    return cast(loaded_sbuf, nl.float32)
+
+
 def _transpose(dst_sbuf: nl.NkiTensor, float32_sbuf: nl.NkiTensor) -> None:
     """Transpose by Tensor, through PSUM, with a cast on the way out."""
     transposed_psum = nl.ndarray(dst_sbuf.shape, dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=transposed_psum, data=float32_sbuf)
     nisa.tensor_copy(dst=dst_sbuf, src=transposed_psum)
+
+
+def store_positions(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> list[nisa.NkiInstruction]:
+    """Store a number for each position, the reverse of :func:`load_positions`.
+
+    Tensor transposes the tiles, because DMA transposes into SBUF only.
+
+    Args:
+        vector_hbm: the destination, [positions], of any type; a float32 value is cast to an integer type before it is
+            stored.
+        values_sbuf: the values, float32 [128, tiles], written everywhere.
+
+    Returns:
+        The stores.
+    """
+    stores: list[nisa.NkiInstruction] = []
+    for rows_hbm, start, end in _rows_of_positions(vector_hbm):
+        for first in range(start, end, PARTITIONS):
+            last = min(first + PARTITIONS, end)
+            rows_sbuf = nl.ndarray((last - first, PARTITIONS), dtype=vector_hbm.dtype, buffer=nl.sbuf)
+            _transpose(rows_sbuf, values_sbuf[:, first:last])
+            part_hbm = rows_hbm[first - start : last - start, :]
+            stores.append(nisa.dma_copy(dst=part_hbm, src=rows_sbuf[:, 0 : rows_hbm.shape[1]]))
+    return stores
 
 
 @dataclass(frozen=True)

@@ -44,21 +44,3 @@ additionally uses what has ``id`` in its name.
 ``host`` has the numpy and arithmetic around the kernels, and ``registry_entry`` the kernels to launch with their
 guarantees and their entry in the list of losses.
 """
-
-from nkilib.experimental.loss.linear_cross_entropy.registry_entry import (
-    LINEAR_CROSS_ENTROPY,
-    linear_cross_entropy_backward,
-    linear_cross_entropy_forward,
-    linear_cross_entropy_forward_backward,
-    linear_token_scores_backward,
-    linear_token_scores_forward,
-)
-
-__all__ = [
-    "LINEAR_CROSS_ENTROPY",
-    "linear_cross_entropy_backward",
-    "linear_cross_entropy_forward",
-    "linear_cross_entropy_forward_backward",
-    "linear_token_scores_backward",
-    "linear_token_scores_forward",
-]

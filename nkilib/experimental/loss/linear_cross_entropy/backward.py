@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.rows import arithmetic
 from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
 from nkilib.experimental.loss.cross_entropy.launch import Options
 from nkilib.experimental.loss.cross_entropy.softcap import squared, through_cap
-from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, OperandPair
+from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.one_core import (
     program_share,
@@ -30,11 +31,10 @@ from nkilib.experimental.loss.linear.backward.one_core import (
     write_gradients_of_positions,
 )
 from nkilib.experimental.loss.linear.backward.rounds import BackwardProblem
+from nkilib.experimental.loss.linear.backward.streams import OperandPair
 from nkilib.experimental.loss.linear.backward.tile_maker import (
     LastProduct,
     TilePlace,
-    multiply_on_gpsimd,
-    multiply_tiles,
 )
 from nkilib.experimental.loss.linear.backward.weight_gradient import PowerOfTwo
 from nkilib.experimental.loss.linear.launch import Block, Gradients, LinearTiling, Span, position_parts
@@ -46,6 +46,11 @@ from nkilib.nki import nisa, nl
 
 # A masked class has a bias of -inf, and 0 * inf is NaN. With this bias its p is 0 too, and so is p times its logit.
 _LOWEST_BIAS = -(2.0**100)
+
+
+def _whole(count: float) -> int:
+    """Return ``count`` rounded up, but ignore an excess of up to 1e-6, which is the rounding error of a share."""
+    return ceil(count - 1e-6)
 
 
 @dataclass(frozen=True)
@@ -218,7 +223,7 @@ class GradientTiles:
         nisa.tensor_scalar(
             dst=scores, data=scores, op0=nl.subtract, operand0=1.0, reverse0=True, op1=nl.multiply, operand1=own_sbuf
         )
-        multiply_tiles(dst_sbuf, error_sbuf, scores)
+        arithmetic.product(dst_sbuf, error_sbuf, scores)
         return None
 
     def _slopes(
@@ -256,9 +261,9 @@ class GradientTiles:
         """Write D * p, plus the gradients of several target ids."""
         gradient_sbuf = dst_sbuf if self.softcap is None else softmax_sbuf
         if ids_sbuf is None:
-            multiply_tiles(gradient_sbuf, slopes_sbuf, softmax_sbuf)
+            arithmetic.product(gradient_sbuf, slopes_sbuf, softmax_sbuf)
         else:
-            multiply_tiles(slopes_sbuf, slopes_sbuf, softmax_sbuf)
+            arithmetic.product(slopes_sbuf, slopes_sbuf, softmax_sbuf)
             nisa.scalar_tensor_tensor(
                 dst=gradient_sbuf, data=slopes_sbuf, op0=nl.multiply, operand0=1.0, op1=nl.add, operand1=ids_sbuf
             )
@@ -276,7 +281,7 @@ class GradientTiles:
         if self.is_kept:
             squared(tangents)
         else:
-            multiply_on_gpsimd(tangents, tangents, tangents)
+            arithmetic.multiply_on_gpsimd(tangents, tangents, tangents)
 
     def _softmax(self, dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace) -> None:
         """Write p; the scores stay as they are. With a maximum, ``dst_sbuf`` holds the exponents without their bias."""
@@ -299,7 +304,7 @@ class GradientTiles:
             return None
         if slopes_sbuf is not None:
             # Under a cap Vector has the least time of all, and GpSimd nothing to do.
-            multiplied = multiply_tiles if self.softcap is None else multiply_on_gpsimd
+            multiplied = arithmetic.product if self.softcap is None else arithmetic.multiply_on_gpsimd
             multiplied(slopes_sbuf, slopes_sbuf, softmax_sbuf)
             self._subtract_spread(slopes_sbuf, place)
             return slopes_sbuf
@@ -337,35 +342,6 @@ class GradientTiles:
         )
 
 
-def _whole(count: float) -> int:
-    """Return ``count`` rounded up, but ignore an excess of up to 1e-6, which is the rounding error of a share."""
-    return ceil(count - 1e-6)
-
-
-def backward_of_core(
-    launch: LinearLaunch, options: Options, tiling: LinearTiling, upstream: PositionUpstream, gradients: Gradients
-) -> None:
-    """Write the gradients; this core works on its share of the classes.
-
-    Raises:
-        AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
-    """
-    parts = position_parts(launch.num_positions, launch.num_features, launch.ids)
-    first_part = launch.of_positions(Block(0, parts.size))
-    adds_to_weight = gradients.adds_to_weight or parts.is_split
-    sizes = backward_sizes(first_part, options, upstream, adds_to_weight, gradients.sums_bias_of(launch))
-    sizes = replace(sizes, program_share=program_share(parts))
-    require_fitting_plan(launch.function, tiling, BackwardPlan.of(sizes, *tiling))
-    launch = with_rounded_input(launch)
-
-    def problem_of(block: Block) -> BackwardProblem:
-        if not parts.is_split:
-            return problem_of_launch(launch, options, upstream)
-        return problem_of_launch(launch.of_positions(block), options, upstream_of_positions(upstream, block))
-
-    write_gradients_of_positions(launch, gradients, parts, sizes, tiling, problem_of)
-
-
 def problem_of_launch(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> BackwardProblem:
     """Return the problem that the shared backward computes gradients of."""
     lowest_bias = None
@@ -398,3 +374,27 @@ def upstream_of_positions(upstream: PositionUpstream, block: Block) -> PositionU
         of(upstream.entropy_hbm),
         of(upstream.grad_entropy_hbm),
     )
+
+
+def backward_of_core(
+    launch: LinearLaunch, options: Options, tiling: LinearTiling, upstream: PositionUpstream, gradients: Gradients
+) -> None:
+    """Write the gradients; this core works on its share of the classes.
+
+    Raises:
+        AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
+    """
+    parts = position_parts(launch.num_positions, launch.num_features, launch.ids)
+    first_part = launch.of_positions(Block(0, parts.size))
+    adds_to_weight = gradients.adds_to_weight or parts.is_split
+    sizes = backward_sizes(first_part, options, upstream, adds_to_weight, gradients.sums_bias_of(launch))
+    sizes = replace(sizes, program_share=program_share(parts))
+    require_fitting_plan(launch.function, tiling, BackwardPlan.of(sizes, *tiling))
+    launch = with_rounded_input(launch)
+
+    def problem_of(block: Block) -> BackwardProblem:
+        if not parts.is_split:
+            return problem_of_launch(launch, options, upstream)
+        return problem_of_launch(launch.of_positions(block), options, upstream_of_positions(upstream, block))
+
+    write_gradients_of_positions(launch, gradients, parts, sizes, tiling, problem_of)

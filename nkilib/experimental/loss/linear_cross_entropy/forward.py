@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward on one core: X^T of a block of positions stays on chip, and W^T of the core's classes streams past it.
+"""The forward of linear cross-entropy on one core: W^T of its classes streams past X^T of a block of positions.
 
-The cores share the classes, and swap their statistics of the positions at the end of a block of positions. For several
-target ids per position the results are log-probabilities [N, K] instead of a loss (:class:`ScoreResults`).
+X^T stays on chip. The cores share the classes, and swap their statistics of the positions at the end of a block of
+positions. For several target ids per position the results are log-probabilities [N, K] instead of a loss
+(:class:`ScoreResults`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from nkilib.experimental.loss.linear.class_schedule import (
     StoredPositions,
     divide_classes,
     load_input,
+    tiles_of_core,
 )
 from nkilib.experimental.loss.linear.launch import WINDOW, Block, LinearTiling, PositionSplit, Step
 from nkilib.experimental.loss.linear.logit_passes import TargetLogits, over_ids, restore_masked
@@ -112,27 +114,6 @@ class ScoreResults:
         return tuple(tensor_hbm for tensor_hbm in tensors if tensor_hbm is not None)
 
 
-def score_results(group: Group, results: ScoreResults, options: Options) -> list[GroupResult]:
-    """Compute the results of a block of positions whose log d, the log of the sum of exponentials, is known."""
-    statistics, targets = group.statistics, group.targets
-    if targets is None or targets.masks is None:
-        raise ValueError("linear_token_scores_forward: there must be targets, got none; pass targets_hbm")
-    lse_sbuf = difference(statistics.log_sum_sbuf, statistics.scaled(statistics.row_neg_max_sbuf))
-    scores_sbuf = _scores(targets, options)
-    pairs = [
-        (one_or_several(results.logprob_hbm), _logprob(scores_sbuf, lse_sbuf, group, targets)),
-        (results.lse_hbm, lse_sbuf),
-        *results_of_all_classes(group, results.others),
-    ]
-    if results.target_logit_hbm is not None:
-        local_sbuf = selected(statistics.scaled(scores_sbuf), targets.masks.local_sbuf)
-        pairs.append((one_or_several(results.target_logit_hbm), local_sbuf))
-    if results.others.maximum_hbm is not None:
-        pairs.append((results.others.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -statistics.scale)))
-        pairs.append((results.others.log_sum_hbm, statistics.log_sum_sbuf))
-    return [GroupResult(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in pairs if vector_hbm is not None]
-
-
 def _scores(targets: TargetValues, options: Options) -> nl.NkiTensor:
     """Return the scores at the targets: the logits, or their tangents under a cap, of which z is a multiple."""
     if options.softcap is None:
@@ -141,6 +122,11 @@ def _scores(targets: TargetValues, options: Options) -> nl.NkiTensor:
     hyperbolic_tangents(tangents_sbuf, targets.logits_sbuf, options.softcap)
     masked_tangents(tangents_sbuf, tangents_sbuf, targets.logits_sbuf)
     return tangents_sbuf
+
+
+def _of_ids(values_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return per-position scalars as a view in the shape of a tile of the ids."""
+    return values_sbuf if len(like_sbuf.shape) == 2 else over_ids(values_sbuf, like_sbuf.shape[2])
 
 
 def _logprob(scores_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, group: Group, targets: TargetValues) -> nl.NkiTensor:
@@ -177,35 +163,25 @@ def _logprob(scores_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, group: Group, ta
     return selected(distance_sbuf, targets.masks.valid_sbuf)
 
 
-def _of_ids(values_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return per-position scalars as a view in the shape of a tile of the ids."""
-    return values_sbuf if len(like_sbuf.shape) == 2 else over_ids(values_sbuf, like_sbuf.shape[2])
-
-
-def forward_of_core(
-    launch: LinearLaunch,
-    options: Options,
-    tiling: LinearTiling,
-    results: Results | ScoreResults,
-    keeping: Keeping | None = None,
-) -> None:
-    """Compute the results; each core stores some of them. ``keeping`` is for gradients in the same launch."""
-    _require_room(launch, options, tiling)
-    sizes = _sizes(launch, options)
-    if keeping is not None:
-        sizes = replace(sizes, program_share=keeping.program_share)
-    plan = sizes.position_plan(*tiling)
-    if keeping is not None:
-        # The address of kept logits depends on the loop over classes, and cannot depend on another loop.
-        plan = plan._replace(is_loop=False)
-    forward = _Forward.make(launch, options, tiling, plan, sizes.most_bodies(plan), keeping)
-    looped = plan.whole * plan.size if plan.is_loop else 0
-    if looped > 0:
-        forward.classes.open(forward.schedule.opening)
-        nl.fori_loop(0, looped, lambda first: forward.run(Block(first, plan.size), results, False, True), plan.size)
-    for first in range(looped, launch.num_positions, plan.size):
-        left = launch.num_positions - first
-        forward.run(Block(first, min(plan.size, left)), results, first == 0, left > plan.size)
+def score_results(group: Group, results: ScoreResults, options: Options) -> list[GroupResult]:
+    """Compute the results of a block of positions whose log d, the log of the sum of exponentials, is known."""
+    statistics, targets = group.statistics, group.targets
+    if targets is None or targets.masks is None:
+        raise ValueError("linear_token_scores_forward: there must be targets, got none; pass targets_hbm")
+    lse_sbuf = difference(statistics.log_sum_sbuf, statistics.scaled(statistics.row_neg_max_sbuf))
+    scores_sbuf = _scores(targets, options)
+    pairs = [
+        (one_or_several(results.logprob_hbm), _logprob(scores_sbuf, lse_sbuf, group, targets)),
+        (results.lse_hbm, lse_sbuf),
+        *results_of_all_classes(group, results.others),
+    ]
+    if results.target_logit_hbm is not None:
+        local_sbuf = selected(statistics.scaled(scores_sbuf), targets.masks.local_sbuf)
+        pairs.append((one_or_several(results.target_logit_hbm), local_sbuf))
+    if results.others.maximum_hbm is not None:
+        pairs.append((results.others.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -statistics.scale)))
+        pairs.append((results.others.log_sum_hbm, statistics.log_sum_sbuf))
+    return [GroupResult(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in pairs if vector_hbm is not None]
 
 
 def _sizes(launch: LinearLaunch, options: Options) -> ForwardSizes:
@@ -236,91 +212,6 @@ def _require_room(launch: LinearLaunch, options: Options, tiling: LinearTiling) 
         f"most {most} bytes of a partition, got {needed} with position_block={tiling.position_block} and "
         f"class_block={tiling.class_block}; None takes the value of choose_linear_tiling",
     )
-
-
-@dataclass(frozen=True)
-class _Forward:
-    """The operands and buffers that all blocks of positions share.
-
-    Attributes:
-        launch, options: the operands and options of the kernel.
-        schedule: the schedule of the core's classes.
-        input_sbuf: X^T, [128, ceil(D / 128), 128] for each tile of a block.
-        classes: the stream of the classes.
-        scores: the tiles of logits.
-        kept: the memory that the logits are kept in; None if they are not kept.
-    """
-
-    launch: LinearLaunch
-    options: Options
-    schedule: ClassSchedule
-    input_sbuf: list[nl.NkiTensor]
-    classes: ClassStream
-    scores: ScoreTiles
-    kept: KeptLogits | None
-
-    @classmethod
-    def make(
-        cls,
-        launch: LinearLaunch,
-        options: Options,
-        tiling: LinearTiling,
-        plan: PositionSplit,
-        bodies: int,
-        keeping: Keeping | None,
-    ) -> _Forward:
-        """Allocate memory for a program of at most ``bodies`` blocks of classes for each block of positions."""
-        tiles, sizes = plan.tiles, _sizes(launch, options)
-        depth = div_ceil(launch.num_features, PARTITIONS)
-        if keeping is None:
-            shared = sizes.shared_classes(plan, tiling.class_block)
-            division = divide_classes(launch.vocab_size, shared, nl.num_programs(), tiling.class_block)
-        else:
-            division = ClassDivision(keeping.shares, ())
-        schedule = ClassSchedule.make(division, nl.program_id(), tiling.class_block, bodies)
-        shape = (PARTITIONS, depth, PARTITIONS)
-        largest = max(schedule.largest, 1)
-        staging = Staging.make(launch.casts.forward_staging(launch.has_classes_first))
-        return cls(
-            launch,
-            options,
-            schedule,
-            [nl.ndarray(shape, dtype=launch.dtype, buffer=nl.sbuf) for _ in range(tiles)],
-            ClassStream.make(launch, largest, options.needs_class_weights, staging),
-            ScoreTiles.make(
-                options, forward_needs(launch, options), launch.num_features, min(tiles, sizes.group_tiles), largest
-            ),
-            None if keeping is None else keeping.kept,
-        )
-
-    def run(self, block: Block, results: Results | ScoreResults, opens: bool, reopens: bool) -> None:
-        """Compute the results of a block of positions.
-
-        Args:
-            block: the positions.
-            results: the results of all positions.
-            opens: whether the first classes are still to be loaded; the first tile of positions does not wait for them.
-            reopens: whether the first classes are loaded again at the end, for the next block.
-        """
-        input_sbuf = self.input_sbuf[0 : div_ceil(block.size, PARTITIONS)]
-        load_input(input_sbuf[0:1], self.launch.input_hbm, block, self.classes.staging)
-        if opens:
-            self.classes.open(self.schedule.opening)
-        of_block = _BlockForward.make(self, block, input_sbuf, reopens)
-        if len(input_sbuf) > 1:
-            rest = block.part(PARTITIONS, block.size - PARTITIONS)
-            load_input(input_sbuf[1:], self.launch.input_hbm, rest, self.classes.staging)
-        self.schedule.run(of_block.step)
-        self.scores.waiting.take_all()
-        of_block.statistics.exchange(self.schedule.count)
-        self.schedule.run_shared(of_block.shared_step)
-        of_block.finish(block, results)
-
-
-def _part_of_core(tiles: int) -> range:
-    """Return the tiles of positions that a core works on where the cores share classes."""
-    core, cores = nl.program_id(), nl.num_programs()
-    return range(div_ceil(tiles * core, cores), div_ceil(tiles * (core + 1), cores))
 
 
 @dataclass(frozen=True)
@@ -407,7 +298,7 @@ class _BlockForward:
         tiles, shared = range(len(input_sbuf)), None
         own = _Pass.make(forward, targets_sbuf, statistics.picked_sbuf, tiles, schedule.first)
         shared_picked_sbuf = constant(targets_sbuf, FLOAT32_LOWEST) if of_shared > 0 else None
-        part = tiles if shared_picked_sbuf is None else _part_of_core(len(tiles))
+        part = tiles if shared_picked_sbuf is None else tiles_of_core(len(tiles))
         if shared_picked_sbuf is not None and part:
             shared = _Pass.make(forward, targets_sbuf, shared_picked_sbuf, part, schedule.shared[0].first)
         return cls(forward, block, input_sbuf, statistics, own, shared, shared_picked_sbuf, part, reopens)
@@ -504,3 +395,108 @@ class _BlockForward:
         total_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_reduce(dst=total_sbuf, op=nl.add, data=classes.factors_sbuf, axis=1)
         nisa.tensor_copy(dst=column_sbuf, src=total_sbuf.broadcast(1, column_sbuf.shape[1]))
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """The operands and buffers that all blocks of positions share.
+
+    Attributes:
+        launch, options: the operands and options of the kernel.
+        schedule: the schedule of the core's classes.
+        input_sbuf: X^T, [128, ceil(D / 128), 128] for each tile of a block.
+        classes: the stream of the classes.
+        scores: the tiles of logits.
+        kept: the memory that the logits are kept in; None if they are not kept.
+    """
+
+    launch: LinearLaunch
+    options: Options
+    schedule: ClassSchedule
+    input_sbuf: list[nl.NkiTensor]
+    classes: ClassStream
+    scores: ScoreTiles
+    kept: KeptLogits | None
+
+    @classmethod
+    def make(
+        cls,
+        launch: LinearLaunch,
+        options: Options,
+        tiling: LinearTiling,
+        plan: PositionSplit,
+        bodies: int,
+        keeping: Keeping | None,
+    ) -> _Forward:
+        """Allocate memory for a program of at most ``bodies`` blocks of classes for each block of positions."""
+        tiles, sizes = plan.tiles, _sizes(launch, options)
+        depth = div_ceil(launch.num_features, PARTITIONS)
+        if keeping is None:
+            shared = sizes.shared_classes(plan, tiling.class_block)
+            division = divide_classes(launch.vocab_size, shared, nl.num_programs(), tiling.class_block)
+        else:
+            division = ClassDivision(keeping.shares, ())
+        schedule = ClassSchedule.make(division, nl.program_id(), tiling.class_block, bodies)
+        shape = (PARTITIONS, depth, PARTITIONS)
+        largest = max(schedule.largest, 1)
+        staging = Staging.make(launch.casts.forward_staging(launch.has_classes_first))
+        return cls(
+            launch,
+            options,
+            schedule,
+            [nl.ndarray(shape, dtype=launch.dtype, buffer=nl.sbuf) for _ in range(tiles)],
+            ClassStream.make(launch, largest, options.needs_class_weights, staging),
+            ScoreTiles.make(
+                options, forward_needs(launch, options), launch.num_features, min(tiles, sizes.group_tiles), largest
+            ),
+            None if keeping is None else keeping.kept,
+        )
+
+    def run(self, block: Block, results: Results | ScoreResults, opens: bool, reopens: bool) -> None:
+        """Compute the results of a block of positions.
+
+        Args:
+            block: the positions.
+            results: the results of all positions.
+            opens: whether the first classes are still to be loaded; the first tile of positions does not wait for them.
+            reopens: whether the first classes are loaded again at the end, for the next block.
+        """
+        input_sbuf = self.input_sbuf[0 : div_ceil(block.size, PARTITIONS)]
+        load_input(input_sbuf[0:1], self.launch.input_hbm, block, self.classes.staging)
+        if opens:
+            self.classes.open(self.schedule.opening)
+        of_block = _BlockForward.make(self, block, input_sbuf, reopens)
+        if len(input_sbuf) > 1:
+            rest = block.part(PARTITIONS, block.size - PARTITIONS)
+            load_input(input_sbuf[1:], self.launch.input_hbm, rest, self.classes.staging)
+        self.schedule.run(of_block.step)
+        self.scores.waiting.take_all()
+        of_block.statistics.exchange(self.schedule.count)
+        self.schedule.run_shared(of_block.shared_step)
+        of_block.finish(block, results)
+
+
+def forward_of_core(
+    launch: LinearLaunch,
+    options: Options,
+    tiling: LinearTiling,
+    results: Results | ScoreResults,
+    keeping: Keeping | None = None,
+) -> None:
+    """Compute the results; each core stores some of them. ``keeping`` is for gradients in the same launch."""
+    _require_room(launch, options, tiling)
+    sizes = _sizes(launch, options)
+    if keeping is not None:
+        sizes = replace(sizes, program_share=keeping.program_share)
+    plan = sizes.position_plan(*tiling)
+    if keeping is not None:
+        # The address of kept logits depends on the loop over classes, and cannot depend on another loop.
+        plan = plan._replace(is_loop=False)
+    forward = _Forward.make(launch, options, tiling, plan, sizes.most_bodies(plan), keeping)
+    looped = plan.whole * plan.size if plan.is_loop else 0
+    if looped > 0:
+        forward.classes.open(forward.schedule.opening)
+        nl.fori_loop(0, looped, lambda first: forward.run(Block(first, plan.size), results, False, True), plan.size)
+    for first in range(looped, launch.num_positions, plan.size):
+        left = launch.num_positions - first
+        forward.run(Block(first, min(plan.size, left)), results, first == 0, left > plan.size)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Per-position scalars of the gradient of the logits, and what its tiles need of SBUF and of the program.
+"""The per-position scalars of the gradient of linear cross-entropy, and what its tiles need of SBUF and of the program.
 
-The scalars are float32 columns [128, tiles], computed once per launch. The terms are those of
-:mod:`nkilib.experimental.loss.cross_entropy.coefficients`. Column t holds positions 128 t to 128 t + 127, one per
+The scalars (:class:`GradientColumns`) are float32 columns [128, tiles], computed once per launch. The terms are those
+of :mod:`nkilib.experimental.loss.cross_entropy.coefficients`. Column t holds positions 128 t to 128 t + 127, one per
 partition.
 
 The needs (:func:`tile_needs`) are arithmetic, before any tracing. With several target ids per position, sorted ids and
@@ -58,12 +58,157 @@ class AllPositions:
         return load_positions(vector_hbm, 0.0)
 
 
+def _target_weights(
+    launch: LinearLaunch, options: Options, upstream: PositionUpstream, target_sbuf: nl.NkiTensor
+) -> nl.NkiTensor | None:
+    """Return the class weights of the targets; None if there are none, or if ``upstream`` has them."""
+    if launch.class_weight_hbm is None or upstream.target_weight_hbm is not None:
+        return None
+    return weights_of_targets(launch.class_weight_hbm, target_sbuf, options.classes)
+
+
+def sum_of_vector(vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Return the sum of a vector, float32 [128, 1], the same on all partitions.
+
+    The elements are loaded spread over the partitions; a product with ones adds up the partitions.
+    """
+    columns_sbuf = load_positions(vector_hbm, 0.0)
+    rows = columns_sbuf.shape[0]
+    part_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=part_sbuf, op=nl.add, data=columns_sbuf, axis=1)
+    ones_sbuf = nl.ndarray((rows, rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones_sbuf, value=1.0)
+    total_psum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=total_psum, stationary=ones_sbuf, moving=part_sbuf)
+    total_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=total_sbuf, src=total_psum)
+    return total_sbuf
+
+
+def _weight_sum(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> float | nl.NkiTensor:
+    """Return the sum of all class weights; float32 [128, 1] if it is computed here."""
+    if launch.class_weight_hbm is None or options.spread == 0.0:
+        return float(options.classes.total)
+    return upstream.weight_sum if upstream.weight_sum is not None else sum_of_vector(launch.class_weight_hbm)
+
+
+def _target_terms(
+    launch: LinearLaunch,
+    options: Options,
+    upstream: PositionUpstream,
+    lse_sbuf: nl.NkiTensor,
+    target_sbuf: nl.NkiTensor,
+) -> TargetTerms:
+    """Return the terms of the gradient that come from the loss, the log-probability and the log-sum-exp."""
+    positions = AllPositions()
+    valid_sbuf = nl.ndarray(target_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+    # Classes are small enough to be exact in float32, and no other value equals one.
+    nisa.tensor_scalar(dst=valid_sbuf, data=target_sbuf, op0=nl.not_equal, operand0=float(options.recipe.ignore_index))
+    of_loss_hbm = upstream.grad_loss_hbm
+    return TargetTerms.make(
+        options,
+        upstream,
+        positions,
+        lse_sbuf,
+        None if of_loss_hbm is None else loaded_gradient(positions, of_loss_hbm, options),
+        valid_sbuf,
+        _target_weights(launch, options, upstream, target_sbuf),
+        _weight_sum(launch, options, upstream),
+    )
+
+
+def is_factored(launch: LinearLaunch, upstream: PositionUpstream) -> bool:
+    """Return whether the rounding error of lse becomes a factor of the coefficients of p.
+
+    If it does not, correcting it takes another pass over every tile.
+    """
+    return upstream.maximum_hbm is not None and launch.dtype != nl.float32
+
+
+@dataclass(frozen=True)
+class Exponents:
+    """The scalars of a softmax of logits: p is ``factor * exp(z + neg_maximum + bias)``, float32 [128, tiles] each.
+
+    Attributes:
+        lse_sbuf: log-sum-exp.
+        bias_sbuf: -lse, or minus the log of the sum of exponentials relative to the maximum; NaN where lse is infinite.
+        neg_maximum_sbuf: minus the maximum; None for 0.
+        log_sum_sbuf: the log of the sum of exponentials relative to the maximum; None if lse is used instead.
+        lost_sbuf: the rounding error of lse, ``lse - maximum - log_sum``; None for 0.
+        factor_sbuf: the exponential of the rounding error; None for 1.
+    """
+
+    lse_sbuf: nl.NkiTensor
+    bias_sbuf: nl.NkiTensor
+    neg_maximum_sbuf: nl.NkiTensor | None = None
+    log_sum_sbuf: nl.NkiTensor | None = None
+    lost_sbuf: nl.NkiTensor | None = None
+    factor_sbuf: nl.NkiTensor | None = None
+
+    @classmethod
+    def make(cls, positions: AllPositions, launch: LinearLaunch, upstream: PositionUpstream) -> Exponents:
+        """Compute the scalars of all positions.
+
+        With the maximum, p is computed from z minus the maximum, which is exact, but takes another pass over a tile.
+        Tensor leaves time for this pass if its products are float32. Otherwise p is computed from z - lse, and its
+        coefficients are multiplied by ``factor_sbuf``; only log p, which the gradient of the entropy needs, keeps the
+        rounding of lse.
+        """
+        lse_sbuf = positions.loaded(upstream.lse_hbm)
+        if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:
+            return cls(lse_sbuf, negated_lse(lse_sbuf, 0.0))
+        maximum_sbuf, log_sum_sbuf = positions.loaded(upstream.maximum_hbm), positions.loaded(upstream.log_sum_hbm)
+        if is_factored(launch, upstream):
+            lost_sbuf = difference(difference(lse_sbuf, maximum_sbuf), log_sum_sbuf)
+            factor_sbuf = float32_like(lost_sbuf)
+            nisa.activation(dst=factor_sbuf, op=nl.exp, data=lost_sbuf)
+            return cls(lse_sbuf, negated_lse(lse_sbuf, 0.0), lost_sbuf=lost_sbuf, factor_sbuf=factor_sbuf)
+        neg_maximum_sbuf = with_nan_of_infinite(scaled(maximum_sbuf, -1.0), lse_sbuf, nl.float32)
+        return cls(lse_sbuf, scaled(log_sum_sbuf, -1.0), neg_maximum_sbuf, log_sum_sbuf)
+
+    def entropy_terms(
+        self, grad_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor, options: Options
+    ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+        """Return slope and offset of -g (log p + H) over the scores, where g is the gradient of the entropy H.
+
+        log p is z - lse. With the maximum, it is the exponents without their bias, over which the slope is then taken,
+        minus the log of the sum.
+        """
+        if self.log_sum_sbuf is not None:
+            return scaled(grad_sbuf, -1.0), product(difference(self.log_sum_sbuf, entropy_sbuf), grad_sbuf)
+        if self.lost_sbuf is not None:
+            entropy_sbuf = summed(entropy_sbuf, [self.lost_sbuf])
+        return scaled(grad_sbuf, -options.scale), product(difference(self.lse_sbuf, entropy_sbuf), grad_sbuf)
+
+
+def _present(*columns_sbuf: nl.NkiTensor | None) -> list[nl.NkiTensor]:
+    return [column_sbuf for column_sbuf in columns_sbuf if column_sbuf is not None]
+
+
+def _with_factor(factor_sbuf: nl.NkiTensor, own_sbuf: nl.NkiTensor, rest_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
+    """Return the coefficient of p / factor that takes the place of D: D * factor + (A - D) * (factor - 1).
+
+    The second term is there because the error at the target is computed with p / factor instead of p.
+    """
+    result_sbuf = float32_like(factor_sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=result_sbuf, data=factor_sbuf, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=own_sbuf
+    )
+    return result_sbuf if rest_sbuf is None else summed(result_sbuf, [product(rest_sbuf, factor_sbuf)])
+
+
+def _shifted(values_sbuf: nl.NkiTensor, added: float) -> nl.NkiTensor:
+    shifted_sbuf = float32_like(values_sbuf)
+    nisa.tensor_scalar(dst=shifted_sbuf, data=values_sbuf, op0=nl.add, operand0=added)
+    return shifted_sbuf
+
+
 @dataclass(frozen=True)
 class GradientColumns:
     """The per-position scalars of the gradient, float32 [128, tiles] each; None where the launch does not need them.
 
     With p the softmax, h = p - onehot the error and w the class weights, the gradient of z is
-    (A - D) h + D p - spread w (:mod:`.gradient_tile`).
+    (A - D) h + D p - spread w (:mod:`.backward`).
 
     Attributes:
         target_sbuf: the class of the target, counted from the first class that the launch holds.
@@ -134,156 +279,11 @@ class GradientColumns:
         )
 
 
-def _target_terms(
-    launch: LinearLaunch,
-    options: Options,
-    upstream: PositionUpstream,
-    lse_sbuf: nl.NkiTensor,
-    target_sbuf: nl.NkiTensor,
-) -> TargetTerms:
-    """Return the terms of the gradient that come from the loss, the log-probability and the log-sum-exp."""
-    positions = AllPositions()
-    valid_sbuf = nl.ndarray(target_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
-    # Classes are small enough to be exact in float32, and no other value equals one.
-    nisa.tensor_scalar(dst=valid_sbuf, data=target_sbuf, op0=nl.not_equal, operand0=float(options.recipe.ignore_index))
-    of_loss_hbm = upstream.grad_loss_hbm
-    return TargetTerms.make(
-        options,
-        upstream,
-        positions,
-        lse_sbuf,
-        None if of_loss_hbm is None else loaded_gradient(positions, of_loss_hbm, options),
-        valid_sbuf,
-        _target_weights(launch, options, upstream, target_sbuf),
-        _weight_sum(launch, options, upstream),
-    )
-
-
-@dataclass(frozen=True)
-class Exponents:
-    """The scalars of a softmax of logits: p is ``factor * exp(z + neg_maximum + bias)``, float32 [128, tiles] each.
-
-    Attributes:
-        lse_sbuf: log-sum-exp.
-        bias_sbuf: -lse, or minus the log of the sum of exponentials relative to the maximum; NaN where lse is infinite.
-        neg_maximum_sbuf: minus the maximum; None for 0.
-        log_sum_sbuf: the log of the sum of exponentials relative to the maximum; None if lse is used instead.
-        lost_sbuf: the rounding error of lse, ``lse - maximum - log_sum``; None for 0.
-        factor_sbuf: the exponential of the rounding error; None for 1.
-    """
-
-    lse_sbuf: nl.NkiTensor
-    bias_sbuf: nl.NkiTensor
-    neg_maximum_sbuf: nl.NkiTensor | None = None
-    log_sum_sbuf: nl.NkiTensor | None = None
-    lost_sbuf: nl.NkiTensor | None = None
-    factor_sbuf: nl.NkiTensor | None = None
-
-    @classmethod
-    def make(cls, positions: AllPositions, launch: LinearLaunch, upstream: PositionUpstream) -> Exponents:
-        """Compute the scalars of all positions.
-
-        With the maximum, p is computed from z minus the maximum, which is exact, but takes another pass over a tile.
-        Tensor leaves time for this pass if its products are float32. Otherwise p is computed from z - lse, and its
-        coefficients are multiplied by ``factor_sbuf``; only log p, which the gradient of the entropy needs, keeps the
-        rounding of lse.
-        """
-        lse_sbuf = positions.loaded(upstream.lse_hbm)
-        if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:
-            return cls(lse_sbuf, negated_lse(lse_sbuf, 0.0))
-        maximum_sbuf, log_sum_sbuf = positions.loaded(upstream.maximum_hbm), positions.loaded(upstream.log_sum_hbm)
-        if is_factored(launch, upstream):
-            lost_sbuf = difference(difference(lse_sbuf, maximum_sbuf), log_sum_sbuf)
-            factor_sbuf = float32_like(lost_sbuf)
-            nisa.activation(dst=factor_sbuf, op=nl.exp, data=lost_sbuf)
-            return cls(lse_sbuf, negated_lse(lse_sbuf, 0.0), lost_sbuf=lost_sbuf, factor_sbuf=factor_sbuf)
-        neg_maximum_sbuf = with_nan_of_infinite(scaled(maximum_sbuf, -1.0), lse_sbuf, nl.float32)
-        return cls(lse_sbuf, scaled(log_sum_sbuf, -1.0), neg_maximum_sbuf, log_sum_sbuf)
-
-    def entropy_terms(
-        self, grad_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor, options: Options
-    ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Return slope and offset of -g (log p + H) over the scores, where g is the gradient of the entropy H.
-
-        log p is z - lse. With the maximum, it is the exponents without their bias, over which the slope is then taken,
-        minus the log of the sum.
-        """
-        if self.log_sum_sbuf is not None:
-            return scaled(grad_sbuf, -1.0), product(difference(self.log_sum_sbuf, entropy_sbuf), grad_sbuf)
-        if self.lost_sbuf is not None:
-            entropy_sbuf = summed(entropy_sbuf, [self.lost_sbuf])
-        return scaled(grad_sbuf, -options.scale), product(difference(self.lse_sbuf, entropy_sbuf), grad_sbuf)
-
-
-def is_factored(launch: LinearLaunch, upstream: PositionUpstream) -> bool:
-    """Return whether the rounding error of lse becomes a factor of the coefficients of p.
-
-    If it does not, correcting it takes another pass over every tile.
-    """
-    return upstream.maximum_hbm is not None and launch.dtype != nl.float32
-
-
 def has_rest(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> bool:
     """Return whether the gradient has terms besides the error at the target; these terms take tiles."""
     of_loss = options.spread != 0.0 or options.square != 0.0
     of_others = upstream.grad_lse_hbm is not None or upstream.grad_entropy_hbm is not None
     return of_loss or of_others or is_factored(launch, upstream)
-
-
-def _present(*columns_sbuf: nl.NkiTensor | None) -> list[nl.NkiTensor]:
-    return [column_sbuf for column_sbuf in columns_sbuf if column_sbuf is not None]
-
-
-def _with_factor(factor_sbuf: nl.NkiTensor, own_sbuf: nl.NkiTensor, rest_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
-    """Return the coefficient of p / factor that takes the place of D: D * factor + (A - D) * (factor - 1).
-
-    The second term is there because the error at the target is computed with p / factor instead of p.
-    """
-    result_sbuf = float32_like(factor_sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=result_sbuf, data=factor_sbuf, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=own_sbuf
-    )
-    return result_sbuf if rest_sbuf is None else summed(result_sbuf, [product(rest_sbuf, factor_sbuf)])
-
-
-def _shifted(values_sbuf: nl.NkiTensor, added: float) -> nl.NkiTensor:
-    shifted_sbuf = float32_like(values_sbuf)
-    nisa.tensor_scalar(dst=shifted_sbuf, data=values_sbuf, op0=nl.add, operand0=added)
-    return shifted_sbuf
-
-
-def _target_weights(
-    launch: LinearLaunch, options: Options, upstream: PositionUpstream, target_sbuf: nl.NkiTensor
-) -> nl.NkiTensor | None:
-    """Return the class weights of the targets; None if there are none, or if ``upstream`` has them."""
-    if launch.class_weight_hbm is None or upstream.target_weight_hbm is not None:
-        return None
-    return weights_of_targets(launch.class_weight_hbm, target_sbuf, options.classes)
-
-
-def _weight_sum(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> float | nl.NkiTensor:
-    """Return the sum of all class weights; float32 [128, 1] if it is computed here."""
-    if launch.class_weight_hbm is None or options.spread == 0.0:
-        return float(options.classes.total)
-    return upstream.weight_sum if upstream.weight_sum is not None else sum_of_vector(launch.class_weight_hbm)
-
-
-def sum_of_vector(vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the sum of a vector, float32 [128, 1], the same on all partitions.
-
-    The elements are loaded spread over the partitions; a product with ones adds up the partitions.
-    """
-    columns_sbuf = load_positions(vector_hbm, 0.0)
-    rows = columns_sbuf.shape[0]
-    part_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=part_sbuf, op=nl.add, data=columns_sbuf, axis=1)
-    ones_sbuf = nl.ndarray((rows, rows), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones_sbuf, value=1.0)
-    total_psum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(dst=total_psum, stationary=ones_sbuf, moving=part_sbuf)
-    total_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=total_sbuf, src=total_psum)
-    return total_sbuf
 
 
 def columns_of_ids(ids: int) -> int:

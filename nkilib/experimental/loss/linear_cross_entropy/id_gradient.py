@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of the log-probabilities of several target ids per position.
+"""The gradient of the log-probabilities of several target ids per position, with respect to the logits.
 
 With gradients g_k of the ids t_k, and p the softmax, the gradient is ``sum_k g_k 1[t_k = v] - p sum_k g_k``: tiles that
 are 0 except for few classes (:class:`IdTiles`), and a coefficient of p (:class:`IdGradient`). All of it is float32, so
@@ -179,61 +179,6 @@ def sorted_at_a_time(ids: int) -> int:
     return _SORTED_AT_A_TIME // searched_ids(ids)
 
 
-@dataclass(frozen=True)
-class IdColumns:
-    """The ids of all positions: K' per position, which is K rounded up to a multiple of 8.
-
-    Attributes:
-        sorted_sbuf: the ids in order, counted from the first class that the launch holds, float32 [128, tiles, K'].
-        table_sbuf: 0, and the gradients of the ids in that order, float32 [128, tiles, 1 + K'].
-        negated_sum_sbuf: minus the sum of all gradients, float32 [128, tiles].
-        size_sbuf: the sum of the magnitudes of the gradients, float32 [128, tiles].
-    """
-
-    sorted_sbuf: nl.NkiTensor
-    table_sbuf: nl.NkiTensor
-    negated_sum_sbuf: nl.NkiTensor
-    size_sbuf: nl.NkiTensor
-
-    @classmethod
-    def make(cls, launch: LinearLaunch, options: Options, grad_logprob_hbm: nl.NkiTensor) -> IdColumns:
-        """Compute the columns of all positions of a launch, from gradients [N, K]."""
-        tiles, searched = launch.position_tiles, searched_ids(launch.ids)
-        columns = cls(
-            nl.ndarray((PARTITIONS, tiles, searched), dtype=nl.float32, buffer=nl.sbuf),
-            nl.ndarray((PARTITIONS, tiles, 1 + searched), dtype=nl.float32, buffer=nl.sbuf),
-            nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf),
-            nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf),
-        )
-        nisa.memset(dst=columns.table_sbuf[:, :, 0:1], value=0.0)
-        at_a_time = sorted_at_a_time(launch.ids)
-        for first in range(0, tiles, at_a_time):
-            columns._make_tiles(launch, options, grad_logprob_hbm, first, min(first + at_a_time, tiles))
-        return columns
-
-    def _make_tiles(
-        self, launch: LinearLaunch, options: Options, grad_logprob_hbm: nl.NkiTensor, first: int, end: int
-    ) -> None:
-        """Compute tiles ``first`` to ``end`` of positions."""
-        searched = self.sorted_sbuf.shape[2]
-        start, last = first * PARTITIONS, min(end * PARTITIONS, launch.num_positions)
-        ids_sbuf = load_ids(launch.targets_hbm.slice(0, start, last), -1.0, searched)
-        gradients_sbuf = load_ids(grad_logprob_hbm.slice(0, start, last), 0.0, searched)
-        valid_sbuf = nl.ndarray(ids_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=valid_sbuf, data=ids_sbuf, op0=nl.not_equal, operand0=float(options.recipe.ignore_index))
-        gradients_sbuf = selected(gradients_sbuf, valid_sbuf)
-        if options.temperature != 1.0:
-            gradients_sbuf = scaled(gradients_sbuf, 1.0 / options.temperature)
-        nisa.tensor_reduce(dst=self.negated_sum_sbuf[:, first:end], op=nl.add, data=gradients_sbuf, axis=2, negate=True)
-        size_sbuf = float32_like(gradients_sbuf)
-        nisa.activation(dst=size_sbuf, op=nl.abs, data=gradients_sbuf)
-        nisa.tensor_reduce(dst=self.size_sbuf[:, first:end], op=nl.add, data=size_sbuf, axis=2)
-        sums_sbuf = _join_equal(ids_sbuf, gradients_sbuf, launch.ids)
-        if options.classes.first > 0:
-            nisa.tensor_scalar(dst=ids_sbuf, data=ids_sbuf, op0=nl.subtract, operand0=float(options.classes.first))
-        _sort(self.sorted_sbuf[:, first:end], self.table_sbuf[:, first:end, 1:], ids_sbuf, sums_sbuf)
-
-
 def _join_equal(ids_sbuf: nl.NkiTensor, gradients_sbuf: nl.NkiTensor, ids: int) -> nl.NkiTensor:
     """Return the gradients of the ids, with the sum of the gradients of equal ids at the first of them.
 
@@ -290,6 +235,61 @@ def _sort(sorted_sbuf: nl.NkiTensor, table_sbuf: nl.NkiTensor, ids_sbuf: nl.NkiT
                 nisa.nc_match_replace8(dst=rest_sbuf, data=rest_sbuf, vals=values_sbuf, imm=FLOAT32_LOWEST)
         nisa.nc_n_gather(dst=table_sbuf[:, tile], data=sums_sbuf[:, tile], indices=places_sbuf[:, tile])
     nisa.tensor_scalar(dst=sorted_sbuf, data=largest_sbuf, op0=nl.multiply, operand0=-1.0)
+
+
+@dataclass(frozen=True)
+class IdColumns:
+    """The ids of all positions: K' per position, which is K rounded up to a multiple of 8.
+
+    Attributes:
+        sorted_sbuf: the ids in order, counted from the first class that the launch holds, float32 [128, tiles, K'].
+        table_sbuf: 0, and the gradients of the ids in that order, float32 [128, tiles, 1 + K'].
+        negated_sum_sbuf: minus the sum of all gradients, float32 [128, tiles].
+        size_sbuf: the sum of the magnitudes of the gradients, float32 [128, tiles].
+    """
+
+    sorted_sbuf: nl.NkiTensor
+    table_sbuf: nl.NkiTensor
+    negated_sum_sbuf: nl.NkiTensor
+    size_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, launch: LinearLaunch, options: Options, grad_logprob_hbm: nl.NkiTensor) -> IdColumns:
+        """Compute the columns of all positions of a launch, from gradients [N, K]."""
+        tiles, searched = launch.position_tiles, searched_ids(launch.ids)
+        columns = cls(
+            nl.ndarray((PARTITIONS, tiles, searched), dtype=nl.float32, buffer=nl.sbuf),
+            nl.ndarray((PARTITIONS, tiles, 1 + searched), dtype=nl.float32, buffer=nl.sbuf),
+            nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf),
+            nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf),
+        )
+        nisa.memset(dst=columns.table_sbuf[:, :, 0:1], value=0.0)
+        at_a_time = sorted_at_a_time(launch.ids)
+        for first in range(0, tiles, at_a_time):
+            columns._make_tiles(launch, options, grad_logprob_hbm, first, min(first + at_a_time, tiles))
+        return columns
+
+    def _make_tiles(
+        self, launch: LinearLaunch, options: Options, grad_logprob_hbm: nl.NkiTensor, first: int, end: int
+    ) -> None:
+        """Compute tiles ``first`` to ``end`` of positions."""
+        searched = self.sorted_sbuf.shape[2]
+        start, last = first * PARTITIONS, min(end * PARTITIONS, launch.num_positions)
+        ids_sbuf = load_ids(launch.targets_hbm.slice(0, start, last), -1.0, searched)
+        gradients_sbuf = load_ids(grad_logprob_hbm.slice(0, start, last), 0.0, searched)
+        valid_sbuf = nl.ndarray(ids_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=valid_sbuf, data=ids_sbuf, op0=nl.not_equal, operand0=float(options.recipe.ignore_index))
+        gradients_sbuf = selected(gradients_sbuf, valid_sbuf)
+        if options.temperature != 1.0:
+            gradients_sbuf = scaled(gradients_sbuf, 1.0 / options.temperature)
+        nisa.tensor_reduce(dst=self.negated_sum_sbuf[:, first:end], op=nl.add, data=gradients_sbuf, axis=2, negate=True)
+        size_sbuf = float32_like(gradients_sbuf)
+        nisa.activation(dst=size_sbuf, op=nl.abs, data=gradients_sbuf)
+        nisa.tensor_reduce(dst=self.size_sbuf[:, first:end], op=nl.add, data=size_sbuf, axis=2)
+        sums_sbuf = _join_equal(ids_sbuf, gradients_sbuf, launch.ids)
+        if options.classes.first > 0:
+            nisa.tensor_scalar(dst=ids_sbuf, data=ids_sbuf, op0=nl.subtract, operand0=float(options.classes.first))
+        _sort(self.sorted_sbuf[:, first:end], self.table_sbuf[:, first:end, 1:], ids_sbuf, sums_sbuf)
 
 
 @dataclass(frozen=True)

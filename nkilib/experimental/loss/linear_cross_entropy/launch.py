@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch while its kernel is traced: operands, what the options of the loss need, and the targets of its positions.
+"""A launch of linear cross-entropy while its kernel is traced: operands, needs of the options, and targets of
+positions.
 
-The flags of the loss are those of cross-entropy. Several target ids per position, [positions, ids] in HBM, are tiles
-[128, tiles, ids] on chip.
+The flags of the loss are those of cross-entropy; :class:`ForwardNeeds` says what they need of a forward. Several target
+ids per position, [positions, ids] in HBM, are tiles [128, tiles, ids] on chip (:func:`load_ids`).
 """
 
 from __future__ import annotations
@@ -25,9 +26,6 @@ from nkilib.nki import nisa, nl
 
 # Groups of tiles of logits: one is multiplied while the sums of the other one are computed.
 GROUPS = 2
-
-# Target ids of a position.
-IDS_MAX = 64
 
 
 @dataclass(frozen=True)
@@ -161,6 +159,14 @@ def without_loss(launch: LinearLaunch, options: Options) -> tuple[LinearLaunch, 
     return replace(launch, class_weight_hbm=None), replace(options, is_weighted=False, recipe=recipe)
 
 
+def rounds_products(scale: float) -> bool:
+    """Return whether products with ``scale`` may make different numbers equal.
+
+    Products with a power of two are exact.
+    """
+    return math.frexp(scale)[0] != 0.5
+
+
 def forward_needs(launch: LinearLaunch, options: Options) -> ForwardNeeds:
     """Return the options of a forward that take memory or time, beyond loss and log-sum-exp."""
     wanted = options.wanted
@@ -176,14 +182,6 @@ def forward_needs(launch: LinearLaunch, options: Options) -> ForwardNeeds:
         argmax=wanted.argmax,
         products=wanted.argmax and rounds_products(options.scale),
     )
-
-
-def rounds_products(scale: float) -> bool:
-    """Return whether products with ``scale`` may make different numbers equal.
-
-    Products with a power of two are exact.
-    """
-    return math.frexp(scale)[0] != 0.5
 
 
 def has_options(launch: LinearLaunch, options: Options, *, of_backward: bool = False) -> bool:
@@ -209,6 +207,20 @@ class _Part(NamedTuple):
     rows_hbm: nl.NkiTensor
     first: int
     end: int
+
+
+def _parts(matrix_hbm: nl.NkiTensor) -> list[_Part]:
+    """Return views of the whole tiles of positions, and of the remainder."""
+    positions = matrix_hbm.shape[0]
+    tiles, rest = divmod(positions, PARTITIONS)
+    parts: list[_Part] = []
+    if tiles > 0:
+        whole_hbm = matrix_hbm.slice(0, 0, tiles * PARTITIONS).reshape_dim(0, (tiles, PARTITIONS))
+        parts.append(_Part(whole_hbm.permute((1, 0, 2)), 0, tiles))
+    if rest > 0:
+        rest_hbm = matrix_hbm.slice(0, tiles * PARTITIONS, positions)
+        parts.append(_Part(rest_hbm.expand_dim(1), tiles, tiles + 1))
+    return parts
 
 
 def load_ids(matrix_hbm: nl.NkiTensor, fill: float, columns: int | None = None) -> nl.NkiTensor:
@@ -247,35 +259,10 @@ def one_or_several(matrix_hbm: nl.NkiTensor) -> nl.NkiTensor:
     return matrix_hbm.select(1, 0) if matrix_hbm.shape[1] == 1 else matrix_hbm
 
 
-def _parts(matrix_hbm: nl.NkiTensor) -> list[_Part]:
-    """Return views of the whole tiles of positions, and of the remainder."""
-    positions = matrix_hbm.shape[0]
-    tiles, rest = divmod(positions, PARTITIONS)
-    parts: list[_Part] = []
-    if tiles > 0:
-        whole_hbm = matrix_hbm.slice(0, 0, tiles * PARTITIONS).reshape_dim(0, (tiles, PARTITIONS))
-        parts.append(_Part(whole_hbm.permute((1, 0, 2)), 0, tiles))
-    if rest > 0:
-        rest_hbm = matrix_hbm.slice(0, tiles * PARTITIONS, positions)
-        parts.append(_Part(rest_hbm.expand_dim(1), tiles, tiles + 1))
-    return parts
-
-
 def load_targets(launch: LinearLaunch, block: Block) -> nl.NkiTensor:
     """Return the targets of a block, float32 [128, tiles], exact up to class 2^24; [128, tiles, ids] for ids."""
     targets_hbm = block.of(launch.targets_hbm)
     return load_positions(targets_hbm, fill=-1.0) if launch.ids == 1 else load_ids(targets_hbm, fill=-1.0)
-
-
-def target_values(
-    launch: LinearLaunch, options: Options, targets_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor
-) -> TargetValues:
-    """Return which targets are valid, and their class weights; their logits are still to be found."""
-    masks = _masks(targets_sbuf, options)
-    weights_sbuf = None
-    if launch.class_weight_hbm is not None:
-        weights_sbuf = weights_of_targets(launch.class_weight_hbm, targets_sbuf, options.classes)
-    return TargetValues(logits_sbuf, masks, weights_sbuf)
 
 
 def _masks(targets_sbuf: nl.NkiTensor, options: Options) -> TargetMasks:
@@ -324,3 +311,14 @@ def weights_of_targets(class_weight_hbm: nl.NkiTensor, targets_sbuf: nl.NkiTenso
             src=vector_elements(class_weight_hbm, index_sbuf[:, tile : tile + 1]),
         )
     return weights_sbuf
+
+
+def target_values(
+    launch: LinearLaunch, options: Options, targets_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor
+) -> TargetValues:
+    """Return which targets are valid, and their class weights; their logits are still to be found."""
+    masks = _masks(targets_sbuf, options)
+    weights_sbuf = None
+    if launch.class_weight_hbm is not None:
+        weights_sbuf = weights_of_targets(launch.class_weight_hbm, targets_sbuf, options.classes)
+    return TargetValues(logits_sbuf, masks, weights_sbuf)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward's tiles of logits: their maxima, their exponentials, and the sums that the options need.
+"""The tiles of logits of linear cross-entropy's forward: their maxima, exponentials, and the sums that the options
+need.
 
 Vector reads a bank of PSUM once: it copies the product into SBUF, adds the bias and takes the maximum. Then the bank is
 free for Tensor, and Scalar and GpSimd read SBUF. Tiles are processed in groups, side by side, so that the small steps
@@ -42,6 +43,17 @@ from nkilib.nki import nisa, nl
 
 # Banks of PSUM that tiles use round-robin; one is left for transposes of positions.
 _BANKS = 7
+
+
+def multiply(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
+    """Write values times a factor [rows, 1], on GpSimd, whose operands are tiles, not numbers."""
+    nisa.tensor_tensor(
+        dst=dst_sbuf,
+        data1=values_sbuf,
+        data2=factor_sbuf.broadcast(1, values_sbuf.shape[1]),
+        op=nl.multiply,
+        engine=nisa.engine.gpsimd,
+    )
 
 
 @dataclass(frozen=True)
@@ -104,17 +116,6 @@ class Ranking:
         return argmax.search(tiles, place, first_class_sbuf, known_sbuf, factor, not self.needs.has_exact_maxima)
 
 
-def multiply(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-    """Write values times a factor [rows, 1], on GpSimd, whose operands are tiles, not numbers."""
-    nisa.tensor_tensor(
-        dst=dst_sbuf,
-        data1=values_sbuf,
-        data2=factor_sbuf.broadcast(1, values_sbuf.shape[1]),
-        op=nl.multiply,
-        engine=nisa.engine.gpsimd,
-    )
-
-
 class TilePlace(NamedTuple):
     """The place of a tile of a group.
 
@@ -161,6 +162,36 @@ class ScoreGroup:
     def scores(self, number: int) -> nl.NkiTensor:
         """Return the scores of one tile, [128, classes]."""
         return self.scores_sbuf[:, number, 0 : self.classes]
+
+
+def _take_maximum(
+    dst_sbuf: nl.NkiTensor, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None, maximum_sbuf: nl.NkiTensor
+) -> None:
+    """Write the logits of a tile and, in the same pass, minus their maximum.
+
+    With a bias, the maximum itself is written.
+    """
+    if bias_sbuf is None:
+        nisa.tensor_scalar_reduce(
+            dst=dst_sbuf,
+            data=product_psum,
+            op0=nl.multiply,
+            operand0=1.0,
+            reduce_op=nl.maximum,
+            reduce_res=maximum_sbuf,
+            reduce_res_negate=True,
+        )
+        return
+    nisa.scalar_tensor_tensor(
+        dst=dst_sbuf,
+        data=product_psum,
+        op0=nl.multiply,
+        operand0=1.0,
+        op1=nl.add,
+        operand1=bias_sbuf,
+        reduce_op=nl.maximum,
+        reduce_res=maximum_sbuf,
+    )
 
 
 @dataclass(frozen=True)
@@ -377,33 +408,3 @@ class ScoreTiles:
             hyperbolic_tangents(group.scores(number), group.logits(number), softcap)
             if self.has_bias:
                 masked_tangents(group.scores(number), group.scores(number), group.logits(number))
-
-
-def _take_maximum(
-    dst_sbuf: nl.NkiTensor, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None, maximum_sbuf: nl.NkiTensor
-) -> None:
-    """Write the logits of a tile and, in the same pass, minus their maximum.
-
-    With a bias, the maximum itself is written.
-    """
-    if bias_sbuf is None:
-        nisa.tensor_scalar_reduce(
-            dst=dst_sbuf,
-            data=product_psum,
-            op0=nl.multiply,
-            operand0=1.0,
-            reduce_op=nl.maximum,
-            reduce_res=maximum_sbuf,
-            reduce_res_negate=True,
-        )
-        return
-    nisa.scalar_tensor_tensor(
-        dst=dst_sbuf,
-        data=product_psum,
-        op0=nl.multiply,
-        operand0=1.0,
-        op1=nl.add,
-        operand1=bias_sbuf,
-        reduce_op=nl.maximum,
-        reduce_res=maximum_sbuf,
-    )

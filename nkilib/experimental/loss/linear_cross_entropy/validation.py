@@ -21,15 +21,15 @@ from nkilib.experimental.loss.cross_entropy.validation import (
     validate_wanted,
     validated_classes,
 )
-from nkilib.experimental.loss.linear.launch import LinearTiling, check_logit_scale
+from nkilib.experimental.loss.linear.launch import IDS_MAX, SCRATCH_BYTES, LinearTiling, check_logit_scale
 from nkilib.experimental.loss.linear.validation import (
     validate_bias,
     validate_num_classes,
     validate_operands,
     validated_blocks,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, SCRATCH_BYTES, choose_linear_tiling
-from nkilib.experimental.loss.linear_cross_entropy.launch import IDS_MAX, ForwardNeeds, LinearLaunch, scaled_recipe
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.launch import ForwardNeeds, LinearLaunch, scaled_recipe
 from nkilib.nki import nisa, nl
 
 _LIKE = "the rows of the input"

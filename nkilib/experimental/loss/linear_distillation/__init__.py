@@ -34,28 +34,6 @@ A launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.los
 6. Backward: ``backward`` computes the per-position inputs and the tiles of the gradient of the student's logits from
    the scores of both models, and hands the loss to ``linear.backward.one_core`` with the loop.
 
-So ``forward`` is the first visit and ``mixture`` the second. ``host`` surrounds the kernels with numpy and arithmetic.
+So ``forward`` is the first visit and ``mixture`` the second. ``host`` surrounds the kernels with numpy and arithmetic;
+``registry_entry`` has the kernels to launch.
 """
-
-from __future__ import annotations
-
-from nkilib.core.host.launchable import launchable
-from nkilib.experimental.loss.linear_distillation import kernels
-from nkilib.experimental.loss.linear_distillation.host.work import (
-    LINEAR_DISTILLATION_BACKWARD,
-    LINEAR_DISTILLATION_FORWARD,
-    LINEAR_DISTILLATION_MIXTURE,
-    mixture_work,
-    pair_backward_work,
-    pair_forward_work,
-)
-
-__all__ = ["linear_distillation_backward", "linear_distillation_forward", "linear_distillation_mixture"]
-
-linear_distillation_forward = launchable(
-    kernels.linear_distillation_forward, LINEAR_DISTILLATION_FORWARD, pair_forward_work
-)
-linear_distillation_backward = launchable(
-    kernels.linear_distillation_backward, LINEAR_DISTILLATION_BACKWARD, pair_backward_work
-)
-linear_distillation_mixture = launchable(kernels.linear_distillation_mixture, LINEAR_DISTILLATION_MIXTURE, mixture_work)

@@ -1,32 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward on one core: the gradient of the student's logits, and its products with W and X.
+"""The backward of distillation from hidden states on one core: the gradient of the student's logits, and its products.
 
 Both linear losses share the loop that keeps blocks of the gradient in SBUF while W and X of the student stream by
-(:mod:`nkilib.experimental.loss.linear.backward.one_core`). The teacher's operands stream too, only for the logits.
-
-With the scores a and b of student and teacher, the ratio r of their units, the student's scale c, which turns a into z,
-and the exponentials e = exp(z - lse) of both, the gradient of z is -1 times
-
-- (e_t * ratio - e_s) for KL(teacher || student), where ratio = exp(lost_t - lost_s),
-- (r b - a - center) * e_s * c for KL(student || teacher), where center = (lse_t - lse_s - KL) / c,
-- (softplus(c (r b - a) + center) + addend) * e_s * (1 - beta) for Jensen-Shannon, where center = lse_s - lse_t +
-  log(beta / (1 - beta)) and addend = KL(student || mixture) + log(1 - beta); the softplus is one function of Scalar
-  whatever the size of the difference is,
-
-times exp(lost_s). lost is the rounding error of a log-sum-exp; its exponential corrects it, as a factor of the
-coefficients. The per-position inputs are computed once per launch (:class:`PairColumns`): column t holds positions 128
-t to 128 t + 127, one in each partition.
-
-The gradient of the log-probability at a label adds a number at its class and a multiple of e_s (:class:`LabelTiles`).
-Under a softcap of the student the sum is multiplied by 1 - tanh^2. A masked score is a large finite number, whose
-exponential is 0. It is multiplied by its exponential before any other factor, so that no product is 0 times an infinite
-number.
-
-Vector reads at most one operand from PSUM, so Scalar copies the student's product first if both operands are there. If
-Scalar also computes logs or tangents, several tiles are opened before the first of them is computed, and no product is
-read at that time (:class:`PairGradientTiles`).
+(:mod:`nkilib.experimental.loss.linear.backward.one_core`); :func:`backward_of_core` runs it. The teacher's operands
+stream too, only for the logits. The per-position inputs of the gradient are computed once per launch
+(:class:`PairColumns`), and its tiles from them and from the scores of both models (:class:`PairGradientTiles`).
 """
 
 from __future__ import annotations
@@ -35,17 +15,17 @@ from dataclasses import dataclass, replace
 from math import log, log1p
 
 from nkilib.core.hardware import PARTITIONS
+from nkilib.core.rows import arithmetic
 from nkilib.core.rows.tiles import constant, difference, float32_like, product, scaled, selected
 from nkilib.experimental.loss.cross_entropy.softcap import through_cap
-from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, BackwardSizes, OperandPair
+from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, BackwardSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.one_core import require_fitting_plan, write_gradients_of_positions
 from nkilib.experimental.loss.linear.backward.rounds import BackwardProblem
+from nkilib.experimental.loss.linear.backward.streams import OperandPair
 from nkilib.experimental.loss.linear.backward.tile_maker import (
     LastProduct,
     TilePlace,
-    multiply_on_gpsimd,
-    multiply_tiles,
 )
 from nkilib.experimental.loss.linear.backward.weight_gradient import PowerOfTwo
 from nkilib.experimental.loss.linear.launch import Block, Gradients, LinearTiling, Span
@@ -110,7 +90,7 @@ class LabelColumns:
     Attributes:
         label_sbuf: the label, counted from the first class of the launch's weights.
         label_factor_sbuf: the gradient at the label.
-        softmax_factor_sbuf: the factor of e_s.
+        softmax_factor_sbuf: the factor of e_s, the student's exponentials.
     """
 
     label_sbuf: nl.NkiTensor
@@ -118,51 +98,9 @@ class LabelColumns:
     softmax_factor_sbuf: nl.NkiTensor
 
 
-@dataclass(frozen=True)
-class PairColumns:
-    """The per-position inputs of the gradient, float32 [128, tiles] each; None if the divergence does not need them.
-
-    Attributes:
-        student_bias_sbuf, teacher_bias_sbuf: minus the log-sum-exp of each model, which is added to z in the exponents.
-        center_sbuf: ``center`` of the module docstring; for KL(teacher || student) ``ratio``.
-        addend_sbuf: ``addend`` of the module docstring; None without a mixture.
-        factor_sbuf: the factor of the whole gradient.
-        labels: the inputs of the gradient of the log-probability; None without one.
-        power: the power of two by which the computed gradient is too large; None for 1.
-    """
-
-    student_bias_sbuf: nl.NkiTensor
-    teacher_bias_sbuf: nl.NkiTensor
-    center_sbuf: nl.NkiTensor
-    addend_sbuf: nl.NkiTensor | None
-    factor_sbuf: nl.NkiTensor
-    labels: LabelColumns | None
-    power: PowerOfTwo | None
-
-    @classmethod
-    def make(cls, launch: PairLaunch, upstream: PairUpstream) -> PairColumns:
-        """Compute the columns of all positions of a launch."""
-        student, teacher = LogSumExp.loaded(upstream.student), LogSumExp.loaded(upstream.teacher)
-        of_rows = _Rows.loaded(launch, upstream)
-        power = None
-        if launch.student.dtype == nl.float16:
-            power = PowerOfTwo.of_largest(of_rows.sizes())
-            of_rows = of_rows.multiplied(power.factor_sbuf)
-        lost_sbuf = _exponential(student.lost_sbuf)
-        factor_sbuf = scaled(product(of_rows.factor_sbuf, lost_sbuf), _weight(launch))
-        labels = None
-        if of_rows.label_sbuf is not None and of_rows.label_factor_sbuf is not None:
-            softmax_factor_sbuf = scaled(product(of_rows.label_factor_sbuf, lost_sbuf), -1.0)
-            labels = LabelColumns(of_rows.label_sbuf, of_rows.label_factor_sbuf, softmax_factor_sbuf)
-        return cls(
-            student.bias_sbuf,
-            teacher.bias_sbuf,
-            _center(launch, student, teacher, of_rows.moment_sbuf),
-            _addend(launch, of_rows.moment_sbuf),
-            factor_sbuf,
-            labels,
-            power,
-        )
+def slope(student: ModelOperands) -> float:
+    """Return the derivative of z with respect to the logit; under a softcap the derivative where the tangent is 0."""
+    return student.logit_scale / student.temperature
 
 
 @dataclass(frozen=True)
@@ -229,18 +167,19 @@ class _Rows:
         return _Rows(self.moment_sbuf, scaled(self.factor_sbuf, factor_sbuf), self.label_sbuf, label_factor_sbuf)
 
 
-def slope(student: ModelOperands) -> float:
-    """Return the derivative of z with respect to the logit; under a softcap the derivative where the tangent is 0."""
-    return student.logit_scale / student.temperature
-
-
 def _weight(launch: PairLaunch) -> float:
     """Return the constant factor of the terms that :class:`PairGradientTiles` computes."""
     return -launch.student.scale if launch.is_reverse else -1.0
 
 
+def _exponential(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    exponential_sbuf = float32_like(values_sbuf)
+    nisa.activation(dst=exponential_sbuf, op=nl.exp, data=values_sbuf)
+    return exponential_sbuf
+
+
 def _center(launch: PairLaunch, student: LogSumExp, teacher: LogSumExp, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Compute ``center`` of the module docstring; for KL(teacher || student) ``ratio``."""
+    """Compute ``center`` of :class:`PairGradientTiles`; for KL(teacher || student) ``ratio``."""
     if launch.options.beta == 0.0:
         return _exponential(difference(teacher.lost_sbuf, student.lost_sbuf))
     if launch.is_mixed:
@@ -260,10 +199,59 @@ def _addend(launch: PairLaunch, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor | Non
     return addend_sbuf
 
 
-def _exponential(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    exponential_sbuf = float32_like(values_sbuf)
-    nisa.activation(dst=exponential_sbuf, op=nl.exp, data=values_sbuf)
-    return exponential_sbuf
+@dataclass(frozen=True)
+class PairColumns:
+    """The per-position inputs of the gradient, float32 [128, tiles] each; None if the divergence does not need them.
+
+    Column t holds positions 128 t to 128 t + 127, one in each partition. :class:`PairGradientTiles` has the formulas.
+
+    Attributes:
+        student_bias_sbuf, teacher_bias_sbuf: minus the log-sum-exp of each model, which is added to z in the exponents.
+        center_sbuf: ``center``; for KL(teacher || student) ``ratio``.
+        addend_sbuf: ``addend``; None without a mixture.
+        factor_sbuf: the factor of the whole gradient.
+        labels: the inputs of the gradient of the log-probability; None without one.
+        power: the power of two by which the computed gradient is too large; None for 1.
+    """
+
+    student_bias_sbuf: nl.NkiTensor
+    teacher_bias_sbuf: nl.NkiTensor
+    center_sbuf: nl.NkiTensor
+    addend_sbuf: nl.NkiTensor | None
+    factor_sbuf: nl.NkiTensor
+    labels: LabelColumns | None
+    power: PowerOfTwo | None
+
+    @classmethod
+    def make(cls, launch: PairLaunch, upstream: PairUpstream) -> PairColumns:
+        """Compute the columns of all positions of a launch."""
+        student, teacher = LogSumExp.loaded(upstream.student), LogSumExp.loaded(upstream.teacher)
+        of_rows = _Rows.loaded(launch, upstream)
+        power = None
+        if launch.student.dtype == nl.float16:
+            power = PowerOfTwo.of_largest(of_rows.sizes())
+            of_rows = of_rows.multiplied(power.factor_sbuf)
+        lost_sbuf = _exponential(student.lost_sbuf)
+        factor_sbuf = scaled(product(of_rows.factor_sbuf, lost_sbuf), _weight(launch))
+        labels = None
+        if of_rows.label_sbuf is not None and of_rows.label_factor_sbuf is not None:
+            softmax_factor_sbuf = scaled(product(of_rows.label_factor_sbuf, lost_sbuf), -1.0)
+            labels = LabelColumns(of_rows.label_sbuf, of_rows.label_factor_sbuf, softmax_factor_sbuf)
+        return cls(
+            student.bias_sbuf,
+            teacher.bias_sbuf,
+            _center(launch, student, teacher, of_rows.moment_sbuf),
+            _addend(launch, of_rows.moment_sbuf),
+            factor_sbuf,
+            labels,
+            power,
+        )
+
+
+def _ring(is_needed: bool, slots: int, classes: int) -> list[nl.NkiTensor]:
+    """Allocate a ring buffer of tiles; empty if it is not needed."""
+    shape = (PARTITIONS, classes)
+    return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(slots if is_needed else 0)]
 
 
 @dataclass(frozen=True)
@@ -323,9 +311,42 @@ class LabelTiles:
         return tile_sbuf
 
 
+def _copied(product_psum: nl.NkiTensor, copies_sbuf: list[nl.NkiTensor], number: int, place: TilePlace) -> nl.NkiTensor:
+    """Copy a product on Scalar; return the product itself if there is no tile for copies."""
+    if not copies_sbuf:
+        return product_psum
+    copy_sbuf = place.slot(copies_sbuf, number)
+    nisa.activation(dst=copy_sbuf, op=nl.copy, data=product_psum)
+    return copy_sbuf
+
+
+def _exponentials(dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, scale: float, bias_sbuf: nl.NkiTensor) -> None:
+    """Compute exp(scale * score - lse)."""
+    nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, scale=scale, bias=bias_sbuf)
+
+
 @dataclass(frozen=True)
 class PairGradientTiles:
     """The tiles and operands that compute one tile of the gradient after another.
+
+    With the scores a and b of student and teacher, the ratio r of their units, the student's scale c, which turns a
+    into z, and the exponentials e = exp(z - lse) of both, the gradient of z is -1 times
+
+    - (e_t * ratio - e_s) for KL(teacher || student), where ratio = exp(lost_t - lost_s),
+    - (r b - a - center) * e_s * c for KL(student || teacher), where center = (lse_t - lse_s - KL) / c,
+    - (softplus(c (r b - a) + center) + addend) * e_s * (1 - beta) for Jensen-Shannon, where center = lse_s - lse_t +
+      log(beta / (1 - beta)) and addend = KL(student || mixture) + log(1 - beta); the softplus is one function of Scalar
+      whatever the size of the difference is,
+
+    times exp(lost_s). lost is the rounding error of a log-sum-exp; its exponential corrects it, as a factor of the
+    coefficients. The gradient of the log-probability at a label adds a number at its class and a multiple of e_s
+    (:class:`LabelTiles`). Under a softcap of the student the sum is multiplied by 1 - tanh^2. A masked score is a large
+    finite number, whose exponential is 0. It is multiplied by its exponential before any other factor, so that no
+    product is 0 times an infinite number.
+
+    Vector reads at most one operand from PSUM, so Scalar copies the student's product first if both operands are there.
+    If Scalar also computes logs or tangents, several tiles are opened before the first of them is computed, and no
+    product is read at that time.
 
     Attributes:
         launch: the launch with scales, softcaps and beta.
@@ -457,7 +478,7 @@ class PairGradientTiles:
             operand1=label_sbuf,
         )
         if tangents is not None:
-            multiply_on_gpsimd(tangents, tangents, tangents)
+            arithmetic.multiply_on_gpsimd(tangents, tangents, tangents)
             through_cap(dst_sbuf, terms_sbuf, tangents)
         return None
 
@@ -493,7 +514,7 @@ class PairGradientTiles:
         """Multiply the terms by their factor, and under a softcap by 1 - tanh^2."""
         if tangents is None:
             return LastProduct(dst_sbuf, terms_sbuf, factor_sbuf)
-        multiply_on_gpsimd(tangents, tangents, tangents)
+        arithmetic.multiply_on_gpsimd(tangents, tangents, tangents)
         nisa.tensor_scalar(
             dst=tangents,
             data=tangents,
@@ -503,28 +524,31 @@ class PairGradientTiles:
             op1=nl.multiply,
             operand1=factor_sbuf,
         )
-        multiply_tiles(dst_sbuf, terms_sbuf, tangents)
+        arithmetic.product(dst_sbuf, terms_sbuf, tangents)
         return None
 
 
-def _ring(is_needed: bool, slots: int, classes: int) -> list[nl.NkiTensor]:
-    """Allocate a ring buffer of tiles; empty if it is not needed."""
-    shape = (PARTITIONS, classes)
-    return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(slots if is_needed else 0)]
+def _pair(launch: PairLaunch, model: ModelOperands) -> OperandPair:
+    """Return the operands of a model, with the score and bias of a masked class.
+
+    Under a softcap of the student its tangent may stay -1: the gradient through the softcap is 0 there.
+    """
+    lowest, is_teacher = launch.lowest(model), model.name == TEACHER
+    masked_score = lowest if is_teacher and model.softcap is not None else None
+    lowest_bias = lowest if masked_score is None else 2.0 * lowest
+    # The teacher is only needed for differences of scores.
+    stays = not is_teacher or launch.options.beta == 0.0
+    return OperandPair(model, model.score_cap, lowest_bias, masked_score, stays)
 
 
-def _copied(product_psum: nl.NkiTensor, copies_sbuf: list[nl.NkiTensor], number: int, place: TilePlace) -> nl.NkiTensor:
-    """Copy a product on Scalar; return the product itself if there is no tile for copies."""
-    if not copies_sbuf:
-        return product_psum
-    copy_sbuf = place.slot(copies_sbuf, number)
-    nisa.activation(dst=copy_sbuf, op=nl.copy, data=product_psum)
-    return copy_sbuf
+def _problem(launch: PairLaunch, upstream: PairUpstream) -> BackwardProblem:
+    """Return the problem that the shared backward computes gradients of."""
+    needs = backward_needs(launch, upstream)
 
+    def make_tiles(plan: BackwardPlan) -> PairGradientTiles:
+        return PairGradientTiles.make(launch, needs, PairColumns.make(launch, upstream), plan)
 
-def _exponentials(dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, scale: float, bias_sbuf: nl.NkiTensor) -> None:
-    """Compute exp(scale * score - lse)."""
-    nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, scale=scale, bias=bias_sbuf)
+    return BackwardProblem([_pair(launch, launch.student), _pair(launch, launch.teacher)], make_tiles)
 
 
 def backward_of_core(
@@ -546,26 +570,3 @@ def backward_of_core(
         return _problem(launch.of_positions(block), upstream.of_positions(block))
 
     write_gradients_of_positions(launch.student, gradients, parts, sizes, tiling, problem_of)
-
-
-def _problem(launch: PairLaunch, upstream: PairUpstream) -> BackwardProblem:
-    """Return the problem that the shared backward computes gradients of."""
-    needs = backward_needs(launch, upstream)
-
-    def make_tiles(plan: BackwardPlan) -> PairGradientTiles:
-        return PairGradientTiles.make(launch, needs, PairColumns.make(launch, upstream), plan)
-
-    return BackwardProblem([_pair(launch, launch.student), _pair(launch, launch.teacher)], make_tiles)
-
-
-def _pair(launch: PairLaunch, model: ModelOperands) -> OperandPair:
-    """Return the operands of a model, with the score and bias of a masked class.
-
-    Under a softcap of the student its tangent may stay -1: the gradient through the softcap is 0 there.
-    """
-    lowest, is_teacher = launch.lowest(model), model.name == TEACHER
-    masked_score = lowest if is_teacher and model.softcap is not None else None
-    lowest_bias = lowest if masked_score is None else 2.0 * lowest
-    # The teacher is only needed for differences of scores.
-    stays = not is_teacher or launch.options.beta == 0.0
-    return OperandPair(model, model.score_cap, lowest_bias, masked_score, stays)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The operands and options of a launch of the kernels, and their sizes as host code needs them to choose a tiling.
+"""A launch of distillation from hidden states: operands and options, and their sizes as host code needs them for a
+tiling.
 
 A backward also receives results of the forward and upstream gradients, :class:`PairUpstream`.
 

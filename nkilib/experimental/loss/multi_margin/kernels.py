@@ -19,7 +19,7 @@ from nkilib.core.loss_arguments import require_upstream
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require_flag
 from nkilib.core.rows.elements import vector_elements
-from nkilib.core.rows.sbuf import ring_of
+from nkilib.core.rows.sbuf import TileRing, ring_of
 from nkilib.core.rows.statistics import RowSums
 from nkilib.core.rows.stream import Chunk, Stream
 from nkilib.core.rows.tiles import cast, float32_like
@@ -29,11 +29,11 @@ from nkilib.experimental.loss.multi_margin.launch import (
     MultiMarginOptions,
     MultiMarginTiling,
     RowBlock,
-    Scratch,
     Thresholds,
     choose_multi_margin_tiling,
     hinges,
     hinges_on_vector,
+    scratch_of,
     square_hinges,
     sum_without,
     thresholds_of_blocks,
@@ -76,14 +76,14 @@ class _Forward:
 
     launch: Launch
     stream: Stream[Batch]
-    scratch: Scratch | None
+    scratch: TileRing | None
     zeros_sbuf: nl.NkiTensor
 
     @classmethod
     def make(cls, launch: Launch, blocks: list[RowBlock]) -> _Forward:
         buffers = ring_of(BUFFERS, launch.tiling.chunk_size, launch.input_hbm.dtype)
         stream = Stream.make(launch.input_hbm, [block.batch for block in blocks], buffers, is_first_halved=True)
-        scratch = Scratch.make(launch, nl.float32) if launch.options.p == 2 else None
+        scratch = scratch_of(launch, nl.float32) if launch.options.p == 2 else None
         (zeros_sbuf,) = ring_of(1, launch.tiling.chunk_size, nl.bfloat16)
         nisa.memset(dst=zeros_sbuf, value=0.0)
         return cls(launch, stream, scratch, zeros_sbuf)
@@ -188,8 +188,8 @@ class _Backward:
 
     launch: Launch
     stream: Stream[Batch]
-    scratch: Scratch
-    unused: Scratch
+    scratch: TileRing
+    unused: TileRing
     upstream: Upstream
     uniform_sbuf: nl.NkiTensor | None
     grad_input_hbm: nl.NkiTensor
@@ -200,8 +200,8 @@ class _Backward:
     ) -> _Backward:
         buffers = ring_of(BUFFERS, launch.tiling.chunk_size, launch.input_hbm.dtype)
         stream = Stream.make(launch.input_hbm, [block.batch for block in blocks], buffers, is_first_halved=True)
-        scratch = Scratch.make(launch, nl.bfloat16 if launch.options.p == 1 else nl.float32)
-        unused = Scratch.make(launch, nl.bfloat16)
+        scratch = scratch_of(launch, nl.bfloat16 if launch.options.p == 1 else nl.float32)
+        unused = scratch_of(launch, nl.bfloat16)
         return cls(launch, stream, scratch, unused, upstream, upstream.uniform(), grad_input_hbm)
 
     def run(self, blocks: list[RowBlock]) -> None:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch of the kernels: tiling, tensors and options with their checks; and on chip, the terms of rows and their
-thresholds, which forward and backward share.
+"""A launch of the multi-class margin loss: its arguments, tiling and checks, and the terms of rows that both kernels
+compute.
 
-The term of element j of a row x with target t is relu(x_j - x_t + margin)^p. The threshold that elements are compared
-with is x_t - margin. The loss does not include the term at the target itself.
+The term of element j of a row x with target t is relu(x_j - x_t + margin)^p (:func:`hinges`). The threshold that
+elements are compared with is x_t - margin (:class:`Thresholds`). The loss does not include the term at the target
+itself (:func:`sum_without`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from nkilib.core.loss_arguments import require_floats, require_reduction
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.elements import INDEX_LIMIT
-from nkilib.core.rows.sbuf import ring_of
+from nkilib.core.rows.sbuf import TileRing, ring_of
 from nkilib.core.rows.statistics import RowSums
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST, cast, float32_like
 from nkilib.experimental.loss.skeletons.indexed import (
@@ -209,21 +210,9 @@ def sum_without(parts: RowSums, own_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     return sum_sbuf
 
 
-@dataclass(frozen=True)
-class Scratch:
-    """A ring buffer of tiles [128, columns of a chunk], one for each chunk in turn."""
-
-    tiles_sbuf: list[nl.NkiTensor]
-
-    @classmethod
-    def make(cls, launch: Launch, dtype: nl.DType) -> Scratch:
-        """Allocate the tiles in the type ``dtype``."""
-        return cls(ring_of(SCRATCH_BUFFERS, launch.tiling.chunk_size, dtype))
-
-    def tile(self, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the tile for chunk number ``load`` of the core, in the shape of another tile."""
-        rows, columns = like_sbuf.shape
-        return self.tiles_sbuf[load % len(self.tiles_sbuf)][0:rows, 0:columns]
+def scratch_of(launch: Launch, dtype: nl.DType) -> TileRing:
+    """Allocate a ring buffer of tiles [128, columns of a chunk] in the type ``dtype``, one for each chunk in turn."""
+    return TileRing(ring_of(SCRATCH_BUFFERS, launch.tiling.chunk_size, dtype))
 
 
 def hinges(dst: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor) -> None:

@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry entry of the multi-class margin loss: the kernels with guarantees and work, and their float64 reference.
+"""The registry entry of the multi-class margin loss: the kernels with guarantees and work, and their float64 reference
+with its bounds. For host code.
 
-The forward reads the input once; the backward reads it and writes the gradient once. For host code. The simulator is
-imported only when a profile asks for the work: on hardware the kernels do without it.
-
-u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A hinge is relu(x_j +
-fl(margin - x_t)), where fl rounds to float32: its error is u / 2 of |margin - x_t|, of x_j + (margin - x_t), and of the
-margin, which float32 may round. The error of a square is twice the hinge times the error of the hinge, and u / 2 of the
-square. The sum of a row adds C numbers, including the target's own term, within a chunk one after the other at most,
-and subtracts that term. Three factors follow: 1 / (N C), the weight and the upstream gradient. A sum of rows adds 32
-numbers at a time.
+The forward reads the input once; the backward reads it and writes the gradient once. The simulator is imported only
+when a profile asks for the work: on hardware the kernels do without it.
 """
 
 from __future__ import annotations
@@ -162,14 +156,32 @@ class MultiMarginReference:
 
 
 def hinge_errors(input: npt.NDArray[Any], reference: MultiMarginReference, margin: float) -> Float64Array:
-    """Return the error of each hinge, [N, C]."""
+    """Return the error of each hinge, [N, C].
+
+    u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A hinge is relu(x_j
+    + fl(margin - x_t)), where fl rounds to float32: its error is u / 2 of |margin - x_t|, of x_j + (margin - x_t), and
+    of the margin, which float32 may round.
+    """
     at_target = input.astype(np.float64)[np.arange(len(input)), reference.targets][:, None]
     error: Float64Array = 0.5 * UNIT * (2.0 * np.abs(margin) + np.abs(at_target) + reference.hinges) + SMALLEST_NORMAL
     return error
 
 
+def _additions(classes: int) -> int:
+    """Return the number of consecutive additions in the sum of a row.
+
+    They are the additions within a chunk, those of the chunks, and the subtraction of the target's own term.
+    """
+    return min(classes, MOST_COLUMNS) + div_ceil(classes, MOST_COLUMNS) + 2
+
+
 def loss_bounds(input: npt.NDArray[Any], reference: MultiMarginReference, margin: float) -> Float64Array:
-    """Return the largest accepted error of the loss of each row in float32, [N]."""
+    """Return the largest accepted error of the loss of each row in float32, [N].
+
+    The error of a square is twice the hinge times the error of the hinge, and u / 2 of the square. The sum of a row
+    adds C numbers, including the target's own term, within a chunk one after the other at most, and subtracts that
+    term. Three factors follow: 1 / (N C), the weight and the upstream gradient.
+    """
     of_hinge = hinge_errors(input, reference, margin)
     own = max(margin, 0.0) ** reference.p
     if reference.p == 2:
@@ -181,7 +193,7 @@ def loss_bounds(input: npt.NDArray[Any], reference: MultiMarginReference, margin
 
 
 def sum_bound(input: npt.NDArray[Any], reference: MultiMarginReference, margin: float) -> float:
-    """Return the largest accepted error of the sum of the losses."""
+    """Return the largest accepted error of the sum of the losses, which adds the losses of 32 rows at a time."""
     blocks = div_ceil(len(input), Shape.of(tuple(input.shape)).rows_of_block)
     additions = LEAF * (levels(blocks) + levels(PARTITIONS))
     losses = np.abs(reference.losses()).sum()
@@ -212,11 +224,3 @@ def gradient_bounds(
     error[np.arange(len(error)), reference.targets] = sums
     bounds: Float64Array = scale * error + 2.0 * UNIT * np.abs(exact) + SMALLEST_NORMAL + rounding(exact, input.dtype)
     return bounds
-
-
-def _additions(classes: int) -> int:
-    """Return the number of consecutive additions in the sum of a row.
-
-    They are the additions within a chunk, those of the chunks, and the subtraction of the target's own term.
-    """
-    return min(classes, MOST_COLUMNS) + div_ceil(classes, MOST_COLUMNS) + 2

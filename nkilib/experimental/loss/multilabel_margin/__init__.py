@@ -6,11 +6,3 @@
 - ``kernels``: the kernels as plain functions; ``registry_entry``: guarantees, work and float64 reference;
 - ``launch``: a launch and its checks; on chip, the lists of targets and the scores.
 """
-
-from nkilib.experimental.loss.multilabel_margin.registry_entry import (
-    MULTILABEL_MARGIN,
-    multilabel_margin_loss_backward,
-    multilabel_margin_loss_forward,
-)
-
-__all__ = ["MULTILABEL_MARGIN", "multilabel_margin_loss_backward", "multilabel_margin_loss_forward"]

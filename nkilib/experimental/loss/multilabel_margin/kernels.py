@@ -36,7 +36,7 @@ from nkilib.nki import nisa, nl
 
 # Bytes of a partition for each class of a block. Forward: scores, marks of targets, and two float32 numbers for each
 # target; backward: scores, counts, and three float32 numbers for each target.
-BYTES_OF_CLASS = {"forward": 14, "backward": 20}
+FORWARD_BYTES_OF_CLASS, BACKWARD_BYTES_OF_CLASS = 14, 20
 
 
 def _total(parts_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -69,7 +69,7 @@ class _Forward:
 
     def run(self, loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
         """Process all rows."""
-        groups = self.launch.groups(BYTES_OF_CLASS["forward"])
+        groups = self.launch.groups(FORWARD_BYTES_OF_CLASS)
         buffers = InputBuffers.make(self.launch, len(groups[0]))
         lengths = self.reader.lengths(self.launch.blocks())
         iterations = self.reader.iterations(lengths)
@@ -228,7 +228,7 @@ class _Backward:
 
     def run(self) -> None:
         """Process all rows."""
-        groups = self.launch.groups(BYTES_OF_CLASS["backward"])
+        groups = self.launch.groups(BACKWARD_BYTES_OF_CLASS)
         buffers = InputBuffers.make(self.launch, len(groups[0]))
         lengths = self.reader.lengths(self.launch.blocks())
         iterations = self.reader.iterations(lengths)

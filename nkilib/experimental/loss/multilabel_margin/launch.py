@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch of the kernels: tensors and options with their checks; and on chip, the lists of targets and the scores of
-blocks of rows, which forward and backward share.
+"""A launch of the multi-label margin loss: its arguments and checks, and the targets and scores of rows on chip.
 
-The targets of a row are a list, ended by the first negative number. The operands of a loop of the device must exist for
-each of its iterations, and rows have lists of different lengths. Therefore lists are padded with 0, classes count from
-1, and a loop runs as often as the longest list of all rows needs. Each iteration processes a fixed number of targets of
-every row.
+The targets of a row are a list, ended by the first negative number (:class:`TargetLists`). The operands of a loop of
+the device must exist for each of its iterations, and rows have lists of different lengths. Therefore lists are padded
+with 0, classes count from 1, and a loop runs as often as the longest list of all rows needs. Each iteration processes a
+fixed number of targets of every row.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry entry of the multi-label margin loss: the kernels with guarantees and work, and their float64 reference.
+"""The registry entry of the multi-label margin loss: the kernels with guarantees and work, and their float64 reference
+with its bounds. For host code.
 
 The work is one read of the input and of the targets, though the kernels read the targets twice, and in the backward one
-write of the gradient. For host code. The simulator is imported only when a profile asks for the work: on hardware the
-kernels do without it.
-
-u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A term is relu(x_j +
-fl(1 - x_t)), where fl rounds to float32: its error is u / 2 of |1 - x_t| and of the term. The terms of a target are
-summed one after the other, at most C, and then the sums of the targets. One factor follows. A sum of rows adds 32
-numbers at a time. A gradient is an exact count times two factors, if no term is within its error of 0.
+write of the gradient. The simulator is imported only when a profile asks for the work: on hardware the kernels do
+without it.
 """
 
 from __future__ import annotations
@@ -165,13 +161,21 @@ class MultilabelMarginReference:
 
 
 def _errors_of_row(row: Float64Array, hinges: Float64Array, wanted: npt.NDArray[Any]) -> Float64Array:
-    """Return the error of each term, [targets, C]."""
+    """Return the error of each term, [targets, C].
+
+    u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A term is relu(x_j +
+    fl(1 - x_t)), where fl rounds to float32: its error is u / 2 of |1 - x_t| and of the term.
+    """
     errors: Float64Array = 0.5 * UNIT * (np.abs(1.0 - row[wanted])[:, None] + hinges) + SMALLEST_NORMAL
     return errors
 
 
 def loss_bounds(input: npt.NDArray[Any], reference: MultilabelMarginReference) -> Float64Array:
-    """Return the largest accepted error of the loss of each row in float32, [N]."""
+    """Return the largest accepted error of the loss of each row in float32, [N].
+
+    The terms of a target are summed one after the other, at most C, and then the sums of the targets. One factor
+    follows.
+    """
     x, errors = input.astype(np.float64), []
     for row, hinges, wanted in zip(x, reference.hinges, reference.targets, strict=True):
         additions = reference.classes + len(wanted) + 2
@@ -180,7 +184,7 @@ def loss_bounds(input: npt.NDArray[Any], reference: MultilabelMarginReference) -
 
 
 def sum_bound(input: npt.NDArray[Any], reference: MultilabelMarginReference) -> float:
-    """Return the largest accepted error of the sum of the losses."""
+    """Return the largest accepted error of the sum of the losses, which adds 32 numbers at a time."""
     additions = LEAF * (levels(len(input) // PARTITIONS + 2) + levels(PARTITIONS))
     return float(loss_bounds(input, reference).sum() + 0.5 * UNIT * additions * reference.losses().sum())
 
@@ -188,7 +192,10 @@ def sum_bound(input: npt.NDArray[Any], reference: MultilabelMarginReference) -> 
 def gradient_bounds(
     input: npt.NDArray[Any], reference: MultilabelMarginReference, upstream: npt.NDArray[Any]
 ) -> Float64Array:
-    """Return the largest accepted error of each element of the gradient in the type of the input, [N, C]."""
+    """Return the largest accepted error of each element of the gradient in the type of the input, [N, C].
+
+    An element is an exact count times two factors, if no term is within its error of 0.
+    """
     x, exact = input.astype(np.float64), reference.gradient(upstream)
     doubtful = np.zeros(x.shape)
     for number, (row, hinges, wanted) in enumerate(zip(x, reference.hinges, reference.targets, strict=True)):

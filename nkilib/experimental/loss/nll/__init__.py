@@ -6,7 +6,3 @@
 - ``kernels``: the kernels as plain functions; ``registry_entry``: guarantees, work and float64 reference;
 - ``gathered``: elements at the targets alone; ``few_classes``: whole inputs of few classes, in long runs.
 """
-
-from nkilib.experimental.loss.nll.registry_entry import NLL, nll_loss_backward, nll_loss_forward
-
-__all__ = ["NLL", "nll_loss_backward", "nll_loss_forward"]

@@ -413,7 +413,9 @@ class _Forward:
         _add_sum(self.sums.weights, tile, chosen.weight_sbuf)
 
 
-def _loaded(tile: ClassTile, first: int, last: int, buffer_sbuf: nl.NkiTensor, input_hbm: nl.NkiTensor) -> nl.NkiTensor:
+def _loaded_classes(
+    tile: ClassTile, first: int, last: int, buffer_sbuf: nl.NkiTensor, input_hbm: nl.NkiTensor
+) -> nl.NkiTensor:
     """Load the elements of classes [first, last) of a tile."""
     input_sbuf = tile.on_chip(buffer_sbuf, last - first)
     nisa.dma_copy(dst=input_sbuf, src=tile.classes_of(input_hbm, first, last))
@@ -442,7 +444,7 @@ def streamed_forward_of_core(
         chosen = stage.begin(targets, input_hbm.dtype)
         for first, last in tiling.groups:
             for number in range(len(on_chip), min(visit + _BUFFERS - 1, len(visits))):
-                on_chip.append(_loaded(*visits[number], ring[number % _BUFFERS], input_hbm))
+                on_chip.append(_loaded_classes(*visits[number], ring[number % _BUFFERS], input_hbm))
             stage.choose(chosen, on_chip[visit], first, last)
             visit += 1
         stage.finish(chosen)
@@ -450,7 +452,7 @@ def streamed_forward_of_core(
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class _LoadedUpstream:
     """The loaded targets and upstream gradients of one tile: [partitions, positions].
 
     Attributes:
@@ -494,18 +496,18 @@ class _Backward:
     upstream: Upstream
     is_weighted: bool
 
-    def load(self, targets: TargetTile, dtype: nl.DType) -> _Loaded:
+    def load(self, targets: TargetTile, dtype: nl.DType) -> _LoadedUpstream:
         """Load the upstream gradients of a tile, and multiply them by the factor if it is the same for all classes."""
         tile = targets.tile
         if not self.upstream.is_each:
-            return _Loaded(targets, None, None)
+            return _LoadedUpstream(targets, None, None)
         grad_sbuf = nl.ndarray((tile.partitions, tile.positions), dtype=self.upstream.grad_hbm.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=grad_sbuf, src=tile.of(self.upstream.grad_hbm))
         if self.is_weighted:
-            return _Loaded(targets, None, grad_sbuf)
-        return _Loaded(targets, self._product(grad_sbuf, 0, dtype), None)
+            return _LoadedUpstream(targets, None, grad_sbuf)
+        return _LoadedUpstream(targets, self._product(grad_sbuf, 0, dtype), None)
 
-    def make(self, loaded: _Loaded, gradient_sbuf: nl.NkiTensor, first: int, last: int) -> None:
+    def make(self, loaded: _LoadedUpstream, gradient_sbuf: nl.NkiTensor, first: int, last: int) -> None:
         """Compute the gradient with respect to classes [first, last): a value where the class is the target, else 0."""
         tile = loaded.targets.tile
         nisa.memset(dst=gradient_sbuf, value=0.0, engine=nisa.engine.gpsimd)
@@ -516,7 +518,7 @@ class _Backward:
                 predicate=tile.like_class(mask_sbuf),
             )
 
-    def _values(self, loaded: _Loaded, number: int, dtype: nl.DType) -> nl.NkiTensor:
+    def _values(self, loaded: _LoadedUpstream, number: int, dtype: nl.DType) -> nl.NkiTensor:
         """Return the gradient at positions whose target is class ``number``, [partitions, positions]."""
         if loaded.values_sbuf is not None:
             return loaded.values_sbuf

@@ -2,16 +2,10 @@
 # Copyright The nkilib authors
 
 """The registry entry of the negative log-likelihood loss: the kernels with guarantees and work, and their float64
-reference.
+reference with its bounds. For host code.
 
 The forward reads one element for each position, or all elements if the input is streamed; the backward writes the
-gradient once. For host code. The simulator is imported only when a profile asks for the work: on hardware the kernels
-do without it.
-
-u = 2^-23; rounding to float32 once costs u / 2. A loss is one product of exact numbers: without a weight its error is
-0. A sum adds 32 numbers at a time; for a streamed input the positions of a partition are added first. A mean multiplies
-by the reciprocal of a sum that has an error of its own. A gradient is the product of an upstream gradient, a weight,
-and for a mean the reciprocal of the total weight: three products.
+gradient once. The simulator is imported only when a profile asks for the work: on hardware the kernels do without it.
 """
 
 from __future__ import annotations
@@ -170,25 +164,6 @@ def nll_loss_gradient_reference(
     return gradient
 
 
-def nll_loss_bound(
-    reference: NllLosses, shape: tuple[int, ...], reduction: str, dtype: Any, streamed: bool | None = None
-) -> Float64Array:
-    """Return the largest accepted error of the losses, or of their sum or mean, for an input of shape ``shape``.
-
-    The losses are stored in ``dtype`` for ``"none"``. ``streamed`` is the argument of the kernel.
-    """
-    if reduction == "none":
-        return 0.5 * UNIT * np.abs(reference.losses) + rounding(reference.losses, dtype)
-    additions = _additions(Shape.of(shape), streamed)
-    with np.errstate(all="ignore"):
-        error = (additions + 1) * 0.5 * UNIT * np.abs(reference.losses).sum()
-        if reduction == "mean":
-            total = np.abs(reference.weights.sum())
-            of_weights = additions * 0.5 * UNIT * np.abs(reference.weights).sum() / total
-            error = error / total + (of_weights + 2.0 * UNIT) * np.abs(reference.reduced(reduction))
-    return np.asarray(error + SMALLEST_NORMAL)
-
-
 def _additions(shape: Shape, streamed: bool | None) -> int:
     """Return the number of consecutive additions in a sum over all positions.
 
@@ -203,6 +178,33 @@ def _additions(shape: Shape, streamed: bool | None) -> int:
     return of_part + LEAF * (levels(min(tiles, most)) + levels(PARTITIONS))
 
 
+def nll_loss_bound(
+    reference: NllLosses, shape: tuple[int, ...], reduction: str, dtype: Any, streamed: bool | None = None
+) -> Float64Array:
+    """Return the largest accepted error of the losses, or of their sum or mean, for an input of shape ``shape``.
+
+    The losses are stored in ``dtype`` for ``"none"``. ``streamed`` is the argument of the kernel.
+
+    u = 2^-23; rounding to float32 once costs u / 2. A loss is one product of exact numbers: without a weight its error
+    is 0. A sum adds 32 numbers at a time; for a streamed input the positions of a partition are added first. A mean
+    multiplies by the reciprocal of a sum that has an error of its own.
+    """
+    if reduction == "none":
+        return 0.5 * UNIT * np.abs(reference.losses) + rounding(reference.losses, dtype)
+    additions = _additions(Shape.of(shape), streamed)
+    with np.errstate(all="ignore"):
+        error = (additions + 1) * 0.5 * UNIT * np.abs(reference.losses).sum()
+        if reduction == "mean":
+            total = np.abs(reference.weights.sum())
+            of_weights = additions * 0.5 * UNIT * np.abs(reference.weights).sum() / total
+            error = error / total + (of_weights + 2.0 * UNIT) * np.abs(reference.reduced(reduction))
+    return np.asarray(error + SMALLEST_NORMAL)
+
+
 def nll_loss_gradient_bound(exact: Float64Array, dtype: npt.DTypeLike) -> Float64Array:
-    """Return the largest accepted error of each element of the gradient; an element that is 0 is exact."""
+    """Return the largest accepted error of each element of the gradient; an element that is 0 is exact.
+
+    An element is the product of an upstream gradient, a weight, and for a mean the reciprocal of the total weight:
+    three products.
+    """
     return np.where(exact == 0.0, SMALLEST_NORMAL, 4.0 * UNIT * np.abs(exact) + rounding(exact, dtype))

@@ -1,29 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Multi-label soft margin loss of a row: the mean over its classes of the binary cross-entropy, from logits.
+"""The multi-label soft margin loss of a row, the mean over its classes of the binary cross-entropy from logits.
 
-For a logit x and a target t the cross-entropy is the sum of two terms, ``softplus(-abs(x)) + x ([x > 0] - t)``. For t
-in [0, 1] both are at least 0, so nothing cancels, however large x is.
-``torch.nn.functional.multilabel_soft_margin_loss`` computes two logarithms of sigmoids instead.
+The file has its definition in instructions, its kernels, its float64 reference and its registry entry. For a logit x
+and a target t the cross-entropy is the sum of two terms, ``softplus(-abs(x)) + x ([x > 0] - t)``. For t in [0, 1] both
+are at least 0, so nothing cancels, however large x is. ``torch.nn.functional.multilabel_soft_margin_loss`` computes two
+logarithms of sigmoids instead.
 
 The derivative with respect to x is ``sigmoid(x) - t``, and with respect to t ``-x``; each times weight / classes. The
 derivative with respect to the weight is the cross-entropy / classes.
-
-Errors of float32 arithmetic.
-
-Let u = 2^-23. For a logit x and a target t, s = softplus(-|x|) has an error of u / 2, and h = x ([x > 0] - t) rounds
-twice.
-
-Each is summed over the C classes with n consecutive additions, n u / 2 of the sum of magnitudes. The sum of both sums,
-1 / C and the product with it round once each. Let T be the sum of s + |h|, divided by C, which is the loss itself for
-targets in [0, 1]:
-
-    |error| <= u (n / 2 + 5 / 2) T        u more for softplus: u of the mean of s
-
-With a weight, s + h is rounded, and so is the product with the weight: u T more. The error of a derivative consists of
-those of the sigmoid, the difference and three products; for the weight, of the error of s + h, and u for 1 / C and the
-product with it.
 """
 
 from __future__ import annotations
@@ -65,7 +51,8 @@ from nkilib.experimental.loss.skeletons.rowwise.run import (
 from nkilib.experimental.loss.skeletons.rowwise.stream import Piece, RowLaunch
 from nkilib.nki import nisa, nl
 
-# The numbers of the tensors, and of the statistics of a row.
+# The names of the tensors, their numbers, and those of the statistics of a row.
+INPUT_NAME, TARGET_NAME, WEIGHT_NAME = "input", "target", "weight"
 INPUT, TARGET, WEIGHT = 0, 1, 2
 _SOFT, _HARD = 0, 1
 
@@ -388,7 +375,7 @@ def multilabel_soft_margin_loss_backward(
     """
     function = "multilabel_soft_margin_loss_backward"
     tensors = _required(function, input_hbm, target_hbm, weight_hbm, reduction)
-    flags = {"input": grad_input_wanted, "target": grad_target_wanted, "weight": grad_weight_wanted}
+    flags = {INPUT_NAME: grad_input_wanted, TARGET_NAME: grad_target_wanted, WEIGHT_NAME: grad_weight_wanted}
     require_wanted(function, flags, inplace)
     require(
         weight_hbm is not None or not grad_weight_wanted,
@@ -431,7 +418,7 @@ class _Terms(NamedTuple):
     @classmethod
     def of(cls, tensors: Tensors) -> _Terms:
         """Compute the terms from input and target."""
-        x, t = tensors["input"], tensors["target"]
+        x, t = tensors[INPUT_NAME], tensors[TARGET_NAME]
         return cls(np.log1p(np.exp(-np.abs(x))), np.where(x == 0.0, 0.0, x * ((x > 0.0) - t)))
 
     @property
@@ -449,6 +436,17 @@ class _Terms(NamedTuple):
 class MultilabelSoftMarginReference:
     """``F.multilabel_soft_margin_loss(..., reduction="none")`` in float64, with the optional tensor ``"weight"``.
 
+    The errors of float32 arithmetic: let u = 2^-23. For a logit x and a target t, s = softplus(-|x|) has an error of u
+    / 2, and h = x ([x > 0] - t) rounds twice. Each is summed over the C classes with n consecutive additions, n u / 2
+    of the sum of magnitudes. The sum of both sums, 1 / C and the product with it round once each. Let T be the sum of s
+    + |h|, divided by C, which is the loss itself for targets in [0, 1]:
+
+        |error| <= u (n / 2 + 5 / 2) T        u more for softplus: u of the mean of s
+
+    With a weight, s + h is rounded, and so is the product with the weight: u T more. The error of a derivative consists
+    of those of the sigmoid, the difference and three products; for the weight, of the error of s + h, and u for 1 / C
+    and the product with it.
+
     Attributes:
         has_weight: whether there is a weight.
     """
@@ -462,8 +460,8 @@ class MultilabelSoftMarginReference:
 
     def value(self, tensors: Tensors) -> Derived:
         """Return the loss of each row: the mean over its classes."""
-        terms, classes = _Terms.of(tensors), tensors["input"].shape[1]
-        weight = tensors["weight"] if self.has_weight else np.ones(1)
+        terms, classes = _Terms.of(tensors), tensors[INPUT_NAME].shape[1]
+        weight = tensors[WEIGHT_NAME] if self.has_weight else np.ones(1)
         size = np.abs(weight)
         units = size * (terms.units + (terms.size if self.has_weight else 0.0))
         sums = summed(size * terms.size, UNIT * units)
@@ -476,22 +474,22 @@ class MultilabelSoftMarginReference:
         """Return the derivatives: those of input and target from sigmoid(x) - t and -x, that of the weight from both
         terms.
         """
-        x, t, classes = tensors["input"], tensors["target"], tensors["input"].shape[1]
-        scale = (tensors["weight"] if self.has_weight else np.ones(1)) / classes
+        x, t, classes = tensors[INPUT_NAME], tensors[TARGET_NAME], tensors[INPUT_NAME].shape[1]
+        scale = (tensors[WEIGHT_NAME] if self.has_weight else np.ones(1)) / classes
         sigmoid = np.where(x >= 0.0, 1.0, np.exp(-np.abs(x))) / (1.0 + np.exp(-np.abs(x)))
         error = functions.sigmoid * UNIT * sigmoid + 2.0 * UNIT * np.abs(sigmoid - t)
         derivatives = {
-            "input": Exact(scale * (sigmoid - t), np.abs(scale) * error),
-            "target": Exact(-scale * x, np.abs(scale) * 1.5 * UNIT * np.abs(x)),
+            INPUT_NAME: Exact(scale * (sigmoid - t), np.abs(scale) * error),
+            TARGET_NAME: Exact(-scale * x, np.abs(scale) * 1.5 * UNIT * np.abs(x)),
         }
         if self.has_weight:
             terms = _Terms.of(tensors)
             units = terms.units + 1.5 * terms.size + functions.further("softplus") * terms.soft
-            derivatives["weight"] = Exact((terms.soft + terms.hard) / classes, UNIT * units / classes)
+            derivatives[WEIGHT_NAME] = Exact((terms.soft + terms.hard) / classes, UNIT * units / classes)
         return derivatives
 
 
-_SAMPLES: Final = {"input": Sample.WIDE_LOGITS, "target": Sample.LABELS}
+_SAMPLES: Final = {INPUT_NAME: Sample.WIDE_LOGITS, TARGET_NAME: Sample.LABELS}
 MULTILABEL_SOFT_MARGIN: Final = rowwise_loss(
     "multilabel_soft_margin_loss",
     "MultiLabelSoftMarginLoss",
@@ -510,18 +508,18 @@ MULTILABEL_SOFT_MARGIN: Final = rowwise_loss(
         accumulator="float32",
     ),
     rows=RowTensors(
-        shared="weight",
-        needed=lambda wanted, arguments: needed_tensors(wanted, arguments["weight_hbm"] is not None),
+        shared=WEIGHT_NAME,
+        needed=lambda wanted, arguments: needed_tensors(wanted, arguments[f"{WEIGHT_NAME}_hbm"] is not None),
     ),
     # A softplus an element; a sigmoid for the gradient of the input, and a softplus for that of the weight.
     functions=1,
-    functions_of=("input", "weight"),
+    functions_of=(INPUT_NAME, WEIGHT_NAME),
     time_limits=((1.4, 1.1), (1.05, 1.05)),
     forms=(
         Form(MultilabelSoftMarginReference(has_weight=False), _SAMPLES),
         Form(
             MultilabelSoftMarginReference(has_weight=True),
-            {**_SAMPLES, "weight": Sample.CLASS_WEIGHTS},
+            {**_SAMPLES, WEIGHT_NAME: Sample.CLASS_WEIGHTS},
             label=", weighted",
         ),
     ),

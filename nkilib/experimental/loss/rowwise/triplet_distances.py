@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The distances that the triplet margin loss compares: the pairs of its tensors, and the p-norm of a row of ``left -
-right + eps``, as in ``torch.nn.functional.pairwise_distance``.
+"""The distances that the triplet margin loss compares: its pairs of tensors, and the p-norms of their rows.
 
-A norm accumulates statistics of a row of differences d, such as the sum of their squares, and computes the
-distance from them. The derivative of the distance with respect to a difference is an element of a tile
-times a factor of its row. The norms for p = 2, 1 and infinity have instructions of their own; any other
-p > 1 is :class:`Minkowski`, which uses logarithms and exponentials.
-
-The instruction ``power`` is not used: NKI does not document its precision, and only GpSimd has it.
+A distance is the p-norm of a row of ``left - right + eps``, as in ``torch.nn.functional.pairwise_distance``. A norm
+(:class:`Norm`) accumulates statistics of a row of differences d, such as the sum of their squares, and computes the
+distance from them. The derivative of the distance with respect to a difference is an element of a tile times a factor
+of its row. The norms for p = 2, 1 and infinity have instructions of their own; any other p > 1 is :class:`Minkowski`,
+which uses logarithms and exponentials. The instruction ``power`` is not used: NKI does not document its precision, and
+only GpSimd has it.
 """
 
 from __future__ import annotations
@@ -41,68 +40,6 @@ ANCHOR, POSITIVE, NEGATIVE = 0, 1, 2
 PAIRS: Final = ((ANCHOR, POSITIVE), (ANCHOR, NEGATIVE), (POSITIVE, NEGATIVE))
 # Distances from here on are infinite, where p has logarithms: a little below the limit, for the roundings.
 _INFINITE = 0.999 * LIMIT_OF_LOG
-
-
-@dataclass(frozen=True)
-class Minkowski:
-    """The norm for any other p > 1: the p-th root of the sum of ``exp(p log |d + eps|)``, for differences d.
-
-    Its derivative is ``sign(d + eps) exp((p - 1) log(|d + eps| / distance))``. Logarithms are documented on
-    [2^-64, 2^64]. Smaller magnitudes, also 0, count as 2^-64, and larger ones make the distance infinite.
-    Shares |d + eps| / distance below 2^-64 count as 2^-64, too.
-
-    Attributes:
-        p: exponent of the norm.
-        eps: the number that is added to differences.
-        eps_sbuf: the same number in each partition, float32 [128, 1].
-    """
-
-    p: float
-    eps: float
-    eps_sbuf: nl.NkiTensor
-    statistics = (Sum(),)
-    derivative_offset = 0.0
-    keeps_row_scalar = True
-
-    def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """Add abs(d + eps)^p to the sum of each row, for differences d."""
-        take_magnitude(difference_sbuf, difference_sbuf, self.eps)
-        take_logarithm(difference_sbuf)
-        piece.add_function(first, nl.exp, difference_sbuf, difference_sbuf, scale=self.p)
-
-    def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return the p-th root of the sum; infinity where a magnitude may have exceeded the limit of the logarithm."""
-        root_sbuf = root(statistics_sbuf[0], self.p)
-        beyond_sbuf = scaled(compared(root_sbuf, nl.greater_equal, _INFINITE), FLOAT32_HIGHEST)
-        return combined(combined(root_sbuf, beyond_sbuf, nl.add), beyond_sbuf, nl.add)
-
-    def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Return 1, but 0 at a distance of 0, as in PyTorch."""
-        return compared(distance_sbuf, nl.not_equal, 0.0)
-
-    def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return 1 / distance."""
-        return inverse_or_zero(distance_sbuf)
-
-    def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Compute sign(d + eps) (|d + eps| / distance)^(p - 1), for differences d.
-
-        The power of the quotient, unlike separate powers of magnitude and distance, neither overflows nor vanishes.
-        """
-        if number_sbuf is None:
-            raise TypeError("the derivative of a norm takes 1 / distance")
-        share_sbuf, bias_sbuf = piece.float32(), self.eps_sbuf[0 : piece.shape[0], :]
-        take_magnitude(share_sbuf, difference_sbuf, self.eps)
-        nisa.tensor_tensor(
-            dst=piece.by_row(share_sbuf),
-            data1=piece.by_row(share_sbuf),
-            data2=piece.of_elements(number_sbuf),
-            op=nl.multiply,
-        )
-        take_logarithm(share_sbuf)
-        nisa.activation(dst=share_sbuf, op=nl.exp, data=share_sbuf, scale=self.p - 1.0)
-        nisa.activation(dst=difference_sbuf, op=nl.sign, data=difference_sbuf, bias=bias_sbuf)
-        multiply_on_gpsimd(difference_sbuf, difference_sbuf, share_sbuf)
 
 
 def take_magnitude(dst_sbuf: nl.NkiTensor, difference_sbuf: nl.NkiTensor, eps: float) -> None:
@@ -296,6 +233,68 @@ class Chebyshev:
             op=nl.equal,
         )
         nisa.tensor_tensor(dst=difference_sbuf, data1=difference_sbuf, data2=magnitude_sbuf, op=nl.multiply)
+
+
+@dataclass(frozen=True)
+class Minkowski:
+    """The norm for any other p > 1: the p-th root of the sum of ``exp(p log |d + eps|)``, for differences d.
+
+    Its derivative is ``sign(d + eps) exp((p - 1) log(|d + eps| / distance))``. Logarithms are documented on
+    [2^-64, 2^64]. Smaller magnitudes, also 0, count as 2^-64, and larger ones make the distance infinite.
+    Shares |d + eps| / distance below 2^-64 count as 2^-64, too.
+
+    Attributes:
+        p: exponent of the norm.
+        eps: the number that is added to differences.
+        eps_sbuf: the same number in each partition, float32 [128, 1].
+    """
+
+    p: float
+    eps: float
+    eps_sbuf: nl.NkiTensor
+    statistics = (Sum(),)
+    derivative_offset = 0.0
+    keeps_row_scalar = True
+
+    def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
+        """Add abs(d + eps)^p to the sum of each row, for differences d."""
+        take_magnitude(difference_sbuf, difference_sbuf, self.eps)
+        take_logarithm(difference_sbuf)
+        piece.add_function(first, nl.exp, difference_sbuf, difference_sbuf, scale=self.p)
+
+    def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
+        """Return the p-th root of the sum; infinity where a magnitude may have exceeded the limit of the logarithm."""
+        root_sbuf = root(statistics_sbuf[0], self.p)
+        beyond_sbuf = scaled(compared(root_sbuf, nl.greater_equal, _INFINITE), FLOAT32_HIGHEST)
+        return combined(combined(root_sbuf, beyond_sbuf, nl.add), beyond_sbuf, nl.add)
+
+    def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
+        """Return 1, but 0 at a distance of 0, as in PyTorch."""
+        return compared(distance_sbuf, nl.not_equal, 0.0)
+
+    def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return 1 / distance."""
+        return inverse_or_zero(distance_sbuf)
+
+    def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
+        """Compute sign(d + eps) (|d + eps| / distance)^(p - 1), for differences d.
+
+        The power of the quotient, unlike separate powers of magnitude and distance, neither overflows nor vanishes.
+        """
+        if number_sbuf is None:
+            raise TypeError("the derivative of a norm takes 1 / distance")
+        share_sbuf, bias_sbuf = piece.float32(), self.eps_sbuf[0 : piece.shape[0], :]
+        take_magnitude(share_sbuf, difference_sbuf, self.eps)
+        nisa.tensor_tensor(
+            dst=piece.by_row(share_sbuf),
+            data1=piece.by_row(share_sbuf),
+            data2=piece.of_elements(number_sbuf),
+            op=nl.multiply,
+        )
+        take_logarithm(share_sbuf)
+        nisa.activation(dst=share_sbuf, op=nl.exp, data=share_sbuf, scale=self.p - 1.0)
+        nisa.activation(dst=difference_sbuf, op=nl.sign, data=difference_sbuf, bias=bias_sbuf)
+        multiply_on_gpsimd(difference_sbuf, difference_sbuf, share_sbuf)
 
 
 def norm_of(p: float, eps: float) -> Norm:

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Triplet margin loss: its definition in instructions, and its kernels, plain functions to be launched or called from
-NKI code.
+"""The triplet margin loss: its definition in instructions, and its kernels, to be launched or called from NKI code.
 
-A row should be nearer to its positive example than to its negative one by a margin.
-
-With anchor a, positive example p, negative example n and distance d, the loss is
-``max(0, margin + d(a, p) - d(a, n))``, ``torch.nn.functional.triplet_margin_loss(a, p, n)``. With ``swap`` the smaller
-of d(a, n) and d(p, n) replaces d(a, n).
+A row should be nearer to its positive example than to its negative one by a margin. With anchor a, positive example p,
+negative example n and distance d, the loss is ``max(0, margin + d(a, p) - d(a, n))``,
+``torch.nn.functional.triplet_margin_loss(a, p, n)``. With ``swap`` the smaller of d(a, n) and d(p, n) replaces d(a, n).
 
 The gradients are computed from differences of the tensors, which the backward recomputes, not from products with the
 tensors; so nothing cancels that does not cancel in the reference too. The forward returns the coefficients of the
@@ -85,6 +82,31 @@ class TripletFactors:
     def of(self, number: int, tensor: int) -> nl.NkiTensor:
         """Return the factor of distance ``number`` in the gradient of a tensor of its pair."""
         return (self.of_first if PAIRS[number][0] == tensor else self.of_second)[number]
+
+
+def _difference(piece: Piece, number: int) -> nl.NkiTensor:
+    """Return the difference of the two tensors of pair ``number``, rounded once.
+
+    GpSimd computes the difference of the second pair, because Vector alone would take longer than the loads.
+    """
+    first, second = (piece.tensors[tensor] for tensor in PAIRS[number])
+    difference_sbuf = piece.float32()
+    if number == 1:
+        nisa.tensor_tensor(dst=difference_sbuf, data1=first, data2=second, op=nl.subtract, engine=nisa.engine.gpsimd)
+    else:
+        difference(difference_sbuf, first, second)
+    return difference_sbuf
+
+
+def _share_of_first(first_sbuf: nl.NkiTensor, second_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return the share of the first distance in the gradient of the smaller of two: 1, 0, or 1/2 if both are
+    equal.
+
+    PyTorch has the same shares.
+    """
+    is_less_sbuf = combined(first_sbuf, second_sbuf, nl.less)
+    is_equal_sbuf = combined(first_sbuf, second_sbuf, nl.equal)
+    return combined(is_less_sbuf, scaled(is_equal_sbuf, 0.5), nl.add)
 
 
 @dataclass(frozen=True)
@@ -187,29 +209,14 @@ class Triplet:
             combine(piece, gradient_sbuf, terms, factors.biases_sbuf[tensor] if offset else None)
 
 
-def _difference(piece: Piece, number: int) -> nl.NkiTensor:
-    """Return the difference of the two tensors of pair ``number``, rounded once.
-
-    GpSimd computes the difference of the second pair, because Vector alone would take longer than the loads.
-    """
-    first, second = (piece.tensors[tensor] for tensor in PAIRS[number])
-    difference_sbuf = piece.float32()
-    if number == 1:
-        nisa.tensor_tensor(dst=difference_sbuf, data1=first, data2=second, op=nl.subtract, engine=nisa.engine.gpsimd)
-    else:
-        difference(difference_sbuf, first, second)
-    return difference_sbuf
-
-
-def _share_of_first(first_sbuf: nl.NkiTensor, second_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the share of the first distance in the gradient of the smaller of two: 1, 0, or 1/2 if both are
-    equal.
-
-    PyTorch has the same shares.
-    """
-    is_less_sbuf = combined(first_sbuf, second_sbuf, nl.less)
-    is_equal_sbuf = combined(first_sbuf, second_sbuf, nl.equal)
-    return combined(is_less_sbuf, scaled(is_equal_sbuf, 0.5), nl.add)
+def _require_options(function: str, p: float, swap: bool, reduction: str) -> None:
+    require(
+        p >= 1.0,
+        f"{function}: p must be at least 1, which makes it a norm, got {p}; use "
+        f"torch.nn.functional.triplet_margin_loss",
+    )
+    require_flag(function, "swap", swap)
+    require_reduction(function, reduction)
 
 
 def triplet_margin_loss_forward(
@@ -345,13 +352,3 @@ def triplet_margin_loss_backward(
     backward_of_core(RowLaunch(tensors, tiling), definition, Upstream(grad_loss_hbm, factor), coefficients, gradients)
     results = tuple(gradients.values())
     return results[0] if len(results) == 1 else results
-
-
-def _require_options(function: str, p: float, swap: bool, reduction: str) -> None:
-    require(
-        p >= 1.0,
-        f"{function}: p must be at least 1, which makes it a norm, got {p}; use "
-        f"torch.nn.functional.triplet_margin_loss",
-    )
-    require_flag(function, "swap", swap)
-    require_reduction(function, reduction)

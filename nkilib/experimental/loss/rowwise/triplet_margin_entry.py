@@ -1,24 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry entry of triplet margin loss, and its float64 reference with the derivation of its error. For host code.
-
-Let u = 2^-23. A difference d = x - y + eps has an error of ``u / 2 (|x - y| + |d| + eps)``, at most u (|d| + eps). The
-error of the p-norm of D differences, summed with n consecutive additions, is the sum of these parts:
-
-    p = 2    the norm of the errors of d, u (distance + eps sqrt(D)); for the squares and their sum (n + 1) u / 2, which
-             the root halves; for the root u / 2
-    p = 1    the sum of the errors of d, u (distance + eps D), and n u / 2
-    p = inf  the largest error of d, u (distance + eps)
-    other    the norm of the errors of d, u (distance + eps D^(1/p)); for a power p |log d| u for the rounding of the
-             logarithm and of its product with p, u / 2 for the power, and n u / 2 for the sum S of the powers, of which
-             the root keeps the p-th part; for the root |log S'| u / p, 3 u / 2 for two roundings, where S' is S scaled
-             to [2^-62, 2^62]
-
-The error of the loss consists of the errors of its distances, and u / 2 of the margin, of the sum of margin and first
-distance, and of the loss. The error of a derivative for p = 2, d / distance, consists of the error of d divided by the
-distance, the relative error of the distance, and 3.5 u of the derivative; that for another p, (d / distance)^(p - 1),
-of p - 1 times the relative errors of d, of the distance and of their quotient, and the errors of logarithm and power.
+"""The registry entry of the triplet margin loss, and its float64 reference with the derivation of its error. For host
+code.
 """
 
 from __future__ import annotations
@@ -93,9 +77,45 @@ class _Distance:
     derivative: Exact
 
 
+def _scaled_log(sums: Float64Array) -> Float64Array:
+    """Return abs(log S') for sums S, where S' is S times a power of two that brings it to [2^-62, 2^62]."""
+    logs = np.log2(np.maximum(sums, SMALLEST_NORMAL))
+    return np.abs(logs - np.where(np.abs(logs) > 32.0, np.sign(logs) * 64.0, 0.0)) * np.log(2.0)
+
+
+def _smaller(first: Derived, second: Derived) -> Derived:
+    """Return the smaller of two distances, with the larger of their two relative errors."""
+    value = np.minimum(first.value, second.value)
+
+    def larger(left: Float64Array, right: Float64Array) -> Float64Array:
+        fractions = (error / np.maximum(of.value, SMALLEST_NORMAL) for error, of in ((left, first), (right, second)))
+        return np.asarray(value * np.maximum(*fractions))
+
+    functions = {name: larger(error, second.functions[name]) for name, error in first.functions.items()}
+    return Derived(value, value, larger(first.own, second.own), functions, first.beside)
+
+
 @dataclass(frozen=True)
 class TripletReference:
     """The reference, ``F.triplet_margin_loss(..., reduction="none")`` in float64.
+
+    Let u = 2^-23. A difference d = x - y + eps has an error of ``u / 2 (|x - y| + |d| + eps)``, at most u (|d| + eps).
+    The error of the p-norm of D differences, summed with n consecutive additions, is the sum of these parts:
+
+        p = 2    the norm of the errors of d, u (distance + eps sqrt(D)); for the squares and their sum (n + 1) u / 2,
+                 which the root halves; for the root u / 2
+        p = 1    the sum of the errors of d, u (distance + eps D), and n u / 2
+        p = inf  the largest error of d, u (distance + eps)
+        other    the norm of the errors of d, u (distance + eps D^(1/p)); for a power p |log d| u for the rounding of
+                 the logarithm and of its product with p, u / 2 for the power, and n u / 2 for the sum S of the powers,
+                 of which the root keeps the p-th part; for the root |log S'| u / p, 3 u / 2 for two roundings, where S'
+                 is S scaled to [2^-62, 2^62]
+
+    The error of the loss consists of the errors of its distances, and u / 2 of the margin, of the sum of margin and
+    first distance, and of the loss. The error of a derivative for p = 2, d / distance, consists of the error of d
+    divided by the distance, the relative error of the distance, and 3.5 u of the derivative; that for another p, (d /
+    distance)^(p - 1), of p - 1 times the relative errors of d, of the distance and of their quotient, and the errors of
+    logarithm and power.
 
     Attributes:
         margin, p, eps, swap: the options of the function.
@@ -229,24 +249,6 @@ class TripletReference:
         unsure = np.broadcast_to(np.where(is_unsure, np.inf, 0.0)[:, None], d.shape)
         distance = Derived(value, value, UNIT * value, {}, UNIT * abs(self.eps) + SMALLEST_NORMAL)
         return _Distance(distance, Exact(derivative, unsure))
-
-
-def _scaled_log(sums: Float64Array) -> Float64Array:
-    """Return abs(log S') for sums S, where S' is S times a power of two that brings it to [2^-62, 2^62]."""
-    logs = np.log2(np.maximum(sums, SMALLEST_NORMAL))
-    return np.abs(logs - np.where(np.abs(logs) > 32.0, np.sign(logs) * 64.0, 0.0)) * np.log(2.0)
-
-
-def _smaller(first: Derived, second: Derived) -> Derived:
-    """Return the smaller of two distances, with the larger of their two relative errors."""
-    value = np.minimum(first.value, second.value)
-
-    def larger(left: Float64Array, right: Float64Array) -> Float64Array:
-        fractions = (error / np.maximum(of.value, SMALLEST_NORMAL) for error, of in ((left, first), (right, second)))
-        return np.asarray(value * np.maximum(*fractions))
-
-    functions = {name: larger(error, second.functions[name]) for name, error in first.functions.items()}
-    return Derived(value, value, larger(first.own, second.own), functions, first.beside)
 
 
 _EMBEDDINGS: Final = dict.fromkeys(("anchor", "positive", "negative"), Sample.NUMBERS)

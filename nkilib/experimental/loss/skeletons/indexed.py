@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The common part of losses that read the element at a target, such as negative log-likelihood: the division of
-positions into batches, the elements at their targets with their weights, and the upstream gradients.
+"""The common part of losses that read the element at a target: positions in batches, their elements and upstream
+gradients.
+
+Such losses are negative log-likelihood and the multi-class margin loss.
 
 A position is one of the D places of one of the N rows of an input [N, C, D]; D is the product of all dimensions after
 the classes, or 1. A batch is the positions that are processed at a time, one per partition. They lie along N, at one
@@ -18,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.host.loss import SCALAR, TensorSize
@@ -295,7 +296,7 @@ class Upstream:
         return grad_sbuf
 
 
-def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
+def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, bool | float | str | None]) -> TensorSize:
     """Return the size of a tensor of a launch on an input [N, C].
 
     There is one target per row; the upstream gradient and other tensors of a mean are scalars.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward along an axis that is not the last one, on columns of tensors [O, C, I] like the forward.
+"""The backward of softmax along an axis that is not the last one, on columns of tensors [O, C, I] like the forward.
 
 With y the output of the forward, dy the gradient of y, dx the gradient of the input, and s the sum over a column of dy
 (log-softmax) or of y dy (softmax), in float32, which is the sum of the segments' sums,
@@ -192,37 +192,6 @@ class BackwardArithmetic:
         return self.windows[window.number]
 
 
-def backward_of_columns(
-    grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTensor, grad_x_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling
-) -> None:
-    """Compute the gradients of the columns of this core.
-
-    Args:
-        grad_hbm: dy, [O, C, I], with I at least 2.
-        output_hbm: y, [O, C, I].
-        grad_x_hbm: dx, [O, C, I]; it may be ``grad_hbm``.
-        kind: softmax or log-softmax.
-        tiling: the tiling; ``chunk_size`` bounds the elements of a segment.
-    """
-    dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
-    if is_short(grad_hbm.shape[1], dtypes, tiling.chunk_size):
-        backward_of_short_columns(grad_hbm, output_hbm, grad_x_hbm, kind, tiling.chunk_size)
-        return
-    loop = backward_loop(Sizes(*grad_hbm.shape), kind, dtypes, tiling.chunk_size, nl.num_programs(), nl.program_id())
-    plan = loop.plan
-    if not plan.windows:
-        return
-    in_psum = plan.layout is Layout.TENSOR_TRANSPOSED
-    arithmetic = BackwardArithmetic.make(kind, len(plan.segments), plan.longest, output_hbm.dtype, in_psum, loop.kept)
-    grad_phases, output_phases = loop.phases
-    grad = source_of(grad_hbm, plan, {phase.visit: _BANKS for phase in grad_phases})
-    output = source_of(output_hbm, plan, {phase.visit: _BANKS // len(output_phases) for phase in output_phases})
-    results = results_of(grad_x_hbm, plan, grad if loop.overwrites else None, _SCALAR_SHARES[kind])
-    schedule = Schedule.make(plan.windows, plan.parts, loop.whole_windows, loop.stages)
-    readers = [Reader(grad, grad_phases), Reader(output, output_phases)]
-    Pipeline(schedule, readers, arithmetic, results, loop.overwrites).run()
-
-
 def backward_loop(
     shape: Sizes, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None, cores: int, core: int
 ) -> ColumnLoop:
@@ -253,3 +222,34 @@ def backward_loop(
     phases = ((Phase.GATHER, Phase.RESULT), output_phases)
     overwrites = tensors.overwrites and plan.layout is not Layout.DMA_TRANSPOSED
     return ColumnLoop(plan, phases, kept, plan.has_parts, STAGES, overwrites)
+
+
+def backward_of_columns(
+    grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTensor, grad_x_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling
+) -> None:
+    """Compute the gradients of the columns of this core.
+
+    Args:
+        grad_hbm: dy, [O, C, I], with I at least 2.
+        output_hbm: y, [O, C, I].
+        grad_x_hbm: dx, [O, C, I]; it may be ``grad_hbm``.
+        kind: softmax or log-softmax.
+        tiling: the tiling; ``chunk_size`` bounds the elements of a segment.
+    """
+    dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
+    if is_short(grad_hbm.shape[1], dtypes, tiling.chunk_size):
+        backward_of_short_columns(grad_hbm, output_hbm, grad_x_hbm, kind, tiling.chunk_size)
+        return
+    loop = backward_loop(Sizes(*grad_hbm.shape), kind, dtypes, tiling.chunk_size, nl.num_programs(), nl.program_id())
+    plan = loop.plan
+    if not plan.windows:
+        return
+    in_psum = plan.layout is Layout.TENSOR_TRANSPOSED
+    arithmetic = BackwardArithmetic.make(kind, len(plan.segments), plan.longest, output_hbm.dtype, in_psum, loop.kept)
+    grad_phases, output_phases = loop.phases
+    grad = source_of(grad_hbm, plan, {phase.visit: _BANKS for phase in grad_phases})
+    output = source_of(output_hbm, plan, {phase.visit: _BANKS // len(output_phases) for phase in output_phases})
+    results = results_of(grad_x_hbm, plan, grad if loop.overwrites else None, _SCALAR_SHARES[kind])
+    schedule = Schedule.make(plan.windows, plan.parts, loop.whole_windows, loop.stages)
+    readers = [Reader(grad, grad_phases), Reader(output, output_phases)]
+    Pipeline(schedule, readers, arithmetic, results, loop.overwrites).run()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward along an axis that is not the last one: columns of tensors [O, C, I].
+"""The forward of softmax along an axis that is not the last one: columns of tensors [O, C, I].
 
 Items of up to 1,024 elements of 128 columns are brought on chip so that a column lies along a partition, processed like
 rows, and transposed back. Columns that do not fit on chip are read twice. Columns of a short axis are not transposed:
@@ -262,32 +262,6 @@ class ForwardArithmetic:
         return self.windows[window.number]
 
 
-def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling) -> None:
-    """Compute the results of the columns of this core.
-
-    Args:
-        x_hbm: the input, [O, C, I], with I at least 2.
-        y_hbm: the output, [O, C, I]; its type is the type of the result.
-        kind: softmax or log-softmax.
-        tiling: the tiling; ``chunk_size`` bounds the elements of a segment.
-    """
-    if is_short(x_hbm.shape[1], (x_hbm.dtype, y_hbm.dtype), tiling.chunk_size):
-        forward_of_short_columns(x_hbm, y_hbm, kind, tiling.chunk_size)
-        return
-    shape = Sizes(*x_hbm.shape)
-    loop = forward_loop(shape, kind, x_hbm.dtype, y_hbm.dtype, tiling.chunk_size, nl.num_programs(), nl.program_id())
-    plan = loop.plan
-    if not plan.windows:
-        return
-    arithmetic = ForwardArithmetic.make(kind, len(plan.segments), plan.longest, loop.kept)
-    source = source_of(x_hbm, plan, {phase.visit: _BANKS[phase] for phase in loop.phases[0]})
-    results = results_of(
-        y_hbm, plan, source if loop.overwrites else None, 0.0 if kind is Kind.SOFTMAX else _SCALAR_SHARES[plan.layout]
-    )
-    schedule = Schedule.make(plan.windows, plan.parts, loop.whole_windows, loop.stages)
-    Pipeline(schedule, [Reader(source, loop.phases[0])], arithmetic, results, loop.overwrites).run()
-
-
 def forward_loop(
     shape: Sizes, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None, cores: int, core: int
 ) -> ColumnLoop:
@@ -316,3 +290,29 @@ def forward_loop(
     overwrites = tensors.overwrites and plan.layout is not Layout.DMA_TRANSPOSED
     stages = len(combining_stages(kind, len(plan.segments)))
     return ColumnLoop(plan, (phases,), kept, whole_windows, stages, overwrites)
+
+
+def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling) -> None:
+    """Compute the results of the columns of this core.
+
+    Args:
+        x_hbm: the input, [O, C, I], with I at least 2.
+        y_hbm: the output, [O, C, I]; its type is the type of the result.
+        kind: softmax or log-softmax.
+        tiling: the tiling; ``chunk_size`` bounds the elements of a segment.
+    """
+    if is_short(x_hbm.shape[1], (x_hbm.dtype, y_hbm.dtype), tiling.chunk_size):
+        forward_of_short_columns(x_hbm, y_hbm, kind, tiling.chunk_size)
+        return
+    shape = Sizes(*x_hbm.shape)
+    loop = forward_loop(shape, kind, x_hbm.dtype, y_hbm.dtype, tiling.chunk_size, nl.num_programs(), nl.program_id())
+    plan = loop.plan
+    if not plan.windows:
+        return
+    arithmetic = ForwardArithmetic.make(kind, len(plan.segments), plan.longest, loop.kept)
+    source = source_of(x_hbm, plan, {phase.visit: _BANKS[phase] for phase in loop.phases[0]})
+    results = results_of(
+        y_hbm, plan, source if loop.overwrites else None, 0.0 if kind is Kind.SOFTMAX else _SCALAR_SHARES[plan.layout]
+    )
+    schedule = Schedule.make(plan.windows, plan.parts, loop.whole_windows, loop.stages)
+    Pipeline(schedule, [Reader(source, loop.phases[0])], arithmetic, results, loop.overwrites).run()

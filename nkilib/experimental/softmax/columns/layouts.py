@@ -173,6 +173,13 @@ def natural_shape(windows: list[Window], parts: list[Part]) -> tuple[int, ...]:
     )
 
 
+def _copy(of_hbm: nl.NkiTensor, of_sbuf: nl.NkiTensor, is_store: bool) -> None:
+    if is_store:
+        nisa.dma_copy(dst=of_hbm, src=of_sbuf)
+    else:
+        nisa.dma_copy(dst=of_sbuf, src=of_hbm)
+
+
 def copy_natural(tensor_hbm: nl.NkiTensor, tile_sbuf: nl.NkiTensor, load: Load, is_store: bool) -> Iterator[None]:
     """Load or store a part of a window, with one transfer after the other for each segment of each outer index."""
     window = load.window
@@ -189,13 +196,6 @@ def copy_natural(tensor_hbm: nl.NkiTensor, tile_sbuf: nl.NkiTensor, load: Load, 
                 of_sbuf = place_sbuf[segment.full : segment.full + 1, 0 : segment.rest, 0 : window.inner]
                 _copy(of_hbm.reshape_dim(0, (1, segment.rest)), of_sbuf, is_store)
             yield
-
-
-def _copy(of_hbm: nl.NkiTensor, of_sbuf: nl.NkiTensor, is_store: bool) -> None:
-    if is_store:
-        nisa.dma_copy(dst=of_hbm, src=of_sbuf)
-    else:
-        nisa.dma_copy(dst=of_sbuf, src=of_hbm)
 
 
 def natural_item(tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
@@ -492,16 +492,6 @@ def source_of(tensor_hbm: nl.NkiTensor, plan: ColumnPlan, banks: dict[int, int])
     )
 
 
-def results_of(result_hbm: nl.NkiTensor, plan: ColumnPlan, overwritten: Source | None, scalar_share: float) -> Results:
-    """Return the destination of the results, which collects them in the tiles of ``overwritten``, or in tiles of its
-    own if that is None.
-    """
-    tile = _own_tiles(result_hbm, plan).tile if overwritten is None else _tile_of_source(overwritten)
-    if plan.layout is Layout.STRIDED:
-        return StridedResults(result_hbm, tile)
-    return TransposedResults.make(result_hbm, plan.longest, scalar_share, tile)
-
-
 def _own_tiles(result_hbm: nl.NkiTensor, plan: ColumnPlan) -> OwnTiles:
     shape: tuple[int, ...] = natural_shape(plan.windows, plan.parts)
     if plan.layout is Layout.STRIDED:
@@ -513,3 +503,13 @@ def _tile_of_source(source: Source) -> Callable[[Item], nl.NkiTensor]:
     """Return a function that gives the tile of an item's input, over which the result of the item is written."""
     ring = source.ring
     return lambda item: ring.tile(ring.key(item.window, item.part, 2))
+
+
+def results_of(result_hbm: nl.NkiTensor, plan: ColumnPlan, overwritten: Source | None, scalar_share: float) -> Results:
+    """Return the destination of the results, which collects them in the tiles of ``overwritten``, or in tiles of its
+    own if that is None.
+    """
+    tile = _own_tiles(result_hbm, plan).tile if overwritten is None else _tile_of_source(overwritten)
+    if plan.layout is Layout.STRIDED:
+        return StridedResults(result_hbm, tile)
+    return TransposedResults.make(result_hbm, plan.longest, scalar_share, tile)

@@ -1,33 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The loop over items. It issues work so early that no engine waits for another engine.
+"""The loop over items of columns, which issues work so early that no engine waits for another engine.
 
 Two passes process every item. The second pass over a group of items starts a few steps after the first pass over that
 group has ended, and it runs in the same steps as the first pass over the next group (:class:`Schedule`).
 
-In every step of the loop (:class:`Pipeline`), the Tensor engine transposes the items of the next step, where the
-layout needs that. The first pass begins one item and gathers the sums of the item before it. The second pass prepares
-one item and computes the result of the item before it. The result of the step before is transposed back, copied and
-stored.
-
-An item whose load has no buffer slot yet waits for a later step. One of the two passes can always continue, although
-every reader has a ring buffer of its own. Every ring buffer takes its loads in the order of :func:`.loads_of`, leaves
-out only the loads that its reader does not need, and reuses a slot when its load is released. A step that lacks an item
-first stores all finished results, so a load is still held only if a pass has yet to read it. There are two cases:
-
-- Each pass loads its items for itself. Let L be the first load, in the common order, that a pass has yet to finish.
-  Every ring buffer has released all its loads before L, so every ring buffer that needs L has loaded it. The pass that
-  L is for can continue. If this is the second pass, the first pass over the window has ended, because all of its loads
-  come before L, and the stages that combine sums wait for no load.
-- A tensor is loaded once for all passes that read it. If the second pass has an item, every ring buffer that it reads
-  has released all loads before the load of this item, so it has loaded this load, and the second pass can continue.
-  Otherwise a stage combines sums, which waits for no load, or the first pass is in the first window that the second
-  pass has not finished. In a ring buffer that both passes read, all loads of earlier windows are released, and it has a
-  slot for every part of a window. A ring buffer that only the first pass reads has released all parts before the
-  current one. In both, the load of the current item is there, and the first pass can continue.
-
-Both cases also hold between the two halves of an item, because a load is released after the second half only.
+In every step of the loop (:class:`Pipeline`), the Tensor engine transposes the items of the next step, where the layout
+needs that. The first pass begins one item and gathers the sums of the item before it. The second pass prepares one item
+and computes the result of the item before it. The result of the step before is transposed back, copied and stored.
 """
 
 from __future__ import annotations
@@ -126,6 +107,25 @@ class ColumnLoop:
     overwrites: bool
 
 
+def _items(window: Window, part: Part, strip: Strip, strips: list[Strip]) -> list[Item]:
+    return [
+        Item(window, part, strip, segment, strip is strips[-1] and segment is part.segments[-1])
+        for segment in part.segments
+    ]
+
+
+def _groups(windows: list[Window], parts: list[Part], whole_windows: bool) -> Iterator[Group]:
+    for window in windows:
+        strips = window.strips()
+        if whole_windows:
+            items = tuple(item for part in parts for strip in strips for item in _items(window, part, strip, strips))
+            yield Group(window, 0, len(strips), max(strip.columns for strip in strips), items)
+            continue
+        for strip in strips:
+            items = tuple(_items(window, parts[0], strip, strips))
+            yield Group(window, strip.number, strip.number + 1, strip.columns, items)
+
+
 @dataclass
 class Schedule:
     """The choice of the next step: the second pass over a group runs beside the first pass over the next group.
@@ -198,25 +198,6 @@ class Schedule:
             self.prepared = self.ready.popleft()
 
 
-def _groups(windows: list[Window], parts: list[Part], whole_windows: bool) -> Iterator[Group]:
-    for window in windows:
-        strips = window.strips()
-        if whole_windows:
-            items = tuple(item for part in parts for strip in strips for item in _items(window, part, strip, strips))
-            yield Group(window, 0, len(strips), max(strip.columns for strip in strips), items)
-            continue
-        for strip in strips:
-            items = tuple(_items(window, parts[0], strip, strips))
-            yield Group(window, strip.number, strip.number + 1, strip.columns, items)
-
-
-def _items(window: Window, part: Part, strip: Strip, strips: list[Strip]) -> list[Item]:
-    return [
-        Item(window, part, strip, segment, strip is strips[-1] and segment is part.segments[-1])
-        for segment in part.segments
-    ]
-
-
 class Arithmetic(Protocol):
     """The computation on items. Methods receive the views of an item in a dict, by the index of the reader."""
 
@@ -279,6 +260,25 @@ class Reader:
 @dataclass
 class Pipeline:
     """The loop that issues all steps of a core.
+
+    An item whose load has no buffer slot yet waits for a later step. One of the two passes can always continue,
+    although every reader has a ring buffer of its own. Every ring buffer takes its loads in the order of
+    :func:`.loads_of`, leaves out only the loads that its reader does not need, and reuses a slot when its load is
+    released. A step that lacks an item first stores all finished results, so a load is still held only if a pass has
+    yet to read it. There are two cases:
+
+    - Each pass loads its items for itself. Let L be the first load, in the common order, that a pass has yet to finish.
+      Every ring buffer has released all its loads before L, so every ring buffer that needs L has loaded it. The pass
+      that L is for can continue. If this is the second pass, the first pass over the window has ended, because all of
+      its loads come before L, and the stages that combine sums wait for no load.
+    - A tensor is loaded once for all passes that read it. If the second pass has an item, every ring buffer that it
+      reads has released all loads before the load of this item, so it has loaded this load, and the second pass can
+      continue. Otherwise a stage combines sums, which waits for no load, or the first pass is in the first window that
+      the second pass has not finished. In a ring buffer that both passes read, all loads of earlier windows are
+      released, and it has a slot for every part of a window. A ring buffer that only the first pass reads has released
+      all parts before the current one. In both, the load of the current item is there, and the first pass can continue.
+
+    Both cases also hold between the two halves of an item, because a load is released after the second half only.
 
     Attributes:
         schedule: the order of the steps.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The plan of a launch over columns: arithmetic only, from shapes and types.
+"""The plan of a softmax launch over columns: arithmetic only, from shapes and types.
 
 A column consists of the elements along the axis at one index of the other axes. It is divided into segments along the
 axis, and the columns into windows and strips. The sum of a column is the sum of the sums of its segments, in their
@@ -239,6 +239,10 @@ class Layout(Enum):
     STRIDED = "one outer index per partition"
 
 
+def _buffers_of(buffers: int, parts: int, passes: tuple[int, ...]) -> int:
+    return min(buffers, _LATE_PARTS) if parts > 1 and 1 not in passes else buffers
+
+
 @dataclass(frozen=True)
 class ColumnPlan:
     """The division of a launch into windows, parts and segments.
@@ -268,10 +272,6 @@ class ColumnPlan:
     def buffers_of(self, passes: tuple[int, ...]) -> int:
         """Return the number of tiles of an input that the passes with the given numbers read."""
         return _buffers_of(self.buffers, len(self.parts), passes)
-
-
-def _buffers_of(buffers: int, parts: int, passes: tuple[int, ...]) -> int:
-    return min(buffers, _LATE_PARTS) if parts > 1 and 1 not in passes else buffers
 
 
 @dataclass(frozen=True)
@@ -354,22 +354,25 @@ class _Choice:
     is_read_twice: bool = False
 
 
-def plan_columns(tensors: ColumnTensors, chunk_size: int | None, cores: int, core: int) -> ColumnPlan:
-    """Return the plan of a core whose transfers have the shortest modelled time among all candidates that fit."""
-    outer, count, inner = tensors.shape
-    longest = longest_segment(tensors, chunk_size)
-    segments = segments_of(count, longest)
-    fitting = [choice for choice in _choices(tensors, len(segments)) if _fits(tensors, segments, choice)]
-    require(
-        bool(fitting),
-        f"softmax over columns: a window of [O, C, I] = {tuple(tensors.shape)} must fit in SBUF, and none does; "
-        f"split the axis before the launch, or make it the last one",
+def _window_shape(outer: int, inner: int, width: int) -> tuple[int, int]:
+    """Return the outer and inner indices of a window of about ``width`` columns: equal windows, of whole strips."""
+    if inner < STRIP_COLUMNS:
+        group = STRIP_COLUMNS // inner
+        return min(outer, max(1, width // STRIP_COLUMNS) * group), inner
+    windows = div_ceil(inner, width)
+    if windows == 1:
+        return min(outer, width // inner), inner
+    return 1, min(inner, div_ceil(div_ceil(inner, windows), STRIP_COLUMNS) * STRIP_COLUMNS)
+
+
+def _transposed_layout(tensors: ColumnTensors) -> Layout:
+    inner = tensors.shape[2]
+    is_16_bit = all(dtype != nl.float32 for dtype in tensors.read)
+    # The DMA engines transpose full blocks of 128 columns.
+    is_even = inner >= STRIP_COLUMNS and (
+        inner % STRIP_COLUMNS == 0 or inner % STRIP_COLUMNS >= _LEAST_FILLED or inner >= _WIDE * STRIP_COLUMNS
     )
-    choice = min(fitting, key=lambda choice: _cost(tensors, segments, choice))
-    is_strided = choice.layout is Layout.STRIDED
-    windows = windows_of_core(outer, inner, choice.outer, choice.inner, cores, core, is_strided)
-    parts = parts_of(segments, choice.segments_of_part)
-    return ColumnPlan(choice.layout, longest, segments, parts, windows, choice.buffers, choice.is_read_twice)
+    return Layout.DMA_TRANSPOSED if tensors.can_transpose and is_16_bit and is_even else Layout.TENSOR_TRANSPOSED
 
 
 def _choices(tensors: ColumnTensors, segments: int) -> list[_Choice]:
@@ -411,27 +414,6 @@ def _fits(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> b
     return part * tensors.element_bytes(choice.layout, choice.buffers, parts) + statistics + kept <= fitting
 
 
-def _window_shape(outer: int, inner: int, width: int) -> tuple[int, int]:
-    """Return the outer and inner indices of a window of about ``width`` columns: equal windows, of whole strips."""
-    if inner < STRIP_COLUMNS:
-        group = STRIP_COLUMNS // inner
-        return min(outer, max(1, width // STRIP_COLUMNS) * group), inner
-    windows = div_ceil(inner, width)
-    if windows == 1:
-        return min(outer, width // inner), inner
-    return 1, min(inner, div_ceil(div_ceil(inner, windows), STRIP_COLUMNS) * STRIP_COLUMNS)
-
-
-def _transposed_layout(tensors: ColumnTensors) -> Layout:
-    inner = tensors.shape[2]
-    is_16_bit = all(dtype != nl.float32 for dtype in tensors.read)
-    # The DMA engines transpose full blocks of 128 columns.
-    is_even = inner >= STRIP_COLUMNS and (
-        inner % STRIP_COLUMNS == 0 or inner % STRIP_COLUMNS >= _LEAST_FILLED or inner >= _WIDE * STRIP_COLUMNS
-    )
-    return Layout.DMA_TRANSPOSED if tensors.can_transpose and is_16_bit and is_even else Layout.TENSOR_TRANSPOSED
-
-
 def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> float:
     """Return the modelled cost of a candidate, in bytes: those that a core moves, weighted by the slowness of their
     runs in HBM, plus those whose transfers overlap with nothing.
@@ -461,3 +443,21 @@ def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> f
     # Where a window's passes overlap, a fourth tile takes loads from the time of stores.
     waiting = 1.0 if choice.buffers == 3 and not tensors.keeps_windows else _WAITING.get(choice.buffers, 1.0)
     return slowness * of_window * (windows * waiting + _OVERLAPS_NOTHING) + tables
+
+
+def plan_columns(tensors: ColumnTensors, chunk_size: int | None, cores: int, core: int) -> ColumnPlan:
+    """Return the plan of a core whose transfers have the shortest modelled time among all candidates that fit."""
+    outer, count, inner = tensors.shape
+    longest = longest_segment(tensors, chunk_size)
+    segments = segments_of(count, longest)
+    fitting = [choice for choice in _choices(tensors, len(segments)) if _fits(tensors, segments, choice)]
+    require(
+        bool(fitting),
+        f"softmax over columns: a window of [O, C, I] = {tuple(tensors.shape)} must fit in SBUF, and none does; "
+        f"split the axis before the launch, or make it the last one",
+    )
+    choice = min(fitting, key=lambda choice: _cost(tensors, segments, choice))
+    is_strided = choice.layout is Layout.STRIDED
+    windows = windows_of_core(outer, inner, choice.outer, choice.inner, cores, core, is_strided)
+    parts = parts_of(segments, choice.segments_of_part)
+    return ColumnPlan(choice.layout, longest, segments, parts, windows, choice.buffers, choice.is_read_twice)

@@ -1,23 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Forward and backward along a short axis that is not the last one: a partition holds whole columns, nothing is
-transposed, and one instruction per operation processes all elements of the columns of a piece.
+"""Softmax forward and backward along a short axis that is not the last one, where a partition holds whole columns.
 
-Forward, with m the maximum of a column and d the sum of exp(x - m), in float32:
-
-    log-softmax = (x - m) - log d        softmax = exp(x - m) * (1 / d).
-
-GpSimd computes the differences and the first half of the maxima; Vector the rest, and the sums; Scalar the
-exponentials, the logs and the reciprocals.
-
-Backward, with y the saved output, dy its gradient, dx the result, and s the sum over a column of dy (log-softmax) or of
-y dy (softmax), in float32:
-
-    log-softmax: dx = dy - exp(y) s        softmax: dx = y (dy - s).
-
-A piece advances by one stage in each step (:class:`ShortLoop`). Engines run their instructions in order, so if a stage
-waits for another engine, that engine's work was issued a step before.
+Nothing is transposed, and one instruction per operation processes all elements of the columns of a piece. A piece
+advances by one stage in each step (:class:`ShortLoop`). Engines run their instructions in order, so if a stage waits
+for another engine, that engine's work was issued a step before.
 """
 
 from __future__ import annotations
@@ -185,35 +173,6 @@ def folded(half_sbuf: nl.NkiTensor, op: Operator) -> nl.NkiTensor:
     return half_sbuf
 
 
-def forward_of_short_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, chunk_size: int | None) -> None:
-    """Compute the results of the columns of this core.
-
-    Args:
-        x_hbm: the input, [O, C, I].
-        y_hbm: the output, [O, C, I]; its type is the type of the result.
-        kind: softmax or log-softmax.
-        chunk_size: the maximum number of elements per partition that an instruction processes, at least C; or None.
-    """
-    plan = forward_short_plan(
-        Sizes(*x_hbm.shape), kind, x_hbm.dtype, y_hbm.dtype, chunk_size, nl.num_programs(), nl.program_id()
-    )
-    if not plan.windows:
-        return
-    x = WindowTiles.make(x_hbm, plan)
-    y = result_tiles(y_hbm, plan, x)
-    pieces = _ForwardPieces.make(kind, plan, x, y)
-    stages: list[Stage] = [
-        (0, pieces.take_halves),
-        (1, pieces.take_maxima),
-        (1, pieces.take_distances),
-        (2, pieces.take_exponentials),
-        (3, pieces.take_sums),
-        (3, pieces.divide),
-        (5, pieces.finish),
-    ]
-    ShortLoop(plan, [x], y, stages).run()
-
-
 def forward_short_plan(
     shape: Sizes, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None, cores: int, core: int
 ) -> ShortPlan:
@@ -236,7 +195,14 @@ def forward_short_plan(
 
 @dataclass
 class _ForwardPieces:
-    """The stages of the forward, and the tiles of pieces in flight; m and d are those of the module.
+    """The stages of the forward, and the tiles of pieces in flight.
+
+    With m the maximum of a column and d the sum of exp(x - m), in float32,
+
+        log-softmax = (x - m) - log d        softmax = exp(x - m) * (1 / d).
+
+    GpSimd computes the differences and the first half of the maxima; Vector the rest, and the sums; Scalar the
+    exponentials, the logs and the reciprocals.
 
     Attributes:
         kind: softmax or log-softmax.
@@ -327,30 +293,33 @@ class _ForwardPieces:
         on_vector(self.y.piece(piece), self.distance_sbuf.pop(piece), op, of_column_sbuf)
 
 
-def backward_of_short_columns(
-    grad_hbm: nl.NkiTensor,
-    output_hbm: nl.NkiTensor,
-    grad_x_hbm: nl.NkiTensor,
-    kind: Kind,
-    chunk_size: int | None,
-) -> None:
-    """Compute the gradients of the columns of this core.
+def forward_of_short_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, chunk_size: int | None) -> None:
+    """Compute the results of the columns of this core.
 
     Args:
-        grad_hbm: dy, [O, C, I].
-        output_hbm: y, [O, C, I].
-        grad_x_hbm: dx, [O, C, I]; it may be ``grad_hbm``.
+        x_hbm: the input, [O, C, I].
+        y_hbm: the output, [O, C, I]; its type is the type of the result.
         kind: softmax or log-softmax.
         chunk_size: the maximum number of elements per partition that an instruction processes, at least C; or None.
     """
-    dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
-    plan = backward_short_plan(Sizes(*grad_hbm.shape), kind, dtypes, chunk_size, nl.num_programs(), nl.program_id())
+    plan = forward_short_plan(
+        Sizes(*x_hbm.shape), kind, x_hbm.dtype, y_hbm.dtype, chunk_size, nl.num_programs(), nl.program_id()
+    )
     if not plan.windows:
         return
-    grad, output = WindowTiles.make(grad_hbm, plan), WindowTiles.make(output_hbm, plan)
-    result = result_tiles(grad_x_hbm, plan, grad)
-    pieces = _BackwardPieces.make(kind, plan, grad, output, result)
-    ShortLoop(plan, [grad, output], result, pieces.stages()).run()
+    x = WindowTiles.make(x_hbm, plan)
+    y = result_tiles(y_hbm, plan, x)
+    pieces = _ForwardPieces.make(kind, plan, x, y)
+    stages: list[Stage] = [
+        (0, pieces.take_halves),
+        (1, pieces.take_maxima),
+        (1, pieces.take_distances),
+        (2, pieces.take_exponentials),
+        (3, pieces.take_sums),
+        (3, pieces.divide),
+        (5, pieces.finish),
+    ]
+    ShortLoop(plan, [x], y, stages).run()
 
 
 def backward_short_plan(
@@ -372,7 +341,12 @@ def backward_short_plan(
 
 @dataclass
 class _BackwardPieces:
-    """The stages of the backward, and the tiles of pieces in flight; s is the sum of the module.
+    """The stages of the backward, and the tiles of pieces in flight.
+
+    With y the saved output, dy its gradient, dx the result, and s the sum over a column of dy (log-softmax) or of y dy
+    (softmax), in float32,
+
+        log-softmax: dx = dy - exp(y) s        softmax: dx = y (dy - s).
 
     Attributes:
         kind: softmax or log-softmax.
@@ -468,3 +442,29 @@ class _BackwardPieces:
         partitions, outer_each, length, width = terms_sbuf.shape
         self.half_sbuf[piece] = self.sums.next((partitions, outer_each, length // 2, width))
         fold(terms_sbuf, self.half_sbuf[piece], nl.add, on_gpsimd if is_on_gpsimd else on_vector)
+
+
+def backward_of_short_columns(
+    grad_hbm: nl.NkiTensor,
+    output_hbm: nl.NkiTensor,
+    grad_x_hbm: nl.NkiTensor,
+    kind: Kind,
+    chunk_size: int | None,
+) -> None:
+    """Compute the gradients of the columns of this core.
+
+    Args:
+        grad_hbm: dy, [O, C, I].
+        output_hbm: y, [O, C, I].
+        grad_x_hbm: dx, [O, C, I]; it may be ``grad_hbm``.
+        kind: softmax or log-softmax.
+        chunk_size: the maximum number of elements per partition that an instruction processes, at least C; or None.
+    """
+    dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
+    plan = backward_short_plan(Sizes(*grad_hbm.shape), kind, dtypes, chunk_size, nl.num_programs(), nl.program_id())
+    if not plan.windows:
+        return
+    grad, output = WindowTiles.make(grad_hbm, plan), WindowTiles.make(output_hbm, plan)
+    result = result_tiles(grad_x_hbm, plan, grad)
+    pieces = _BackwardPieces.make(kind, plan, grad, output, result)
+    ShortLoop(plan, [grad, output], result, pieces.stages()).run()

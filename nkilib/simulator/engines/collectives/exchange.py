@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The parts of every collective operation: replica groups, the checks of its tensors, reductions, and the exchange.
+"""The steps of every collective operation: checks of its tensors, the exchange of data among ranks, and reductions.
 
-In the exchange each core brings its data, receives the data of all, and stores its share. Tensors in SBUF and in
-private HBM belong to a core: with two cores a rank, the cores 0 of all ranks exchange data among themselves, and so do
-the cores 1. Where all tensors are in shared HBM, the operation belongs to the whole rank: both its cores reach it, core
-0 performs it for both, and it orders the accesses to its tensors like a ``core_barrier`` on each of them.
+An instruction checks its arguments with :func:`tensors` and the checks below it, describes itself as an
+:class:`Operation`, and has :func:`perform` run it: each core brings its data, receives the data of all, and stores its
+share, which may be a reduction of what it received.
 
-Source: ``nki/api/nki/collectives/__init__.py``; the 2.33 pages of ``ReplicaGroup``, ``all_reduce``, ``all_gather`` and
-``all_to_all``.
+Tensors in SBUF and in private HBM belong to a core: with two cores a rank, the cores 0 of all ranks exchange data among
+themselves, and so do the cores 1. Where all tensors are in shared HBM, the operation belongs to the whole rank: both
+its cores reach it, core 0 performs it for both, and it orders the accesses to its tensors like a ``core_barrier`` on
+each of them.
+
+Source: ``nki/api/nki/collectives/__init__.py``; the 2.33 pages of ``all_reduce``, ``all_gather`` and ``all_to_all``.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -25,166 +27,20 @@ import numpy.typing as npt
 
 from ...isa.definition import SBUF, Operand
 from ...isa.operators import OPERATORS
-from ...machine.core import Core, current_core
+from ...machine.core import Core
 from ...machine.issue import REGISTRY, Call, check_operand
 from ...machine.overlapping_copies import check_copy
 from ...machine.partial_writes import PartialWrites
 from ...machine.synchronisation import AgreedProperty, Participant
 from ...numerics.operators import ARITHMETIC
-from ...tensors.registers import VirtualRegister
 from ...tensors.tensor import NkiTensor
 from ...terms.argument_checks import is_integer
-from ...terms.compilation import NKIObject
 from ...terms.dtypes import COMPUTABLE, MOVABLE, DType, bool_, float32, int32, uint32
 from ...terms.enums import HBM, MemoryRegion
 from ...terms.errors import BarrierError, NkiValidationError, kernel_location
 from ..dma.endpoints import read, write
 from ..sync.cores import synchronise_on
-
-
-class rg_partition_op(Enum):
-    """The operator of :meth:`ReplicaGroup.from_partition_op`: ranks with equal results of it share a list."""
-
-    bitwise_and = "bitwise_and"
-    div = "div"
-    mod = "mod"
-
-
-@dataclass
-class ReplicaGroup(NKIObject):
-    """A replica group: lists of ranks. A collective operation runs within each list separately.
-
-    Attributes:
-        groups: the lists. No rank is in two of them; the order within a list is the order of the ranks' shares.
-    """
-
-    groups: Sequence[Sequence[int]]
-
-    def __post_init__(self) -> None:
-        self.groups = checked_lists(self.groups)
-
-    @staticmethod
-    def from_partition_op(world_size: int, op: rg_partition_op, operand: int) -> ReplicaGroup:
-        """Divide the ranks 0 to ``world_size`` - 1 into lists: ranks with equal ``op(rank, operand)`` share a list.
-
-        Raises:
-            NkiValidationError: if an argument has the wrong type, or is 0 where a rank would be divided by it.
-        """
-        if not _is_rank(world_size) or world_size < 1:
-            raise NkiValidationError(f"ReplicaGroup: world_size must be a positive integer, got {world_size!r}")
-        if not isinstance(op, rg_partition_op):
-            raise NkiValidationError(f"ReplicaGroup: op must be a member of rg_partition_op, got {op!r}")
-        least = 0 if op is rg_partition_op.bitwise_and else 1
-        if not _is_rank(operand) or operand < least:
-            raise NkiValidationError(
-                f"ReplicaGroup: operand of {op.name} must be an integer >= {least}, got {operand!r}"
-            )
-        lists: dict[int, list[int]] = {}
-        for rank in range(world_size):
-            lists.setdefault(_list_of(rank, op, operand), []).append(rank)
-        return ReplicaGroup([lists[key] for key in sorted(lists)])
-
-    def __repr__(self) -> str:
-        return f"ReplicaGroup({[list(ranks) for ranks in self.groups]})"
-
-
-def _list_of(rank: int, op: rg_partition_op, operand: int) -> int:
-    if op is rg_partition_op.bitwise_and:
-        return rank & operand
-    return rank // operand if op is rg_partition_op.div else rank % operand
-
-
-def _is_rank(value: Any) -> bool:
-    return is_integer(value) and int(value) >= 0
-
-
-def checked_lists(groups: Any) -> tuple[tuple[int, ...], ...]:
-    """Return the rank lists of a group as tuples.
-
-    Raises:
-        NkiValidationError: if they are not lists of ranks, or a rank is in two of them.
-    """
-    is_nested = isinstance(groups, list | tuple) and all(isinstance(ranks, list | tuple) for ranks in groups)
-    if not is_nested or not groups or not all(ranks and all(map(_is_rank, ranks)) for ranks in groups):
-        raise NkiValidationError(
-            f"ReplicaGroup: must be a list of lists of ranks such as [[0, 1], [2, 3]], got {groups!r}"
-        )
-    ranks = [int(rank) for members in groups for rank in members]
-    repeated = sorted({rank for rank in ranks if ranks.count(rank) > 1})
-    if repeated:
-        raise NkiValidationError(f"ReplicaGroup: a rank is in one list only, and once; got rank {repeated[0]} again")
-    return tuple(tuple(int(rank) for rank in members) for members in groups)
-
-
-@dataclass(frozen=True)
-class RankPosition:
-    """The position of a rank in its list of a replica group.
-
-    Attributes:
-        members: the ranks of the list, in the order of their shares.
-        position: the index of this rank among the members.
-        lists: all lists of the group.
-    """
-
-    members: tuple[int, ...]
-    position: int
-    lists: tuple[tuple[int, ...], ...]
-
-    @property
-    def size(self) -> int:
-        return len(self.members)
-
-
-def rank_of(core: Core) -> int:
-    """Return the rank of a core; it is 0 in a launch by itself."""
-    return 0 if core.launch.seat is None else core.launch.seat.rank
-
-
-def check_ranks(core: Core, ranks: Sequence[int], what: str) -> None:
-    """Check that these ranks are running.
-
-    Raises:
-        NkiValidationError: naming the first rank that is not, and how to launch it.
-    """
-    seat = core.launch.seat
-    count = 1 if seat is None else seat.world.ranks
-    beyond = [rank for rank in ranks if rank >= count]
-    if not beyond:
-        return
-    if seat is None:
-        raise NkiValidationError(
-            f"{what} has rank {beyond[0]}, and this kernel runs as rank 0 alone; launch it with "
-            f"nkilib.simulator.ranks({max(ranks) + 1})(kernel)(...)"
-        )
-    raise NkiValidationError(f"{what} has rank {beyond[0]}, and nkilib.simulator.ranks launched ranks 0 to {count - 1}")
-
-
-def place_in(core: Core, replica_group: Any) -> RankPosition:
-    """Return the position of the rank of ``core`` in a group.
-
-    Raises:
-        NkiValidationError: if ``replica_group`` is not a group, has ranks that do not run, or leaves this rank out.
-    """
-    if not isinstance(replica_group, ReplicaGroup):
-        raise NkiValidationError(
-            f"replica_group must be an nki.collectives.ReplicaGroup, as ReplicaGroup([[0, 1]]), got {replica_group!r}"
-        )
-    lists = checked_lists(replica_group.groups)
-    check_ranks(core, [rank for ranks in lists for rank in ranks], "replica_group")
-    own = rank_of(core)
-    for members in lists:
-        if own in members:
-            return RankPosition(members, members.index(own), lists)
-    raise NkiValidationError(f"rank {own} is in no list of {replica_group!r}, and would get no result")
-
-
-def rank_id(name: str | None = None) -> VirtualRegister:
-    """Return the number of this rank among all that run, in a register; it is 0 in a launch by itself."""
-    core = current_core("nki.collectives.rank_id")
-    if name:
-        core.add_name(name)
-    return VirtualRegister(rank_of(core))
-
+from .groups import rank_of
 
 HBM_OR_SBUF = HBM | SBUF
 
@@ -195,6 +51,22 @@ REDUCIBLE = COMPUTABLE - {bool_}
 _SBUF_DIMENSIONS = 2
 
 _REDUCTIONS = ("add", "minimum", "maximum")
+# These are added exactly and wrap; all other types are computed with in float32.
+_EXACT = frozenset({int32, uint32})
+
+_CORE_BARRIER = "core_barrier"
+
+Arrays = Sequence[npt.NDArray[Any]]
+
+
+def _checked(call: Call, rule: Operand, tensor: Any) -> NkiTensor:
+    view: NkiTensor = check_operand(call, rule, tensor, None)
+    if view.is_indirect():
+        raise NkiValidationError(
+            f"operand {rule.name!r}: the ranks must know its address when they start, got a dynamic index in {view}; "
+            f"nisa.dma_copy it to a tensor of its own"
+        )
+    return view
 
 
 def tensors(
@@ -220,16 +92,6 @@ def tensors(
         if is_output:
             call.keep(tensor)  # the ranks write it together: its old values may be needed until then
     return tuple(checked)
-
-
-def _checked(call: Call, rule: Operand, tensor: Any) -> NkiTensor:
-    view: NkiTensor = check_operand(call, rule, tensor, None)
-    if view.is_indirect():
-        raise NkiValidationError(
-            f"operand {rule.name!r}: the ranks must know its address when they start, got a dynamic index in {view}; "
-            f"nisa.dma_copy it to a tensor of its own"
-        )
-    return view
 
 
 def check_pairs(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
@@ -331,10 +193,6 @@ def reduction_key(op: Any) -> str:
     raise NkiValidationError(f"op must be nl.add, nl.minimum or nl.maximum, got {op!r}")
 
 
-# These are added exactly and wrap; all other types are computed with in float32.
-_EXACT = frozenset({int32, uint32})
-
-
 def computed_in(dtype: DType) -> DType:
     """Return the type in which elements of ``dtype`` are reduced."""
     return dtype if dtype in _EXACT else float32
@@ -354,9 +212,6 @@ def store_reduced(core: Core, dst: NkiTensor, key: str, parts: Sequence[npt.NDAr
     write(core, dst, reduced(key, dst.dtype, parts), computed_in(dst.dtype))
 
 
-Arrays = Sequence[npt.NDArray[Any]]
-
-
 def contents(core: Core, name: str, tensors: Sequence[NkiTensor]) -> list[npt.NDArray[Any]]:
     """Return copies of the contents of tensors: other ranks read them while this rank may already go on.
 
@@ -372,14 +227,6 @@ def shape_terms(name: str, tensors: Sequence[NkiTensor]) -> tuple[AgreedProperty
         AgreedProperty(f"{name}[{number}]", f"{list(tensor.shape)} {tensor.dtype}")
         for number, tensor in enumerate(tensors)
     )
-
-
-def group_term(lists: Sequence[Sequence[int]]) -> AgreedProperty:
-    """Return the lists of a replica group as a term on which the ranks must agree."""
-    return AgreedProperty("the replica group", [list(ranks) for ranks in lists])
-
-
-_CORE_BARRIER = "core_barrier"
 
 
 @dataclass(frozen=True)
@@ -418,28 +265,9 @@ def belongs_to_rank(core: Core, tensors: Sequence[NkiTensor]) -> bool:
     return core.launch.cores > 1 and all(tensor.buffer is MemoryRegion.shared_hbm for tensor in tensors)
 
 
-def perform(call: Call, operation: Operation) -> None:
-    """Run an operation on this core.
-
-    Raises:
-        BarrierError: if another rank, or the other core of this rank, reaches a different operation or none.
-    """
-    core = call.core
-    others = {f"srcs[{number}]": src for number, src in enumerate(operation.srcs)}
-    for number, dst in enumerate(operation.dsts):
-        name = f"dsts[{number}]"
-        check_copy(core, dst, others, None, name)
-        others[name] = dst
-    if not belongs_to_rank(core, operation.tensors):
-        core.loads.settle()
-        _exchange(core, operation, core.number)
-        return
-    ordered = list({tensor.storage: tensor for tensor in (*operation.tensors, *operation.other_tensors)}.values())
-    _agree(core, operation)
-    _order(core, ordered)
-    if core.number == 0:
-        _exchange(core, operation, None)
-    _order(core, ordered)
+def _terms_of(tensors: Sequence[NkiTensor]) -> tuple[AgreedProperty, ...]:
+    memories = sorted({str(tensor.buffer) for tensor in tensors})
+    return (AgreedProperty("the memory of the tensors", " and ".join(memories)),)
 
 
 def _exchange(core: Core, operation: Operation, number: int | None) -> None:
@@ -462,11 +290,6 @@ def _exchange(core: Core, operation: Operation, number: int | None) -> None:
             writes.note(dst)
 
 
-def _terms_of(tensors: Sequence[NkiTensor]) -> tuple[AgreedProperty, ...]:
-    memories = sorted({str(tensor.buffer) for tensor in tensors})
-    return (AgreedProperty("the memory of the tensors", " and ".join(memories)),)
-
-
 def _agree(core: Core, operation: Operation) -> None:
     """Check that both cores of a rank reach the same operation.
 
@@ -486,3 +309,27 @@ def _order(core: Core, tensors: Sequence[NkiTensor]) -> None:
     definition = REGISTRY[_CORE_BARRIER]
     for tensor in tensors:
         synchronise_on(Call(core, definition, definition.bind((tensor, (0, 1)), {})), tensor)
+
+
+def perform(call: Call, operation: Operation) -> None:
+    """Run an operation on this core.
+
+    Raises:
+        BarrierError: if another rank, or the other core of this rank, reaches a different operation or none.
+    """
+    core = call.core
+    others = {f"srcs[{number}]": src for number, src in enumerate(operation.srcs)}
+    for number, dst in enumerate(operation.dsts):
+        name = f"dsts[{number}]"
+        check_copy(core, dst, others, None, name)
+        others[name] = dst
+    if not belongs_to_rank(core, operation.tensors):
+        core.loads.settle()
+        _exchange(core, operation, core.number)
+        return
+    ordered = list({tensor.storage: tensor for tensor in (*operation.tensors, *operation.other_tensors)}.values())
+    _agree(core, operation)
+    _order(core, ordered)
+    if core.number == 0:
+        _exchange(core, operation, None)
+    _order(core, ordered)

@@ -25,22 +25,19 @@ from .exchange import (
     REDUCIBLE,
     Arrays,
     Operation,
-    RankPosition,
-    ReplicaGroup,
     check_dimension,
     check_memory,
     check_pairs,
     check_same_types,
     check_shape,
     contents,
-    group_term,
     perform,
-    place_in,
     reduction_key,
     shape_terms,
     store_reduced,
     tensors,
 )
+from .groups import RankPosition, ReplicaGroup, group_term, place_in
 
 
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")

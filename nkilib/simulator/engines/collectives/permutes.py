@@ -29,23 +29,18 @@ from .exchange import (
     REDUCIBLE,
     Arrays,
     Operation,
-    RankPosition,
-    ReplicaGroup,
     check_pairs,
-    check_ranks,
     check_same_types,
     check_shape,
     computed_in,
     contents,
-    group_term,
     perform,
-    place_in,
-    rank_of,
     reduced,
     reduction_key,
     shape_terms,
     tensors,
 )
+from .groups import RankPosition, ReplicaGroup, check_ranks, group_term, place_in, rank_of
 
 # "The maximum number of channels is 4 for replica groups containing all devices inside a node"; how many devices a node
 # has is not known here.

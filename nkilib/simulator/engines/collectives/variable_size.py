@@ -34,15 +34,12 @@ from ..dma.endpoints import read, write
 from ..dma.instructions import check_priority
 from .exchange import (
     Operation,
-    RankPosition,
-    ReplicaGroup,
     belongs_to_rank,
     check_same_types,
-    group_term,
     perform,
-    place_in,
     tensors,
 )
+from .groups import RankPosition, ReplicaGroup, group_term, place_in
 
 GATHER, TO_ALL = "all_gather_v", "all_to_all_v"
 # Rows of the metadata.
@@ -117,43 +114,6 @@ class Prepared:
     reports_counts: bool
 
 
-def prepare(
-    call: Call,
-    what: str,
-    unchecked: UncheckedTensors,
-    replica_group: Any,
-    recv_counts_known: Any,
-    has_rdispls: Any,
-    priority: int | None,
-) -> Prepared:
-    """Check a call of the operation ``what`` and read its metadata as they are now; its data are not accessed.
-
-    Raises:
-        NkiValidationError: naming the parameter that does not fit.
-    """
-    core, place = call.core, place_in(call.core, replica_group)
-    check_priority(core, priority)
-    for name, flag in (("recv_counts_known", recv_counts_known), ("has_rdispls", has_rdispls)):
-        if not isinstance(flag, bool):
-            raise NkiValidationError(f"{name} must be True or False, got {flag!r}")
-    inputs = tensors(call, "srcs", unchecked.srcs, regions=HBM)
-    outputs = tensors(call, "dsts", unchecked.dsts, regions=HBM, is_output=True)
-    if len(inputs) != 1 or len(outputs) != 1:
-        raise NkiValidationError(f"srcs and dsts must be lists of one tensor, got {len(inputs)} and {len(outputs)}")
-    check_same_types(inputs, outputs)
-    src, dst = inputs[0], outputs[0]
-    for name, tensor in (("srcs[0]", src), ("dsts[0]", dst)):
-        if not tensor.is_contiguous():
-            raise NkiValidationError(f"{name} is taken as a flat buffer and must be dense, got {tensor}")
-    if what == GATHER:
-        _check_gather(core, place, has_rdispls)
-    if not has_rdispls and dst.size % place.size:
-        raise NkiValidationError(f"dsts[0] is cut into {place.size} equal slots, got {dst.size} elements in {dst}")
-    by_row = _rows_of(call, unchecked.metadata_tensor, place, has_rdispls, is_written=not recv_counts_known)
-    metadata = None if core.is_abstract else _read(core, what, by_row, has_rdispls)
-    return Prepared(what, place, src, dst, metadata, by_row, not recv_counts_known)
-
-
 def _check_gather(core: Core, place: RankPosition, has_rdispls: bool) -> None:
     """Check the documented limits of all-gather-v in its present version."""
     if has_rdispls:
@@ -199,42 +159,41 @@ def _read(core: Core, what: str, tensor: NkiTensor, has_rdispls: bool) -> _Metad
     return _Metadata(numbers(_SEND_COUNT), numbers(_SEND_START), starts)
 
 
-def run(call: Call, prepared: Prepared) -> None:
-    """Move the shares of a prepared call, and report the received counts if the call asks for them.
+def prepare(
+    call: Call,
+    what: str,
+    unchecked: UncheckedTensors,
+    replica_group: Any,
+    recv_counts_known: Any,
+    has_rdispls: Any,
+    priority: int | None,
+) -> Prepared:
+    """Check a call of the operation ``what`` and read its metadata as they are now; its data are not accessed.
 
     Raises:
-        NkiValidationError: if a share does not fit its source or its slot.
-        BarrierError: if another rank of the group reaches a different operation, or none.
+        NkiValidationError: naming the parameter that does not fit.
     """
-    core, place, metadata = call.core, prepared.place, prepared.metadata
-    if metadata is None:
-        perform(call, _operation(prepared, (), lambda: None, lambda brought: None))
-        raise DataNeeded("the metadata")
-    is_shared = prepared.metadata_tensor.buffer is MemoryRegion.shared_hbm
-    does_for_both = belongs_to_rank(core, (prepared.src, prepared.dst))
-    received = np.zeros(place.size, np.int64)
-
-    def bring() -> _Parcel:
-        spans = zip(metadata.send_counts.tolist(), metadata.send_starts.tolist(), strict=True)
-        return _Parcel([_piece(core, prepared.src, count, start) for count, start in spans])
-
-    def report(counts: npt.NDArray[np.int64]) -> None:
-        if prepared.reports_counts:
-            write(core, _row(prepared.metadata_tensor, _RECEIVED), counts.astype(np.uint32), uint32)
-
-    def store(brought: Mapping[int, _Parcel]) -> None:
-        for position, rank in enumerate(place.members):
-            piece = brought[rank].to(place.position)
-            received[position] = piece.size
-            _store_piece(core, prepared, metadata, position, piece)
-        if is_shared or not does_for_both:
-            report(received)
-
-    numbers = tuple(metadata.compared_numbers())
-    perform(call, _operation(prepared, numbers, bring, store))
-    if does_for_both and not is_shared:  # each core has a tensor of its own for the counts
-        (others,) = core.launch.barrier.meet("the counts received", received)
-        report(received if core.number == 0 else others)
+    core, place = call.core, place_in(call.core, replica_group)
+    check_priority(core, priority)
+    for name, flag in (("recv_counts_known", recv_counts_known), ("has_rdispls", has_rdispls)):
+        if not isinstance(flag, bool):
+            raise NkiValidationError(f"{name} must be True or False, got {flag!r}")
+    inputs = tensors(call, "srcs", unchecked.srcs, regions=HBM)
+    outputs = tensors(call, "dsts", unchecked.dsts, regions=HBM, is_output=True)
+    if len(inputs) != 1 or len(outputs) != 1:
+        raise NkiValidationError(f"srcs and dsts must be lists of one tensor, got {len(inputs)} and {len(outputs)}")
+    check_same_types(inputs, outputs)
+    src, dst = inputs[0], outputs[0]
+    for name, tensor in (("srcs[0]", src), ("dsts[0]", dst)):
+        if not tensor.is_contiguous():
+            raise NkiValidationError(f"{name} is taken as a flat buffer and must be dense, got {tensor}")
+    if what == GATHER:
+        _check_gather(core, place, has_rdispls)
+    if not has_rdispls and dst.size % place.size:
+        raise NkiValidationError(f"dsts[0] is cut into {place.size} equal slots, got {dst.size} elements in {dst}")
+    by_row = _rows_of(call, unchecked.metadata_tensor, place, has_rdispls, is_written=not recv_counts_known)
+    metadata = None if core.is_abstract else _read(core, what, by_row, has_rdispls)
+    return Prepared(what, place, src, dst, metadata, by_row, not recv_counts_known)
 
 
 def _operation(
@@ -277,6 +236,44 @@ def _store_piece(core: Core, prepared: Prepared, metadata: _Metadata, position: 
         )
     if piece.size:
         write(core, dst.reshape((dst.size,)).slice(0, start, start + piece.size), piece, dst.dtype)
+
+
+def run(call: Call, prepared: Prepared) -> None:
+    """Move the shares of a prepared call, and report the received counts if the call asks for them.
+
+    Raises:
+        NkiValidationError: if a share does not fit its source or its slot.
+        BarrierError: if another rank of the group reaches a different operation, or none.
+    """
+    core, place, metadata = call.core, prepared.place, prepared.metadata
+    if metadata is None:
+        perform(call, _operation(prepared, (), lambda: None, lambda brought: None))
+        raise DataNeeded("the metadata")
+    is_shared = prepared.metadata_tensor.buffer is MemoryRegion.shared_hbm
+    does_for_both = belongs_to_rank(core, (prepared.src, prepared.dst))
+    received = np.zeros(place.size, np.int64)
+
+    def bring() -> _Parcel:
+        spans = zip(metadata.send_counts.tolist(), metadata.send_starts.tolist(), strict=True)
+        return _Parcel([_piece(core, prepared.src, count, start) for count, start in spans])
+
+    def report(counts: npt.NDArray[np.int64]) -> None:
+        if prepared.reports_counts:
+            write(core, _row(prepared.metadata_tensor, _RECEIVED), counts.astype(np.uint32), uint32)
+
+    def store(brought: Mapping[int, _Parcel]) -> None:
+        for position, rank in enumerate(place.members):
+            piece = brought[rank].to(place.position)
+            received[position] = piece.size
+            _store_piece(core, prepared, metadata, position, piece)
+        if is_shared or not does_for_both:
+            report(received)
+
+    numbers = tuple(metadata.compared_numbers())
+    perform(call, _operation(prepared, numbers, bring, store))
+    if does_for_both and not is_shared:  # each core has a tensor of its own for the counts
+        (others,) = core.launch.barrier.meet("the counts received", received)
+        report(received if core.number == 0 else others)
 
 
 class _Slot:
@@ -349,6 +346,27 @@ def _with_handle(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInst
     return kept
 
 
+def _check_triggered(slot: _Slot) -> None:
+    if slot.prepared is not None:
+        what = slot.prepared.what
+        raise NkiValidationError(
+            f"{what}_prepare at {slot.place} needs one {what}_trigger; the kernel ended without it"
+        )
+
+
+def _keep(call: Call, prepared: Prepared) -> None:
+    slot = call.core.state(_Slot)
+    if slot.prepared is not None:
+        raise NkiValidationError(
+            f"{slot.prepared.what} is prepared, at {slot.place}, and not triggered yet, and there is one slot; call "
+            f"nki.collectives.{slot.prepared.what}_trigger first"
+        )
+    slot.prepared, slot.place = prepared, kernel_location()
+    if not slot.is_checked_at_end:
+        slot.is_checked_at_end = True
+        call.core.at_end.append(lambda: _check_triggered(slot))
+
+
 @_with_handle
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
 def all_gather_v_prepare(
@@ -391,6 +409,21 @@ def all_to_all_v_prepare(
     _keep(call, prepare(call, TO_ALL, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
 
 
+def _take(call: Call, what: str, handle: Any) -> Prepared:
+    slot = call.core.state(_Slot)
+    prepared = slot.prepared
+    if prepared is None or prepared.what != what or slot.handle is not handle:
+        waiting = "nothing is prepared" if prepared is None else f"{slot.handle!r} is what is prepared"
+        raise NkiValidationError(
+            f"prepare_instr must be what nki.collectives.{what}_prepare returned, for one trigger each; got "
+            f"{handle!r}, and {waiting}"
+        )
+    slot.prepared = slot.handle = None
+    call.reads.append(prepared.src)
+    call.keep(prepared.dst)
+    return prepared
+
+
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
 def all_gather_v_trigger(call: Call, prepare_instr: NkiInstruction) -> None:
     """Run the :func:`all_gather_v` that ``prepare_instr`` prepared; it reads the source and writes the result.
@@ -411,39 +444,3 @@ def all_to_all_v_trigger(call: Call, prepare_instr: NkiInstruction) -> None:
         BarrierError: if another rank of the group reaches a different operation, or none.
     """
     run(call, _take(call, TO_ALL, prepare_instr))
-
-
-def _keep(call: Call, prepared: Prepared) -> None:
-    slot = call.core.state(_Slot)
-    if slot.prepared is not None:
-        raise NkiValidationError(
-            f"{slot.prepared.what} is prepared, at {slot.place}, and not triggered yet, and there is one slot; call "
-            f"nki.collectives.{slot.prepared.what}_trigger first"
-        )
-    slot.prepared, slot.place = prepared, kernel_location()
-    if not slot.is_checked_at_end:
-        slot.is_checked_at_end = True
-        call.core.at_end.append(lambda: _check_triggered(slot))
-
-
-def _check_triggered(slot: _Slot) -> None:
-    if slot.prepared is not None:
-        what = slot.prepared.what
-        raise NkiValidationError(
-            f"{what}_prepare at {slot.place} needs one {what}_trigger; the kernel ended without it"
-        )
-
-
-def _take(call: Call, what: str, handle: Any) -> Prepared:
-    slot = call.core.state(_Slot)
-    prepared = slot.prepared
-    if prepared is None or prepared.what != what or slot.handle is not handle:
-        waiting = "nothing is prepared" if prepared is None else f"{slot.handle!r} is what is prepared"
-        raise NkiValidationError(
-            f"prepare_instr must be what nki.collectives.{what}_prepare returned, for one trigger each; got "
-            f"{handle!r}, and {waiting}"
-        )
-    slot.prepared = slot.handle = None
-    call.reads.append(prepared.src)
-    call.keep(prepared.dst)
-    return prepared

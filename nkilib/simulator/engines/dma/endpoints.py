@@ -54,31 +54,6 @@ class Rows(NamedTuple):
 End = NkiTensor | Rows
 
 
-def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
-    """Return the elements that ``view`` selects now, with its dynamic address read.
-
-    Returns:
-        A static view or rows of one; None if a scalar offset leads wholly out of its tensor and ``skips`` allows
-        that.
-
-    Raises:
-        OutOfRangeError: naming the partition and the index, unless ``skips``.
-        NkiValidationError: if a vector offset does not have one index for each row.
-    """
-    indirect = view.indirect_access
-    if indirect is None:
-        return view
-    if indirect.kind == "vector":
-        _check_one_index_a_row(name, view)
-        return rows_of(name, view, skips)
-    try:
-        return resolve_scalar_offset(name, view)
-    except OutOfRangeError:
-        if skips:
-            return _rows_inside(view, indirect)
-        raise
-
-
 def _rows_inside(view: NkiTensor, indirect: Indirect) -> End | None:
     """Return the part of a view with a scalar offset that is inside its tensor: all of it, some rows, or None.
 
@@ -123,6 +98,16 @@ def _check_one_index_a_row(name: str, view: NkiTensor) -> None:
         )
 
 
+def row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
+    """Return the static view with all rows that a vector offset can select, within the tensor and its storage."""
+    _, high = extent(Layout(view.shape[1:], view.strides[1:], view.offset))
+    elements = view.storage.elements_of(view.dtype)
+    rows = indirect.limit
+    if indirect.stride > 0:
+        rows = min(rows, max(0, (elements - 1 - high) // indirect.stride + 1))
+    return view.with_layout(Layout((rows, *view.shape[1:]), (indirect.stride, *view.strides[1:]), view.offset))
+
+
 def rows_of(name: str, view: NkiTensor, skips: bool) -> Rows:
     """Return the rows that the vector offset of ``view`` names now.
 
@@ -142,14 +127,29 @@ def rows_of(name: str, view: NkiTensor, skips: bool) -> Rows:
     return Rows(base, index, in_range)
 
 
-def row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
-    """Return the static view with all rows that a vector offset can select, within the tensor and its storage."""
-    _, high = extent(Layout(view.shape[1:], view.strides[1:], view.offset))
-    elements = view.storage.elements_of(view.dtype)
-    rows = indirect.limit
-    if indirect.stride > 0:
-        rows = min(rows, max(0, (elements - 1 - high) // indirect.stride + 1))
-    return view.with_layout(Layout((rows, *view.shape[1:]), (indirect.stride, *view.strides[1:]), view.offset))
+def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
+    """Return the elements that ``view`` selects now, with its dynamic address read.
+
+    Returns:
+        A static view or rows of one; None if a scalar offset leads wholly out of its tensor and ``skips`` allows
+        that.
+
+    Raises:
+        OutOfRangeError: naming the partition and the index, unless ``skips``.
+        NkiValidationError: if a vector offset does not have one index for each row.
+    """
+    indirect = view.indirect_access
+    if indirect is None:
+        return view
+    if indirect.kind == "vector":
+        _check_one_index_a_row(name, view)
+        return rows_of(name, view, skips)
+    try:
+        return resolve_scalar_offset(name, view)
+    except OutOfRangeError:
+        if skips:
+            return _rows_inside(view, indirect)
+        raise
 
 
 def as_rows(end: End) -> Rows:
@@ -158,6 +158,14 @@ def as_rows(end: End) -> Rows:
         return end
     rows = end.shape[0]
     return Rows(end, np.arange(rows), np.ones(rows, np.bool_))
+
+
+def _row_count(end: End) -> int:
+    return len(end.numbers) if isinstance(end, Rows) else end.shape[0]
+
+
+def _base(end: End) -> NkiTensor:
+    return end.base if isinstance(end, Rows) else end
 
 
 def rows_in_range(ends: dict[str, End]) -> list[End]:
@@ -182,38 +190,56 @@ def rows_in_range(ends: dict[str, End]) -> list[End]:
     return [as_rows(end).only(moves) for end in ends.values()]
 
 
-def _row_count(end: End) -> int:
-    return len(end.numbers) if isinstance(end, Rows) else end.shape[0]
+def _within(block: Rectangle, part: Rectangle, width: int) -> tuple[slice, slice]:
+    """Return the rows and columns of ``part`` in a matrix that holds the elements of ``block``.
 
-
-def _base(end: End) -> NkiTensor:
-    return end.base if isinstance(end, Rows) else end
-
-
-def move(core: Core, target: End, source: End) -> None:
-    """Copy the elements at ``source`` to ``target``; a large load of a whole block as it is may be deferred.
-
-    Raises:
-        UninitializedReadError: see :func:`read`.
+    The elements have ``width`` bytes.
     """
-    if _base(target).storage.is_abstract:
-        pass_over(core, target, {"src": source})
-        return
-    if core.emitter is not None and isinstance(target, NkiTensor) and isinstance(source, NkiTensor):
-        core.emitter.move(target, source)
-        target.storage.written.mark(target.layout, target.storage.width_of(target.dtype))
-        return
-    if isinstance(target, NkiTensor) and isinstance(source, NkiTensor) and _are_large_and_alike(target, source):
-        if source.buffer in HBM and target.is_on_chip():
-            if target.storage.block_of(target.layout, target.dtype) is not None:
-                elements = _as_matrix(read(core, "src", source), target)
-                target.storage.defer(deferred_copy(target.layout, target.dtype, elements))
-                target.storage.written.mark(target.layout, target.storage.width_of(target.dtype))
-                core.loads.add(target.storage)
-                return
-        elif source.storage.parts and _store_deferred(core, target, source):
-            return
-    write(core, target, read(core, "src", source), _base(source).dtype)
+    columns = slice((part.left - block.left) // width, (part.right - block.left) // width)
+    return slice(part.top - block.top, part.bottom - block.top), columns
+
+
+def _shares(part: Part, memory: npt.NDArray[Any]) -> bool:
+    """Return whether a deferred part is computed from elements in ``memory``."""
+    return any(may_share(source, memory) for source in part.sources_within(part.block))
+
+
+def _is_same_memory(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
+    """Return whether two matrices are the same elements of one memory, in the same layout."""
+    if (first.dtype, first.shape, first.strides) != (second.dtype, second.shape, second.strides):
+        return False
+    return bool(first.ctypes.data == second.ctypes.data)
+
+
+def _can_compute_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> bool:
+    """Return whether a deferred part can be computed while or after the block around it is stored in ``matrix``.
+
+    ``block`` contains the part or is a part of it. The part can be computed if its sources are elsewhere, or if each
+    element comes from the place to which it goes.
+    """
+    if not _shares(part, matrix):
+        return True
+    if not block.contains(part.block):
+        return False
+    into = matrix[_within(block, part.block, part.width)]
+    return all(
+        _is_same_memory(source, into) or not may_share(source, matrix) for source in part.sources_within(part.block)
+    )
+
+
+def _as_matrix(elements: npt.NDArray[Any], like: NkiTensor) -> npt.NDArray[Any]:
+    """Return the elements as a matrix with the rows of ``like``, without a copy if :func:`_has_dense_rows` holds."""
+    return elements.reshape(like.shape[0], like.free_size)
+
+
+def _note_written(core: Core, end: End, values: npt.NDArray[Any] | None) -> None:
+    view, rows = (end.base, end.numbers) if isinstance(end, Rows) else (end, None)
+    if not view.storage.written.is_full:
+        view.storage.written.mark(view.layout, view.storage.width_of(view.dtype), rows)
+    if view.buffer in HBM:
+        view.storage.is_changed = True
+        for tell in core.observers.moved:
+            tell(view, True, rows, values)
 
 
 def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
@@ -254,41 +280,10 @@ def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
     return True
 
 
-def _within(block: Rectangle, part: Rectangle, width: int) -> tuple[slice, slice]:
-    """Return the rows and columns of ``part`` in a matrix that holds the elements of ``block``.
-
-    The elements have ``width`` bytes.
-    """
-    columns = slice((part.left - block.left) // width, (part.right - block.left) // width)
-    return slice(part.top - block.top, part.bottom - block.top), columns
-
-
-def _can_compute_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> bool:
-    """Return whether a deferred part can be computed while or after the block around it is stored in ``matrix``.
-
-    ``block`` contains the part or is a part of it. The part can be computed if its sources are elsewhere, or if each
-    element comes from the place to which it goes.
-    """
-    if not _shares(part, matrix):
-        return True
-    if not block.contains(part.block):
-        return False
-    into = matrix[_within(block, part.block, part.width)]
-    return all(
-        _is_same_memory(source, into) or not may_share(source, matrix) for source in part.sources_within(part.block)
-    )
-
-
-def _shares(part: Part, memory: npt.NDArray[Any]) -> bool:
-    """Return whether a deferred part is computed from elements in ``memory``."""
-    return any(may_share(source, memory) for source in part.sources_within(part.block))
-
-
-def _is_same_memory(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
-    """Return whether two matrices are the same elements of one memory, in the same layout."""
-    if (first.dtype, first.shape, first.strides) != (second.dtype, second.shape, second.strides):
-        return False
-    return bool(first.ctypes.data == second.ctypes.data)
+def _has_dense_rows(view: NkiTensor, like: NkiTensor) -> bool:
+    """Return whether a view, whatever its shape, can be read as a matrix with dense rows, as many as ``like`` has."""
+    strides = reshape_strides(view.shape, view.strides, (like.shape[0], like.free_size))
+    return strides is not None and (like.free_size == 1 or strides[1] == 1)
 
 
 def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
@@ -307,104 +302,11 @@ def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
     )
 
 
-def _has_dense_rows(view: NkiTensor, like: NkiTensor) -> bool:
-    """Return whether a view, whatever its shape, can be read as a matrix with dense rows, as many as ``like`` has."""
-    strides = reshape_strides(view.shape, view.strides, (like.shape[0], like.free_size))
-    return strides is not None and (like.free_size == 1 or strides[1] == 1)
-
-
-def _as_matrix(elements: npt.NDArray[Any], like: NkiTensor) -> npt.NDArray[Any]:
-    """Return the elements as a matrix with the rows of ``like``, without a copy if :func:`_has_dense_rows` holds."""
-    return elements.reshape(like.shape[0], like.free_size)
-
-
-def pass_over(core: Core, target: End, sources: Mapping[str, End]) -> None:
-    """Record the reads and writes of a transfer to ``target`` in a launch that leaves out its values.
-
-    Raises:
-        UninitializedReadError: see :func:`read`.
-    """
-    for name, source in sources.items():
-        pass_over_read(core, name, source)
-    if not _base(target).storage.is_shape_only:
-        _note_written(core, target, None)
-
-
-def pass_over_read(core: Core, name: str, end: End) -> None:
-    """Check and record a read like :func:`read`, without returning the values."""
-    if _base(end).storage.is_shape_only:
-        return
-    if isinstance(end, Rows):
-        _unwritten_of_rows(core, name, end)
-    else:
-        check_written(core, name, end)
-    _note_read(core, end)
-
-
-def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
-    """Return the elements at ``end``: the memory itself for a static view, a copy for rows.
-
-    Raises:
-        UninitializedReadError: for elements never written, with ``uninitialized="error"``.
-    """
-    if isinstance(end, Rows):
-        values = end.base.array[end.numbers]
-        missing = _unwritten_of_rows(core, name, end)
-        if missing is not None:
-            values[missing] = sentinel(end.base.dtype)
-    else:
-        values = end.array
-        check_written(core, name, end)
-    _note_read(core, end)
-    return values
-
-
 def _note_read(core: Core, end: End) -> None:
     view, rows = (end.base, end.numbers) if isinstance(end, Rows) else (end, None)
     if view.buffer in HBM:
         for tell in core.observers.moved:
             tell(view, False, rows, None)
-
-
-def write(core: Core, end: End, values: npt.NDArray[Any], source: DType) -> None:
-    """Store ``values``, of type ``source`` and in row-major order, at ``end``, cast to its type, and mark it written.
-
-    If a row is named twice, the last one wins.
-    """
-    if _base(end).storage.is_abstract:
-        if not _base(end).storage.is_shape_only:
-            _note_written(core, end, values)
-        return
-    if _base(end).buffer in HBM:
-        core.loads.settle_readers(_memory_at(end))
-    if isinstance(end, Rows):
-        view = end.base
-        into = np.empty((len(end.numbers), *view.shape[1:]), view.array.dtype)
-        cast_into(into, values.reshape(into.shape), source, view.dtype)
-        view.array[end.numbers] = into
-    else:
-        view = end
-        cast_into(view.array, values.reshape(view.shape), source, view.dtype)
-    _note_written(core, end, values)
-
-
-def _note_written(core: Core, end: End, values: npt.NDArray[Any] | None) -> None:
-    view, rows = (end.base, end.numbers) if isinstance(end, Rows) else (end, None)
-    if not view.storage.written.is_full:
-        view.storage.written.mark(view.layout, view.storage.width_of(view.dtype), rows)
-    if view.buffer in HBM:
-        view.storage.is_changed = True
-        for tell in core.observers.moved:
-            tell(view, True, rows, values)
-
-
-def _memory_at(end: End) -> npt.NDArray[Any]:
-    """Return an array of the memory at ``end``, which may also contain rows between the chosen ones."""
-    if not isinstance(end, Rows):
-        return end.array
-    if not len(end.numbers):
-        return end.base.array[:0]
-    return end.base.array[end.numbers.min() : end.numbers.max() + 1]
 
 
 def _unwritten_of_rows(core: Core, name: str, rows: Rows) -> npt.NDArray[np.bool_] | None:
@@ -432,6 +334,56 @@ def _unwritten_of_rows(core: Core, name: str, rows: Rows) -> npt.NDArray[np.bool
     return np.asarray(missing)
 
 
+def pass_over_read(core: Core, name: str, end: End) -> None:
+    """Check and record a read like :func:`read`, without returning the values."""
+    if _base(end).storage.is_shape_only:
+        return
+    if isinstance(end, Rows):
+        _unwritten_of_rows(core, name, end)
+    else:
+        check_written(core, name, end)
+    _note_read(core, end)
+
+
+def pass_over(core: Core, target: End, sources: Mapping[str, End]) -> None:
+    """Record the reads and writes of a transfer to ``target`` in a launch that leaves out its values.
+
+    Raises:
+        UninitializedReadError: see :func:`read`.
+    """
+    for name, source in sources.items():
+        pass_over_read(core, name, source)
+    if not _base(target).storage.is_shape_only:
+        _note_written(core, target, None)
+
+
+def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
+    """Return the elements at ``end``: the memory itself for a static view, a copy for rows.
+
+    Raises:
+        UninitializedReadError: for elements never written, with ``uninitialized="error"``.
+    """
+    if isinstance(end, Rows):
+        values = end.base.array[end.numbers]
+        missing = _unwritten_of_rows(core, name, end)
+        if missing is not None:
+            values[missing] = sentinel(end.base.dtype)
+    else:
+        values = end.array
+        check_written(core, name, end)
+    _note_read(core, end)
+    return values
+
+
+def _memory_at(end: End) -> npt.NDArray[Any]:
+    """Return an array of the memory at ``end``, which may also contain rows between the chosen ones."""
+    if not isinstance(end, Rows):
+        return end.array
+    if not len(end.numbers):
+        return end.base.array[:0]
+    return end.base.array[end.numbers.min() : end.numbers.max() + 1]
+
+
 def cast_into(destination: npt.NDArray[Any], values: npt.NDArray[Any], source: DType, dtype: DType) -> None:
     """Copy ``values`` into ``destination``: bit by bit between equal types, else cast through float32."""
     if source == dtype:
@@ -442,3 +394,51 @@ def cast_into(destination: npt.NDArray[Any], values: npt.NDArray[Any], source: D
         store_float(destination, values.astype(np.float32), dtype)
     else:
         np.copyto(destination, values, casting="unsafe")
+
+
+def write(core: Core, end: End, values: npt.NDArray[Any], source: DType) -> None:
+    """Store ``values``, of type ``source`` and in row-major order, at ``end``, cast to its type, and mark it written.
+
+    If a row is named twice, the last one wins.
+    """
+    if _base(end).storage.is_abstract:
+        if not _base(end).storage.is_shape_only:
+            _note_written(core, end, values)
+        return
+    if _base(end).buffer in HBM:
+        core.loads.settle_readers(_memory_at(end))
+    if isinstance(end, Rows):
+        view = end.base
+        into = np.empty((len(end.numbers), *view.shape[1:]), view.array.dtype)
+        cast_into(into, values.reshape(into.shape), source, view.dtype)
+        view.array[end.numbers] = into
+    else:
+        view = end
+        cast_into(view.array, values.reshape(view.shape), source, view.dtype)
+    _note_written(core, end, values)
+
+
+def move(core: Core, target: End, source: End) -> None:
+    """Copy the elements at ``source`` to ``target``; a large load of a whole block as it is may be deferred.
+
+    Raises:
+        UninitializedReadError: see :func:`read`.
+    """
+    if _base(target).storage.is_abstract:
+        pass_over(core, target, {"src": source})
+        return
+    if core.emitter is not None and isinstance(target, NkiTensor) and isinstance(source, NkiTensor):
+        core.emitter.move(target, source)
+        target.storage.written.mark(target.layout, target.storage.width_of(target.dtype))
+        return
+    if isinstance(target, NkiTensor) and isinstance(source, NkiTensor) and _are_large_and_alike(target, source):
+        if source.buffer in HBM and target.is_on_chip():
+            if target.storage.block_of(target.layout, target.dtype) is not None:
+                elements = _as_matrix(read(core, "src", source), target)
+                target.storage.defer(deferred_copy(target.layout, target.dtype, elements))
+                target.storage.written.mark(target.layout, target.storage.width_of(target.dtype))
+                core.loads.add(target.storage)
+                return
+        elif source.storage.parts and _store_deferred(core, target, source):
+            return
+    write(core, target, read(core, "src", source), _base(source).dtype)

@@ -26,9 +26,8 @@ from ...machine.core import Core
 from ...machine.issue import Call, check_operand, instruction
 from ...machine.overlapping_copies import check_copy
 from ...tensors.tensor import NkiTensor
-from ...terms import enums
 from ...terms.dtypes import COPYABLE, MOVABLE, float32, int64, uint32
-from ...terms.enums import MemoryRegion, is_hbm, nc_version
+from ...terms.enums import Engine, MemoryRegion, is_hbm, nc_version
 from ...terms.enums import dge_mode as DgeMode
 from ...terms.enums import oob_mode as OobMode
 from ...terms.errors import NkiValidationError
@@ -37,6 +36,15 @@ from .endpoints import End, Rows, as_rows, index_tensor, move, pass_over, read, 
 
 _LOWEST_PRIORITY = 3
 _Mode = TypeVar("_Mode", bound=Enum)
+
+
+def _member(name: str, kind: type[_Mode], value: Any) -> _Mode:
+    if type(value) is kind:
+        return value
+    for member in kind:
+        if type(value) is int and value == member.value:
+            return member
+    raise NkiValidationError(f"{name} must be a member of nki.isa.{name}, got {value!r}")
 
 
 def as_oob_mode(oob_mode: OobMode | int) -> OobMode:
@@ -48,7 +56,7 @@ def as_oob_mode(oob_mode: OobMode | int) -> OobMode:
     return _member("oob_mode", OobMode, oob_mode)
 
 
-def as_dge_mode(core: Core, dge_mode: DgeMode | int) -> DgeMode:
+def _as_dge_mode(core: Core, dge_mode: DgeMode | int) -> DgeMode:
     """Return ``dge_mode`` as a member that the generation has; published kernels also pass the member's value.
 
     Raises:
@@ -58,15 +66,6 @@ def as_dge_mode(core: Core, dge_mode: DgeMode | int) -> DgeMode:
     if mode is DgeMode.hwdge and core.generation.version is nc_version.gen2:
         raise NkiValidationError("dge_mode=hwdge needs trn2 or newer")
     return mode
-
-
-def _member(name: str, kind: type[_Mode], value: Any) -> _Mode:
-    if type(value) is kind:
-        return value
-    for member in kind:
-        if type(value) is int and value == member.value:
-            return member
-    raise NkiValidationError(f"{name} must be a member of nki.isa.{name}, got {value!r}")
 
 
 def check_priority(core: Core, priority: int | None) -> None:
@@ -84,13 +83,13 @@ def check_priority(core: Core, priority: int | None) -> None:
         )
 
 
-def has_vector_offset(view: NkiTensor) -> bool:
+def _has_vector_offset(view: NkiTensor) -> bool:
     """Return whether every row of a view has its own index, which makes the transfer a gather or a scatter."""
     indirect = view.indirect_access
     return indirect is not None and indirect.kind == "vector"
 
 
-def check_vector_offset(core: Core, dge_mode: DgeMode) -> None:
+def _check_vector_offset(core: Core, dge_mode: DgeMode) -> None:
     """Check that the call may be a gather or a scatter: only software writes their descriptors, from trn2 on.
 
     Raises:
@@ -100,66 +99,6 @@ def check_vector_offset(core: Core, dge_mode: DgeMode) -> None:
         raise NkiValidationError("a vector offset needs trn2 or newer")
     if dge_mode not in (DgeMode.unknown, DgeMode.swdge):
         raise NkiValidationError(f"a vector offset needs dge_mode unknown or swdge, got {dge_mode.name}")
-
-
-@instruction(
-    operands=(
-        output("dst", regions=DMA_REACH, dtypes=COPYABLE, accepts_indirect=True, marks_itself=True),
-        Operand("src", regions=DMA_REACH, dtypes=COPYABLE, accepts_indirect=True, is_accessed=False),
-    ),
-    on=(enums.Engine.sync, enums.Engine.scalar),
-    default=enums.Engine.dma,
-    is_lane_bound=False,
-    is_transfer=True,
-)
-def dma_copy(
-    call: Call,
-    dst: NkiTensor,
-    src: NkiTensor,
-    priority: int | None = None,
-    oob_mode: enums.oob_mode = enums.oob_mode.error,
-    dge_mode: enums.dge_mode = enums.dge_mode.unknown,
-    engine: enums.Engine = enums.Engine.unknown,
-) -> None:
-    """Copy ``src`` to ``dst``, tensors with equal numbers of elements and any shapes.
-
-    Different types are cast through float32. Packed types and int64 are not cast.
-
-    A view with a scalar or a vector offset makes it a copy from or to an address that is read at run time. An index
-    that is out of range raises an error, or with ``oob_mode=skip`` leaves the elements that it would move untouched. If
-    a scalar offset moves some of the rows in HBM over an end of their tensor, the other rows are still moved.
-
-    Raises:
-        OutOfRangeError: naming the partition and the index that is out of range.
-    """
-    oob_mode = as_oob_mode(oob_mode)
-    dge_mode = as_dge_mode(call.core, dge_mode)
-    check_priority(call.core, priority)
-    if has_vector_offset(dst) or has_vector_offset(src):
-        check_vector_offset(call.core, dge_mode)
-    _check_hardware_descriptors(dst, src, dge_mode, engine)
-    if dst.size != src.size:
-        raise NkiValidationError(
-            f"operands 'dst' and 'src' must have equally many elements, got {dst} and {src}{_way_to_repeat(dst, src)}"
-        )
-    if dst.shape != src.shape:
-        _check_order_of_tiles(dst, src)
-    no_cast_of_packed(dst, src)
-    _no_cast_of_int64(dst, src)
-    if dst.indirect_access is None and src.indirect_access is None:
-        check_copy(call.core, dst, {"src": src}, dst.layout)
-        move(call.core, dst, src)
-        return
-    skips = oob_mode is enums.oob_mode.skip
-    source, target = resolve("src", src, skips), resolve("dst", dst, skips)
-    if source is None or target is None:
-        call.keep(dst)
-        return
-    if isinstance(source, Rows) or isinstance(target, Rows):
-        target, source = rows_in_range({"dst": target, "src": source})
-        if isinstance(target, Rows) and len(target.numbers) < dst.shape[0]:
-            call.keep(dst)
-    move(call.core, target, source)
 
 
 def _way_to_repeat(dst: NkiTensor, src: NkiTensor) -> str:
@@ -201,69 +140,79 @@ def _check_order_of_tiles(dst: NkiTensor, src: NkiTensor) -> None:
             )
 
 
-def _check_hardware_descriptors(dst: NkiTensor, src: NkiTensor, dge_mode: enums.dge_mode, engine: enums.Engine) -> None:
-    if dge_mode is enums.dge_mode.hwdge:
+def _check_hardware_descriptors(dst: NkiTensor, src: NkiTensor, dge_mode: DgeMode, engine: Engine) -> None:
+    if dge_mode is DgeMode.hwdge:
         if dst.dtype != src.dtype:
             raise NkiValidationError(
                 f"dge_mode=hwdge moves bytes and casts nothing: 'dst' and 'src' must have one type, got {dst} and {src}"
             )
-    elif engine is not enums.Engine.unknown:
+    elif engine is not Engine.unknown:
         raise NkiValidationError(f"engine={engine.name} is valid with dge_mode=hwdge only")
 
 
-_SOURCES_MAX = 16
-# With a vector offset: dst itself and the tensor that is added to it.
-_SOURCES_OF_UPDATE = 2
-
-
 @instruction(
-    # A gather, which may leave rows of dst unchanged, reads dst too.
-    operands=(output("dst", regions=DMA_REACH, accepts_indirect=True, marks_itself=True),),
-    on=(enums.Engine.dma,),
+    operands=(
+        output("dst", regions=DMA_REACH, dtypes=COPYABLE, accepts_indirect=True, marks_itself=True),
+        Operand("src", regions=DMA_REACH, dtypes=COPYABLE, accepts_indirect=True, is_accessed=False),
+    ),
+    on=(Engine.sync, Engine.scalar),
+    default=Engine.dma,
     is_lane_bound=False,
     is_transfer=True,
 )
-def dma_compute(
+def dma_copy(
     call: Call,
     dst: NkiTensor,
-    srcs: Sequence[NkiTensor],
-    reduce_op: Operator,
-    scales: Sequence[float] | None = None,
-    unique_indices: bool = True,
-    oob_mode: enums.oob_mode = enums.oob_mode.error,
+    src: NkiTensor,
+    priority: int | None = None,
+    oob_mode: OobMode = OobMode.error,
+    dge_mode: DgeMode = DgeMode.unknown,
+    engine: Engine = Engine.unknown,
 ) -> None:
-    """Compute ``dst = srcs[0] + srcs[1] + ...``, added from left to right in float32.
+    """Copy ``src`` to ``dst``, tensors with equal numbers of elements and any shapes.
 
-    The tensors have equal numbers of elements, and any shapes. ``reduce_op`` is ``nl.add``, and all ``scales`` are 1.
-    With a vector offset the instruction adds one tensor to ``dst``, which is the other of two sources: a tile to rows
-    of HBM (scatter), or rows of HBM to a tile (gather). An index that is out of range raises an error, or with
-    ``oob_mode=skip`` leaves its row of ``dst`` unchanged.
+    Different types are cast through float32. Packed types and int64 are not cast.
+
+    A view with a scalar or a vector offset makes it a copy from or to an address that is read at run time. An index
+    that is out of range raises an error, or with ``oob_mode=skip`` leaves the elements that it would move untouched. If
+    a scalar offset moves some of the rows in HBM over an end of their tensor, the other rows are still moved.
 
     Raises:
         OutOfRangeError: naming the partition and the index that is out of range.
     """
     oob_mode = as_oob_mode(oob_mode)
-    _check_sum(srcs, reduce_op, scales)
-    views = {"dst": dst, **{f"srcs[{number}]": source for number, source in enumerate(srcs)}}
-    _check_summands(call, views)
-    is_update = any(has_vector_offset(view) for view in views.values())
-    check_copy(call.core, dst, {name: view for name, view in views.items() if name != "dst"}, dst.layout)
-    if is_update:
-        check_vector_offset(call.core, enums.dge_mode.unknown)
-        _check_update(dst, srcs, unique_indices)
-    ends: dict[str, End] = {}
-    for name, view in views.items():
-        end = resolve(name, view, oob_mode is enums.oob_mode.skip)
-        assert end is not None  # a scalar offset, which alone is skipped as a whole, was refused
-        ends[name] = end
-    if is_update:
-        ends = dict(zip(ends, rows_in_range(ends), strict=True))
-        _check_unique(dst, ends["dst"])
-    target = ends.pop("dst")
-    if dst.storage.is_abstract:
-        pass_over(call.core, target, ends)
+    dge_mode = _as_dge_mode(call.core, dge_mode)
+    check_priority(call.core, priority)
+    if _has_vector_offset(dst) or _has_vector_offset(src):
+        _check_vector_offset(call.core, dge_mode)
+    _check_hardware_descriptors(dst, src, dge_mode, engine)
+    if dst.size != src.size:
+        raise NkiValidationError(
+            f"operands 'dst' and 'src' must have equally many elements, got {dst} and {src}{_way_to_repeat(dst, src)}"
+        )
+    if dst.shape != src.shape:
+        _check_order_of_tiles(dst, src)
+    no_cast_of_packed(dst, src)
+    _no_cast_of_int64(dst, src)
+    if dst.indirect_access is None and src.indirect_access is None:
+        check_copy(call.core, dst, {"src": src}, dst.layout)
+        move(call.core, dst, src)
         return
-    write(call.core, target, _sum(call.core, ends), float32)
+    skips = oob_mode is OobMode.skip
+    source, target = resolve("src", src, skips), resolve("dst", dst, skips)
+    if source is None or target is None:
+        call.keep(dst)
+        return
+    if isinstance(source, Rows) or isinstance(target, Rows):
+        target, source = rows_in_range({"dst": target, "src": source})
+        if isinstance(target, Rows) and len(target.numbers) < dst.shape[0]:
+            call.keep(dst)
+    move(call.core, target, source)
+
+
+_SOURCES_MAX = 16
+# With a vector offset: dst itself and the tensor that is added to it.
+_SOURCES_OF_UPDATE = 2
 
 
 def _sum(core: Core, ends: dict[str, End]) -> npt.NDArray[np.float32]:
@@ -299,7 +248,7 @@ def _check_summands(call: Call, views: dict[str, NkiTensor]) -> None:
     for name, view in views.items():
         if name != "dst":
             check_operand(call, Operand(name, regions=DMA_REACH, accepts_indirect=True, is_accessed=False), view, None)
-        if view.is_indirect() and not has_vector_offset(view):
+        if view.is_indirect() and not _has_vector_offset(view):
             raise NkiValidationError(
                 f"operand {name!r}: the address must be known at compile time, unless it has a vector offset; got a "
                 f"dynamic index in {view}, nisa.dma_copy it first"
@@ -308,6 +257,17 @@ def _check_summands(call: Call, views: dict[str, NkiTensor]) -> None:
             raise NkiValidationError(
                 f"operands 'dst' and {name!r} must have equally many elements, got {dst} and {view}"
             )
+
+
+def _is_same_view(view: NkiTensor, other: NkiTensor) -> bool:
+    """Return whether two views select the same elements; index tensors are compared by place, not by content."""
+    if view.storage is not other.storage or view.layout != other.layout or view.dtype != other.dtype:
+        return False
+    if not view.is_indirect() and not other.is_indirect():
+        return True
+    if not _has_vector_offset(view) or not _has_vector_offset(other):
+        return False
+    return _is_same_view(index_tensor(view), index_tensor(other))
 
 
 def _check_update(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: bool) -> None:
@@ -320,10 +280,10 @@ def _check_update(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: boo
             f"a vector offset needs unique_indices=True, others are not supported, got {unique_indices!r}"
         )
     others = [source for source in srcs if not _is_same_view(source, dst)]
-    if has_vector_offset(dst):
+    if _has_vector_offset(dst):
         fits = len(others) == 1 and others[0].buffer is MemoryRegion.sbuf
     else:
-        fits = len(others) == 1 and has_vector_offset(others[0]) and dst.buffer is MemoryRegion.sbuf
+        fits = len(others) == 1 and _has_vector_offset(others[0]) and dst.buffer is MemoryRegion.sbuf
     if len(srcs) != _SOURCES_OF_UPDATE or not fits:
         raise NkiValidationError(
             "with a vector offset srcs must be 'dst' itself and one other tensor: a tile in sbuf to be added to rows "
@@ -331,23 +291,12 @@ def _check_update(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: boo
         )
 
 
-def _is_same_view(view: NkiTensor, other: NkiTensor) -> bool:
-    """Return whether two views select the same elements; index tensors are compared by place, not by content."""
-    if view.storage is not other.storage or view.layout != other.layout or view.dtype != other.dtype:
-        return False
-    if not view.is_indirect() and not other.is_indirect():
-        return True
-    if not has_vector_offset(view) or not has_vector_offset(other):
-        return False
-    return _is_same_view(index_tensor(view), index_tensor(other))
-
-
 def _check_unique(dst: NkiTensor, target: End) -> None:
     """Check the promise ``unique_indices``: no row of ``dst`` is named twice.
 
     The sum in such a row would depend on the order of the two additions.
     """
-    if not has_vector_offset(dst) or not isinstance(target, Rows):
+    if not _has_vector_offset(dst) or not isinstance(target, Rows):
         return
     numbers, counts = np.unique(target.numbers, return_counts=True)
     if (counts > 1).any():
@@ -357,59 +306,66 @@ def _check_unique(dst: NkiTensor, target: End) -> None:
         )
 
 
+@instruction(
+    # A gather, which may leave rows of dst unchanged, reads dst too.
+    operands=(output("dst", regions=DMA_REACH, accepts_indirect=True, marks_itself=True),),
+    on=(Engine.dma,),
+    is_lane_bound=False,
+    is_transfer=True,
+)
+def dma_compute(
+    call: Call,
+    dst: NkiTensor,
+    srcs: Sequence[NkiTensor],
+    reduce_op: Operator,
+    scales: Sequence[float] | None = None,
+    unique_indices: bool = True,
+    oob_mode: OobMode = OobMode.error,
+) -> None:
+    """Compute ``dst = srcs[0] + srcs[1] + ...``, added from left to right in float32.
+
+    The tensors have equal numbers of elements, and any shapes. ``reduce_op`` is ``nl.add``, and all ``scales`` are 1.
+    With a vector offset the instruction adds one tensor to ``dst``, which is the other of two sources: a tile to rows
+    of HBM (scatter), or rows of HBM to a tile (gather). An index that is out of range raises an error, or with
+    ``oob_mode=skip`` leaves its row of ``dst`` unchanged.
+
+    Raises:
+        OutOfRangeError: naming the partition and the index that is out of range.
+    """
+    oob_mode = as_oob_mode(oob_mode)
+    _check_sum(srcs, reduce_op, scales)
+    views = {"dst": dst, **{f"srcs[{number}]": source for number, source in enumerate(srcs)}}
+    _check_summands(call, views)
+    is_update = any(_has_vector_offset(view) for view in views.values())
+    check_copy(call.core, dst, {name: view for name, view in views.items() if name != "dst"}, dst.layout)
+    if is_update:
+        _check_vector_offset(call.core, DgeMode.unknown)
+        _check_update(dst, srcs, unique_indices)
+    ends: dict[str, End] = {}
+    for name, view in views.items():
+        end = resolve(name, view, oob_mode is OobMode.skip)
+        assert end is not None  # a scalar offset, which alone is skipped as a whole, was refused
+        ends[name] = end
+    if is_update:
+        ends = dict(zip(ends, rows_in_range(ends), strict=True))
+        _check_unique(dst, ends["dst"])
+    target = ends.pop("dst")
+    if dst.storage.is_abstract:
+        pass_over(call.core, target, ends)
+        return
+    write(call.core, target, _sum(call.core, ends), float32)
+
+
 # The order of the dimensions of ``dma_transpose``, by their number. Each is its own inverse.
-_TRANSPOSED_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
+TRANSPOSED_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 # Elements of 2 bytes are transposed in blocks of 16 rows and up to 128 columns, the partitions that dst can have.
 _BLOCK_ROWS = 16
 _DIVISORS_OF_BLOCK_ROWS = (1, 2, 4, 8, 16)
 _BLOCK_ITEMSIZE = 2
 
 
-@instruction(
-    operands=(
-        output("dst", regions=SBUF, dtypes=MOVABLE, marks_itself=True),
-        Operand("src", regions=DMA_REACH, dtypes=MOVABLE, accepts_indirect=True, is_accessed=False),
-    ),
-    on=(enums.Engine.dma,),
-    is_lane_bound=False,
-    is_transfer=True,
-)
-def dma_transpose(
-    call: Call,
-    dst: NkiTensor,
-    src: NkiTensor,
-    axes: Sequence[int] | None = None,
-    priority: int | None = None,
-    dge_mode: enums.dge_mode = enums.dge_mode.unknown,
-    oob_mode: enums.oob_mode = enums.oob_mode.error,
-) -> None:
-    """Copy ``src`` to ``dst`` with its dimensions in the order (1, 0), (2, 1, 0) or (3, 1, 2, 0).
-
-    ``axes`` may repeat that order. ``dst`` is in SBUF and has the type of ``src`` and exactly the transposed shape. A
-    vector offset of ``src``, of shape (P, N), gathers first: element r of the offset, read column by column, names
-    row r of ``src``.
-
-    Raises:
-        OutOfRangeError: naming the partition and the index that is out of range.
-    """
-    oob_mode = as_oob_mode(oob_mode)
-    dge_mode = as_dge_mode(call.core, dge_mode)
-    check_priority(call.core, priority)
-    order = _check_transposed_shape(dst, src, axes)
-    skips = oob_mode is enums.oob_mode.skip
-    if skips and not src.is_indirect():
-        raise NkiValidationError(f"oob_mode=skip is valid with an indirect 'src' only, got {src}")
-    source: End | None
-    if has_vector_offset(src):
-        check_vector_offset(call.core, dge_mode)
-        _check_gathered_transpose(src)
-        source = rows_of("src", src, skips)
-    else:
-        _check_direct_transpose(src, dge_mode)
-        check_copy(call.core, dst, {"src": src}, _permuted(dst.layout, order))
-        source = resolve("src", src, skips)
-    if source is not None:
-        _move_transposed(call.core, dst, source, order)
+def _permuted(layout: Layout, order: Sequence[int]) -> Layout:
+    return Layout(tuple(layout.shape[k] for k in order), tuple(layout.strides[k] for k in order), layout.offset)
 
 
 def _move_transposed(core: Core, dst: NkiTensor, source: End, order: tuple[int, ...]) -> None:
@@ -424,13 +380,9 @@ def _move_transposed(core: Core, dst: NkiTensor, source: End, order: tuple[int, 
     move(core, columns, source.only(source.in_range))
 
 
-def _permuted(layout: Layout, order: Sequence[int]) -> Layout:
-    return Layout(tuple(layout.shape[k] for k in order), tuple(layout.strides[k] for k in order), layout.offset)
-
-
 def _check_transposed_shape(dst: NkiTensor, src: NkiTensor, axes: Sequence[int] | None) -> tuple[int, ...]:
     """Return the order in which ``dst`` has the dimensions of ``src``, after checking shapes, types and ``axes``."""
-    order = _TRANSPOSED_AXES.get(src.ndim)
+    order = TRANSPOSED_AXES.get(src.ndim)
     if order is None:
         raise NkiValidationError(f"operand 'src' must have 2, 3 or 4 dimensions, got {src}")
     if axes is not None and (not isinstance(axes, tuple | list) or tuple(axes) != order):
@@ -446,10 +398,15 @@ def _check_transposed_shape(dst: NkiTensor, src: NkiTensor, axes: Sequence[int] 
     return order
 
 
-def _check_direct_transpose(src: NkiTensor, dge_mode: enums.dge_mode) -> None:
-    if dge_mode is enums.dge_mode.swdge:
+def _check_transposed_type(what: str, src: NkiTensor) -> None:
+    if src.dtype.itemsize != _BLOCK_ITEMSIZE:
+        raise NkiValidationError(f"{what} needs a type of {_BLOCK_ITEMSIZE} bytes, got {src}")
+
+
+def _check_direct_transpose(src: NkiTensor, dge_mode: DgeMode) -> None:
+    if dge_mode is DgeMode.swdge:
         raise NkiValidationError("a transpose without a vector offset needs dge_mode unknown, hwdge or none, got swdge")
-    if dge_mode is not enums.dge_mode.hwdge:
+    if dge_mode is not DgeMode.hwdge:
         return  # the documentation does not have "none"; published kernels ask for it
     _check_transposed_type("dge_mode=hwdge", src)
     rows = src.shape[0]
@@ -461,11 +418,6 @@ def _check_direct_transpose(src: NkiTensor, dge_mode: enums.dge_mode) -> None:
             f"dge_mode=hwdge needs src.shape[0] in {_DIVISORS_OF_BLOCK_ROWS} and src.shape[0] * src.shape[-2] "
             f"divisible by {_BLOCK_ROWS}, got {src}"
         )
-
-
-def _check_transposed_type(what: str, src: NkiTensor) -> None:
-    if src.dtype.itemsize != _BLOCK_ITEMSIZE:
-        raise NkiValidationError(f"{what} needs a type of {_BLOCK_ITEMSIZE} bytes, got {src}")
 
 
 def _check_gathered_transpose(src: NkiTensor) -> None:
@@ -485,3 +437,50 @@ def _check_gathered_transpose(src: NkiTensor) -> None:
             f"the vector offset of a transpose must have {_BLOCK_ROWS} to {PARTITIONS} partitions, a multiple of "
             f"{_BLOCK_ROWS}, and {PARTITIONS} if it has several columns, got {index}"
         )
+
+
+@instruction(
+    operands=(
+        output("dst", regions=SBUF, dtypes=MOVABLE, marks_itself=True),
+        Operand("src", regions=DMA_REACH, dtypes=MOVABLE, accepts_indirect=True, is_accessed=False),
+    ),
+    on=(Engine.dma,),
+    is_lane_bound=False,
+    is_transfer=True,
+)
+def dma_transpose(
+    call: Call,
+    dst: NkiTensor,
+    src: NkiTensor,
+    axes: Sequence[int] | None = None,
+    priority: int | None = None,
+    dge_mode: DgeMode = DgeMode.unknown,
+    oob_mode: OobMode = OobMode.error,
+) -> None:
+    """Copy ``src`` to ``dst`` with its dimensions in the order (1, 0), (2, 1, 0) or (3, 1, 2, 0).
+
+    ``axes`` may repeat that order. ``dst`` is in SBUF and has the type of ``src`` and exactly the transposed shape. A
+    vector offset of ``src``, of shape (P, N), gathers first: element r of the offset, read column by column, names
+    row r of ``src``.
+
+    Raises:
+        OutOfRangeError: naming the partition and the index that is out of range.
+    """
+    oob_mode = as_oob_mode(oob_mode)
+    dge_mode = _as_dge_mode(call.core, dge_mode)
+    check_priority(call.core, priority)
+    order = _check_transposed_shape(dst, src, axes)
+    skips = oob_mode is OobMode.skip
+    if skips and not src.is_indirect():
+        raise NkiValidationError(f"oob_mode=skip is valid with an indirect 'src' only, got {src}")
+    source: End | None
+    if _has_vector_offset(src):
+        _check_vector_offset(call.core, dge_mode)
+        _check_gathered_transpose(src)
+        source = rows_of("src", src, skips)
+    else:
+        _check_direct_transpose(src, dge_mode)
+        check_copy(call.core, dst, {"src": src}, _permuted(dst.layout, order))
+        source = resolve("src", src, skips)
+    if source is not None:
+        _move_transposed(call.core, dst, source, order)

@@ -39,87 +39,6 @@ _K_END = 32768
 _SORTED_K_MAX = 8192
 
 
-@instruction(
-    operands=(
-        output("val_dst", regions=SBUF, dtypes=frozenset({bfloat16}), marks_itself=True, may_leave=True),
-        output("idx_dst", regions=SBUF, dtypes=frozenset({uint32}), marks_itself=True, may_leave=True),
-        Operand("src", regions=SBUF, dtypes=frozenset({bfloat16}), is_accessed=False),
-    ),
-    on=(Engine.gpsimd,),
-    cost=costs.sorted_out,
-)
-def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, sorted: bool = False) -> None:
-    """Find the K largest of the first ``n`` elements of each snake of 16 partitions of ``src``, and their positions.
-
-    A snake has its element i in partition i % 16 and column i // 16; positions count its elements. K is the number of
-    columns of ``val_dst`` and ``idx_dst``. Their results are snakes too, so that only the first ceil(K / 16) columns
-    are written, and these are written whole: elements of the last one that hold no result are undefined afterwards.
-    With ``sorted`` the largest comes first, and K is at most 8192. Without it NKI 0.7 names no order, and the simulator
-    uses the ascending order of 0.6. Among equal elements the lowest positions are chosen, and count as the larger ones;
-    NaN counts as the largest.
-    """
-    tiles = {"val_dst": val_dst, "idx_dst": idx_dst, "src": src}
-    same_partitions(tiles, "src", "val_dst", "idx_dst")
-    for name, tensor in tiles.items():
-        _check_snakes(name, tensor)
-    k = val_dst.shape[1]
-    _check_sizes(tiles, n, k, sorted)
-    for part in _snake(src, n):
-        check_written(call.core, "src", src.with_layout(part))
-
-    def find(largest: npt.NDArray[Any], positions: npt.NDArray[Any], snakes: npt.NDArray[Any]) -> None:
-        elements = _unwind(snakes, n)
-        # Backwards, a stable sort puts the lowest of equal positions last; NaN sorts behind everything.
-        order = n - 1 - np.argsort(elements[:, ::-1], axis=1, kind="stable")[:, n - k :]
-        if sorted:
-            order = order[:, ::-1]
-        _wind(largest, np.take_along_axis(elements, order, axis=1))
-        _wind(positions, order)
-
-    act(call.core, find, updates=(val_dst, idx_dst), reads=(src,))
-    _mark(val_dst, k)
-    _mark(idx_dst, k)
-
-
-def _mark(destination: NkiTensor, k: int) -> None:
-    """Mark the first ``k`` elements of each snake as written, and the rest of their last column as unwritten."""
-    written, width = destination.storage.written, destination.storage.width_of(destination.dtype)
-    for part in _snake(destination, k):
-        written.mark(part, width)
-    rest = _rest_of_column(destination, k)
-    if rest is not None:
-        written.clear(rest, width)
-
-
-def _check_snakes(name: str, tensor: NkiTensor) -> None:
-    if tensor.ndim != 2 or tensor.shape[0] % GPSIMD_CORE_PARTITIONS:
-        raise NkiValidationError(
-            f"operand {name!r} must have two dimensions, the first a multiple of {GPSIMD_CORE_PARTITIONS}, got {tensor}"
-        )
-
-
-def _check_sizes(tiles: dict[str, NkiTensor], n: Any, k: int, is_sorted: Any) -> None:
-    if not isinstance(is_sorted, bool):
-        raise NkiValidationError(f"sorted must be True or False, got {is_sorted!r}")
-    if not isinstance(n, int | np.integer) or not _N_MIN <= n < _N_END:
-        raise NkiValidationError(f"n must be an integer of {_N_MIN} to {_N_END - 1}, got {n!r}")
-    columns = -(-int(n) // GPSIMD_CORE_PARTITIONS)
-    if tiles["src"].shape[1] < columns:
-        raise NkiValidationError(f"operand 'src' needs {columns} columns for n={n} elements, got {tiles['src']}")
-    if not 1 <= k < _K_END or k > n:
-        raise NkiValidationError(
-            f"operand 'val_dst' must have K columns, 1 <= K < {_K_END} and K <= n, got {tiles['val_dst']} with n={n}"
-        )
-    if is_sorted and k > _SORTED_K_MAX:
-        raise NkiValidationError(
-            f"operand 'val_dst' must have at most {_SORTED_K_MAX} columns with sorted=True, got {tiles['val_dst']}"
-        )
-    if tiles["idx_dst"].shape != tiles["val_dst"].shape:
-        raise NkiValidationError(
-            f"operand 'idx_dst' must have the shape of 'val_dst', got {tiles['idx_dst']} and {tiles['val_dst']}"
-        )
-
-
 def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
     """Return layouts that together select the first ``elements`` elements of all snakes of a tile.
 
@@ -150,6 +69,45 @@ def _rest_of_column(tensor: NkiTensor, elements: int) -> Layout | None:
     return Layout(shape, strides, tensor.offset + column * step + used * lane)
 
 
+def _mark_found(destination: NkiTensor, k: int) -> None:
+    """Mark the first ``k`` elements of each snake as written, and the rest of their last column as unwritten."""
+    written, width = destination.storage.written, destination.storage.width_of(destination.dtype)
+    for part in _snake(destination, k):
+        written.mark(part, width)
+    rest = _rest_of_column(destination, k)
+    if rest is not None:
+        written.clear(rest, width)
+
+
+def _check_snakes(name: str, tensor: NkiTensor) -> None:
+    if tensor.ndim != 2 or tensor.shape[0] % GPSIMD_CORE_PARTITIONS:
+        raise NkiValidationError(
+            f"operand {name!r} must have two dimensions, the first a multiple of {GPSIMD_CORE_PARTITIONS}, got {tensor}"
+        )
+
+
+def _check_topk_sizes(tiles: dict[str, NkiTensor], n: Any, k: int, is_sorted: Any) -> None:
+    if not isinstance(is_sorted, bool):
+        raise NkiValidationError(f"sorted must be True or False, got {is_sorted!r}")
+    if not isinstance(n, int | np.integer) or not _N_MIN <= n < _N_END:
+        raise NkiValidationError(f"n must be an integer of {_N_MIN} to {_N_END - 1}, got {n!r}")
+    columns = -(-int(n) // GPSIMD_CORE_PARTITIONS)
+    if tiles["src"].shape[1] < columns:
+        raise NkiValidationError(f"operand 'src' needs {columns} columns for n={n} elements, got {tiles['src']}")
+    if not 1 <= k < _K_END or k > n:
+        raise NkiValidationError(
+            f"operand 'val_dst' must have K columns, 1 <= K < {_K_END} and K <= n, got {tiles['val_dst']} with n={n}"
+        )
+    if is_sorted and k > _SORTED_K_MAX:
+        raise NkiValidationError(
+            f"operand 'val_dst' must have at most {_SORTED_K_MAX} columns with sorted=True, got {tiles['val_dst']}"
+        )
+    if tiles["idx_dst"].shape != tiles["val_dst"].shape:
+        raise NkiValidationError(
+            f"operand 'idx_dst' must have the shape of 'val_dst', got {tiles['idx_dst']} and {tiles['val_dst']}"
+        )
+
+
 def _cores(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a tile's array as a view (GpSimd cores, partitions of a core, columns)."""
     return array.reshape(array.shape[0] // GPSIMD_CORE_PARTITIONS, GPSIMD_CORE_PARTITIONS, array.shape[1])
@@ -173,7 +131,61 @@ def _wind(array: npt.NDArray[Any], results: npt.NDArray[Any]) -> None:
         np.copyto(snakes[:, :rest, columns], results[:, whole:], casting="unsafe")
 
 
+@instruction(
+    operands=(
+        output("val_dst", regions=SBUF, dtypes=frozenset({bfloat16}), marks_itself=True, may_leave=True),
+        output("idx_dst", regions=SBUF, dtypes=frozenset({uint32}), marks_itself=True, may_leave=True),
+        Operand("src", regions=SBUF, dtypes=frozenset({bfloat16}), is_accessed=False),
+    ),
+    on=(Engine.gpsimd,),
+    cost=costs.sorted_out,
+)
+def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, sorted: bool = False) -> None:
+    """Find the K largest of the first ``n`` elements of each snake of 16 partitions of ``src``, and their positions.
+
+    A snake has its element i in partition i % 16 and column i // 16; positions count its elements. K is the number of
+    columns of ``val_dst`` and ``idx_dst``. Their results are snakes too, so that only the first ceil(K / 16) columns
+    are written, and these are written whole: elements of the last one that hold no result are undefined afterwards.
+    With ``sorted`` the largest comes first, and K is at most 8192. Without it NKI 0.7 names no order, and the simulator
+    uses the ascending order of 0.6. Among equal elements the lowest positions are chosen, and count as the larger ones;
+    NaN counts as the largest.
+    """
+    tiles = {"val_dst": val_dst, "idx_dst": idx_dst, "src": src}
+    same_partitions(tiles, "src", "val_dst", "idx_dst")
+    for name, tensor in tiles.items():
+        _check_snakes(name, tensor)
+    k = val_dst.shape[1]
+    _check_topk_sizes(tiles, n, k, sorted)
+    for part in _snake(src, n):
+        check_written(call.core, "src", src.with_layout(part))
+
+    def find(largest: npt.NDArray[Any], positions: npt.NDArray[Any], snakes: npt.NDArray[Any]) -> None:
+        elements = _unwind(snakes, n)
+        # Backwards, a stable sort puts the lowest of equal positions last; NaN sorts behind everything.
+        order = n - 1 - np.argsort(elements[:, ::-1], axis=1, kind="stable")[:, n - k :]
+        if sorted:
+            order = order[:, ::-1]
+        _wind(largest, np.take_along_axis(elements, order, axis=1))
+        _wind(positions, order)
+
+    act(call.core, find, updates=(val_dst, idx_dst), reads=(src,))
+    _mark_found(val_dst, k)
+    _mark_found(idx_dst, k)
+
+
 _INT32 = np.iinfo(np.int32)
+
+
+def _first_partitions(tensor: NkiTensor) -> NkiTensor:
+    """Return a view of every 16th partition of a tile."""
+    cores = -(-tensor.shape[0] // GPSIMD_CORE_PARTITIONS)
+    strides = (GPSIMD_CORE_PARTITIONS * tensor.strides[0], *tensor.strides[1:])
+    return tensor.with_layout(Layout((cores, *tensor.shape[1:]), strides, tensor.offset))
+
+
+def _require_int32(name: str, value: Any) -> None:
+    if not isinstance(value, int | np.integer) or not _INT32.min <= value <= _INT32.max:
+        raise NkiValidationError(f"{name} must be an int32, got {value!r}")
 
 
 @instruction(
@@ -218,20 +230,30 @@ def nonzero_with_count(
     written.storage.written.mark(written.layout, written.storage.width_of(written.dtype))
 
 
-def _first_partitions(tensor: NkiTensor) -> NkiTensor:
-    """Return a view of every 16th partition of a tile."""
-    cores = -(-tensor.shape[0] // GPSIMD_CORE_PARTITIONS)
-    strides = (GPSIMD_CORE_PARTITIONS * tensor.strides[0], *tensor.strides[1:])
-    return tensor.with_layout(Layout((cores, *tensor.shape[1:]), strides, tensor.offset))
-
-
-def _require_int32(name: str, value: Any) -> None:
-    if not isinstance(value, int | np.integer) or not _INT32.min <= value <= _INT32.max:
-        raise NkiValidationError(f"{name} must be an int32, got {value!r}")
-
-
 _SEGMENT_TYPES = frozenset({float32, int32})
 _NO_END = -1
+
+
+def _check_ids(ids: npt.NDArray[Any]) -> None:
+    is_wrong = ~(ids >= 0) | (ids != np.floor(ids)) | ~np.isfinite(ids)
+    if is_wrong.any():
+        position = int(is_wrong.argmax())
+        raise NkiValidationError(
+            f"operand 'segment_ids' must hold non-negative integers, got {ids[position]} at index {position}"
+        )
+
+
+def _bound(into: npt.NDArray[Any], segment_ids: npt.NDArray[Any]) -> None:
+    ids = segment_ids[0]
+    _check_ids(ids)
+    length = len(ids)
+    begins = np.ones(length, np.bool_)
+    begins[1:] = ids[1:] != ids[:-1]
+    starts = np.flatnonzero(begins)
+    ends = np.append(starts[1:], length)
+    run = np.cumsum(begins) - 1
+    bounds = np.where(ids == 0, [[length], [_NO_END]], [starts[run], ends[run]])
+    np.copyto(into, bounds[None], casting="unsafe")
 
 
 @instruction(
@@ -260,28 +282,6 @@ def sequence_bounds(call: Call, dst: NkiTensor, segment_ids: NkiTensor) -> None:
         segment_ids.storage.need_values(segment_ids)
         _check_ids(segment_ids.array[0])
     act(call.core, _bound, writes=(dst,), reads=(segment_ids,))
-
-
-def _bound(into: npt.NDArray[Any], segment_ids: npt.NDArray[Any]) -> None:
-    ids = segment_ids[0]
-    _check_ids(ids)
-    length = len(ids)
-    begins = np.ones(length, np.bool_)
-    begins[1:] = ids[1:] != ids[:-1]
-    starts = np.flatnonzero(begins)
-    ends = np.append(starts[1:], length)
-    run = np.cumsum(begins) - 1
-    bounds = np.where(ids == 0, [[length], [_NO_END]], [starts[run], ends[run]])
-    np.copyto(into, bounds[None], casting="unsafe")
-
-
-def _check_ids(ids: npt.NDArray[Any]) -> None:
-    is_wrong = ~(ids >= 0) | (ids != np.floor(ids)) | ~np.isfinite(ids)
-    if is_wrong.any():
-        position = int(is_wrong.argmax())
-        raise NkiValidationError(
-            f"operand 'segment_ids' must hold non-negative integers, got {ids[position]} at index {position}"
-        )
 
 
 _ARITHMETIC = {"add": np.add, MEAN: np.add, "maximum": np.maximum}

@@ -3,8 +3,8 @@
 
 """Instructions that generate numbers: ``iota``, ``rng``, ``rand2``, ``dropout``, and the state of the generators.
 
-Random numbers come from ``machine/random.py``; they are reproducible, and differ from the numbers of a device. Each
-partition draws from the generator of its own lane.
+Random numbers come from ``RandomState`` in machine/core.py; they are reproducible, and differ from the numbers of a
+device. Each partition draws from the generator of its own lane.
 """
 
 from __future__ import annotations
@@ -70,6 +70,11 @@ def _draw(call: Call, tensor: NkiTensor) -> npt.NDArray[np.uint32]:
     return call.core.random.of(call.engine).draw(_lanes(tensor), tensor.free_size)
 
 
+def _require_generation(engine: Engine, generation: Generation, since: nc_version, name: str) -> None:
+    if generation.version.value < since.value:
+        raise NkiValidationError(f"engine=nki.isa.engine.{engine.name} needs {name} or newer")
+
+
 def _rng_rule(engine: Engine, generation: Generation, _: Mapping[str, Any]) -> None:
     if engine is Engine.gpsimd:
         _require_generation(engine, generation, nc_version.gen3, "trn2")
@@ -89,6 +94,13 @@ def rng(call: Call, dst: NkiTensor, engine: Engine = Engine.vector) -> None:
     ``engine=nki.isa.engine.gpsimd`` needs trn2 or newer.
     """
     dst.array[...] = _draw(call, dst).reshape(dst.shape).astype(dst.array.dtype)
+
+
+def _column(value: float | NkiTensor) -> npt.NDArray[Any]:
+    """Return a number, or the (P, 1) numbers of a tile, as a float64 array that broadcasts over (P, elements)."""
+    if isinstance(value, NkiTensor):
+        return value.array.reshape(value.shape[0], 1).astype(np.float64)
+    return np.full((1, 1), value, np.float64)
 
 
 @instruction(
@@ -225,16 +237,19 @@ def rand_get_state(call: Call, dst: NkiTensor, engine: Engine = Engine.gpsimd) -
     dst.array[...] = call.core.random.of(call.engine).words[_lanes(dst)]
 
 
-def _require_generation(engine: Engine, generation: Generation, since: nc_version, name: str) -> None:
-    if generation.version.value < since.value:
-        raise NkiValidationError(f"engine=nki.isa.engine.{engine.name} needs {name} or newer")
-
-
-def _column(value: float | NkiTensor) -> npt.NDArray[Any]:
-    """Return a number, or the (P, 1) numbers of a tile, as a float64 array that broadcasts over (P, elements)."""
-    if isinstance(value, NkiTensor):
-        return value.array.reshape(value.shape[0], 1).astype(np.float64)
-    return np.full((1, 1), value, np.float64)
+def _cast(values: npt.NDArray[np.int32], dst: NkiTensor) -> npt.NDArray[Any]:
+    """Return the integers, cast to the type of ``dst``."""
+    if not dst.dtype.is_integer:
+        floats = values.astype(np.float32)
+        if dst.dtype == float32:
+            return floats
+        cast = np.empty(values.shape, stored_type(dst))
+        store_float(cast, floats, dst.dtype)
+        return cast
+    if dst.dtype.itemsize == values.itemsize:
+        return values.view(dst.dtype.numpy)
+    limits = np.iinfo(dst.dtype.numpy)
+    return np.clip(values, limits.min, limits.max).astype(dst.dtype.numpy)
 
 
 @instruction(
@@ -256,18 +271,3 @@ def iota(
     integers and cast to the type of ``dst``. ``offset`` may be a register or an ``NkiScalar`` of int32.
     """
     put(call.core, dst, _cast(affine_values(dst, pattern, offset, channel_multiplier).reshape(dst.shape), dst))
-
-
-def _cast(values: npt.NDArray[np.int32], dst: NkiTensor) -> npt.NDArray[Any]:
-    """Return the integers, cast to the type of ``dst``."""
-    if not dst.dtype.is_integer:
-        floats = values.astype(np.float32)
-        if dst.dtype == float32:
-            return floats
-        cast = np.empty(values.shape, stored_type(dst))
-        store_float(cast, floats, dst.dtype)
-        return cast
-    if dst.dtype.itemsize == values.itemsize:
-        return values.view(dst.dtype.numpy)
-    limits = np.iinfo(dst.dtype.numpy)
-    return np.clip(values, limits.min, limits.max).astype(dst.dtype.numpy)

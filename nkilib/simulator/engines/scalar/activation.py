@@ -113,6 +113,51 @@ def activation_engine_rule(engine: Engine, generation: Generation, values: Mappi
         )
 
 
+def activation_key(op: Any) -> str:
+    """Return the name of an activation function.
+
+    Raises:
+        NkiValidationError: if ``op`` is not an activation function.
+    """
+    key = operator_key("op", op)
+    if key not in ACTIVATIONS and key not in PARAMETRIC:
+        raise NkiValidationError(f"op={op!r} is no activation function of the Scalar engine")
+    return key
+
+
+def _check_bias(core: Core, key: str, bias: Any) -> None:
+    if core.generation.version is nc_version.gen2 and bias is not None:
+        if not isinstance(bias, NkiTensor):
+            raise NkiValidationError(f"bias must be a (P, 1) tensor on trn1, got {bias!r}")
+        if key == "reciprocal":
+            raise NkiValidationError("op=nl.reciprocal takes no bias on trn1")
+
+
+def _activation(
+    core: Core,
+    dst: NkiTensor,
+    op: Any,
+    data: NkiTensor,
+    bias: Any,
+    scale: Any,
+    reduce_op: Any,
+    reduce_res: NkiTensor | None,
+    command: reduce_cmd,
+) -> None:
+    same_tile_size({"dst": dst, "data": data}, "dst", "data")
+    key = activation_key(op)
+    if key in PARAMETRIC:
+        raise NkiValidationError(f"op={op!r} has a parameter, which nisa.activate2 (trn3) takes as relu_param")
+    _check_bias(core, key, bias)
+    accumulation = ScalarAccumulation(core, data, reduce_op, command, ("add",), reduce_res)
+    steps = []
+    if isinstance(scale, NkiTensor) or scale != 1.0:
+        steps.append(Step("multiply", scale))
+    if isinstance(bias, NkiTensor) or bias not in (None, 0.0):
+        steps.append(Step("add", bias))
+    activate(core, dst, key, data, steps, accumulation)
+
+
 @instruction(
     operands=_OPERANDS,
     on=ACTIVATION_ENGINES,
@@ -182,51 +227,6 @@ def activation_reduce(
     _activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd.reset_reduce)
 
 
-def _activation(
-    core: Core,
-    dst: NkiTensor,
-    op: Any,
-    data: NkiTensor,
-    bias: Any,
-    scale: Any,
-    reduce_op: Any,
-    reduce_res: NkiTensor | None,
-    command: reduce_cmd,
-) -> None:
-    same_tile_size({"dst": dst, "data": data}, "dst", "data")
-    key = activation_key(op)
-    if key in PARAMETRIC:
-        raise NkiValidationError(f"op={op!r} has a parameter, which nisa.activate2 (trn3) takes as relu_param")
-    _check_bias(core, key, bias)
-    accumulation = ScalarAccumulation(core, data, reduce_op, command, ("add",), reduce_res)
-    steps = []
-    if isinstance(scale, NkiTensor) or scale != 1.0:
-        steps.append(Step("multiply", scale))
-    if isinstance(bias, NkiTensor) or bias not in (None, 0.0):
-        steps.append(Step("add", bias))
-    activate(core, dst, key, data, steps, accumulation)
-
-
-def activation_key(op: Any) -> str:
-    """Return the name of an activation function.
-
-    Raises:
-        NkiValidationError: if ``op`` is not an activation function.
-    """
-    key = operator_key("op", op)
-    if key not in ACTIVATIONS and key not in PARAMETRIC:
-        raise NkiValidationError(f"op={op!r} is no activation function of the Scalar engine")
-    return key
-
-
-def _check_bias(core: Core, key: str, bias: Any) -> None:
-    if core.generation.version is nc_version.gen2 and bias is not None:
-        if not isinstance(bias, NkiTensor):
-            raise NkiValidationError(f"bias must be a (P, 1) tensor on trn1, got {bias!r}")
-        if key == "reciprocal":
-            raise NkiValidationError("op=nl.reciprocal takes no bias on trn1")
-
-
 # The documented combinations of op0 and op1 of ``activate2``.
 _STEP_PAIRS = (
     ("multiply", "add"),
@@ -237,6 +237,25 @@ _STEP_PAIRS = (
     (BYPASS, BYPASS),
 )
 _REDUCTIONS = ("add", "maximum", "minimum", "abs_max", "abs_min")
+
+
+def _steps(*arguments: tuple[str, Any, Any, bool]) -> list[Step]:
+    """Return the steps before the function, each from its number, operator, immediate and whether it is reversed."""
+    keys = tuple(operator_key(f"op{number}", op) for number, op, _, _ in arguments)
+    if keys not in _STEP_PAIRS:
+        allowed = ", ".join(f"(nl.{first}, nl.{second})" for first, second in _STEP_PAIRS)
+        got = ", ".join(f"nl.{key}" for key in keys)
+        raise NkiValidationError(f"(op0, op1) must be one of {allowed}; got ({got})")
+    first, second = (imm for _, _, imm, _ in arguments)
+    if isinstance(first, NkiTensor) and isinstance(second, NkiTensor) and first.dtype != second.dtype:
+        raise NkiValidationError(f"tensors imm0 and imm1 must have the same type, got {first} and {second}")
+    steps = []
+    for key, (number, op, imm, is_reversed) in zip(keys, arguments, strict=True):
+        if key != BYPASS:
+            steps.append(Step(key, imm, is_reversed))
+        elif is_reversed:
+            raise NkiValidationError(f"reverse{number}=True needs an operator to reverse, got op{number}={op!r}")
+    return steps
 
 
 @instruction(
@@ -284,22 +303,3 @@ def activate2(
         raise NkiValidationError(f"op={op!r} has no parameter: relu_param must be 0.0, got {relu_param!r}")
     accumulation = ScalarAccumulation(call.core, data, reduce_op, reduce_cmd, _REDUCTIONS, reduce_res)
     activate(call.core, dst, key, data, steps, accumulation, relu_param)
-
-
-def _steps(*arguments: tuple[str, Any, Any, bool]) -> list[Step]:
-    """Return the steps before the function, each from its number, operator, immediate and whether it is reversed."""
-    keys = tuple(operator_key(f"op{number}", op) for number, op, _, _ in arguments)
-    if keys not in _STEP_PAIRS:
-        allowed = ", ".join(f"(nl.{first}, nl.{second})" for first, second in _STEP_PAIRS)
-        got = ", ".join(f"nl.{key}" for key in keys)
-        raise NkiValidationError(f"(op0, op1) must be one of {allowed}; got ({got})")
-    first, second = (imm for _, _, imm, _ in arguments)
-    if isinstance(first, NkiTensor) and isinstance(second, NkiTensor) and first.dtype != second.dtype:
-        raise NkiValidationError(f"tensors imm0 and imm1 must have the same type, got {first} and {second}")
-    steps = []
-    for key, (number, op, imm, is_reversed) in zip(keys, arguments, strict=True):
-        if key != BYPASS:
-            steps.append(Step(key, imm, is_reversed))
-        elif is_reversed:
-            raise NkiValidationError(f"reverse{number}=True needs an operator to reverse, got op{number}={op!r}")
-    return steps

@@ -35,6 +35,24 @@ from ..dma.endpoints import pass_over, read, write
 _CORES = (0, 1)
 
 
+def synchronise_on(call: Call, data: NkiTensor) -> None:
+    """Synchronise the two cores, each with its own ``call``, and order their accesses to ``data``.
+
+    Raises:
+        BarrierError: if the other core ends without reaching the barrier, or waits on another tensor.
+        RaceError: if both cores accessed an element of ``data`` since the last barrier on it, one of them writing.
+    """
+    core = call.core
+    shared = data.storage if data.buffer in HBM_SHARED else None
+    core.meetings += 1
+    own = core.observers.arrive(call)
+    core.loads.settle()  # from here on the other core may change the memory that they come from
+    ((other, brought),) = core.launch.barrier.meet("core_barrier", (shared, own))
+    if other is not shared:
+        raise BarrierError(f"core_barrier: the cores wait on different tensors, {core.number} on {data}")
+    core.observers.meet(call, brought)
+
+
 @instruction(
     operands=(Operand("data", regions=frozenset(MemoryRegion), dtypes=COPYABLE, is_accessed=False),),
     on=(Engine.gpsimd, Engine.tensor, Engine.vector, Engine.scalar, Engine.sync),
@@ -64,24 +82,6 @@ def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine
     if is_alone:
         return
     synchronise_on(call, data)
-
-
-def synchronise_on(call: Call, data: NkiTensor) -> None:
-    """Synchronise the two cores, each with its own ``call``, and order their accesses to ``data``.
-
-    Raises:
-        BarrierError: if the other core ends without reaching the barrier, or waits on another tensor.
-        RaceError: if both cores accessed an element of ``data`` since the last barrier on it, one of them writing.
-    """
-    core = call.core
-    shared = data.storage if data.buffer in HBM_SHARED else None
-    core.meetings += 1
-    own = core.observers.arrive(call)
-    core.loads.settle()  # from here on the other core may change the memory that they come from
-    ((other, brought),) = core.launch.barrier.meet("core_barrier", (shared, own))
-    if other is not shared:
-        raise BarrierError(f"core_barrier: the cores wait on different tensors, {core.number} on {data}")
-    core.observers.meet(call, brought)
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,15 @@ def check_pair(call: Call, src: NkiTensor, dst: NkiTensor) -> None:
     check_copy(call.core, dst, {"src": src}, None)
 
 
+def _check_agreement(first: Parcel, second: Parcel) -> None:
+    if (first.src.shape, first.src.dtype) != (second.src.shape, second.src.dtype):
+        sides = f"core 0 sends {first.src} and core 1 sends {second.src}"
+        raise NkiValidationError(f"the cores must swap tiles of one shape and type: {sides}")
+    if first.how != second.how:
+        name, value = first.how
+        raise NkiValidationError(f"the cores must name one {name}: core 0 gives {value} and core 1 {second.how[1]}")
+
+
 def exchange(call: Call, place: str, src: NkiTensor, how: tuple[str, str]) -> Parcel:
     """Synchronise with the other core at ``place``, send it the values of ``src``, and return the parcel that it sent.
 
@@ -166,17 +175,20 @@ def received_values(received: Parcel) -> npt.NDArray[Any]:
     return received.values
 
 
-def _check_agreement(first: Parcel, second: Parcel) -> None:
-    if (first.src.shape, first.src.dtype) != (second.src.shape, second.src.dtype):
-        sides = f"core 0 sends {first.src} and core 1 sends {second.src}"
-        raise NkiValidationError(f"the cores must swap tiles of one shape and type: {sides}")
-    if first.how != second.how:
-        name, value = first.how
-        raise NkiValidationError(f"the cores must name one {name}: core 0 gives {value} and core 1 {second.how[1]}")
-
-
 # Elements a partition that the DMA engine of GpSimd takes: 1024 bytes of 32-bit types, 512 of 16-bit and 256 of 8-bit.
 _GPSIMD_ELEMENTS_MAX = 256
+
+
+def _check_tiles(call: Call, src: NkiTensor, dst: NkiTensor, dma_engine: DmaEngine) -> None:
+    if not isinstance(dma_engine, DmaEngine):
+        raise NkiValidationError(f"dma_engine must be a member of nki.isa.dma_engine, got {dma_engine!r}")
+    check_pair(call, src, dst)
+    elements = prod(src.shape[1:])
+    if dma_engine is DmaEngine.gpsimd_dma and elements > _GPSIMD_ELEMENTS_MAX:
+        raise NkiValidationError(
+            f"dma_engine=gpsimd_dma takes at most {_GPSIMD_ELEMENTS_MAX * src.dtype.itemsize} bytes a partition of "
+            f"{src.dtype}, got {elements * src.dtype.itemsize} in {src}; use dma_engine.dma, or several calls"
+        )
 
 
 @instruction(
@@ -213,18 +225,6 @@ def sendrecv(
     if dst.storage.is_abstract:
         return
     dst.array[...] = received_values(received)
-
-
-def _check_tiles(call: Call, src: NkiTensor, dst: NkiTensor, dma_engine: DmaEngine) -> None:
-    if not isinstance(dma_engine, DmaEngine):
-        raise NkiValidationError(f"dma_engine must be a member of nki.isa.dma_engine, got {dma_engine!r}")
-    check_pair(call, src, dst)
-    elements = prod(src.shape[1:])
-    if dma_engine is DmaEngine.gpsimd_dma and elements > _GPSIMD_ELEMENTS_MAX:
-        raise NkiValidationError(
-            f"dma_engine=gpsimd_dma takes at most {_GPSIMD_ELEMENTS_MAX * src.dtype.itemsize} bytes a partition of "
-            f"{src.dtype}, got {elements * src.dtype.itemsize} in {src}; use dma_engine.dma, or several calls"
-        )
 
 
 _COMPUTE_REACH = SBUF | {MemoryRegion.private_hbm}

@@ -32,6 +32,12 @@ from ..dma.endpoints import pass_over_read, read, write
 _REACH = frozenset(MemoryRegion) - {MemoryRegion.psum}
 
 
+def _check_call(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    error = call_error(name, signature, args, kwargs)
+    if error is not None:
+        raise error
+
+
 def _without_name(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInstruction]:
     """Wrap an instruction so that it has its documented signature, which ends without ``name=``."""
     signature = inspect.signature(public)
@@ -39,13 +45,22 @@ def _without_name(public: Callable[..., NkiInstruction]) -> Callable[..., NkiIns
 
     @wraps(public)
     def nameless(*args: Any, **kwargs: Any) -> NkiInstruction:
-        error = call_error(f"nisa.{public.__name__}", signature, args, kwargs)
-        if error is not None:
-            raise error
+        _check_call(f"nisa.{public.__name__}", signature, args, kwargs)
         return public(*args, **kwargs)
 
     nameless.__signature__ = signature  # type: ignore[attr-defined]
     return nameless
+
+
+def _checked_register(name: str, value: Any) -> VirtualRegister:
+    if not isinstance(value, VirtualRegister):
+        remedy = (
+            "; nisa.scalar_store takes a scalar, and nl.fori_loop counts in a register if a bound is one"
+            if isinstance(value, NkiScalar)
+            else ""
+        )
+        raise NkiValidationError(f"operand {name!r} must be a register of nisa.register_alloc, got {value!r}{remedy}")
+    return value
 
 
 @_without_name
@@ -62,6 +77,11 @@ def register_move(call: Call, dst: VirtualRegister, src: int | VirtualRegister) 
         target.forget(src.origin)
         return
     target.write(src.content("operand 'src'") if isinstance(src, VirtualRegister) else wrap_integer("src", src))
+
+
+def _check_element(name: str, tensor: NkiTensor) -> None:
+    if tensor.shape not in ((1,), (1, 1)):
+        raise NkiValidationError(f"operand {name!r} must have shape [1] or [1, 1], got {tensor}")
 
 
 @_without_name
@@ -106,22 +126,6 @@ def register_store(call: Call, dst: NkiTensor, src: VirtualRegister) -> None:
     write(call.core, dst, value.astype(dst.storage.numpy_type_of(dst.dtype)), dst.dtype)
 
 
-def _checked_register(name: str, value: Any) -> VirtualRegister:
-    if not isinstance(value, VirtualRegister):
-        remedy = (
-            "; nisa.scalar_store takes a scalar, and nl.fori_loop counts in a register if a bound is one"
-            if isinstance(value, NkiScalar)
-            else ""
-        )
-        raise NkiValidationError(f"operand {name!r} must be a register of nisa.register_alloc, got {value!r}{remedy}")
-    return value
-
-
-def _check_element(name: str, tensor: NkiTensor) -> None:
-    if tensor.shape not in ((1,), (1, 1)):
-        raise NkiValidationError(f"operand {name!r} must have shape [1] or [1, 1], got {tensor}")
-
-
 class _Loaded:
     """A holder in which :func:`scalar_load` leaves the scalar that it creates."""
 
@@ -157,10 +161,19 @@ def _returning_nothing(issued: Callable[[Any, Any], NkiInstruction]) -> Callable
     return store
 
 
-def _check_call(name: str, signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> None:
-    error = call_error(name, signature, args, kwargs)
-    if error is not None:
-        raise error
+def _check_frontend(core: Core) -> None:
+    if not core.is_traced:
+        raise NkiValidationError(
+            "scalars need the tracer, and NKI_COMPILER_FRONTEND=custom asks for the front end of NKI 0.6: unset it, or "
+            "use nisa.register_alloc and nisa.register_load"
+        )
+
+
+def _check_scalar_element(name: str, tensor: NkiTensor) -> None:
+    check_scalar_type(name, tensor.dtype)
+    if tensor.shape != (1, 1):
+        remedy = "; reshape it to (1, 1)" if tensor.size == 1 else "; slice one element"
+        raise NkiValidationError(f"operand {name!r} must have shape [1, 1], got {tensor}{remedy}")
 
 
 @_returning_scalar
@@ -203,18 +216,3 @@ def scalar_store(call: Call, dst: NkiTensor, value: NkiScalar) -> None:
             f"own width and convert it in memory"
         )
     write(call.core, dst, np.array(value.value("operand 'value'"), dst.dtype.numpy), dst.dtype)
-
-
-def _check_frontend(core: Core) -> None:
-    if not core.is_traced:
-        raise NkiValidationError(
-            "scalars need the tracer, and NKI_COMPILER_FRONTEND=custom asks for the front end of NKI 0.6: unset it, or "
-            "use nisa.register_alloc and nisa.register_load"
-        )
-
-
-def _check_scalar_element(name: str, tensor: NkiTensor) -> None:
-    check_scalar_type(name, tensor.dtype)
-    if tensor.shape != (1, 1):
-        remedy = "; reshape it to (1, 1)" if tensor.size == 1 else "; slice one element"
-        raise NkiValidationError(f"operand {name!r} must have shape [1, 1], got {tensor}{remedy}")

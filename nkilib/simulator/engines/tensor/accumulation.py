@@ -54,6 +54,38 @@ def overwrites(core: Core, dst: NkiTensor, accumulate: bool | None) -> bool:
     return storage.accumulated.is_untouched and (core.version_number != _TRN3 or storage.written.is_untouched)
 
 
+def _elements_in(elements: WrittenMap, dst: NkiTensor) -> npt.NDArray[np.bool_]:
+    """Return a mask of the elements of ``dst`` that are marked in the map ``elements``."""
+    if elements.is_full:
+        return np.ones(dst.shape, np.bool_)
+    return np.asarray(elements.mask_of(dst.layout, dst.storage.width_of(dst.dtype)).all(axis=-1))
+
+
+def _summed_elements(core: Core, dst: NkiTensor, is_demanded: bool) -> npt.NDArray[np.bool_]:
+    """Return a mask of the elements of ``dst`` that hold a matmul result, or on trn3 any value: a matmul adds to them.
+
+    Raises:
+        NkiValidationError: if ``is_demanded`` and some elements hold none.
+    """
+    summed = _elements_in(dst.storage.accumulated, dst)
+    if core.version_number == _TRN3:
+        summed |= _elements_in(dst.storage.written, dst)
+    if is_demanded and not summed.all():
+        raise NkiValidationError(
+            f"accumulate=True needs 'dst' to hold a matmul result; {int((~summed).sum())} of the {dst.size} "
+            f"elements of {dst} were not written by a matmul, start with accumulate=False"
+        )
+    return summed
+
+
+def _pass_over(core: Core, dst: NkiTensor, accumulate: bool | None) -> None:
+    """Check and mark the elements of a product in a launch that leaves out its values, without computing it."""
+    accumulated, width = dst.storage.accumulated, dst.storage.width_of(dst.dtype)
+    if accumulate and not accumulated.is_written(dst.layout, width):
+        _summed_elements(core, dst, is_demanded=True)
+    accumulated.mark(dst.layout, width)
+
+
 def accumulate_in_psum(
     core: Core,
     dst: NkiTensor,
@@ -97,70 +129,6 @@ def accumulate_in_psum(
         act(core, add, updates=(dst,), reads=operands)
 
 
-def _pass_over(core: Core, dst: NkiTensor, accumulate: bool | None) -> None:
-    """Check and mark the elements of a product in a launch that leaves out its values, without computing it."""
-    accumulated, width = dst.storage.accumulated, dst.storage.width_of(dst.dtype)
-    if accumulate and not accumulated.is_written(dst.layout, width):
-        _summed_elements(core, dst, is_demanded=True)
-    accumulated.mark(dst.layout, width)
-
-
-def _summed_elements(core: Core, dst: NkiTensor, is_demanded: bool) -> npt.NDArray[np.bool_]:
-    """Return a mask of the elements of ``dst`` that hold a matmul result, or on trn3 any value: a matmul adds to them.
-
-    Raises:
-        NkiValidationError: if ``is_demanded`` and some elements hold none.
-    """
-    summed = _elements_in(dst.storage.accumulated, dst)
-    if core.version_number == _TRN3:
-        summed |= _elements_in(dst.storage.written, dst)
-    if is_demanded and not summed.all():
-        raise NkiValidationError(
-            f"accumulate=True needs 'dst' to hold a matmul result; {int((~summed).sum())} of the {dst.size} "
-            f"elements of {dst} were not written by a matmul, start with accumulate=False"
-        )
-    return summed
-
-
-def _elements_in(elements: WrittenMap, dst: NkiTensor) -> npt.NDArray[np.bool_]:
-    """Return a mask of the elements of ``dst`` that are marked in the map ``elements``."""
-    if elements.is_full:
-        return np.ones(dst.shape, np.bool_)
-    return np.asarray(elements.mask_of(dst.layout, dst.storage.width_of(dst.dtype)).all(axis=-1))
-
-
-def defer_product(
-    core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, accumulate: bool | None
-) -> bool:
-    """Defer the product of two tiles to the reader of ``dst`` if possible, and return whether it was.
-
-    ``accumulate`` works as in ``nc_matmul``. Deferring needs a float32 ``dst`` in PSUM and non-empty matrices with
-    dense rows, and all elements must be overwritten or all must be added to.
-    """
-    storage = dst.storage
-    if dst.size == 0 or dst.dtype != float32 or not _are_dense(dst, stationary, moving):
-        return False
-    if core.emitter is not None:
-        return _emit(core, dst, stationary, moving, accumulate)
-    if storage.is_abstract:
-        return False
-    waiting = storage.parts[-1].content.write if storage.parts else None
-    if accumulate is not False and isinstance(waiting, SumOfProducts) and dst.layout == waiting.layout:
-        waiting.add(stationary, moving)
-        return True
-    if overwrites(core, dst, accumulate):
-        waiting = SumOfProducts(dst, is_added=False)
-    elif storage.accumulated.is_written(dst.layout, dst.dtype.itemsize):
-        storage.settle()
-        waiting = SumOfProducts(dst, is_added=True)
-    else:
-        return False
-    waiting.add(stationary, moving)
-    storage.defer(Deferred(dst.layout, dst.dtype, waiting, operands=waiting.operands, may_grow=True))
-    storage.accumulated.mark(dst.layout, dst.dtype.itemsize)
-    return True
-
-
 def _emit(core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, accumulate: bool | None) -> bool:
     """Have the emitter record the product, under the conditions of :func:`defer_product`, and return whether it did."""
     assert core.emitter is not None
@@ -174,6 +142,11 @@ def _emit(core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, 
 
 def _are_dense(*tiles: NkiTensor) -> bool:
     return not any([len(tile.shape) != 2 or tile.strides[1] != 1 for tile in tiles])  # a generator takes twice as long
+
+
+def _float32_matrix(storage: Storage, layout: Layout, dtype: DType) -> Float32s:
+    rows, count, columns = layout.shape
+    return to_float32(storage.array(layout, storage.numpy_type_of(dtype))).reshape(rows * count, columns)
 
 
 class _Side:
@@ -214,11 +187,6 @@ class _Side:
         layout = Layout((rows, self.count, columns), (step, self._distance, 1), offset)
         make = partial(_float32_matrix, self.storage, layout, self._dtype)
         return self.storage.derive().copy_of(layout, self._dtype, make)
-
-
-def _float32_matrix(storage: Storage, layout: Layout, dtype: DType) -> Float32s:
-    rows, count, columns = layout.shape
-    return to_float32(storage.array(layout, storage.numpy_type_of(dtype))).reshape(rows * count, columns)
 
 
 class _Run:
@@ -285,3 +253,35 @@ class SumOfProducts:
                 else:
                     transposed_product(left, right, elements)
                 is_begun = True
+
+
+def defer_product(
+    core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, accumulate: bool | None
+) -> bool:
+    """Defer the product of two tiles to the reader of ``dst`` if possible, and return whether it was.
+
+    ``accumulate`` works as in ``nc_matmul``. Deferring needs a float32 ``dst`` in PSUM and non-empty matrices with
+    dense rows, and all elements must be overwritten or all must be added to.
+    """
+    storage = dst.storage
+    if dst.size == 0 or dst.dtype != float32 or not _are_dense(dst, stationary, moving):
+        return False
+    if core.emitter is not None:
+        return _emit(core, dst, stationary, moving, accumulate)
+    if storage.is_abstract:
+        return False
+    waiting = storage.parts[-1].content.write if storage.parts else None
+    if accumulate is not False and isinstance(waiting, SumOfProducts) and dst.layout == waiting.layout:
+        waiting.add(stationary, moving)
+        return True
+    if overwrites(core, dst, accumulate):
+        waiting = SumOfProducts(dst, is_added=False)
+    elif storage.accumulated.is_written(dst.layout, dst.dtype.itemsize):
+        storage.settle()
+        waiting = SumOfProducts(dst, is_added=True)
+    else:
+        return False
+    waiting.add(stationary, moving)
+    storage.defer(Deferred(dst.layout, dst.dtype, waiting, operands=waiting.operands, may_grow=True))
+    storage.accumulated.mark(dst.layout, dst.dtype.itemsize)
+    return True

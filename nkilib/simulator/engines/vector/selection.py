@@ -142,6 +142,18 @@ def affine_select(
     act(call.core, select, writes=(dst,), reads=(on_true_tile,))
 
 
+def _positions(start: Any, count: int) -> Any:
+    """Return ``start``, ``start + 1``, ... , ``count`` numbers as float32."""
+    if not isinstance(start, int | np.integer):
+        raise NkiValidationError(f"range_start must be a compile-time integer, got {start!r}")
+    if start < -_INDEX_MAX or start + count - 1 > _INDEX_MAX:
+        raise NkiValidationError(
+            f"range_start plus the index of an element must be within 2^24, where float32 is exact, got {start} to "
+            f"{start + count - 1}"
+        )
+    return np.arange(start, start + count).astype(np.float32)
+
+
 @instruction(
     operands=(
         output("dst"),
@@ -199,19 +211,65 @@ def range_select(
     compute(call.core, dst, (on_true_tile,), apply, reduction, (bound0, bound1))
 
 
-def _positions(start: Any, count: int) -> Any:
-    """Return ``start``, ``start + 1``, ... , ``count`` numbers as float32."""
-    if not isinstance(start, int | np.integer):
-        raise NkiValidationError(f"range_start must be a compile-time integer, got {start!r}")
-    if start < -_INDEX_MAX or start + count - 1 > _INDEX_MAX:
-        raise NkiValidationError(
-            f"range_start plus the index of an element must be within 2^24, where float32 is exact, got {start} to "
-            f"{start + count - 1}"
-        )
-    return np.arange(start, start + count).astype(np.float32)
-
-
 _PREDICATED_RANK_MAX = 4
+
+
+def _immediate(number: Any, dst: NkiTensor) -> npt.NDArray[Any]:
+    """Return ``number`` as an element of ``dst``, in an array of size 1.
+
+    Raises:
+        NkiValidationError: if the number is a float and the type of ``dst`` an integer type, or the reverse.
+    """
+    is_integer = isinstance(number, int | np.integer)
+    if is_integer != dst.dtype.is_integer:
+        kind, fitting = ("an integer", f"{float(number)!r}") if is_integer else ("a float", "an integer")
+        raise NkiValidationError(
+            f"operand 'src': {kind} needs {'an integer' if is_integer else 'a float'} type of 'dst', got "
+            f"{number!r} for {dst}; pass {fitting}"
+        )
+    if not is_integer:
+        return cast_number(number, dst)
+    limits = np.iinfo(dst.dtype.numpy)
+    return np.full(1, min(max(int(number), limits.min), limits.max), stored_type(dst))
+
+
+def _is_marked(dst: NkiTensor) -> bool:
+    """Return whether ``dst`` is all marked as written, and not as matmul results, so that a write changes no mark."""
+    storage = dst.storage
+    is_written = storage.written.is_written(dst.layout, storage.width_of(dst.dtype))
+    return is_written and (dst.buffer is not MemoryRegion.psum or storage.accumulated.is_untouched)
+
+
+def _mark(dst: NkiTensor, chosen: npt.NDArray[np.bool_]) -> None:
+    """Mark the chosen elements as written, and in PSUM as no longer matmul results."""
+    storage, width = dst.storage, dst.storage.width_of(dst.dtype)
+    storage.written.mark_where(dst.layout, width, chosen)
+    if dst.buffer is MemoryRegion.psum:
+        storage.accumulated.clear_where(dst.layout, width, chosen)
+
+
+def _copy_where_chosen(core: Core, dst: NkiTensor, src: Any, predicate: NkiTensor, is_reversed: bool) -> None:
+    shape = dst.shape
+    is_tile = isinstance(src, NkiTensor)
+    number: Any = None if is_tile else _immediate(src, dst)
+
+    def choose(predicates: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        return ((predicates == 0) if is_reversed else (predicates != 0)).reshape(shape)
+
+    def copy(into: npt.NDArray[Any], *elements: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        *tiles, predicates = elements
+        chosen = choose(predicates)
+        np.copyto(into, tiles[0].reshape(shape) if is_tile else number, casting="unsafe", where=chosen)
+        return chosen
+
+    tiles = (src, predicate) if is_tile else (predicate,)
+    if _is_marked(dst):
+        act(core, copy, updates=(dst,), reads=tiles)
+    elif dst.storage.is_abstract:
+        predicate.storage.need_values(predicate)
+        _mark(dst, choose(predicate.array))
+    else:
+        _mark(dst, copy(dst.array, *[tile.array for tile in tiles]))
 
 
 @instruction(
@@ -250,61 +308,3 @@ def tensor_copy_predicated(
                 f"operands 'dst' and 'src' must have one type, got {dst} and {src}; cast with nisa.tensor_copy first"
             )
     _copy_where_chosen(call.core, dst, src, predicate, reverse_pred)
-
-
-def _copy_where_chosen(core: Core, dst: NkiTensor, src: Any, predicate: NkiTensor, is_reversed: bool) -> None:
-    shape = dst.shape
-    is_tile = isinstance(src, NkiTensor)
-    number: Any = None if is_tile else _immediate(src, dst)
-
-    def choose(predicates: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        return ((predicates == 0) if is_reversed else (predicates != 0)).reshape(shape)
-
-    def copy(into: npt.NDArray[Any], *elements: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        *tiles, predicates = elements
-        chosen = choose(predicates)
-        np.copyto(into, tiles[0].reshape(shape) if is_tile else number, casting="unsafe", where=chosen)
-        return chosen
-
-    tiles = (src, predicate) if is_tile else (predicate,)
-    if _is_marked(dst):
-        act(core, copy, updates=(dst,), reads=tiles)
-    elif dst.storage.is_abstract:
-        predicate.storage.need_values(predicate)
-        _mark(dst, choose(predicate.array))
-    else:
-        _mark(dst, copy(dst.array, *[tile.array for tile in tiles]))
-
-
-def _immediate(number: Any, dst: NkiTensor) -> npt.NDArray[Any]:
-    """Return ``number`` as an element of ``dst``, in an array of size 1.
-
-    Raises:
-        NkiValidationError: if the number is a float and the type of ``dst`` an integer type, or the reverse.
-    """
-    is_integer = isinstance(number, int | np.integer)
-    if is_integer != dst.dtype.is_integer:
-        kind, fitting = ("an integer", f"{float(number)!r}") if is_integer else ("a float", "an integer")
-        raise NkiValidationError(
-            f"operand 'src': {kind} needs {'an integer' if is_integer else 'a float'} type of 'dst', got "
-            f"{number!r} for {dst}; pass {fitting}"
-        )
-    if not is_integer:
-        return cast_number(number, dst)
-    limits = np.iinfo(dst.dtype.numpy)
-    return np.full(1, min(max(int(number), limits.min), limits.max), stored_type(dst))
-
-
-def _is_marked(dst: NkiTensor) -> bool:
-    """Return whether ``dst`` is all marked as written, and not as matmul results, so that a write changes no mark."""
-    storage = dst.storage
-    is_written = storage.written.is_written(dst.layout, storage.width_of(dst.dtype))
-    return is_written and (dst.buffer is not MemoryRegion.psum or storage.accumulated.is_untouched)
-
-
-def _mark(dst: NkiTensor, chosen: npt.NDArray[np.bool_]) -> None:
-    """Mark the chosen elements as written, and in PSUM as no longer matmul results."""
-    storage, width = dst.storage, dst.storage.width_of(dst.dtype)
-    storage.written.mark_where(dst.layout, width, chosen)
-    if dst.buffer is MemoryRegion.psum:
-        storage.accumulated.clear_where(dst.layout, width, chosen)

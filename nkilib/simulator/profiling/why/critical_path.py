@@ -214,16 +214,6 @@ class Link(NamedTuple):
         return self.end_ns - self.start_ns
 
 
-def critical_path(launch: Launch) -> list[Link]:
-    """Return the links of the critical path in the order of time, without gaps up to the end of the launch.
-
-    They start at 0, unless the launch is so long that only its last instructions are analysed.
-    """
-    walk = _Walk(launch)
-    walk.run()
-    return walk.links[::-1]
-
-
 class _Walk:
     """The walk along the critical path, from the last result back to the start of the launch."""
 
@@ -322,3 +312,13 @@ class _Walk:
             return False
         self._core, self._number = other, other.meetings[-later]
         return True
+
+
+def critical_path(launch: Launch) -> list[Link]:
+    """Return the links of the critical path in the order of time, without gaps up to the end of the launch.
+
+    They start at 0, unless the launch is so long that only its last instructions are analysed.
+    """
+    walk = _Walk(launch)
+    walk.run()
+    return walk.links[::-1]

@@ -45,6 +45,19 @@ _SMALL_ROWS_FROM_TIME = 0.05
 _MOST_TRIED = 3
 
 
+def _cause_of(facts: Facts, wait: Wait) -> str:
+    core = facts.core
+    if wait.waited is Waited.data and wait.on:
+        return f"for the result of {facts.line(core, wait.on)}"
+    if wait.waited is Waited.reuse and wait.on:
+        return (
+            f"until {facts.line(core, wait.on)} is done with the data that {facts.line(core, wait.number)} overwrites"
+        )
+    if wait.waited is Waited.loop:
+        return f"at a device loop, before {facts.line(core, wait.number)}"
+    return "for the other core" if wait.waited is Waited.meeting else "at the start"
+
+
 def waits(facts: Facts) -> Iterator[Finding]:
     """Yield a finding about the waits of the busiest compute engine, if no engine is busy enough to be the limit."""
     shares = facts.busy_shares
@@ -66,45 +79,6 @@ def waits(facts: Facts) -> Iterator[Finding]:
         duration / NS_PER_US,
         facts.short(core.place(max(own, key=lambda wait: wait.duration_ns).number)),
     )
-
-
-def _cause_of(facts: Facts, wait: Wait) -> str:
-    core = facts.core
-    if wait.waited is Waited.data and wait.on:
-        return f"for the result of {facts.line(core, wait.on)}"
-    if wait.waited is Waited.reuse and wait.on:
-        return (
-            f"until {facts.line(core, wait.on)} is done with the data that {facts.line(core, wait.number)} overwrites"
-        )
-    if wait.waited is Waited.loop:
-        return f"at a device loop, before {facts.line(core, wait.number)}"
-    return "for the other core" if wait.waited is Waited.meeting else "at the start"
-
-
-def idle_engines(facts: Facts) -> Iterator[Finding]:
-    """Yield a finding for each busy engine whose work an idle engine could share."""
-    if not facts.links:
-        return
-    shares = facts.busy_shares
-    for busy in (name for name in ("vector", "scalar", "gpsimd") if shares.get(name, 0.0) >= _BUSY_FROM):
-        movable = list(_movable(facts, busy))
-        idle = summed((work.other, work.duration_ns) for work in movable)
-        if not idle:
-            continue
-        other = max(idle, key=lambda name: (idle[name], -shares.get(name, 0.0)))
-        if facts.share(idle[other]) < _MOVED_FROM:
-            continue
-        lines = largest(summed((work.line, work.duration_ns) for work in movable if work.other == other))
-        there = sum(work.other_ns for work in movable if work.other == other)
-        yield Finding(
-            "idle engine",
-            f"{busy.capitalize()} is busy {percent(shares[busy])} of the time and {other} {percent(shares[other])}. "
-            f"Of {busy}'s work, {us(idle[other])} could also run on {other}: "
-            f"{joined(f'{line} ({us(spent)})' for line, spent in lines)}. "
-            f"{_balance(facts, busy, other, idle[other], there)}",
-            idle[other] / NS_PER_US,
-            lines[0][0].rpartition(" ")[0],
-        )
 
 
 class _Movable(NamedTuple):
@@ -150,6 +124,32 @@ def _balance(facts: Facts, busy: str, other: str, movable_ns: float, there_ns: f
     if balanced_ns < movable_ns:
         return f"Moving about {us(balanced_ns)} of it there, {where}, would balance the two."
     return f"Move all of it there, {where}: {busy} would still have more work than {other}."
+
+
+def idle_engines(facts: Facts) -> Iterator[Finding]:
+    """Yield a finding for each busy engine whose work an idle engine could share."""
+    if not facts.links:
+        return
+    shares = facts.busy_shares
+    for busy in (name for name in ("vector", "scalar", "gpsimd") if shares.get(name, 0.0) >= _BUSY_FROM):
+        movable = list(_movable(facts, busy))
+        idle = summed((work.other, work.duration_ns) for work in movable)
+        if not idle:
+            continue
+        other = max(idle, key=lambda name: (idle[name], -shares.get(name, 0.0)))
+        if facts.share(idle[other]) < _MOVED_FROM:
+            continue
+        lines = largest(summed((work.line, work.duration_ns) for work in movable if work.other == other))
+        there = sum(work.other_ns for work in movable if work.other == other)
+        yield Finding(
+            "idle engine",
+            f"{busy.capitalize()} is busy {percent(shares[busy])} of the time and {other} {percent(shares[other])}. "
+            f"Of {busy}'s work, {us(idle[other])} could also run on {other}: "
+            f"{joined(f'{line} ({us(spent)})' for line, spent in lines)}. "
+            f"{_balance(facts, busy, other, idle[other], there)}",
+            idle[other] / NS_PER_US,
+            lines[0][0].rpartition(" ")[0],
+        )
 
 
 def small_instructions(facts: Facts) -> Iterator[Finding]:
@@ -312,6 +312,37 @@ def first_bytes(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def _instead(facts: Facts, saved_ns: float) -> str:
+    reduced, whole = us(facts.time_ns - saved_ns), us(facts.time_ns)
+    return f"{reduced} instead of {whole} ({percent(facts.share(saved_ns))} less, an estimate)"
+
+
+def _waiting(facts: Facts, core: Core, storage: int) -> Counter[tuple[str, str]]:
+    """Count the waits before a tensor is overwritten, by the writing instruction and the reader that it waits for."""
+    pairs: Counter[tuple[str, str]] = Counter()
+    for number, _, _, span, *_ in core.notes:
+        cause = span.cause
+        if cause.waited is Waited.reuse and cause.reused == storage:
+            pairs[facts.line(core, number), facts.line(core, number - cause.overwrites)] += 1
+    return pairs
+
+
+def _second_buffer(facts: Facts, life: LiveRange, saved_ns: float) -> Finding:
+    core = next(core for core in facts.launch.cores if core.life_of(life.storage) is not None)
+    (writer, reader), count = _waiting(facts, core, life.storage).most_common(1)[0]
+    tensor = life.tensor.removeprefix("tensor ")
+    return Finding(
+        "buffers",
+        f"The tile {tensor}, made at {facts.short(life.place)}, is overwritten too soon: {writer} waits "
+        f"{times(count)} until {reader} has read it. Make two or three such tiles before the loop and use them "
+        f"round-robin, or make a new tile in each iteration, which takes more {str(life.region).upper()}: with "
+        f"enough buffers, the same instructions would take about {_instead(facts, saved_ns)}.",
+        saved_ns / NS_PER_US,
+        facts.short(life.place),
+        saved_ns / NS_PER_US,
+    )
+
+
 def second_buffers(facts: Facts) -> Iterator[Finding]:
     """Yield findings about tiles that are overwritten so soon that the critical path waits for their readers.
 
@@ -359,35 +390,24 @@ def loops(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _instead(facts: Facts, saved_ns: float) -> str:
-    reduced, whole = us(facts.time_ns - saved_ns), us(facts.time_ns)
-    return f"{reduced} instead of {whole} ({percent(facts.share(saved_ns))} less, an estimate)"
+def _pause_ns(model: Model, kind: InstructionKind) -> float:
+    """Return how much longer, or shorter, a queue pauses between transfers with the other kind of descriptors."""
+    return model.trigger_ns(kind.other_queue) - model.trigger_ns(kind.queue)
 
 
-def _second_buffer(facts: Facts, life: LiveRange, saved_ns: float) -> Finding:
-    core = next(core for core in facts.launch.cores if core.life_of(life.storage) is not None)
-    (writer, reader), count = _waiting(facts, core, life.storage).most_common(1)[0]
-    tensor = life.tensor.removeprefix("tensor ")
-    return Finding(
-        "buffers",
-        f"The tile {tensor}, made at {facts.short(life.place)}, is overwritten too soon: {writer} waits "
-        f"{times(count)} until {reader} has read it. Make two or three such tiles before the loop and use them "
-        f"round-robin, or make a new tile in each iteration, which takes more {str(life.region).upper()}: with "
-        f"enough buffers, the same instructions would take about {_instead(facts, saved_ns)}.",
-        saved_ns / NS_PER_US,
-        facts.short(life.place),
-        saved_ns / NS_PER_US,
-    )
+def _described(model: Model, queue: str) -> str:
+    """Return words for the kind of descriptors of a queue, and for how often it can trigger a transfer."""
+    if is_software(queue):
+        kind = "software descriptors, which GpSimd writes"
+    elif model.generation.timing.dma.has_hardware_descriptors:
+        kind = "hardware descriptors"
+    else:
+        kind = "descriptors that the host has written"
+    return f"{kind} (a trigger every {us(model.trigger_ns(queue))} in each direction)"
 
 
-def _waiting(facts: Facts, core: Core, storage: int) -> Counter[tuple[str, str]]:
-    """Count the waits before a tensor is overwritten, by the writing instruction and the reader that it waits for."""
-    pairs: Counter[tuple[str, str]] = Counter()
-    for number, _, _, span, *_ in core.notes:
-        cause = span.cause
-        if cause.waited is Waited.reuse and cause.reused == storage:
-            pairs[facts.line(core, number), facts.line(core, number - cause.overwrites)] += 1
-    return pairs
+def _compared(facts: Facts, difference_ns: float) -> str:
+    return f"{percent(abs(facts.share(difference_ns)))} {'more' if difference_ns > 0 else 'less'}"
 
 
 def descriptors(facts: Facts) -> Iterator[Finding]:
@@ -427,26 +447,6 @@ def descriptors(facts: Facts) -> Iterator[Finding]:
         places[lines[0][0]],
         max(0.0, -difference_ns) / NS_PER_US,
     )
-
-
-def _pause_ns(model: Model, kind: InstructionKind) -> float:
-    """Return how much longer, or shorter, a queue pauses between transfers with the other kind of descriptors."""
-    return model.trigger_ns(kind.other_queue) - model.trigger_ns(kind.queue)
-
-
-def _described(model: Model, queue: str) -> str:
-    """Return words for the kind of descriptors of a queue, and for how often it can trigger a transfer."""
-    if is_software(queue):
-        kind = "software descriptors, which GpSimd writes"
-    elif model.generation.timing.dma.has_hardware_descriptors:
-        kind = "hardware descriptors"
-    else:
-        kind = "descriptors that the host has written"
-    return f"{kind} (a trigger every {us(model.trigger_ns(queue))} in each direction)"
-
-
-def _compared(facts: Facts, difference_ns: float) -> str:
-    return f"{percent(abs(facts.share(difference_ns)))} {'more' if difference_ns > 0 else 'less'}"
 
 
 def same_work(facts: Facts) -> Iterator[Finding]:

@@ -84,27 +84,26 @@ class Changes(NamedTuple):
 _AS_IT_WAS = Changes()
 
 
-def retimed_ns(launch: Launch, changes: Changes = _AS_IT_WAS) -> float:
-    """Return the time that a launch would take under changed assumptions."""
-    timelines = [Timeline(launch.model.generation, launch.model.parameters) for _ in launch.cores]
-    running = [
-        _retime(core, launch.model, timeline, changes) for core, timeline in zip(launch.cores, timelines, strict=True)
-    ]
-    arrivals = [next(run, None) for run in running]
-    while any(arrival is not None for arrival in arrivals):
-        met = max(arrival for arrival in arrivals if arrival is not None)
-        arrivals = [_send(run, met) for run in running]
-    return max(timeline.end_ns for timeline in timelines)
-
-
-_Retiming = Generator[float, float, None]
-
-
 def _send(run: _Retiming, met_ns: float) -> float | None:
     try:
         return run.send(met_ns)
     except StopIteration:
         return None
+
+
+def _places(note: Note, left: dict[int, _Left], own: _Left, buffered: Set[int]) -> tuple[Places, Places]:
+    """Return the places that an instruction reads, and those that it overwrites.
+
+    ``own``, which is among both, receives the times of the instruction; ``left`` has those of earlier ones, by number.
+    """
+    number, _, _, span, *_ = note
+    cause = span.cause
+    reads: Places = [_Known(left[number - distance].wrote) for distance in cause.reads]
+    writes: Places = []
+    if cause.overwrites and cause.reused not in buffered:
+        last = left[number - cause.overwrites]
+        writes.append(_Known(last.has_read if cause.reused else last.wrote))
+    return [*reads, own], [*writes, own]
 
 
 def _retime(core: Core, model: Model, timeline: Timeline, changes: Changes) -> _Retiming:
@@ -146,16 +145,17 @@ def _retime(core: Core, model: Model, timeline: Timeline, changes: Changes) -> _
             timeline.drain((core.end_ns - done_ns) / _NS_PER_US)
 
 
-def _places(note: Note, left: dict[int, _Left], own: _Left, buffered: Set[int]) -> tuple[Places, Places]:
-    """Return the places that an instruction reads, and those that it overwrites.
+def retimed_ns(launch: Launch, changes: Changes = _AS_IT_WAS) -> float:
+    """Return the time that a launch would take under changed assumptions."""
+    timelines = [Timeline(launch.model.generation, launch.model.parameters) for _ in launch.cores]
+    running = [
+        _retime(core, launch.model, timeline, changes) for core, timeline in zip(launch.cores, timelines, strict=True)
+    ]
+    arrivals = [next(run, None) for run in running]
+    while any(arrival is not None for arrival in arrivals):
+        met = max(arrival for arrival in arrivals if arrival is not None)
+        arrivals = [_send(run, met) for run in running]
+    return max(timeline.end_ns for timeline in timelines)
 
-    ``own``, which is among both, receives the times of the instruction; ``left`` has those of earlier ones, by number.
-    """
-    number, _, _, span, *_ = note
-    cause = span.cause
-    reads: Places = [_Known(left[number - distance].wrote) for distance in cause.reads]
-    writes: Places = []
-    if cause.overwrites and cause.reused not in buffered:
-        last = left[number - cause.overwrites]
-        writes.append(_Known(last.has_read if cause.reused else last.wrote))
-    return [*reads, own], [*writes, own]
+
+_Retiming = Generator[float, float, None]

@@ -76,6 +76,11 @@ def part_of(access: Access) -> OccupiedBytes | None:
     return known.views.footprint(layout, dtype, reach).part
 
 
+def _is_meeting(instruction: PendingInstruction) -> bool:
+    definition = instruction.definition
+    return definition.is_untimed or (definition.cost is None and not definition.is_transfer)
+
+
 def reads_of(instruction: PendingInstruction) -> Iterator[Access]:
     """Yield the tensors that an instruction may read, including index tensors and everything that a barrier touches."""
     for access in instruction.operands[0 if _is_meeting(instruction) else len(instruction.roles.writes) :]:
@@ -95,8 +100,3 @@ def writes_of(instruction: PendingInstruction) -> Iterator[Access]:
     for access in instruction.operands[: len(instruction.roles.writes)]:
         if access is not None:
             yield access
-
-
-def _is_meeting(instruction: PendingInstruction) -> bool:
-    definition = instruction.definition
-    return definition.is_untimed or (definition.cost is None and not definition.is_transfer)

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from nkilib.experimental.loss import choose_tiling, extended_cross_entropy_backward, extended_cross_entropy_forward
+from nkilib.experimental import loss as kernels
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.torch.dispatch.autograd import OnceDifferentiable, differentiate
 from nkilib.torch.dispatch.checks import Caller
@@ -126,7 +126,7 @@ def _arguments(call: Call, direction: str) -> dict[str, Any]:
     logits, vocabulary = call.first, _vocabulary(call)
     classes, ignore_index = kernel_target(call.tensor("target"), call.options["ignore_index"], vocabulary)
     positions, columns = logits.shape
-    tiling = choose_tiling(positions, columns, logits.dtype, direction, extended=True)
+    tiling = kernels.choose_tiling(positions, columns, logits.dtype, direction, extended=True)
     return {
         "targets_hbm": classes.detach(),
         "ignore_index": ignore_index,
@@ -187,7 +187,7 @@ FORWARD: Final = register(
             Output("argmax", torch.int32),
             Output("entropy", depends_on=("logits",)),
         ),
-        kernel=extended_cross_entropy_forward,
+        kernel=lambda: kernels.extended_cross_entropy_forward,
         results=_RESULTS,
         on_request=_ON_REQUEST,
         arguments=_forward_arguments,
@@ -222,7 +222,7 @@ STATISTICS: Final = register(
         options=(LossOptions, Columns, Wanted),
         without=("with_logprob", "lse_square_scale"),  # which take the target and the lse of all shards
         outputs=statistics_outputs(_vocabulary),
-        kernel=extended_cross_entropy_forward,
+        kernel=lambda: kernels.extended_cross_entropy_forward,
         results=_RESULTS,
         on_request=_ON_REQUEST,
         arguments=_forward_arguments,
@@ -264,7 +264,7 @@ BACKWARD: Final = register(
         options=(LossOptions, Columns, Sums),
         without=("exact_maximum",),  # the backward takes no maximum
         outputs=(Output("grad_logits", None, as_first),),
-        kernel=extended_cross_entropy_backward,
+        kernel=lambda: kernels.extended_cross_entropy_backward,
         arguments=_backward_arguments,
         may_overwrite=True,
         check_values=_check_classes,

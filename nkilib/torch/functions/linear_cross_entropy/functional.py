@@ -20,8 +20,7 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
-from nkilib.experimental.loss.linear.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import SCRATCH_BYTES, one_launch_bytes
+from nkilib.experimental.loss.linear.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN, SCRATCH_BYTES
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import as_rows, unviewed
 from nkilib.torch.functions.cross_entropy.checks import check_outputs, check_weight
@@ -169,6 +168,8 @@ def granted_scratch(
     result is at most the larger of the kernel's default and the bytes of the logits of 128 positions (or of all, if
     there are fewer).
     """
+    from nkilib.experimental.loss.linear_cross_entropy.host.tiling import one_launch_bytes  # loading it takes long
+
     weight = arguments.linear_weight
     classes, features = weight.shape
     positions = arguments.input.numel() // features

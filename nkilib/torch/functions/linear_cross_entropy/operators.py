@@ -17,13 +17,9 @@ import torch
 from torch import Tensor
 
 from nkilib.core.host.options import options_of
+from nkilib.experimental import loss as kernels
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
-from nkilib.experimental.loss.linear_cross_entropy import (
-    linear_cross_entropy_backward,
-    linear_cross_entropy_forward,
-    linear_cross_entropy_forward_backward,
-)
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import SCRATCH_BYTES
+from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES
 from nkilib.torch.dispatch.autograd import differentiate, differentiate_by_results
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
@@ -176,7 +172,7 @@ FORWARD: Final = register(
             Output("argmax", torch.int32),
             Output("entropy", depends_on=OF_LOGITS),
         ),
-        kernel=linear_cross_entropy_forward,
+        kernel=lambda: kernels.linear_cross_entropy_forward,
         results=_RESULTS,
         on_request=_ON_REQUEST,
         arguments=_forward_arguments,
@@ -227,7 +223,7 @@ BACKWARD: Final = register(
         options=(LossOptions, Product, WantedGradients),
         without=_WITHOUT,
         outputs=GRADIENTS,
-        kernel=linear_cross_entropy_backward,
+        kernel=lambda: kernels.linear_cross_entropy_backward,
         on_request=GRADIENTS_ON_REQUEST,
         arguments=backward_arguments,
         check_values=_check_classes,
@@ -243,7 +239,7 @@ BACKWARD_ADDING: Final = register(
         options=(LossOptions, Product, WantedGradients),
         without=(*_WITHOUT, "grad_weight_wanted"),
         outputs=(GRAD_INPUT, GRAD_LINEAR_BIAS),
-        kernel=linear_cross_entropy_backward,
+        kernel=lambda: kernels.linear_cross_entropy_backward,
         results=tuple(output.name for output in GRADIENTS),
         on_request={output.name: output.request for output in (GRAD_INPUT, GRAD_LINEAR_BIAS)},
         arguments=backward_arguments,
@@ -266,7 +262,7 @@ WITH_GRADIENTS: Final = register(
         options=(Scratch, LossOptions, Product, WantedGradients),
         without=_WITHOUT,
         outputs=(Output("total", shape=lambda call: (), computed=_total, depends_on=OF_LOGITS), *GRADIENTS),
-        kernel=linear_cross_entropy_forward_backward,
+        kernel=lambda: kernels.linear_cross_entropy_forward_backward,
         results=("loss", "lse", *GRADIENTS_ON_REQUEST),
         on_request=GRADIENTS_ON_REQUEST,
         arguments=lambda call: {

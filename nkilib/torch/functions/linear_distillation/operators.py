@@ -16,11 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from nkilib.experimental.loss.linear_distillation import (
-    linear_distillation_backward,
-    linear_distillation_forward,
-    linear_distillation_mixture,
-)
+from nkilib.experimental import loss as kernels
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import Call, Input, Operator, Output
 from nkilib.torch.dispatch.register import register
@@ -248,7 +244,7 @@ FORWARD: Final = register(
             *(Output(name) for name in _STATISTICS),
             Output("logprob", depends_on=_OF_STUDENT, computed=_log_probability),
         ),
-        kernel=linear_distillation_forward,
+        kernel=lambda: kernels.linear_distillation_forward,
         results=_RESULTS,
         on_request=_ON_REQUEST,
         arguments=_arguments,
@@ -279,7 +275,7 @@ BACKWARD: Final = register(
         inputs=_BACKWARD_INPUTS,
         options=(Recipe, Labels, WantedGradients),
         outputs=GRADIENTS,
-        kernel=linear_distillation_backward,
+        kernel=lambda: kernels.linear_distillation_backward,
         on_request=GRADIENTS_ON_REQUEST,
         arguments=_backward_arguments,
         instead=LINEAR_DISTILLATION.instead,
@@ -326,7 +322,7 @@ SHARD_MIXTURE: Final = register(
         inputs=(*_MODELS, *(Input(name) for name in _STATISTICS), *_BIASES),
         options=(Recipe,),
         outputs=tuple(Output(name) for name in ("student_terms", "teacher_terms", "student_mass", "teacher_mass")),
-        kernel=linear_distillation_mixture,
+        kernel=lambda: kernels.linear_distillation_mixture,
         arguments=compute_dtype_argument,
         instead=LINEAR_DISTILLATION.instead,
     )

@@ -16,8 +16,7 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
-from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import checked_outputs
-from nkilib.experimental.loss.linear_cross_entropy.launch import IDS_MAX
+from nkilib.experimental.loss.linear.launch import IDS_MAX
 from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
 from nkilib.torch.dispatch.dtensors import check_member
 from nkilib.torch.dispatch.layout import as_rows
@@ -262,6 +261,10 @@ def linear_token_scores(
     """
     if unknown:
         refuse_unknown(linear_token_scores, unknown)
+    from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
+        checked_outputs,  # loading it takes long
+    )
+
     names = checked_outputs(_CALLER, outputs)
     options, product = checked_recipe(
         _CALLER,

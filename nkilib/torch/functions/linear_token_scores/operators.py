@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from nkilib.experimental import loss as kernels
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
-from nkilib.experimental.loss.linear_cross_entropy import linear_token_scores_backward, linear_token_scores_forward
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
 from nkilib.torch.dispatch.register import register
@@ -186,7 +186,7 @@ FORWARD: Final = register(
             Output("entropy", depends_on=of_loss.OF_LOGITS),
             *_FURTHER,
         ),
-        kernel=linear_token_scores_forward,
+        kernel=lambda: kernels.linear_token_scores_forward,
         results=_RESULTS,
         on_request=_ON_REQUEST,
         arguments=_forward_arguments,
@@ -221,7 +221,7 @@ BACKWARD: Final = register(
         inputs=_of_scores(tuple(of_loss.BACKWARD.inputs)),
         options=(LossOptions, Product, WantedGradients),
         without=_WITHOUT,
-        kernel=linear_token_scores_backward,
+        kernel=lambda: kernels.linear_token_scores_backward,
         arguments=_backward_arguments,
         check_values=_check_classes,
     )
@@ -234,7 +234,7 @@ BACKWARD_ADDING: Final = register(
         name="linear_token_scores_backward_adding",
         inputs=_of_scores(tuple(of_loss.BACKWARD_ADDING.inputs)),
         without=(*_WITHOUT, "grad_weight_wanted"),
-        kernel=linear_token_scores_backward,
+        kernel=lambda: kernels.linear_token_scores_backward,
         arguments=_backward_arguments,
         check_values=_check_classes,
     )

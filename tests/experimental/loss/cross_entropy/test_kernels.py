@@ -8,11 +8,10 @@ torch tensors in and out, with the bits that numpy arrays give.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +25,9 @@ from tests.torch_types import named_type
 
 from .loss_checks import as_nl, backward, check_backward, check_forward, forward, same_bits
 from .loss_inputs import BF16, DTYPE_PAIRS, FP32, Array, normal_batch, pair_name
+
+if TYPE_CHECKING:
+    import torch
 
 # name -> N, V, positions_per_batch, chunk_size
 SHAPES = {

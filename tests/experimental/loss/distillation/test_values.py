@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
+from nkilib.experimental.loss import distillation_backward, distillation_forward
 from nkilib.experimental.loss.distillation import launch as options
 from nkilib.experimental.loss.distillation.registry_entry import (
     distillation_bound,

@@ -22,27 +22,23 @@ from hypothesis import strategies as st
 
 from benchmarks._program_size import program_instructions
 from nkilib.core.plan_limits import PlanLimits, shrunk
-from nkilib.experimental.loss import choose_linear_tiling
+from nkilib.experimental.loss import (
+    choose_linear_tiling,
+    linear_cross_entropy_backward,
+    linear_cross_entropy_forward,
+    linear_cross_entropy_forward_backward,
+)
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.one_core import plan_of_program, planned_blocks
 from nkilib.experimental.loss.linear.backward.rounds import planned_cover
 from nkilib.experimental.loss.linear.backward_tiling import backward_bytes
-from nkilib.experimental.loss.linear.launch import shares_of_cores
-from nkilib.experimental.loss.linear_cross_entropy import (
-    linear_cross_entropy_backward,
-    linear_cross_entropy_forward,
-    linear_cross_entropy_forward_backward,
-)
+from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES, shares_of_cores
 from nkilib.experimental.loss.linear_cross_entropy.host.guarantees import (
     backward_workspace_bytes,
     one_launch_workspace_bytes,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
-    SCRATCH_BYTES,
-    logits_blocks,
-    one_launch_bytes,
-)
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import logits_blocks, one_launch_bytes
 from nkilib.experimental.loss.profiling import profile_linear_launch
 from nkilib.nki import nl
 from nkilib.simulator import Profile, profile, spec

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nkilib.experimental.loss import linear_cross_entropy_forward_backward
 from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs
 from nkilib.experimental.loss.linear.backward.geometry import BackwardBuffers, BackwardSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
-from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_forward_backward
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
     linear_forward_bounds,

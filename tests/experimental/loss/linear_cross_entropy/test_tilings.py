@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs
-from nkilib.experimental.loss.linear_cross_entropy import (
+from nkilib.experimental.loss import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
+from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
     linear_forward_bounds,

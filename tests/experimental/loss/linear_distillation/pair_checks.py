@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nkilib.experimental.loss.linear.reference import EVERY_CLASS, ROUNDOFF
-from nkilib.experimental.loss.linear_distillation import (
+from nkilib.experimental.loss import (
     linear_distillation_backward,
     linear_distillation_forward,
     linear_distillation_mixture,
 )
+from nkilib.experimental.loss.linear.reference import EVERY_CLASS, ROUNDOFF
 from nkilib.experimental.loss.linear_distillation.host.bounds import (
     mixture_bounds,
     pair_forward_bounds,

@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks._program_size import program_instructions
 from nkilib.core.plan_limits import PlanLimits, shrunk
-from nkilib.experimental.loss.linear_distillation import linear_distillation_forward
+from nkilib.experimental.loss import linear_distillation_forward
 from nkilib.experimental.loss.linear_distillation.host import forward_tiling
 from nkilib.experimental.loss.linear_distillation.host.reference import PairProblem, pair_forward_reference
 from nkilib.nki import nl

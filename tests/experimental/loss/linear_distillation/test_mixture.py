@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks._program_size import program_instructions
 from nkilib.core.plan_limits import PlanLimits, shrunk
-from nkilib.experimental.loss.linear_distillation import linear_distillation_forward, linear_distillation_mixture
+from nkilib.experimental.loss import linear_distillation_forward, linear_distillation_mixture
 from nkilib.experimental.loss.linear_distillation.host import mixture_tiling
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import (
     KeptSizes,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nkilib.core.plan_limits import PlanLimits, shrunk
-from nkilib.experimental.loss.linear_distillation import linear_distillation_backward
+from nkilib.experimental.loss import linear_distillation_backward
 from nkilib.experimental.loss.linear_distillation.host.tiling import BACKWARD, choose_linear_distillation_tiling
 from nkilib.nki import nl
 from nkilib.simulator import NkiValidationError

@@ -10,12 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
-    SCRATCH_BYTES,
-    choose_linear_tiling,
-    form_bytes,
-    one_launch_bytes,
-)
+from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling, form_bytes, one_launch_bytes
 from nkilib.nki import nl
 from nkilib.torch import linear_cross_entropy
 from nkilib.torch.functions.linear_cross_entropy.checks import LinearArguments

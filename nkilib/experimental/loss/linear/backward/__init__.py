@@ -6,10 +6,10 @@
 In the order of a launch:
 
 - ``memory_plan`` chooses the buffers that fit SBUF besides the blocks, with ``geometry``, which computes the memory and
-  instructions of a plan and has the second model of a distillation.
+  instructions of a plan.
 - ``one_core``: the entry point. It splits very many positions into parts, and has the core's blocks of classes.
 - ``rounds``: a block of classes and a block of positions are a round; buffers that all rounds share; dX.
-- ``streams``: the buffers of the operands that stream past.
+- ``streams``: the operands of each model and the buffers of those that stream past.
 - ``logit_gradient``: the first half of a round: logits, tiles of the gradient from the ``tile_maker`` of the loss, and
   their transposes.
 - ``gradient_products``: the second half: dX, dW (``weight_gradient``) and db (``bias_gradient``), one stripe of

@@ -5,11 +5,9 @@
 
 A block of the gradient, of some positions and some classes, is in SBUF twice, as it is and transposed. The larger it
 is, the less crosses HBM: X and dX for every block of classes, W and dW for every block of positions. The memory that it
-leaves goes to the operands that stream past.
-
-Besides the products, :class:`TileNeeds` has what a loss takes for its tiles of the gradient of the logits.
-:class:`OperandPair` has hidden states and an output weight, from which the backward computes logits, and
-:class:`PairBuffers` loads tiles of X^T and, for a block of classes, W^T and the bias.
+leaves goes to the operands that stream past. :class:`BackwardGeometry` computes what the blocks and buffers of a launch
+(:class:`BackwardSizes`, :class:`BackwardBuffers`) take; :class:`TileNeeds` is what a loss takes besides the products
+for its tiles of the gradient of the logits.
 """
 
 from __future__ import annotations
@@ -20,11 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.plan_limits import limited_instructions, limited_weight_tiles
-from nkilib.core.rows.sbuf import Ring, dtype_bytes
-from nkilib.experimental.loss.linear.launch import STAGED_ELEMENTS, Block, CastBytes, LinearOperands, Span, cut
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.experimental.loss.linear.launch import STAGED_ELEMENTS, CastBytes, LinearOperands
 from nkilib.experimental.loss.linear.logits import CLASSES_OF_TILE
-from nkilib.experimental.loss.linear.operands import ClassRow, Matrix, Staging
-from nkilib.nki import nl
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from 3.11 on
@@ -115,27 +111,6 @@ NO_NEEDS: Final = TileNeeds()
 
 
 @dataclass(frozen=True)
-class OperandPair:
-    """X and W, and how logits are computed from their product.
-
-    Attributes:
-        operands: X, W and the bias.
-        softcap: the cap of the logits; None for none.
-        lowest_bias: the value that lower biases are raised to; None if the bias stays as it is.
-        masked_score: under a softcap, the value that replaces the tangent of a masked class, whose bias is raised to
-            twice that value; None if the tangent stays -1.
-        scores_stay: whether the scores are needed until a tile of the gradient is computed; else only until it is
-            opened (:meth:`TileMaker.open`).
-    """
-
-    operands: LinearOperands
-    softcap: float | None = None
-    lowest_bias: float | None = None
-    masked_score: float | None = None
-    scores_stay: bool = True
-
-
-@dataclass(frozen=True)
 class PairSizes:
     """The sizes of an operand pair without gradients that the plan of a backward depends on.
 
@@ -179,90 +154,6 @@ class PairSizes:
     def tile_bytes(self) -> int:
         """The bytes per partition of 128 positions of X^T, or of 128 classes of W^T."""
         return self.feature_tiles * PARTITIONS * self.itemsize
-
-
-@dataclass(frozen=True)
-class WeightPart:
-    """A part of W^T of some classes, as large as one transfer.
-
-    Attributes:
-        pair: the number of the operand pair.
-        classes: the classes, in HBM.
-        at: the first of the classes, counted in the block of classes.
-        span: the part: some of these classes, counted from the first of them, if W is [V, D]; some features if it is
-            [D, V].
-    """
-
-    pair: int
-    classes: Block
-    at: int
-    span: Span
-
-
-@dataclass(frozen=True)
-class PairBuffers:
-    """The buffers of an operand pair.
-
-    Attributes:
-        number: the number of the pair.
-        operands: X, W and the bias.
-        inputs: tiles of X^T, [128, tiles of features, 128]; if logits are kept, tiles of logits, float32 [128,
-            classes].
-        weight_sbuf: W^T of a block of classes, [128, tiles of features, classes]; None if logits are kept, or if W^T
-            streams.
-        bias: the bias of a block; None without a bias.
-        staging: the staging memory for a W of another type than the products; X has the type of the products here.
-    """
-
-    number: int
-    operands: LinearOperands
-    inputs: Ring
-    weight_sbuf: nl.NkiTensor | None
-    bias: ClassRow | None
-    staging: Staging | None
-
-    @property
-    def feature_tiles(self) -> int:
-        """The number of tiles of 128 features."""
-        return div_ceil(self.operands.num_features, PARTITIONS)
-
-    def load_input(self, positions: Span, tile: int) -> nl.NkiTensor:
-        """Load a tile of X^T of a block of positions into the next buffer."""
-        rows = min(PARTITIONS, positions.size - tile * PARTITIONS)
-        tile_sbuf = self.inputs.next_tile()
-        of_tile = Matrix(self.operands.input_hbm).rows_of(positions.first + tile * PARTITIONS, rows)
-        of_tile.load_transposed(tile_sbuf)
-        return tile_sbuf
-
-    def weight(self, classes: Block) -> Matrix:
-        """Return W of some classes, [classes, features]."""
-        has_classes_first = self.operands.has_classes_first
-        weight_hbm = classes.of(self.operands.weight_hbm, 0 if has_classes_first else 1)
-        return Matrix(weight_hbm, not has_classes_first, self.staging)
-
-    def weight_parts(self, classes: Block, at: int, class_tiles: int) -> list[WeightPart]:
-        """Return the parts in which W^T of some classes is loaded, for blocks of ``class_tiles`` tiles of classes."""
-        if self.weight_sbuf is None:
-            return []
-        if self.operands.has_classes_first:
-            pieces = cut(classes.size, PARTITIONS)
-        else:
-            step = div_ceil(self.feature_tiles, class_tiles) * PARTITIONS
-            pieces = cut(self.operands.num_features, step)
-        return [WeightPart(self.number, classes, at, span) for span in pieces]
-
-    def load_weight(self, part: WeightPart) -> None:
-        """Load a part of W^T; kept logits do not need it."""
-        if self.weight_sbuf is None:
-            return
-        weight, span = self.weight(part.classes), part.span
-        if self.operands.has_classes_first:
-            at = part.at + span.first
-            weight.rows_of(span.first, span.size).load_transposed(self.weight_sbuf[:, :, at : at + span.size])
-            return
-        tiles_sbuf = self.weight_sbuf[:, span.first // PARTITIONS : div_ceil(span.end, PARTITIONS), :]
-        at_sbuf = tiles_sbuf[:, :, part.at : part.at + part.classes.size]
-        weight.columns_of(span.first, span.size).load_transposed(at_sbuf)
 
 
 def weight_tiles() -> int:

@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nkilib.core.hardware import div_ceil
-from nkilib.experimental.loss.linear.backward.geometry import WeightPart
 from nkilib.experimental.loss.linear.backward.rounds import Round, SharedBuffers, Unit
-from nkilib.experimental.loss.linear.backward.streams import BackwardStreams, WeightSlices
+from nkilib.experimental.loss.linear.backward.streams import BackwardStreams, WeightPart, WeightSlices
 from nkilib.experimental.loss.linear.backward.weight_gradient import WeightGroup
 from nkilib.experimental.loss.linear.launch import Span
 from nkilib.nki import nl

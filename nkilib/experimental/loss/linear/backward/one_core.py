@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of one core: a block of the gradient of the logits stays in SBUF, and W and X stream past it.
+"""The backward of an output layer on one core: W and X stream past a block of the gradient of the logits in SBUF.
 
 For a block of classes and a block of positions:
 
@@ -63,29 +63,20 @@ _ZEROS = 2048
 WriteGradients = Callable[[Block, Gradients], None]
 
 
-def write_gradients_of_parts(
-    operands: LinearOperands, gradients: Gradients, parts: PositionParts, write: WriteGradients
-) -> None:
-    """Write the gradients of all positions.
-
-    Args:
-        operands, gradients: the operands and gradients of all positions.
-        parts: the parts of the positions, several.
-        write: a function that writes the gradients of a part. It must add dW to the sum in the gradients.
-    """
-    sums = _Sums.make(operands, gradients, parts.size)
-    sums.clear()
-
-    def run(block: Block) -> None:
-        of_part = sums.of_part(block)
-        write(block, of_part)
-        sums.finish_part(block, of_part)
-
-    end = parts.whole * parts.size
-    nl.fori_loop(0, end, lambda first: run(Block(first, parts.size)), parts.size)
-    if parts.rest > 0:
-        run(Block(end, parts.rest))
-    sums.finish()
+def _clear(sum_hbm: nl.NkiTensor) -> None:
+    """Store zeros in a tensor, float32 [rows, columns]."""
+    zeros_sbuf = nl.ndarray((PARTITIONS, _ZEROS), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=zeros_sbuf, value=0.0)
+    rows, columns = sum_hbm.shape
+    whole = rows // PARTITIONS * PARTITIONS
+    for span in cut(columns, _ZEROS):
+        place_hbm = sum_hbm.slice(1, span.first, span.end)
+        if whole > 0:
+            tiles_hbm = place_hbm.slice(0, 0, whole).reshape_dim(0, (whole // PARTITIONS, PARTITIONS))
+            source_sbuf = zeros_sbuf[:, 0 : span.size].expand_dim(1).broadcast(1, whole // PARTITIONS)
+            nisa.dma_copy(dst=tiles_hbm.permute((1, 0, 2)), src=source_sbuf)
+        if whole < rows:
+            nisa.dma_copy(dst=place_hbm.slice(0, whole, rows), src=zeros_sbuf[0 : rows - whole, 0 : span.size])
 
 
 @dataclass(frozen=True)
@@ -178,20 +169,29 @@ class _Sums:
         return weight_hbm.slice(0 if self.has_classes_first else 1, self.share.first, self.share.end)
 
 
-def _clear(sum_hbm: nl.NkiTensor) -> None:
-    """Store zeros in a tensor, float32 [rows, columns]."""
-    zeros_sbuf = nl.ndarray((PARTITIONS, _ZEROS), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=zeros_sbuf, value=0.0)
-    rows, columns = sum_hbm.shape
-    whole = rows // PARTITIONS * PARTITIONS
-    for span in cut(columns, _ZEROS):
-        place_hbm = sum_hbm.slice(1, span.first, span.end)
-        if whole > 0:
-            tiles_hbm = place_hbm.slice(0, 0, whole).reshape_dim(0, (whole // PARTITIONS, PARTITIONS))
-            source_sbuf = zeros_sbuf[:, 0 : span.size].expand_dim(1).broadcast(1, whole // PARTITIONS)
-            nisa.dma_copy(dst=tiles_hbm.permute((1, 0, 2)), src=source_sbuf)
-        if whole < rows:
-            nisa.dma_copy(dst=place_hbm.slice(0, whole, rows), src=zeros_sbuf[0 : rows - whole, 0 : span.size])
+def write_gradients_of_parts(
+    operands: LinearOperands, gradients: Gradients, parts: PositionParts, write: WriteGradients
+) -> None:
+    """Write the gradients of all positions.
+
+    Args:
+        operands, gradients: the operands and gradients of all positions.
+        parts: the parts of the positions, several.
+        write: a function that writes the gradients of a part. It must add dW to the sum in the gradients.
+    """
+    sums = _Sums.make(operands, gradients, parts.size)
+    sums.clear()
+
+    def run(block: Block) -> None:
+        of_part = sums.of_part(block)
+        write(block, of_part)
+        sums.finish_part(block, of_part)
+
+    end = parts.whole * parts.size
+    nl.fori_loop(0, end, lambda first: run(Block(first, parts.size)), parts.size)
+    if parts.rest > 0:
+        run(Block(end, parts.rest))
+    sums.finish()
 
 
 @dataclass(frozen=True)
@@ -220,19 +220,6 @@ class ClassBlocks:
         if blocks.iterations > 0:
             sizes += [blocks.size] * blocks.blocks_per_iteration
         return sum(plan.instructions(num_positions, size) for size in sizes)
-
-
-def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassBlocks:
-    """Return the usual blocks of a core, or those of the shortest program if the program of the usual ones is too long.
-
-    All cores make the same choice, because the device requires the same loop on all of them.
-    """
-    cores = range(len(shares))
-    usual = [_usual_blocks(plan, shares, number, num_positions) for number in cores]
-    if all(blocks.instructions(plan, num_positions) <= plan.program_limit(num_positions) for blocks in usual):
-        return usual[core]
-    shortest = [_blocks_of_two_copies(plan, shares, number) for number in cores]
-    return shortest[core] or usual[core]
 
 
 def _blocks_of_two_copies(plan: BackwardPlan, shares: list[Span], core: int) -> ClassBlocks | None:
@@ -274,6 +261,19 @@ def _usual_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positio
     rests = [Span(share.first + lead * PARTITIONS, share.size - lead * PARTITIONS) for share in shares]
     bodies = max(COPIES_OF_PROGRAM, int(allowed - lead / tiles_per_block))
     return ClassBlocks(lead * PARTITIONS, plan_blocks(rests, core, tiles_per_block * PARTITIONS, bodies))
+
+
+def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassBlocks:
+    """Return the usual blocks of a core, or those of the shortest program if the program of the usual ones is too long.
+
+    All cores make the same choice, because the device requires the same loop on all of them.
+    """
+    cores = range(len(shares))
+    usual = [_usual_blocks(plan, shares, number, num_positions) for number in cores]
+    if all(blocks.instructions(plan, num_positions) <= plan.program_limit(num_positions) for blocks in usual):
+        return usual[core]
+    shortest = [_blocks_of_two_copies(plan, shares, number) for number in cores]
+    return shortest[core] or usual[core]
 
 
 def plan_of_program(plan: BackwardPlan, shares: list[Span], num_positions: int) -> BackwardPlan:
@@ -325,59 +325,6 @@ def require_fitting_plan(function: str, tiling: LinearTiling, plan: BackwardPlan
         f"partition of SBUF, {usable_sbuf_bytes()} bytes, and take {plan.sbuf_bytes}; pass None for both, or "
         f"smaller ones",
     )
-
-
-def write_gradients_of_positions(
-    operands: LinearOperands,
-    gradients: Gradients,
-    parts: PositionParts,
-    sizes: BackwardSizes,
-    tiling: LinearTiling,
-    problem_of: Callable[[Block], BackwardProblem],
-) -> None:
-    """Write the gradients of all positions, which may be split into parts; the plan of a part must fit.
-
-    Args:
-        operands, gradients: the operands and gradients of all positions.
-        parts: the parts of the positions.
-        sizes: the sizes of a part; its number of positions is replaced by that of each part.
-        tiling: the tiling of a part.
-        problem_of: a function that returns the problem of a block of positions.
-    """
-
-    def write(block: Block, of_part: Gradients) -> None:
-        plan = BackwardPlan.of(replace(sizes, num_positions=block.size), *tiling)
-        write_gradients(problem_of(block), plan, of_part)
-
-    if parts.is_split:
-        write_gradients_of_parts(operands, gradients, parts, write)
-    else:
-        write(Block(0, operands.num_positions), gradients)
-
-
-def write_gradients(
-    problem: BackwardProblem, plan: BackwardPlan, gradients: Gradients, kept: KeptLogits | None = None
-) -> None:
-    """Write the gradients according to a plan that fits.
-
-    ``kept`` are the logits of the core's classes, if the launch has them; otherwise they are computed.
-    """
-    operands = problem.operands
-    cores, core = nl.num_programs(), nl.program_id(0)
-    shares = shares_of_cores(operands.vocab_size, cores)
-    shares = [share for share in shares if share.size > 0]
-    partials_hbm = _partials(operands, gradients, len(shares))
-    if core >= len(shares):
-        return
-    cover = planned_cover(plan, shares, core, operands.num_positions)
-    if cover is None:
-        plan = plan_of_program(plan, shares, operands.num_positions)
-    parts = SharedBuffers.make(problem, plan, gradients, partials_hbm, core, kept, cover)
-    backward = _Backward(parts, LogitGradient(parts), GradientProducts(parts))
-    if cover is None:
-        backward.run(shares)
-    else:
-        backward.run_cover(cover)
 
 
 def _partials(operands: LinearOperands, gradients: Gradients, cores: int) -> list[nl.NkiTensor]:
@@ -488,3 +435,56 @@ class _Backward:
     def _round(self, round_: Round) -> None:
         self.parts.restart()
         self.products.multiply(round_, self.logit_gradient.make(round_))
+
+
+def write_gradients(
+    problem: BackwardProblem, plan: BackwardPlan, gradients: Gradients, kept: KeptLogits | None = None
+) -> None:
+    """Write the gradients according to a plan that fits.
+
+    ``kept`` are the logits of the core's classes, if the launch has them; otherwise they are computed.
+    """
+    operands = problem.operands
+    cores, core = nl.num_programs(), nl.program_id(0)
+    shares = shares_of_cores(operands.vocab_size, cores)
+    shares = [share for share in shares if share.size > 0]
+    partials_hbm = _partials(operands, gradients, len(shares))
+    if core >= len(shares):
+        return
+    cover = planned_cover(plan, shares, core, operands.num_positions)
+    if cover is None:
+        plan = plan_of_program(plan, shares, operands.num_positions)
+    parts = SharedBuffers.make(problem, plan, gradients, partials_hbm, core, kept, cover)
+    backward = _Backward(parts, LogitGradient(parts), GradientProducts(parts))
+    if cover is None:
+        backward.run(shares)
+    else:
+        backward.run_cover(cover)
+
+
+def write_gradients_of_positions(
+    operands: LinearOperands,
+    gradients: Gradients,
+    parts: PositionParts,
+    sizes: BackwardSizes,
+    tiling: LinearTiling,
+    problem_of: Callable[[Block], BackwardProblem],
+) -> None:
+    """Write the gradients of all positions, which may be split into parts; the plan of a part must fit.
+
+    Args:
+        operands, gradients: the operands and gradients of all positions.
+        parts: the parts of the positions.
+        sizes: the sizes of a part; its number of positions is replaced by that of each part.
+        tiling: the tiling of a part.
+        problem_of: a function that returns the problem of a block of positions.
+    """
+
+    def write(block: Block, of_part: Gradients) -> None:
+        plan = BackwardPlan.of(replace(sizes, num_positions=block.size), *tiling)
+        write_gradients(problem_of(block), plan, of_part)
+
+    if parts.is_split:
+        write_gradients_of_parts(operands, gradients, parts, write)
+    else:
+        write(Block(0, operands.num_positions), gradients)

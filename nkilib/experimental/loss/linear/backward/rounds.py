@@ -22,9 +22,9 @@ from typing import NamedTuple
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.sbuf import Ring
 from nkilib.experimental.loss.linear.backward.bias_gradient import BiasGradient, UnroundedBiasGradient
-from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, LEAST_ROOM, OperandPair, weight_tiles
+from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, LEAST_ROOM, weight_tiles
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
-from nkilib.experimental.loss.linear.backward.streams import BackwardStreams
+from nkilib.experimental.loss.linear.backward.streams import BackwardStreams, OperandPair
 from nkilib.experimental.loss.linear.backward.tile_maker import TileMaker
 from nkilib.experimental.loss.linear.backward.weight_gradient import GradientBlock, PowerOfTwo, WeightGradient
 from nkilib.experimental.loss.linear.launch import (
@@ -360,6 +360,56 @@ class BackwardProblem(NamedTuple):
         return self.pairs[0].operands
 
 
+def _bias_gradient(
+    plan: BackwardPlan,
+    gradient_hbm: nl.NkiTensor | None,
+    streams: BackwardStreams,
+    tiles: TileMaker,
+    has_softcap: bool,
+) -> BiasGradient | UnroundedBiasGradient | None:
+    """Return the object that computes db; None if it is not wanted."""
+    if gradient_hbm is None:
+        return None
+    operands = streams.operands
+    if not operands.rounds_more_than_bias:
+        return BiasGradient.make(plan, gradient_hbm, tiles.power)
+    # Not the row of the bias, which would take all classes at once: it may hold the bias of the next classes already.
+    return UnroundedBiasGradient.make(
+        plan, gradient_hbm, tiles.float32_tiles, tiles.power, operands.num_positions, has_softcap
+    )
+
+
+def _banks() -> list[nl.NkiTensor]:
+    """Allocate all banks of PSUM."""
+    shape = (PARTITIONS, CLASSES_OF_TILE)
+    return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum) for _ in range(nl.tile_size.psum_num_banks)]
+
+
+def _logit_tiles(
+    pair: OperandPair, plan: BackwardPlan, banks_psum: list[nl.NkiTensor], shared: TileMaker | None
+) -> LogitTiles:
+    """Return the tiles of logits of an operand pair, in banks that other work uses at other times.
+
+    If the scores stay (:attr:`OperandPair.scores_stay`), SBUF has as many tiles of them as the plan opens at a time.
+    ``shared`` is the tile maker of the gradient if memory is to be spared: the sums of logits and bias are then in the
+    tiles that are computed from them. None for tiles of their own.
+    """
+    has_softcap, opened = pair.softcap is not None, plan.buffers.opened if pair.scores_stay else GRADIENT_SLOTS
+
+    def tiles_sbuf(is_needed: bool, slots: int) -> list[nl.NkiTensor]:
+        slots = slots if is_needed and not plan.keeps_logits else 0
+        return Ring.of_sbuf(slots, (PARTITIONS, plan.classes_of_tile), nl.float32).tiles
+
+    tangents = tiles_sbuf(has_softcap, opened)
+    if shared is not None and has_softcap:
+        biased = tangents
+    elif shared is not None and shared.may_hold_scores:
+        biased = shared.float32_tiles
+    else:
+        biased = tiles_sbuf(pair.operands.bias_hbm is not None, GRADIENT_SLOTS if has_softcap else opened)
+    return LogitTiles(pair.operands.num_features, pair.softcap, banks_psum, biased, tangents, pair.masked_score)
+
+
 @dataclass(frozen=True)
 class SharedBuffers:
     """The parts that all blocks share.
@@ -509,53 +559,3 @@ class SharedBuffers:
         if self.own_classes is not None:
             self.own_classes.keep(weight_sbuf[:, :, 0 : stripe.size])
         return weight_sbuf
-
-
-def _bias_gradient(
-    plan: BackwardPlan,
-    gradient_hbm: nl.NkiTensor | None,
-    streams: BackwardStreams,
-    tiles: TileMaker,
-    has_softcap: bool,
-) -> BiasGradient | UnroundedBiasGradient | None:
-    """Return the object that computes db; None if it is not wanted."""
-    if gradient_hbm is None:
-        return None
-    operands = streams.operands
-    if not operands.rounds_more_than_bias:
-        return BiasGradient.make(plan, gradient_hbm, tiles.power)
-    # Not the row of the bias, which would take all classes at once: it may hold the bias of the next classes already.
-    return UnroundedBiasGradient.make(
-        plan, gradient_hbm, tiles.float32_tiles, tiles.power, operands.num_positions, has_softcap
-    )
-
-
-def _banks() -> list[nl.NkiTensor]:
-    """Allocate all banks of PSUM."""
-    shape = (PARTITIONS, CLASSES_OF_TILE)
-    return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum) for _ in range(nl.tile_size.psum_num_banks)]
-
-
-def _logit_tiles(
-    pair: OperandPair, plan: BackwardPlan, banks_psum: list[nl.NkiTensor], shared: TileMaker | None
-) -> LogitTiles:
-    """Return the tiles of logits of an operand pair, in banks that other work uses at other times.
-
-    If the scores stay (:attr:`OperandPair.scores_stay`), SBUF has as many tiles of them as the plan opens at a time.
-    ``shared`` is the tile maker of the gradient if memory is to be spared: the sums of logits and bias are then in the
-    tiles that are computed from them. None for tiles of their own.
-    """
-    has_softcap, opened = pair.softcap is not None, plan.buffers.opened if pair.scores_stay else GRADIENT_SLOTS
-
-    def tiles_sbuf(is_needed: bool, slots: int) -> list[nl.NkiTensor]:
-        slots = slots if is_needed and not plan.keeps_logits else 0
-        return Ring.of_sbuf(slots, (PARTITIONS, plan.classes_of_tile), nl.float32).tiles
-
-    tangents = tiles_sbuf(has_softcap, opened)
-    if shared is not None and has_softcap:
-        biased = tangents
-    elif shared is not None and shared.may_hold_scores:
-        biased = shared.float32_tiles
-    else:
-        biased = tiles_sbuf(pair.operands.bias_hbm is not None, GRADIENT_SLOTS if has_softcap else opened)
-    return LogitTiles(pair.operands.num_features, pair.softcap, banks_psum, biased, tangents, pair.masked_score)

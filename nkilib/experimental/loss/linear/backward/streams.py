@@ -3,7 +3,9 @@
 
 """The backward's loads: W^T and X^T for the logits, W for dX, X for dW, rows of biases and of class weights.
 
-Tiles that stream have separate ring buffers, or two halves of memory that X^T, X and W share (:class:`StreamMemory`).
+Logits are computed from one or two pairs of X and W (:class:`OperandPair`), and :class:`BackwardStreams` has the
+buffers of all of them. Tiles that stream have separate ring buffers, or two halves of memory that X^T, X and W share
+(:class:`StreamMemory`).
 
 With many features W^T streams past X^T in slices of features (:class:`WeightSlices`). X^T of few positions stays;
 otherwise it streams too. Without slices, W^T of a block of classes stays in SBUF for its logits, and the next one is
@@ -19,7 +21,7 @@ from typing import NamedTuple
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.sbuf import Ring, dtype_bytes
-from nkilib.experimental.loss.linear.backward.geometry import TILES_OF_SLICE, OperandPair, PairBuffers, WeightPart
+from nkilib.experimental.loss.linear.backward.geometry import TILES_OF_SLICE
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.launch import Block, LinearOperands, Span, balanced_spans, cut
 from nkilib.experimental.loss.linear.logits import KeptLogits
@@ -27,6 +29,27 @@ from nkilib.experimental.loss.linear.operands import ClassRow, Matrix, Staging
 from nkilib.nki import nl
 
 _HALVES = 2
+
+
+@dataclass(frozen=True)
+class OperandPair:
+    """X and W, and how logits are computed from their product.
+
+    Attributes:
+        operands: X, W and the bias.
+        softcap: the cap of the logits; None for none.
+        lowest_bias: the value that lower biases are raised to; None if the bias stays as it is.
+        masked_score: under a softcap, the value that replaces the tangent of a masked class, whose bias is raised to
+            twice that value; None if the tangent stays -1.
+        scores_stay: whether the scores are needed until a tile of the gradient is computed; else only until it is
+            opened (:meth:`TileMaker.open`).
+    """
+
+    operands: LinearOperands
+    softcap: float | None = None
+    lowest_bias: float | None = None
+    masked_score: float | None = None
+    scores_stay: bool = True
 
 
 @dataclass(frozen=True)
@@ -230,6 +253,90 @@ class WeightSlices:
 
     def _first_classes(self, classes: Block) -> Block:
         return classes.part(0, min(classes.size, self.plan.classes_of_tile))
+
+
+@dataclass(frozen=True)
+class WeightPart:
+    """A part of W^T of some classes, as large as one transfer.
+
+    Attributes:
+        pair: the number of the operand pair.
+        classes: the classes, in HBM.
+        at: the first of the classes, counted in the block of classes.
+        span: the part: some of these classes, counted from the first of them, if W is [V, D]; some features if it is
+            [D, V].
+    """
+
+    pair: int
+    classes: Block
+    at: int
+    span: Span
+
+
+@dataclass(frozen=True)
+class PairBuffers:
+    """The buffers of an operand pair.
+
+    Attributes:
+        number: the number of the pair.
+        operands: X, W and the bias.
+        inputs: tiles of X^T, [128, tiles of features, 128]; if logits are kept, tiles of logits, float32 [128,
+            classes].
+        weight_sbuf: W^T of a block of classes, [128, tiles of features, classes]; None if logits are kept, or if W^T
+            streams.
+        bias: the bias of a block; None without a bias.
+        staging: the staging memory for a W of another type than the products; X has the type of the products here.
+    """
+
+    number: int
+    operands: LinearOperands
+    inputs: Ring
+    weight_sbuf: nl.NkiTensor | None
+    bias: ClassRow | None
+    staging: Staging | None
+
+    @property
+    def feature_tiles(self) -> int:
+        """The number of tiles of 128 features."""
+        return div_ceil(self.operands.num_features, PARTITIONS)
+
+    def load_input(self, positions: Span, tile: int) -> nl.NkiTensor:
+        """Load a tile of X^T of a block of positions into the next buffer."""
+        rows = min(PARTITIONS, positions.size - tile * PARTITIONS)
+        tile_sbuf = self.inputs.next_tile()
+        of_tile = Matrix(self.operands.input_hbm).rows_of(positions.first + tile * PARTITIONS, rows)
+        of_tile.load_transposed(tile_sbuf)
+        return tile_sbuf
+
+    def weight(self, classes: Block) -> Matrix:
+        """Return W of some classes, [classes, features]."""
+        has_classes_first = self.operands.has_classes_first
+        weight_hbm = classes.of(self.operands.weight_hbm, 0 if has_classes_first else 1)
+        return Matrix(weight_hbm, not has_classes_first, self.staging)
+
+    def weight_parts(self, classes: Block, at: int, class_tiles: int) -> list[WeightPart]:
+        """Return the parts in which W^T of some classes is loaded, for blocks of ``class_tiles`` tiles of classes."""
+        if self.weight_sbuf is None:
+            return []
+        if self.operands.has_classes_first:
+            pieces = cut(classes.size, PARTITIONS)
+        else:
+            step = div_ceil(self.feature_tiles, class_tiles) * PARTITIONS
+            pieces = cut(self.operands.num_features, step)
+        return [WeightPart(self.number, classes, at, span) for span in pieces]
+
+    def load_weight(self, part: WeightPart) -> None:
+        """Load a part of W^T; kept logits do not need it."""
+        if self.weight_sbuf is None:
+            return
+        weight, span = self.weight(part.classes), part.span
+        if self.operands.has_classes_first:
+            at = part.at + span.first
+            weight.rows_of(span.first, span.size).load_transposed(self.weight_sbuf[:, :, at : at + span.size])
+            return
+        tiles_sbuf = self.weight_sbuf[:, span.first // PARTITIONS : div_ceil(span.end, PARTITIONS), :]
+        at_sbuf = tiles_sbuf[:, :, part.at : part.at + part.classes.size]
+        weight.columns_of(span.first, span.size).load_transposed(at_sbuf)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from nkilib.core.rows import arithmetic
 from nkilib.experimental.loss.linear.backward.weight_gradient import PowerOfTwo
 from nkilib.experimental.loss.linear.launch import Span
 from nkilib.experimental.loss.linear.operands import ClassRow
@@ -83,7 +84,7 @@ class LastProduct:
             self._multiply(self.dst_sbuf)
         elif self.factor_sbuf is not None:
             factors_sbuf = self.factor_sbuf.broadcast(1, self.dst_sbuf.shape[1])
-            multiply_on_gpsimd(self.dst_sbuf, self.values_sbuf, factors_sbuf)
+            arithmetic.multiply_on_gpsimd(self.dst_sbuf, self.values_sbuf, factors_sbuf)
         if self.sums_sbuf is not None and self.factor_sbuf is not None:
             self._add_on_vector(self.sums_sbuf, self.factor_sbuf)
 
@@ -178,18 +179,3 @@ class TileMaker(Protocol):
     @property
     def may_hold_scores(self) -> bool:
         """Whether a slot of ``float32_tiles`` may hold the scores that its tile is computed from."""
-
-
-def multiply_tiles(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, others_sbuf: nl.NkiTensor) -> None:
-    """Write the product of two float32 tiles in SBUF, without ``tensor_tensor``.
-
-    Vector is modelled to take twice as long for ``tensor_tensor``.
-    """
-    nisa.scalar_tensor_tensor(
-        dst=dst_sbuf, data=values_sbuf, op0=nl.multiply, operand0=1.0, op1=nl.multiply, operand1=others_sbuf
-    )
-
-
-def multiply_on_gpsimd(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, others_sbuf: nl.NkiTensor) -> None:
-    """Write the product of two float32 tiles in SBUF on GpSimd, which is half as fast."""
-    nisa.tensor_tensor(dst=dst_sbuf, data1=values_sbuf, data2=others_sbuf, op=nl.multiply, engine=nisa.engine.gpsimd)

@@ -34,6 +34,37 @@ _MAGNITUDE_MASK = 0x7FFFFFFF
 _BITS_OF_ONE_TWICE = 2 * 127 << _MANTISSA_BITS
 
 
+def _largest_of_rows(columns_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
+    """Return the sum over the tiles of each partition's largest magnitude, plus 2^-100, float32 [128, 1]."""
+    total_sbuf = nl.ndarray((columns_sbuf[0].shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=total_sbuf, value=_LEAST)
+    for values_sbuf in columns_sbuf:
+        bits_sbuf, part_sbuf = nl.ndarray(values_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf), float32_like(total_sbuf)
+        nisa.tensor_scalar(dst=bits_sbuf, data=values_sbuf.view(nl.int32), op0=nl.bitwise_and, operand0=_MAGNITUDE_MASK)
+        nisa.tensor_reduce(dst=part_sbuf, op=nl.maximum, data=bits_sbuf.view(nl.float32), axis=1)
+        nisa.tensor_tensor(dst=total_sbuf, data1=total_sbuf, data2=part_sbuf, op=nl.add)
+    return total_sbuf
+
+
+def _over_partitions(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return the largest of the values [128, 1], the same on all partitions.
+
+    A transpose makes a row of the values, and a product with ones copies its maximum.
+    """
+    rows = values_sbuf.shape[0]
+    row_psum = nl.ndarray((1, rows), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=row_psum, data=values_sbuf)
+    largest_sbuf = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=largest_sbuf, op=nl.maximum, data=row_psum, axis=1)
+    ones_sbuf = nl.ndarray((1, rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones_sbuf, value=1.0)
+    copies_psum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=copies_psum, stationary=ones_sbuf, moving=largest_sbuf)
+    copies_sbuf = float32_like(values_sbuf)
+    nisa.tensor_copy(dst=copies_sbuf, src=copies_psum)
+    return copies_sbuf
+
+
 @dataclass(frozen=True)
 class PowerOfTwo:
     """A power of two and its inverse, float32 [128, 1], the same on all partitions.
@@ -64,37 +95,6 @@ class PowerOfTwo:
         ones_sbuf = int32_column(largest_sbuf.shape[0], _BITS_OF_ONE_TWICE, 0)
         integer_op(factor_sbuf.view(nl.int32), ones_sbuf, inverse_sbuf.view(nl.int32), nl.subtract)
         return cls(factor_sbuf, inverse_sbuf)
-
-
-def _largest_of_rows(columns_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-    """Return the sum over the tiles of each partition's largest magnitude, plus 2^-100, float32 [128, 1]."""
-    total_sbuf = nl.ndarray((columns_sbuf[0].shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=total_sbuf, value=_LEAST)
-    for values_sbuf in columns_sbuf:
-        bits_sbuf, part_sbuf = nl.ndarray(values_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf), float32_like(total_sbuf)
-        nisa.tensor_scalar(dst=bits_sbuf, data=values_sbuf.view(nl.int32), op0=nl.bitwise_and, operand0=_MAGNITUDE_MASK)
-        nisa.tensor_reduce(dst=part_sbuf, op=nl.maximum, data=bits_sbuf.view(nl.float32), axis=1)
-        nisa.tensor_tensor(dst=total_sbuf, data1=total_sbuf, data2=part_sbuf, op=nl.add)
-    return total_sbuf
-
-
-def _over_partitions(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the largest of the values [128, 1], the same on all partitions.
-
-    A transpose makes a row of the values, and a product with ones copies its maximum.
-    """
-    rows = values_sbuf.shape[0]
-    row_psum = nl.ndarray((1, rows), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=row_psum, data=values_sbuf)
-    largest_sbuf = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=largest_sbuf, op=nl.maximum, data=row_psum, axis=1)
-    ones_sbuf = nl.ndarray((1, rows), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones_sbuf, value=1.0)
-    copies_psum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(dst=copies_psum, stationary=ones_sbuf, moving=largest_sbuf)
-    copies_sbuf = float32_like(values_sbuf)
-    nisa.tensor_copy(dst=copies_sbuf, src=copies_psum)
-    return copies_sbuf
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ from nkilib.base.guarantee import Guarantee
 from nkilib.core.hardware import FLOAT32_BYTES
 from nkilib.core.host.sizes import dtype_name
 from nkilib.experimental.loss.linear.backward_tiling import backward_bytes, split_backward_bytes
-from nkilib.experimental.loss.linear.launch import LinearTiling, position_parts
+from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES, LinearTiling, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
     BACKWARD,
     FORWARD_BACKWARD,
-    SCRATCH_BYTES,
     choose_linear_tiling,
     logits_blocks,
     one_launch_bytes,

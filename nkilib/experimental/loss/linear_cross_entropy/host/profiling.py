@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from nkilib.core.host.launchable import Launchable
-from nkilib.experimental.loss.linear.launch import LinearTiling
-from nkilib.experimental.loss.linear_cross_entropy import (
+from nkilib.experimental.loss import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
     linear_token_scores_backward,
     linear_token_scores_forward,
 )
+from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD, FORWARD_BACKWARD
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.terms.dtypes import as_dtype

@@ -156,6 +156,19 @@ def linear_forward_reference(problem: LinearProblem) -> ExtendedResults:
     return problem.forward
 
 
+def gradient_of_logits(
+    problem: LinearProblem, upstream: BackwardInputs, rows: slice, weight: Float64Array
+) -> Float64Array:
+    """Return the gradient G with respect to X W^T of R positions, [R, V]; ``weight`` is ``classes_first``."""
+    return extended_backward_reference(
+        problem.logits_of(rows, weight),
+        problem.targets[rows],
+        None,
+        problem.recipe,
+        upstream.of_rows(rows),
+    )
+
+
 def linear_backward_reference(
     problem: LinearProblem, upstream: BackwardInputs, classes: slice = EVERY_CLASS
 ) -> LinearGradients:
@@ -177,87 +190,16 @@ def linear_backward_reference(
     return problem.layer.gradients(blocks, weight, classes)
 
 
-def gradient_of_logits(
-    problem: LinearProblem, upstream: BackwardInputs, rows: slice, weight: Float64Array
-) -> Float64Array:
-    """Return the gradient G with respect to X W^T of R positions, [R, V]; ``weight`` is ``classes_first``."""
-    return extended_backward_reference(
-        problem.logits_of(rows, weight),
-        problem.targets[rows],
-        None,
-        problem.recipe,
-        upstream.of_rows(rows),
-    )
-
-
 def logit_bounds(problem: LinearProblem, rows: slice, weight: Float64Array) -> Float64Array:
     """Return dz, [R, V], for R positions: how far a logit before the cap may be off; 0 where the bias is infinite."""
     return layer_bounds.logit_bounds(problem.layer, rows, weight)
 
 
-def linear_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
-    """Return the largest accepted errors by result name, [N] each, for rows whose results are finite.
-
-    ``maximum`` and ``log_sum``, whose sum is lse, have bounds as well.
-    """
-    weight = problem.classes_first
-    blocks = [_forward_bounds_of(problem, rows, weight) for rows in problem.row_blocks()]
-    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
-
-
-def linear_gradients_and_bounds(
-    problem: LinearProblem,
-    upstream: BackwardInputs,
-    classes: slice = EVERY_CLASS,
-    *,
-    input_dtype: npt.DTypeLike | None = None,
-    weight_dtype: npt.DTypeLike | None = None,
-) -> tuple[LinearGradients, LinearGradients]:
-    """Return what ``linear_backward_reference`` does, and the largest accepted errors of every element of it.
-
-    The bounds hold for lse as the kernel received it, or as it computed it itself.
-
-    Args:
-        problem: the problem, with X and W of the type of the products: rounded to it, where the kernel rounds them.
-        upstream, classes: see ``linear_backward_reference``.
-        input_dtype, weight_dtype: the dtypes of dX and dW; None: the dtype of the products.
-    """
-    weight = problem.classes_first
-    sizes = coefficient_sizes(
-        problem.targets,
-        upstream.lse,
-        upstream.grad_loss,
-        problem.options,
-        problem.vocab_size,
-        upstream.grad_lse,
-        upstream.grad_logprob,
-    )
-    largest = float(sizes.max(initial=0.0))
-    if upstream.grad_entropy is not None:
-        largest += float(np.abs(upstream.grad_entropy.astype(np.float64)).max(initial=0.0))
-    blocks = gradients_of_logits(problem, upstream, sizes, weight)
-    return bounded_gradients(problem, blocks, largest, classes, ResultTypes(input_dtype, weight_dtype))
-
-
-def bounded_gradients(
-    problem: LinearProblem,
-    blocks: Iterable[GradientRows],
-    largest: float,
-    classes: slice = EVERY_CLASS,
-    types: ResultTypes = OF_PRODUCTS,
-) -> tuple[LinearGradients, LinearGradients]:
-    """Return dX, dW and db in float64, and their largest accepted errors, from gradients of logits.
-
-    Args:
-        problem: the problem, with all classes.
-        blocks: gradients of logits, and how far each may be off before it is rounded, in blocks that cover all
-            positions.
-        largest: the largest coefficient of a gradient of logits, before the temperature; the power of two of float16
-            depends on it.
-        classes: see ``linear_backward_reference``.
-        types: the types of the results.
-    """
-    return gradients_and_bounds(problem.layer, blocks, largest / problem.recipe.temperature, classes, types)
+def _means(values: Float64Array, z: Float64Array) -> Float64Array:
+    """Return the means of ``values`` over the classes of each position that are not masked."""
+    unmasked = ~np.isneginf(z)
+    means: Float64Array = np.where(unmasked, values, 0.0).sum(axis=1) / unmasked.sum(axis=1)
+    return means
 
 
 def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array) -> dict[str, Float64Array]:
@@ -291,11 +233,35 @@ def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array
     return bounds
 
 
-def _means(values: Float64Array, z: Float64Array) -> Float64Array:
-    """Return the means of ``values`` over the classes of each position that are not masked."""
-    unmasked = ~np.isneginf(z)
-    means: Float64Array = np.where(unmasked, values, 0.0).sum(axis=1) / unmasked.sum(axis=1)
-    return means
+def linear_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
+    """Return the largest accepted errors by result name, [N] each, for rows whose results are finite.
+
+    ``maximum`` and ``log_sum``, whose sum is lse, have bounds as well.
+    """
+    weight = problem.classes_first
+    blocks = [_forward_bounds_of(problem, rows, weight) for rows in problem.row_blocks()]
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def bounded_gradients(
+    problem: LinearProblem,
+    blocks: Iterable[GradientRows],
+    largest: float,
+    classes: slice = EVERY_CLASS,
+    types: ResultTypes = OF_PRODUCTS,
+) -> tuple[LinearGradients, LinearGradients]:
+    """Return dX, dW and db in float64, and their largest accepted errors, from gradients of logits.
+
+    Args:
+        problem: the problem, with all classes.
+        blocks: gradients of logits, and how far each may be off before it is rounded, in blocks that cover all
+            positions.
+        largest: the largest coefficient of a gradient of logits, before the temperature; the power of two of float16
+            depends on it.
+        classes: see ``linear_backward_reference``.
+        types: the types of the results.
+    """
+    return gradients_and_bounds(problem.layer, blocks, largest / problem.recipe.temperature, classes, types)
 
 
 def gradients_of_logits(
@@ -335,3 +301,37 @@ def gradients_of_logits(
                 tangents = np.tanh(logits / cap)
                 of_p = of_p * (1.0 - np.square(tangents)) + np.abs(gradient) * 2.0 * np.abs(tangents) * off / cap
         yield GradientRows(rows, gradient, bound + of_p)
+
+
+def linear_gradients_and_bounds(
+    problem: LinearProblem,
+    upstream: BackwardInputs,
+    classes: slice = EVERY_CLASS,
+    *,
+    input_dtype: npt.DTypeLike | None = None,
+    weight_dtype: npt.DTypeLike | None = None,
+) -> tuple[LinearGradients, LinearGradients]:
+    """Return what ``linear_backward_reference`` does, and the largest accepted errors of every element of it.
+
+    The bounds hold for lse as the kernel received it, or as it computed it itself.
+
+    Args:
+        problem: the problem, with X and W of the type of the products: rounded to it, where the kernel rounds them.
+        upstream, classes: see ``linear_backward_reference``.
+        input_dtype, weight_dtype: the dtypes of dX and dW; None: the dtype of the products.
+    """
+    weight = problem.classes_first
+    sizes = coefficient_sizes(
+        problem.targets,
+        upstream.lse,
+        upstream.grad_loss,
+        problem.options,
+        problem.vocab_size,
+        upstream.grad_lse,
+        upstream.grad_logprob,
+    )
+    largest = float(sizes.max(initial=0.0))
+    if upstream.grad_entropy is not None:
+        largest += float(np.abs(upstream.grad_entropy.astype(np.float64)).max(initial=0.0))
+    blocks = gradients_of_logits(problem, upstream, sizes, weight)
+    return bounded_gradients(problem, blocks, largest, classes, ResultTypes(input_dtype, weight_dtype))

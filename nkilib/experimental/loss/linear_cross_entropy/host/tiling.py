@@ -3,22 +3,10 @@
 
 """The choice of a tiling for the linear cross-entropy kernels, and the bytes of HBM that they take: arithmetic only.
 
-Of the blocks that fit SBUF, those with the least estimated time are chosen: for the forward by :class:`ForwardSizes`,
-for gradients in :mod:`nkilib.experimental.loss.linear.backward_tiling`. The more positions are on chip, the less often
-W is read; the more classes a block has, the fewer instructions there are. ``nkilib.simulator.profile`` models times;
-tests check the choice against it.
-
-Bytes of HBM beyond inputs and outputs (:func:`form_bytes`):
-
-- The forward takes none.
-- The backward keeps a float32 sum of dX for each core, and where the positions take several blocks a float32 sum of dW
-  of one class block for each core, of at most 64 MiB.
-- The backward of more than 65,536 positions processes them in parts: its sums of dX are those of a part. Besides them
-  it keeps dX of a part, and a float32 sum of dW if dW is not float32 itself.
-- Loss and gradients in a single launch keep the float32 logits of a block of positions and the sums of dX, and if there
-  are several blocks a float32 sum of dW. The logits of all positions and classes are kept only where they take no more
-  than the logits of a block and the sum of dW may take.
-- With a ``compute_dtype``, gradients take a copy of an X of another type. W and the bias are never copied.
+Of the blocks that fit SBUF, those with the least estimated time are chosen (:func:`choose_linear_tiling`): for the
+forward by :class:`ForwardSizes`, for gradients in :mod:`nkilib.experimental.loss.linear.backward_tiling`. The more
+positions are on chip, the less often W is read; the more classes a block has, the fewer instructions there are.
+``nkilib.simulator.profile`` models times; tests check the choice against it. :func:`form_bytes` counts bytes of HBM.
 """
 
 from __future__ import annotations
@@ -48,8 +36,10 @@ from nkilib.experimental.loss.linear.launch import (
     CLASSES_MAX,
     FEATURES_MAX,
     FEATURES_MIN,
+    IDS_MAX,
     POSITIONS_MAX,
     SBUF_BYTES,
+    SCRATCH_BYTES,
     STAGED_ELEMENTS,
     WEIGHT_LAYOUTS,
     WINDOW,
@@ -59,7 +49,7 @@ from nkilib.experimental.loss.linear.launch import (
     position_parts,
 )
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
-from nkilib.experimental.loss.linear_cross_entropy.launch import GROUPS, IDS_MAX, ForwardNeeds
+from nkilib.experimental.loss.linear_cross_entropy.launch import GROUPS, ForwardNeeds
 
 __all__ = ["BACKWARD", "FORWARD", "FORWARD_BACKWARD", "LinearTiling", "choose_linear_tiling"]
 
@@ -97,8 +87,6 @@ _VECTOR_COLUMNS_PER_US, _SCALAR_COLUMNS_PER_US, _GAP_COLUMNS, _TABLE_US = 960.0,
 # A loop's start and end; the edge of an iteration; the fixed time of a block of classes, and of a block of positions.
 _LOOP_US, _ITERATION_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
 
-# The default number of bytes that one launch may take for logits.
-SCRATCH_BYTES = 512 * 2**20
 FORWARD, BACKWARD, FORWARD_BACKWARD = "forward", "backward", "forward_backward"
 _ITEMSIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -310,7 +298,17 @@ def form_bytes(
     scratch_bytes: int = SCRATCH_BYTES,
     cores: int = 2,
 ) -> FormBytes:
-    """Return the bytes for two launches and for one.
+    """Return the bytes of HBM beyond inputs and outputs, for two launches and for one.
+
+    - The forward takes none.
+    - The backward keeps a float32 sum of dX for each core, and where the positions take several blocks a float32 sum of
+      dW of one class block for each core, of at most 64 MiB.
+    - The backward of more than 65,536 positions processes them in parts: its sums of dX are those of a part. Besides
+      them it keeps dX of a part, and a float32 sum of dW if dW is not float32 itself.
+    - Loss and gradients in a single launch keep the float32 logits of a block of positions and the sums of dX, and if
+      there are several blocks a float32 sum of dW. The logits of all positions and classes are kept only where they
+      take no more than the logits of a block and the sum of dW may take.
+    - With a ``compute_dtype``, gradients take a copy of an X of another type. W and the bias are never copied.
 
     See :func:`backward_bytes` and :func:`logits_blocks` for the arguments.
     """
@@ -335,6 +333,79 @@ class _Launch(NamedTuple):
     casts: CastBytes
     needs: ForwardNeeds
     ids: int = 1
+
+
+def _within(name: str, size: int, least: int, most: int) -> int:
+    if not least <= size <= most:
+        raise ValueError(f"choose_linear_tiling: {name} must be from {least} to {most}, got {size}")
+    return size
+
+
+def _forward(launch: _Launch) -> LinearTiling:
+    sizes = ForwardSizes(
+        launch.num_positions,
+        launch.num_features,
+        launch.vocab_size,
+        launch.itemsize,
+        launch.cores,
+        launch.needs,
+        weight_itemsize=launch.casts.weight,
+        staging_bytes=launch.casts.forward_staging(launch.has_classes_first),
+        ids=launch.ids,
+    )
+    return fastest_tiling(sizes, limited_sbuf_bytes(SBUF_BYTES[launch.target]))
+
+
+def _tile_needs(launch: _Launch, keeps_logits: bool) -> TileNeeds:
+    """Return the SBUF and instructions for the tiles of the gradient, with every option or with none."""
+    has = launch.extended
+    return tile_needs(has, has, has, has, ids=launch.ids, keeps_logits=keeps_logits)
+
+
+def _of_gradients(launch: _Launch, adds_to_weight: bool, keeps_logits: bool) -> LinearTiling:
+    sizes = BackwardSizes(
+        launch.num_positions,
+        launch.num_features,
+        launch.vocab_size,
+        launch.itemsize,
+        launch.has_classes_first,
+        _tile_needs(launch, keeps_logits),
+        adds_to_weight=adds_to_weight or launch.extended,
+        keeps_logits=keeps_logits,
+        weight_itemsize=launch.casts.weight,
+        staging_bytes=launch.casts.backward_staging(launch.has_classes_first, keeps_logits),
+    )
+    available_bytes = limited_sbuf_bytes(SBUF_BYTES[launch.target])
+    return choose_backward_tiling(BackwardLaunch(sizes, launch.cores, launch.target, available_bytes))
+
+
+def _backward(launch: _Launch) -> LinearTiling:
+    """Return the tiling of the backward: of a part of the positions if they are split."""
+    parts = position_parts(launch.num_positions, launch.num_features, launch.ids)
+    return _of_gradients(launch._replace(num_positions=parts.size), parts.is_split, keeps_logits=False)
+
+
+def _forward_backward(launch: _Launch) -> LinearTiling:
+    """Return the tiling of the gradients of a block of positions whose logits are kept."""
+    blocks = logits_blocks(launch.num_positions, launch.num_features, launch.vocab_size, launch.scratch_bytes)
+    block = launch._replace(num_positions=min(blocks.positions, launch.num_positions))
+    return _of_gradients(block, adds_to_weight=blocks.number > 1, keeps_logits=True)
+
+
+_CHOICES: Final[dict[str, Callable[[_Launch], LinearTiling]]] = {
+    FORWARD: _forward,
+    BACKWARD: _backward,
+    FORWARD_BACKWARD: _forward_backward,
+}
+
+
+@lru_cache(maxsize=1024)
+def _chosen(direction: str, launch: _Launch, limits: PlanLimits) -> LinearTiling:
+    """Return the tiling of a launch.
+
+    The choice depends on the limits, which are an argument so that the key of the cache includes them.
+    """
+    return _CHOICES[direction](launch)
 
 
 def choose_linear_tiling(
@@ -431,76 +502,3 @@ def choose_linear_tiling(
         ids,
     )
     return _chosen(direction, launch, limits_in_force())
-
-
-def _within(name: str, size: int, least: int, most: int) -> int:
-    if not least <= size <= most:
-        raise ValueError(f"choose_linear_tiling: {name} must be from {least} to {most}, got {size}")
-    return size
-
-
-@lru_cache(maxsize=1024)
-def _chosen(direction: str, launch: _Launch, limits: PlanLimits) -> LinearTiling:
-    """Return the tiling of a launch.
-
-    The choice depends on the limits, which are an argument so that the key of the cache includes them.
-    """
-    return _CHOICES[direction](launch)
-
-
-def _forward(launch: _Launch) -> LinearTiling:
-    sizes = ForwardSizes(
-        launch.num_positions,
-        launch.num_features,
-        launch.vocab_size,
-        launch.itemsize,
-        launch.cores,
-        launch.needs,
-        weight_itemsize=launch.casts.weight,
-        staging_bytes=launch.casts.forward_staging(launch.has_classes_first),
-        ids=launch.ids,
-    )
-    return fastest_tiling(sizes, limited_sbuf_bytes(SBUF_BYTES[launch.target]))
-
-
-def _backward(launch: _Launch) -> LinearTiling:
-    """Return the tiling of the backward: of a part of the positions if they are split."""
-    parts = position_parts(launch.num_positions, launch.num_features, launch.ids)
-    return _of_gradients(launch._replace(num_positions=parts.size), parts.is_split, keeps_logits=False)
-
-
-def _of_gradients(launch: _Launch, adds_to_weight: bool, keeps_logits: bool) -> LinearTiling:
-    sizes = BackwardSizes(
-        launch.num_positions,
-        launch.num_features,
-        launch.vocab_size,
-        launch.itemsize,
-        launch.has_classes_first,
-        _tile_needs(launch, keeps_logits),
-        adds_to_weight=adds_to_weight or launch.extended,
-        keeps_logits=keeps_logits,
-        weight_itemsize=launch.casts.weight,
-        staging_bytes=launch.casts.backward_staging(launch.has_classes_first, keeps_logits),
-    )
-    available_bytes = limited_sbuf_bytes(SBUF_BYTES[launch.target])
-    return choose_backward_tiling(BackwardLaunch(sizes, launch.cores, launch.target, available_bytes))
-
-
-def _tile_needs(launch: _Launch, keeps_logits: bool) -> TileNeeds:
-    """Return the SBUF and instructions for the tiles of the gradient, with every option or with none."""
-    has = launch.extended
-    return tile_needs(has, has, has, has, ids=launch.ids, keeps_logits=keeps_logits)
-
-
-def _forward_backward(launch: _Launch) -> LinearTiling:
-    """Return the tiling of the gradients of a block of positions whose logits are kept."""
-    blocks = logits_blocks(launch.num_positions, launch.num_features, launch.vocab_size, launch.scratch_bytes)
-    block = launch._replace(num_positions=min(blocks.positions, launch.num_positions))
-    return _of_gradients(block, adds_to_weight=blocks.number > 1, keeps_logits=True)
-
-
-_CHOICES: Final[dict[str, Callable[[_Launch], LinearTiling]]] = {
-    FORWARD: _forward,
-    BACKWARD: _backward,
-    FORWARD_BACKWARD: _forward_backward,
-}

@@ -60,6 +60,51 @@ class ScoreInputs:
     grad_entropy: npt.NDArray[Any] | None = None
 
 
+@dataclass(frozen=True)
+class _AtIds:
+    """Values at the ids and per position, float64 [N, K] and [N, 1]; an ignored id is class 0.
+
+    Attributes:
+        scores: z of the ids.
+        below: z minus the maximum of the position.
+        off: how far z may be off by the rounding of products.
+        log_sum: lse minus the maximum.
+    """
+
+    scores: Float64Array
+    below: Float64Array
+    off: Float64Array
+    log_sum: Float64Array
+
+    @classmethod
+    def of(cls, problem: LinearProblem) -> _AtIds:
+        weight, recipe = problem.classes_first, problem.recipe
+        classes = np.where(problem.targets == recipe.ignore_index, 0, problem.targets)
+        parts: list[list[Float64Array]] = [[], [], [], []]
+        for rows in problem.row_blocks():
+            z = recipe.scores(problem.logits_of(rows, weight), None)
+            maximum = z.max(axis=1, keepdims=True)
+            off = logit_bounds(problem, rows, weight) / recipe.temperature
+            scores = np.take_along_axis(z, classes[rows], axis=1)
+            with np.errstate(invalid="ignore"):
+                log_sum = np.log(np.exp(z - maximum).sum(axis=1, keepdims=True))
+                values = (scores, scores - maximum, np.take_along_axis(off, classes[rows], axis=1), log_sum)
+            for part, value in zip(parts, values, strict=True):
+                part.append(value)
+        return cls(*(np.concatenate(part) for part in parts))
+
+
+def _of_largest(problem: LinearProblem) -> LinearProblem:
+    """Return the problem with one target per position, the class of the largest logit.
+
+    Only the sizes of errors are taken from it.
+    """
+    weight = problem.classes_first
+    largest = [problem.logits_of(rows, weight).argmax(axis=1) for rows in problem.row_blocks()]
+    options = replace(problem.options, ignore_index=-100)
+    return problem.with_targets(np.concatenate(largest), options)
+
+
 def scores_forward_reference(problem: LinearProblem) -> dict[str, Float64Array]:
     """Return all results of ``linear_token_scores_forward`` except maximum and log-sum, by name.
 
@@ -92,36 +137,6 @@ def scores_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
         bounds["logprob"] = bounds["loss"][:, np.newaxis] - FORWARD_UNITS * UNIT * ids.below
         bounds["target_logit"] = of_cap + SMALLEST_NORMAL + of_scale * np.abs(ids.scores) + ids.off
     return {name: values for name, values in bounds.items() if name not in _OF_LOSS}
-
-
-def scores_backward_reference(
-    problem: LinearProblem, upstream: ScoreInputs, classes: slice = EVERY_CLASS
-) -> LinearGradients:
-    """Return all gradients of ``linear_token_scores_backward``, with the log-sum-exp that it received.
-
-    Args:
-        problem: a problem with all classes and targets [N, K].
-        upstream: the upstream gradients and statistics as the kernel received them.
-        classes: the classes of a vocabulary shard: its part of the gradient of the input and its own gradients of
-            weight and bias are returned.
-    """
-    weight, ids = problem.classes_first, _Ids.of(problem, upstream)
-    blocks = ((rows, ids.gradient(rows, weight)) for rows in problem.row_blocks())
-    return problem.layer.gradients(blocks, weight, classes)
-
-
-def scores_gradients_and_bounds(
-    problem: LinearProblem, upstream: ScoreInputs, classes: slice = EVERY_CLASS
-) -> tuple[LinearGradients, LinearGradients]:
-    """Return what :func:`scores_backward_reference` does, and the largest accepted errors of every element of it."""
-    ids = _Ids.of(problem, upstream)
-    sizes = ids.sizes.sum(axis=1)
-    if upstream.grad_lse is not None:
-        sizes = sizes + np.abs(upstream.grad_lse.astype(np.float64))
-    largest = float(sizes.max(initial=0.0))
-    if upstream.grad_entropy is not None:
-        largest += float(np.abs(upstream.grad_entropy.astype(np.float64)).max(initial=0.0))
-    return bounded_gradients(problem, ids.bounded(), largest, classes)
 
 
 @dataclass(frozen=True)
@@ -220,49 +235,34 @@ class _Ids:
             yield GradientRows(block.rows, gradient, off)
 
 
-@dataclass(frozen=True)
-class _AtIds:
-    """Values at the ids and per position, float64 [N, K] and [N, 1]; an ignored id is class 0.
+def scores_backward_reference(
+    problem: LinearProblem, upstream: ScoreInputs, classes: slice = EVERY_CLASS
+) -> LinearGradients:
+    """Return all gradients of ``linear_token_scores_backward``, with the log-sum-exp that it received.
 
-    Attributes:
-        scores: z of the ids.
-        below: z minus the maximum of the position.
-        off: how far z may be off by the rounding of products.
-        log_sum: lse minus the maximum.
+    Args:
+        problem: a problem with all classes and targets [N, K].
+        upstream: the upstream gradients and statistics as the kernel received them.
+        classes: the classes of a vocabulary shard: its part of the gradient of the input and its own gradients of
+            weight and bias are returned.
     """
-
-    scores: Float64Array
-    below: Float64Array
-    off: Float64Array
-    log_sum: Float64Array
-
-    @classmethod
-    def of(cls, problem: LinearProblem) -> _AtIds:
-        weight, recipe = problem.classes_first, problem.recipe
-        classes = np.where(problem.targets == recipe.ignore_index, 0, problem.targets)
-        parts: list[list[Float64Array]] = [[], [], [], []]
-        for rows in problem.row_blocks():
-            z = recipe.scores(problem.logits_of(rows, weight), None)
-            maximum = z.max(axis=1, keepdims=True)
-            off = logit_bounds(problem, rows, weight) / recipe.temperature
-            scores = np.take_along_axis(z, classes[rows], axis=1)
-            with np.errstate(invalid="ignore"):
-                log_sum = np.log(np.exp(z - maximum).sum(axis=1, keepdims=True))
-                values = (scores, scores - maximum, np.take_along_axis(off, classes[rows], axis=1), log_sum)
-            for part, value in zip(parts, values, strict=True):
-                part.append(value)
-        return cls(*(np.concatenate(part) for part in parts))
+    weight, ids = problem.classes_first, _Ids.of(problem, upstream)
+    blocks = ((rows, ids.gradient(rows, weight)) for rows in problem.row_blocks())
+    return problem.layer.gradients(blocks, weight, classes)
 
 
-def _of_largest(problem: LinearProblem) -> LinearProblem:
-    """Return the problem with one target per position, the class of the largest logit.
-
-    Only the sizes of errors are taken from it.
-    """
-    weight = problem.classes_first
-    largest = [problem.logits_of(rows, weight).argmax(axis=1) for rows in problem.row_blocks()]
-    options = replace(problem.options, ignore_index=-100)
-    return problem.with_targets(np.concatenate(largest), options)
+def scores_gradients_and_bounds(
+    problem: LinearProblem, upstream: ScoreInputs, classes: slice = EVERY_CLASS
+) -> tuple[LinearGradients, LinearGradients]:
+    """Return what :func:`scores_backward_reference` does, and the largest accepted errors of every element of it."""
+    ids = _Ids.of(problem, upstream)
+    sizes = ids.sizes.sum(axis=1)
+    if upstream.grad_lse is not None:
+        sizes = sizes + np.abs(upstream.grad_lse.astype(np.float64))
+    largest = float(sizes.max(initial=0.0))
+    if upstream.grad_entropy is not None:
+        largest += float(np.abs(upstream.grad_entropy.astype(np.float64)).max(initial=0.0))
+    return bounded_gradients(problem, ids.bounded(), largest, classes)
 
 
 def checked_outputs(caller: object, outputs: Any) -> tuple[str, ...]:

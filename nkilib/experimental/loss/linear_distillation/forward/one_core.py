@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant
 from nkilib.experimental.loss.cross_entropy.results import GroupResult
-from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, ClassStream, divide_classes, load_input
+from nkilib.experimental.loss.linear.class_schedule import (
+    ClassSchedule,
+    ClassStream,
+    divide_classes,
+    load_input,
+    tiles_of_core,
+)
 from nkilib.experimental.loss.linear.launch import WINDOW, Block, LinearTiling, Step
 from nkilib.experimental.loss.linear.logit_passes import TargetLogits
 from nkilib.experimental.loss.linear.operands import Staging, store_positions
@@ -248,7 +254,7 @@ class _BlockForward:
         own = _Pass.make(forward, labels_sbuf, statistics.picked_sbuf, tiles, schedule.first)
         part, shared, shared_picked_sbuf = tiles, None, None
         if of_shared > 0:
-            part = _part_of_core(len(tiles))
+            part = tiles_of_core(len(tiles))
             if statistics.picked_sbuf is not None:
                 shared_picked_sbuf = constant(statistics.picked_sbuf, FLOAT32_LOWEST)
             if part:
@@ -343,9 +349,3 @@ class _BlockForward:
         if second is not None and group.scores is not None:
             second.keep(group.scores, step)
         pairs.take_sums(group, self.statistics)
-
-
-def _part_of_core(tiles: int) -> range:
-    """Return the tiles of positions that a core processes if the cores share classes."""
-    core, cores = nl.program_id(), nl.num_programs()
-    return range(div_ceil(tiles * core, cores), div_ceil(tiles * (core + 1), cores))

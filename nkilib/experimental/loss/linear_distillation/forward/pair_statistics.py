@@ -1,29 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The statistics that the first visit gathers for a block of positions, of both models at once, and its results.
+"""The statistics of both models that the first visit gathers for a block of positions, and the results of these
+positions.
 
-:class:`PairPositions` has the caller's inputs for the positions: labels, which positions are valid, and row weights.
-:class:`PairResults` has the results: divergence, entropy, log-probability, and the statistics that are saved.
+:class:`PairStatistics` are the maxima and sums over the classes, :class:`PairPositions` the caller's inputs for the
+positions: labels, which positions are valid, and row weights. :class:`PairResults` are the vectors of the results,
+which :func:`results_of_models`, :func:`divergence_results` and :func:`label_results` compute: divergence, entropy,
+log-probability, and the statistics that are saved.
 
 As in linear cross-entropy, the statistics of a few blocks of classes, a window, stand side by side in the columns of
 :mod:`nkilib.core.rows.statistics`; a full window is combined into column 0. At the end the cores exchange their
 columns, and combine the columns of both at once.
-
-A divergence needs one more sum: the sum of weighted differences of scores, gathered by blocks of classes. With the
-teacher's scores t in the unit of the student's scores s, the weights e_j = exp(scale * (x_j - m)) of one model, and for
-a block k of classes the difference g_k = max t - max s of its maxima,
-
-    W_k = sum of e_j * (t_j - s_j - g_k)
-
-and for a position, whose maxima differ by g, where w_k = exp(scale * (m_k - m)) are the weights of the blocks and S_k
-the sums of e_j,
-
-    W = sum of w_k * (W_k + S_k * (g_k - g))
-
-so that equal scores give 0 exactly, and large scores cancel before anything is summed. A masked class has a finite
-score far below all others: masked in the model of the weights it adds 0, masked in the other model it makes W very
-large.
 """
 
 from __future__ import annotations
@@ -56,12 +44,26 @@ _FACTOR_OF_MASKED = 2.0**20
 
 @dataclass(frozen=True)
 class GapMoment:
-    """The sums W_k of blocks of classes, float32 [128, tiles, columns], and W of positions, [128, tiles].
+    """The sums of weighted differences of scores that a divergence needs, of a block of positions.
+
+    With the teacher's scores t in the unit of the student's scores s, the weights e_j = exp(scale * (x_j - m)) of one
+    model, and for a block k of classes the difference g_k = max t - max s of its maxima,
+
+        W_k = sum of e_j * (t_j - s_j - g_k)
+
+    and for a position, whose maxima differ by g, where w_k = exp(scale * (m_k - m)) are the weights of the blocks and
+    S_k the sums of e_j,
+
+        W = sum of w_k * (W_k + S_k * (g_k - g))
+
+    so that equal scores give 0 exactly, and large scores cancel before anything is summed. A masked class has a finite
+    score far below all others: masked in the model of the weights it adds 0, masked in the other model it makes W very
+    large.
 
     Attributes:
         columns: the layout of the tiles of blocks.
-        weighted_sbuf: W_k.
-        row_weighted_sbuf: W.
+        weighted_sbuf: W_k of blocks of classes, float32 [128, tiles, columns].
+        row_weighted_sbuf: W of positions, float32 [128, tiles].
         gaps_sbuf, terms_sbuf: scratch tiles of the shape of W_k.
     """
 
@@ -152,6 +154,22 @@ class GapPass:
             reduce_res=self.place.of(self.moment.weighted_sbuf),
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
         )
+
+
+def _statistics(columns: Columns, scale: float, parts: Iterator[nl.NkiTensor]) -> Statistics:
+    neg_max_sbuf, sums_sbuf = next(parts), next(parts)
+    return Statistics(
+        columns,
+        scale,
+        neg_max_sbuf=neg_max_sbuf,
+        bias_sbuf=neg_max_sbuf if scale == 1.0 else columns.tile(),
+        sums_sbuf=sums_sbuf,
+        weights_sbuf=columns.tile(),
+        exact_neg_max_sbuf=nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf),
+        row_neg_max_sbuf=columns.row_tile(),
+        row_sum_sbuf=columns.row_tile(),
+        log_sum_sbuf=columns.row_tile(),
+    )
 
 
 @dataclass(frozen=True)
@@ -310,20 +328,37 @@ class PairStatistics:
             nisa.memset(dst=side.neg_max_sbuf[:, :, start:end], value=-self.launch.lowest(model))
 
 
-def _statistics(columns: Columns, scale: float, parts: Iterator[nl.NkiTensor]) -> Statistics:
-    neg_max_sbuf, sums_sbuf = next(parts), next(parts)
-    return Statistics(
-        columns,
-        scale,
-        neg_max_sbuf=neg_max_sbuf,
-        bias_sbuf=neg_max_sbuf if scale == 1.0 else columns.tile(),
-        sums_sbuf=sums_sbuf,
-        weights_sbuf=columns.tile(),
-        exact_neg_max_sbuf=nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf),
-        row_neg_max_sbuf=columns.row_tile(),
-        row_sum_sbuf=columns.row_tile(),
-        log_sum_sbuf=columns.row_tile(),
+def _compared(labels_sbuf: nl.NkiTensor, ignore_index: float) -> nl.NkiTensor:
+    valid_sbuf = nl.ndarray(labels_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=valid_sbuf, data=labels_sbuf, op0=nl.not_equal, operand0=ignore_index)
+    return valid_sbuf
+
+
+def _local_labels(launch: PairLaunch, labels_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return a mask of the labels that are not ignored and whose classes are in the weights of this launch."""
+    classes = launch.classes
+    in_range_sbuf, is_local_sbuf = (
+        float32_like(labels_sbuf),
+        nl.ndarray(labels_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf),
     )
+    nisa.tensor_scalar(dst=in_range_sbuf, data=labels_sbuf, op0=nl.greater_equal, operand0=float(classes.first))
+    nisa.scalar_tensor_tensor(
+        dst=in_range_sbuf,
+        data=labels_sbuf,
+        op0=nl.less_equal,
+        operand0=float(classes.first + classes.count - 1),
+        op1=nl.multiply,
+        operand1=in_range_sbuf,
+    )
+    nisa.scalar_tensor_tensor(
+        dst=is_local_sbuf,
+        data=labels_sbuf,
+        op0=nl.not_equal,
+        operand0=float(launch.options.ignore_index),
+        op1=nl.multiply,
+        operand1=in_range_sbuf,
+    )
+    return is_local_sbuf
 
 
 @dataclass(frozen=True)
@@ -387,39 +422,6 @@ class PairPositions:
         nisa.tensor_copy_predicated(dst=self.picked_sbuf, src=infinite_sbuf, predicate=is_masked_sbuf)
 
 
-def _compared(labels_sbuf: nl.NkiTensor, ignore_index: float) -> nl.NkiTensor:
-    valid_sbuf = nl.ndarray(labels_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=valid_sbuf, data=labels_sbuf, op0=nl.not_equal, operand0=ignore_index)
-    return valid_sbuf
-
-
-def _local_labels(launch: PairLaunch, labels_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return a mask of the labels that are not ignored and whose classes are in the weights of this launch."""
-    classes = launch.classes
-    in_range_sbuf, is_local_sbuf = (
-        float32_like(labels_sbuf),
-        nl.ndarray(labels_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf),
-    )
-    nisa.tensor_scalar(dst=in_range_sbuf, data=labels_sbuf, op0=nl.greater_equal, operand0=float(classes.first))
-    nisa.scalar_tensor_tensor(
-        dst=in_range_sbuf,
-        data=labels_sbuf,
-        op0=nl.less_equal,
-        operand0=float(classes.first + classes.count - 1),
-        op1=nl.multiply,
-        operand1=in_range_sbuf,
-    )
-    nisa.scalar_tensor_tensor(
-        dst=is_local_sbuf,
-        data=labels_sbuf,
-        op0=nl.not_equal,
-        operand0=float(launch.options.ignore_index),
-        op1=nl.multiply,
-        operand1=in_range_sbuf,
-    )
-    return is_local_sbuf
-
-
 @dataclass(frozen=True)
 class PairResults:
     """Vectors [N] in HBM, float32, in the order in which the forward returns them; None for results not requested."""
@@ -472,6 +474,89 @@ def results_of_models(statistics: PairStatistics, results: PairResults) -> list[
     return group_results
 
 
+def _beyond(launch: PairLaunch, model: ModelOperands) -> float:
+    """Return the factor that takes a masked score out of the range of float32; 1 if a shard may mask all classes."""
+    if launch.classes.is_shard:
+        return 1.0
+    return _FACTOR_OF_MASKED * 2.0**116 / -launch.lowest(model)
+
+
+def add_nan_of_empty(
+    launch: PairLaunch, values_sbuf: nl.NkiTensor, neg_maxima: tuple[nl.NkiTensor, nl.NkiTensor]
+) -> None:
+    """Add NaN where a model masks every class, as in PyTorch, or has a logit of +inf or NaN.
+
+    A shard of the vocabulary may mask all of its classes: its probability is 0 then, and it adds 0.
+
+    Args:
+        launch: the launch of the kernel.
+        values_sbuf: the values of positions that NaN is added to, float32 [128, tiles].
+        neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
+    """
+    for model, suspects_sbuf in zip(launch.models, neg_maxima, strict=True):
+        nan_sbuf = float32_like(suspects_sbuf)
+        nisa.tensor_scalar(
+            dst=nan_sbuf,
+            data=suspects_sbuf,
+            op0=nl.multiply,
+            operand0=_beyond(launch, model),
+            op1=nl.multiply,
+            operand1=0.0,
+        )
+        nisa.tensor_tensor(dst=values_sbuf, data1=values_sbuf, data2=nan_sbuf, op=nl.add)
+
+
+def _overflown(values_sbuf: nl.NkiTensor, factor: float, inverse: float) -> nl.NkiTensor:
+    """Multiply the values by both factors, in place; the first factor makes large values overflow float32."""
+    nisa.tensor_scalar(
+        dst=values_sbuf, data=values_sbuf, op0=nl.multiply, operand0=factor, op1=nl.multiply, operand1=inverse
+    )
+    return values_sbuf
+
+
+def _logits_of_scores(launch: PairLaunch, mean_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Multiply a mean of differences of scores by the student's scale: infinite from ``launch.infinite`` on.
+
+    Large values overflow before they are multiplied by a unit of less than 1, and after they are multiplied by a unit
+    of more than 1. So the factor that makes them overflow stays below 2^121 whatever the units are.
+    """
+    unit, temperature = launch.student.unit, launch.options.temperature
+    if unit < 1.0:
+        factor = _OVERFLOW / (launch.infinite / unit)
+        return scaled(_overflown(mean_sbuf, factor, 1.0 / factor), unit / temperature)
+    if unit != 1.0:
+        mean_sbuf = scaled(mean_sbuf, unit)
+    factor = _OVERFLOW / launch.infinite
+    return _overflown(mean_sbuf, factor, 1.0 / (factor * temperature))
+
+
+def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
+    """Compute scale * W / S - log(S_t / S_s), at least 0.
+
+    S_t and S_s are the sums of exponentials of teacher and student, S is that of the model whose probabilities are the
+    weights, and W is the sum of :class:`GapMoment`. With the student's weights this expression is the mean of log P -
+    log Q, so its sign is reversed.
+    """
+    student, teacher = statistics.models
+    if statistics.gap is None:
+        raise ValueError(f"{launch.function}: a mixture has no weighted differences")
+    sides = [
+        Exponentials(side.scale, side.row_neg_max_sbuf, side.row_neg_max_sbuf, side.row_sum_sbuf)
+        for side in (teacher, student)
+    ]
+    ratio_sbuf = log_ratio(*sides)
+    inverse_sbuf = float32_like(ratio_sbuf)
+    nisa.reciprocal(dst=inverse_sbuf, data=statistics.weighting.row_sum_sbuf)
+    mean_sbuf = product(statistics.gap.row_weighted_sbuf, inverse_sbuf)
+    mean_sbuf = _logits_of_scores(launch, mean_sbuf)
+    # KL(t||s) = mean - log(S_t / S_s), and KL(s||t) = log(S_t / S_s) - mean.
+    first_sbuf, second_sbuf = (ratio_sbuf, mean_sbuf) if launch.is_reverse else (mean_sbuf, ratio_sbuf)
+    divergence_sbuf = difference(first_sbuf, second_sbuf)
+    nisa.tensor_scalar(dst=divergence_sbuf, data=divergence_sbuf, op0=nl.maximum, operand0=0.0)
+    add_nan_of_empty(launch, divergence_sbuf, (student.row_neg_max_sbuf, teacher.row_neg_max_sbuf))
+    return divergence_sbuf
+
+
 def divergence_results(
     launch: PairLaunch, statistics: PairStatistics, positions: PairPositions, results: PairResults
 ) -> list[GroupResult]:
@@ -507,86 +592,3 @@ def label_results(statistics: PairStatistics, positions: PairPositions, results:
         logit_sbuf = student.scaled(score_sbuf)
         group_results.append(GroupResult(results.target_logit_hbm, positions.where_local(logit_sbuf)))
     return group_results
-
-
-def add_nan_of_empty(
-    launch: PairLaunch, values_sbuf: nl.NkiTensor, neg_maxima: tuple[nl.NkiTensor, nl.NkiTensor]
-) -> None:
-    """Add NaN where a model masks every class, as in PyTorch, or has a logit of +inf or NaN.
-
-    A shard of the vocabulary may mask all of its classes: its probability is 0 then, and it adds 0.
-
-    Args:
-        launch: the launch of the kernel.
-        values_sbuf: the values of positions that NaN is added to, float32 [128, tiles].
-        neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
-    """
-    for model, suspects_sbuf in zip(launch.models, neg_maxima, strict=True):
-        nan_sbuf = float32_like(suspects_sbuf)
-        nisa.tensor_scalar(
-            dst=nan_sbuf,
-            data=suspects_sbuf,
-            op0=nl.multiply,
-            operand0=_beyond(launch, model),
-            op1=nl.multiply,
-            operand1=0.0,
-        )
-        nisa.tensor_tensor(dst=values_sbuf, data1=values_sbuf, data2=nan_sbuf, op=nl.add)
-
-
-def _beyond(launch: PairLaunch, model: ModelOperands) -> float:
-    """Return the factor that takes a masked score out of the range of float32; 1 if a shard may mask all classes."""
-    if launch.classes.is_shard:
-        return 1.0
-    return _FACTOR_OF_MASKED * 2.0**116 / -launch.lowest(model)
-
-
-def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
-    """Compute scale * W / S - log(S_t / S_s), at least 0.
-
-    S_t and S_s are the sums of exponentials of teacher and student, S is that of the model whose probabilities are
-    the weights, and W is the sum of :mod:`.pair_statistics`. With the student's weights this expression is the mean
-    of log P - log Q, so its sign is reversed.
-    """
-    student, teacher = statistics.models
-    if statistics.gap is None:
-        raise ValueError(f"{launch.function}: a mixture has no weighted differences")
-    sides = [
-        Exponentials(side.scale, side.row_neg_max_sbuf, side.row_neg_max_sbuf, side.row_sum_sbuf)
-        for side in (teacher, student)
-    ]
-    ratio_sbuf = log_ratio(*sides)
-    inverse_sbuf = float32_like(ratio_sbuf)
-    nisa.reciprocal(dst=inverse_sbuf, data=statistics.weighting.row_sum_sbuf)
-    mean_sbuf = product(statistics.gap.row_weighted_sbuf, inverse_sbuf)
-    mean_sbuf = _logits_of_scores(launch, mean_sbuf)
-    # KL(t||s) = mean - log(S_t / S_s), and KL(s||t) = log(S_t / S_s) - mean.
-    first_sbuf, second_sbuf = (ratio_sbuf, mean_sbuf) if launch.is_reverse else (mean_sbuf, ratio_sbuf)
-    divergence_sbuf = difference(first_sbuf, second_sbuf)
-    nisa.tensor_scalar(dst=divergence_sbuf, data=divergence_sbuf, op0=nl.maximum, operand0=0.0)
-    add_nan_of_empty(launch, divergence_sbuf, (student.row_neg_max_sbuf, teacher.row_neg_max_sbuf))
-    return divergence_sbuf
-
-
-def _logits_of_scores(launch: PairLaunch, mean_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Multiply a mean of differences of scores by the student's scale: infinite from ``launch.infinite`` on.
-
-    Large values overflow before they are multiplied by a unit of less than 1, and after they are multiplied by a unit
-    of more than 1. So the factor that makes them overflow stays below 2^121 whatever the units are.
-    """
-    unit, temperature = launch.student.unit, launch.options.temperature
-    if unit < 1.0:
-        factor = _OVERFLOW / (launch.infinite / unit)
-        return scaled(_overflown(mean_sbuf, factor, 1.0 / factor), unit / temperature)
-    if unit != 1.0:
-        mean_sbuf = scaled(mean_sbuf, unit)
-    factor = _OVERFLOW / launch.infinite
-    return _overflown(mean_sbuf, factor, 1.0 / (factor * temperature))
-
-
-def _overflown(values_sbuf: nl.NkiTensor, factor: float, inverse: float) -> nl.NkiTensor:
-    """Multiply the values by both factors, in place; the first factor makes large values overflow float32."""
-    nisa.tensor_scalar(
-        dst=values_sbuf, data=values_sbuf, op0=nl.multiply, operand0=factor, op1=nl.multiply, operand1=inverse
-    )
-    return values_sbuf

@@ -265,6 +265,11 @@ class PairGroup:
         return [Place(tile, self.column) for tile in range(self.tiles.start, self.tiles.stop)]
 
 
+def _pair_scores(needs: PairNeeds, tiles: int, classes: int) -> Ring:
+    """Allocate tiles with the scores of both models of a group, so that kept scores of a position are contiguous."""
+    return Ring.of_sbuf(needs.slots, (PARTITIONS, 2, tiles, classes), nl.float32)
+
+
 @dataclass(frozen=True)
 class PairTiles:
     """The buffers in which one group of pairs after another is computed.
@@ -431,8 +436,3 @@ class PairTiles:
             multiply_by(dst_sbuf, first_sbuf if scales_first else second_sbuf, self.ratio_sbuf)
             first_sbuf, second_sbuf = (dst_sbuf, second_sbuf) if scales_first else (first_sbuf, dst_sbuf)
         nisa.tensor_tensor(dst=dst_sbuf, data1=first_sbuf, data2=second_sbuf, op=nl.subtract, engine=_GPSIMD)
-
-
-def _pair_scores(needs: PairNeeds, tiles: int, classes: int) -> Ring:
-    """Allocate tiles with the scores of both models of a group, so that kept scores of a position are contiguous."""
-    return Ring.of_sbuf(needs.slots, (PARTITIONS, 2, tiles, classes), nl.float32)

@@ -11,7 +11,7 @@ letters; E_P the mean under P.
   operands have the type of the products. A softcap adds 4 u c / T, for its tangent and the product with c. If logit
   scales or softcaps of the models differ, the teacher's scores are multiplied by the ratio of both, which is rounded:
   2 u |z|.
-- The error of the divergence for exact z: as in ``distillation.bounds``, u (a_P + a_Q) (2 + E|r|) with
+- The error of the divergence for exact z: as in ``distillation.registry_entry``, u (a_P + a_Q) (2 + E|r|) with
   a = 8 + 2 max|z| of each row, and -2 log(beta (1 - beta)) more for a mixture.
 - The effect of dz on the divergence: its derivative D at z, times dz, summed over the classes. For KL(P||Q) the
   derivative with respect to the teacher's z is P (r - KL(P||Q)), with respect to the student's z Q - P. For KL(Q||P) r

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tiling of the forward of two models: the room in SBUF, the length of the program, and the modelled time.
+"""The needs and sizes of a forward of two models: its room in SBUF, the length of its program, and its modelled time.
 
 As in linear cross-entropy, with two streams of W^T: both use the same blocks of classes and of positions.
 
@@ -178,6 +178,16 @@ def opens_groups(needs: PairNeeds) -> bool:
     return needs.mixed or needs.softcap
 
 
+def takes_differences(needs: PairNeeds) -> bool:
+    """Tell whether the gradient needs the differences of both models' scores."""
+    return needs.mixed or needs.reverse
+
+
+def teacher_is_plain(needs: PairNeeds) -> bool:
+    """Tell whether the teacher's scores are its products."""
+    return not needs.teacher.bias and not needs.teacher.softcap
+
+
 def copies_student(needs: PairNeeds) -> bool:
     """Tell whether the student's products are copied from PSUM in the backward.
 
@@ -190,16 +200,6 @@ def copies_student(needs: PairNeeds) -> bool:
 def copies_teacher(needs: PairNeeds) -> bool:
     """Tell whether the teacher's products are copied from PSUM; see :func:`copies_student`."""
     return teacher_is_plain(needs) and opens_groups(needs) and not takes_differences(needs)
-
-
-def takes_differences(needs: PairNeeds) -> bool:
-    """Tell whether the gradient needs the differences of both models' scores."""
-    return needs.mixed or needs.reverse
-
-
-def teacher_is_plain(needs: PairNeeds) -> bool:
-    """Tell whether the teacher's scores are its products."""
-    return not needs.teacher.bias and not needs.teacher.softcap
 
 
 def spares_scores(needs: PairNeeds) -> bool:

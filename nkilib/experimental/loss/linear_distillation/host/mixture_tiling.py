@@ -290,34 +290,6 @@ class PairWork:
         )
 
 
-def unrolled_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> MixtureBlocks:
-    """Return the blocks that are modelled to be fastest, without a loop.
-
-    Args:
-        tiles: the number of tiles of all positions.
-        most: the largest number of tiles of a block.
-        kept: the number of tiles whose scores fit the memory limit, at least 2, or 1 for one tile.
-        times: the times of a tile.
-    """
-    candidates = [_unrolled(tiles, slots, times) for slots in _slots(tiles, most, kept)]
-    return MixtureBlocks(min(candidates, key=lambda blocks: blocks_us(blocks, times)))
-
-
-def looped_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> MixtureBlocks | None:
-    """Return the blocks with a loop of the device over pairs of them; None if there are too few tiles for it.
-
-    Args:
-        tiles, most, kept, times: see :func:`unrolled_blocks`.
-    """
-    size = min(most, kept // 2)
-    # One block before the loop, and some tiles behind it, which are divided into the fastest blocks.
-    pairs = (tiles - 3 * size) // (2 * size) if size > 0 else 0
-    if pairs < _FEWEST_PAIRS:
-        return None
-    left = tiles - size - 2 * pairs * size
-    return MixtureBlocks((size,), size, pairs, _fastest(left, size, (size, size), times))
-
-
 def blocks_us(blocks: Sequence[int], times: BlockTimes) -> float:
     """Return the estimated time of blocks, one after the other, in us."""
     befores = (0, *blocks[:-1])
@@ -334,17 +306,6 @@ def _slots(tiles: int, most: int, kept: int) -> Iterator[tuple[int, int]]:
         yield min(most, first), min(most, kept - first)
         if first >= most:
             return
-
-
-def _unrolled(tiles: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
-    """Return all blocks: the fastest ones for up to 48 tiles, after blocks of the largest size for further tiles."""
-    ahead, leading = max(0, tiles - _TILES_CHOSEN), list[int]()
-    while ahead > 0:
-        leading.append(min(slots[len(leading) % 2], ahead))
-        ahead -= leading[-1]
-    slot = len(leading) % 2
-    before = leading[-1] if leading else 0
-    return (*leading, *_fastest(min(tiles, _TILES_CHOSEN), before, (slots[slot], slots[1 - slot]), times))
 
 
 class _Left(NamedTuple):
@@ -407,6 +368,45 @@ def _fastest(tiles: int, before: int, slots: tuple[int, int], times: BlockTimes)
         left, slot = left - last, 1 - slot
         blocks.append(last)
     return tuple(blocks)
+
+
+def _unrolled(tiles: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
+    """Return all blocks: the fastest ones for up to 48 tiles, after blocks of the largest size for further tiles."""
+    ahead, leading = max(0, tiles - _TILES_CHOSEN), list[int]()
+    while ahead > 0:
+        leading.append(min(slots[len(leading) % 2], ahead))
+        ahead -= leading[-1]
+    slot = len(leading) % 2
+    before = leading[-1] if leading else 0
+    return (*leading, *_fastest(min(tiles, _TILES_CHOSEN), before, (slots[slot], slots[1 - slot]), times))
+
+
+def unrolled_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> MixtureBlocks:
+    """Return the blocks that are modelled to be fastest, without a loop.
+
+    Args:
+        tiles: the number of tiles of all positions.
+        most: the largest number of tiles of a block.
+        kept: the number of tiles whose scores fit the memory limit, at least 2, or 1 for one tile.
+        times: the times of a tile.
+    """
+    candidates = [_unrolled(tiles, slots, times) for slots in _slots(tiles, most, kept)]
+    return MixtureBlocks(min(candidates, key=lambda blocks: blocks_us(blocks, times)))
+
+
+def looped_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> MixtureBlocks | None:
+    """Return the blocks with a loop of the device over pairs of them; None if there are too few tiles for it.
+
+    Args:
+        tiles, most, kept, times: see :func:`unrolled_blocks`.
+    """
+    size = min(most, kept // 2)
+    # One block before the loop, and some tiles behind it, which are divided into the fastest blocks.
+    pairs = (tiles - 3 * size) // (2 * size) if size > 0 else 0
+    if pairs < _FEWEST_PAIRS:
+        return None
+    left = tiles - size - 2 * pairs * size
+    return MixtureBlocks((size,), size, pairs, _fastest(left, size, (size, size), times))
 
 
 @dataclass(frozen=True)
@@ -477,12 +477,6 @@ class KeptSizes:
         return limited_instructions(self.forward.most_instructions) // body
 
 
-def choose_kept_tiling(sizes: KeptSizes, sbuf_bytes: int) -> LinearTiling:
-    """Return the tiling that is modelled to be fastest among those that fit ``sbuf_bytes`` of a partition."""
-    tilings = list(_fitting(sizes, sbuf_bytes)) or [LinearTiling(PARTITIONS, PARTITIONS)]
-    return min(tilings, key=sizes.time_us)
-
-
 def _fitting(sizes: KeptSizes, sbuf_bytes: int) -> Iterator[LinearTiling]:
     """Yield, for each number of classes of a block, the tiling with the most positions that fits.
 
@@ -494,3 +488,9 @@ def _fitting(sizes: KeptSizes, sbuf_bytes: int) -> Iterator[LinearTiling]:
         tiles = next(fits, 0)
         if tiles > 0:
             yield LinearTiling(tiles * PARTITIONS, class_block)
+
+
+def choose_kept_tiling(sizes: KeptSizes, sbuf_bytes: int) -> LinearTiling:
+    """Return the tiling that is modelled to be fastest among those that fit ``sbuf_bytes`` of a partition."""
+    tilings = list(_fitting(sizes, sbuf_bytes)) or [LinearTiling(PARTITIONS, PARTITIONS)]
+    return min(tilings, key=sizes.time_us)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from nkilib.core.host.launchable import Launchable
-from nkilib.experimental.loss.linear.launch import LinearTiling
-from nkilib.experimental.loss.linear_distillation import (
+from nkilib.experimental.loss import (
     linear_distillation_backward,
     linear_distillation_forward,
     linear_distillation_mixture,
 )
+from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear_distillation.host.tiling import BACKWARD, FORWARD, MIXTURE
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.terms.dtypes import as_dtype

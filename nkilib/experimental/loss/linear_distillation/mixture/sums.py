@@ -1,39 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The sums that a second visit computes from the scores of both models, and the divergences from the mixture.
+"""The sums that the second visit of a divergence from a mixture computes from the scores of both models, and the
+divergences.
 
-With M = beta P + (1 - beta) Q and x = log(P / Q) + log(beta / (1 - beta)),
+A second visit needs scalars of each row (:class:`MixtureRows`), computes the terms of a tile of scores
+(:class:`MixtureTerms`), adds them up (:class:`MixtureSums`), and stores divergences over all classes
+(:class:`MixtureStore`) or the sums over a shard of the vocabulary (:class:`MixtureResults`).
+
+With the mixture M = beta P + (1 - beta) Q and x = log(P / Q) + log(beta / (1 - beta)),
 
     log(M / Q) = softplus(x) + log(1 - beta)        log(M / P) = softplus(-x) + log(beta),
 
 so that each of the two divergences is a mean of a softplus, which is never negative, and loses nothing to cancellation
-however far the models are apart. The softplus takes no pass of Vector: GpSimd computes the differences of scores,
-Scalar two softplus and two exponentials, and Vector the sums of their products, after it has added the constants, so
-that similar models cancel element by element. The sums of the exponentials, by which the means are divided, are a
-by-product of Scalar's exponentials.
-
-Scalar loads a table for softplus and one for exp, so tiles are processed in groups: first the logs of a group, then its
-exponentials.
-
-A class that is masked in one model has a finite score that is far below all others: its exponential is 0, so it adds
-nothing there, and softplus of the other side is 0: it adds log(1 / beta) or log(1 / (1 - beta)) times its probability.
-
-The exponents of all blocks of classes are shifted by the same maximum of the whole row, so the sums of blocks are only
-added up, and in the end the sums of both cores. The sums of a window of blocks stand side by side, and are added at
-once.
-
-The per-row scalars (:class:`MixtureRows`) need the log-sum-exps of both models. With r = log P - log Q, the scores y of
-both models and log odds = log(beta / (1 - beta)),
-
-    x = r + log odds = scale * (ratio * y_teacher - y_student) + b,    b = log odds - (lse_teacher - lse_student).
-
-An error of b shifts r of a whole row, and cancels in the divergence to first order: the derivatives of both parts with
-respect to such a shift are beta (1 - beta) E and -beta (1 - beta) E with the same E = sum of P Q / M.
-
-Results: with S the sum of the exponentials e of the student, and A the sum of e * log(M / Q), KL(student || mixture) is
--A / S, and likewise for the teacher with log(M / P). A divergence is clamped at 0, because rounding may make it
-negative.
+however far the models are apart. A class that is masked in one model has a finite score that is far below all others:
+its exponential is 0, so it adds nothing there, and softplus of the other side is 0: it adds log(1 / beta) or log(1 / (1
+- beta)) times its probability.
 """
 
 from __future__ import annotations
@@ -90,13 +72,31 @@ class PairVectors:
         return PairVectors(*(block.of(vector_hbm) for vector_hbm in self.named().values()))
 
 
+def log_odds(beta: float) -> float:
+    """Return log(beta / (1 - beta))."""
+    return log(beta) - log1p(-beta)
+
+
+def _exponentials(totals: ModelTotals) -> Exponentials:
+    """Return the sums as an argument of :func:`log_ratio`, which reads nothing else."""
+    return Exponentials(1.0, totals.neg_max_sbuf, totals.neg_max_sbuf, totals.sums_sbuf)
+
+
 @dataclass(frozen=True)
 class MixtureRows:
     """The per-row scalars of a block of positions, float32 [128, tiles].
 
+    They need the log-sum-exps of both models. With r = log P - log Q, the scores y of both models and log odds =
+    log(beta / (1 - beta)),
+
+        x = r + log odds = scale * (ratio * y_teacher - y_student) + b,    b = log odds - (lse_teacher - lse_student).
+
+    An error of b shifts r of a whole row, and cancels in the divergence to first order: the derivatives of both parts
+    with respect to such a shift are beta (1 - beta) E and -beta (1 - beta) E with the same E = sum of P Q / M.
+
     Attributes:
         student_bias_sbuf, teacher_bias_sbuf: -m, where m is the largest z of each model.
-        ratio_bias_sbuf: b of the module docstring.
+        ratio_bias_sbuf: b.
         opposite_bias_sbuf: -b.
     """
 
@@ -174,19 +174,17 @@ class MixtureRows:
         nisa.tensor_scalar(dst=self.ratio_bias_sbuf, data=self.opposite_bias_sbuf, op0=nl.multiply, operand0=-1.0)
 
 
-def log_odds(beta: float) -> float:
-    """Return log(beta / (1 - beta))."""
-    return log(beta) - log1p(-beta)
-
-
-def _exponentials(totals: ModelTotals) -> Exponentials:
-    """Return the sums as an argument of :func:`log_ratio`, which reads nothing else."""
-    return Exponentials(1.0, totals.neg_max_sbuf, totals.neg_max_sbuf, totals.sums_sbuf)
+def _column(step: Step) -> int:
+    return 1 + step.number % WINDOW
 
 
 @dataclass(frozen=True)
 class MixtureSums:
     """The sums of a block of positions.
+
+    The exponents of all blocks of classes are shifted by the same maximum of the whole row, so the sums of blocks are
+    only added up, and in the end the sums of both cores. The sums of a window of blocks stand side by side, and are
+    added at once.
 
     Attributes:
         columns_sbuf: the sums, float32 [128, sums, tiles, 1 + window]: column 0 has the accumulated ones, and the
@@ -248,10 +246,6 @@ def ends_a_window(step: Step) -> bool:
     return _column(step) == WINDOW
 
 
-def _column(step: Step) -> int:
-    return 1 + step.number % WINDOW
-
-
 @dataclass(frozen=True)
 class MixturePair:
     """The scores of a tile of positions and some classes, with room for the logs.
@@ -292,6 +286,12 @@ class MixturePair:
 @dataclass(frozen=True)
 class MixtureTerms:
     """The tiles in which the terms of the sums are computed, and the operations on them.
+
+    The softplus takes no pass of Vector: GpSimd computes the differences of scores, Scalar two softplus and two
+    exponentials, and Vector the sums of their products, after it has added the constants, so that similar models cancel
+    element by element. The sums of the exponentials, by which the means are divided, are a by-product of Scalar's
+    exponentials. Scalar loads a table for softplus and one for exp, so tiles are processed in groups: first the logs of
+    a group, then its exponentials.
 
     Attributes:
         launch: the launch of the kernel.
@@ -465,6 +465,51 @@ class MixtureResults:
                 store_positions(block.of(vector_hbm), values_sbuf)
 
 
+def _divergence(logs_sbuf: nl.NkiTensor, mass_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return -logs / mass, at least 0."""
+    mean_sbuf = float32_like(logs_sbuf)
+    nisa.tensor_scalar(dst=mean_sbuf, data=mass_sbuf, op0=nl.maximum, operand0=_LEAST_MASS)
+    nisa.reciprocal(dst=mean_sbuf, data=mean_sbuf)
+    nisa.tensor_tensor(dst=mean_sbuf, data1=mean_sbuf, data2=logs_sbuf, op=nl.multiply)
+    nisa.tensor_scalar(dst=mean_sbuf, data=mean_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.maximum, operand1=0.0)
+    return mean_sbuf
+
+
+@dataclass(frozen=True)
+class MixtureDivergences:
+    """The divergences of rows, float32 [128, tiles].
+
+    With S the sum of the exponentials e of the student, and A the sum of e * log(M / Q), KL(student || mixture) is -A /
+    S, and likewise for the teacher with log(M / P). A divergence is clamped at 0, because rounding may make it
+    negative.
+
+    Attributes:
+        divergence_sbuf: beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), not weighted.
+        moment_sbuf: KL(student || mixture).
+    """
+
+    divergence_sbuf: nl.NkiTensor
+    moment_sbuf: nl.NkiTensor
+
+    @classmethod
+    def of_sums(cls, launch: PairLaunch, sums_sbuf: nl.NkiTensor) -> MixtureDivergences:
+        """Compute the divergences from sums over all classes, float32 [128, sums, tiles]."""
+        beta = launch.options.beta
+        moment_sbuf = _divergence(sums_sbuf[:, STUDENT_LOGS], sums_sbuf[:, STUDENT_MASS])
+        teacher_sbuf = _divergence(sums_sbuf[:, TEACHER_LOGS], sums_sbuf[:, TEACHER_MASS])
+        nisa.tensor_scalar(dst=teacher_sbuf, data=teacher_sbuf, op0=nl.multiply, operand0=beta)
+        divergence_sbuf = float32_like(teacher_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=divergence_sbuf,
+            data=moment_sbuf,
+            op0=nl.multiply,
+            operand0=1.0 - beta,
+            op1=nl.add,
+            operand1=teacher_sbuf,
+        )
+        return cls(divergence_sbuf, moment_sbuf)
+
+
 @dataclass(frozen=True)
 class MixtureStore:
     """The vectors that the divergences from a mixture over all classes are stored to.
@@ -510,44 +555,3 @@ class MixtureStore:
             )
         )
         self.store(block, sums_sbuf, (student_sbuf, teacher_sbuf))
-
-
-@dataclass(frozen=True)
-class MixtureDivergences:
-    """The divergences of rows, float32 [128, tiles].
-
-    Attributes:
-        divergence_sbuf: beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), not weighted.
-        moment_sbuf: KL(student || mixture).
-    """
-
-    divergence_sbuf: nl.NkiTensor
-    moment_sbuf: nl.NkiTensor
-
-    @classmethod
-    def of_sums(cls, launch: PairLaunch, sums_sbuf: nl.NkiTensor) -> MixtureDivergences:
-        """Compute the divergences from sums over all classes, float32 [128, sums, tiles]."""
-        beta = launch.options.beta
-        moment_sbuf = _divergence(sums_sbuf[:, STUDENT_LOGS], sums_sbuf[:, STUDENT_MASS])
-        teacher_sbuf = _divergence(sums_sbuf[:, TEACHER_LOGS], sums_sbuf[:, TEACHER_MASS])
-        nisa.tensor_scalar(dst=teacher_sbuf, data=teacher_sbuf, op0=nl.multiply, operand0=beta)
-        divergence_sbuf = float32_like(teacher_sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=divergence_sbuf,
-            data=moment_sbuf,
-            op0=nl.multiply,
-            operand0=1.0 - beta,
-            op1=nl.add,
-            operand1=teacher_sbuf,
-        )
-        return cls(divergence_sbuf, moment_sbuf)
-
-
-def _divergence(logs_sbuf: nl.NkiTensor, mass_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return -logs / mass, at least 0."""
-    mean_sbuf = float32_like(logs_sbuf)
-    nisa.tensor_scalar(dst=mean_sbuf, data=mass_sbuf, op0=nl.maximum, operand0=_LEAST_MASS)
-    nisa.reciprocal(dst=mean_sbuf, data=mean_sbuf)
-    nisa.tensor_tensor(dst=mean_sbuf, data1=mean_sbuf, data2=logs_sbuf, op=nl.multiply)
-    nisa.tensor_scalar(dst=mean_sbuf, data=mean_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.maximum, operand1=0.0)
-    return mean_sbuf

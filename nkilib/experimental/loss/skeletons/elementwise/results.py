@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The destinations of losses: of a piece, a tile or the sums of its runs; of a core, a tensor of losses or their sum.
-And the product of any elementwise loss with a weight for each element.
+"""The destinations of the losses of an elementwise loss, stored or summed, and the product of a loss with a weight.
 
-A run is a range of columns whose losses an accumulator adds up before it is read.
+The losses of a piece go to a tile or to the sums of its runs; those of a core to a tensor of losses or to their sum
+(:func:`destination_of`). A run is a range of columns whose losses an accumulator adds up before it is read.
+:func:`weighted` makes the definition of a loss times a weight for each element.
 """
 
 from __future__ import annotations
@@ -33,6 +34,31 @@ from nkilib.nki import nisa, nl
 
 if TYPE_CHECKING:
     from nkilib.nki import Operator
+
+
+def _activated(activation: Activation) -> nl.NkiTensor:
+    """Issue the activation so that it writes to its ``dst_sbuf``, and return that tile."""
+    nisa.activation(
+        dst=activation.dst_sbuf,
+        op=activation.op,
+        data=activation.data_sbuf,
+        scale=activation.scale,
+        bias=activation.bias_sbuf,
+    )
+    return activation.dst_sbuf
+
+
+def _written_over(combination: Combination) -> nl.NkiTensor:
+    """Issue the combination so that it overwrites its ``operand1``, and return that tile."""
+    nisa.scalar_tensor_tensor(
+        dst=combination.operand1,
+        data=combination.data_sbuf,
+        op0=combination.op0,
+        operand0=combination.operand0,
+        op1=combination.op1,
+        operand1=combination.operand1,
+    )
+    return combination.operand1
 
 
 @dataclass(frozen=True)
@@ -79,6 +105,26 @@ class TileOfLosses:
     def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
         """Implement :meth:`.definition.Losses.product`."""
         product(self.dst_sbuf, left_sbuf, right_sbuf)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A range of columns of a piece that an accumulator adds up.
+
+    Attributes:
+        start, end: the columns, counted in the piece.
+        sum_sbuf: the sum, [rows, 1].
+        discarded_sbuf: the tile to which the losses themselves are written, [rows, end - start].
+    """
+
+    start: int
+    end: int
+    sum_sbuf: nl.NkiTensor
+    discarded_sbuf: nl.NkiTensor
+
+    def of(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the run's columns of a tile of the piece."""
+        return tile_sbuf[:, self.start : self.end]
 
 
 @dataclass(frozen=True)
@@ -166,67 +212,6 @@ class SumsOfLosses:
             end = min(start + self.run_columns, columns)
             column = SUMS_OF_RUN * number
             yield _Run(start, end, self.sums_sbuf[:, column : column + 1], self.discarded_sbuf[:, 0 : end - start])
-
-
-def _activated(activation: Activation) -> nl.NkiTensor:
-    """Issue the activation so that it writes to its ``dst_sbuf``, and return that tile."""
-    nisa.activation(
-        dst=activation.dst_sbuf,
-        op=activation.op,
-        data=activation.data_sbuf,
-        scale=activation.scale,
-        bias=activation.bias_sbuf,
-    )
-    return activation.dst_sbuf
-
-
-def _written_over(combination: Combination) -> nl.NkiTensor:
-    """Issue the combination so that it overwrites its ``operand1``, and return that tile."""
-    nisa.scalar_tensor_tensor(
-        dst=combination.operand1,
-        data=combination.data_sbuf,
-        op0=combination.op0,
-        operand0=combination.operand0,
-        op1=combination.op1,
-        operand1=combination.operand1,
-    )
-    return combination.operand1
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A range of columns of a piece that an accumulator adds up.
-
-    Attributes:
-        start, end: the columns, counted in the piece.
-        sum_sbuf: the sum, [rows, 1].
-        discarded_sbuf: the tile to which the losses themselves are written, [rows, end - start].
-    """
-
-    start: int
-    end: int
-    sum_sbuf: nl.NkiTensor
-    discarded_sbuf: nl.NkiTensor
-
-    def of(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the run's columns of a tile of the piece."""
-        return tile_sbuf[:, self.start : self.end]
-
-
-def destination_of(
-    launch: Launch, loss_hbm: nl.NkiTensor, factor: float | None, tiles: int
-) -> StoredLosses | SummedLosses:
-    """Return the destination of the losses of a launch.
-
-    Args:
-        launch: the tensors and the tiling of the launch.
-        loss_hbm: the tensor for the losses, of the shape of the tensors; or for their sum, [1], float32.
-        factor: the factor by which the sum is multiplied; None means that the losses are stored, not summed.
-        tiles: the number of tiles of all cores.
-    """
-    if factor is None:
-        return StoredLosses.make(loss_hbm.reshape((launch.elements,)), launch)
-    return SummedLosses.make(loss_hbm.reshape((1, 1)), factor, tiles, launch)
 
 
 @dataclass(frozen=True)
@@ -328,6 +313,22 @@ class SummedLosses:
     def _runs(self, placed: PlacedPiece) -> nl.NkiTensor:
         runs = SUMS_OF_RUN * div_ceil(placed.tile.columns, self.run_columns)
         return self.runs_sbuf[placed.visit % len(self.runs_sbuf)][0 : placed.tile.rows, 0:runs]
+
+
+def destination_of(
+    launch: Launch, loss_hbm: nl.NkiTensor, factor: float | None, tiles: int
+) -> StoredLosses | SummedLosses:
+    """Return the destination of the losses of a launch.
+
+    Args:
+        launch: the tensors and the tiling of the launch.
+        loss_hbm: the tensor for the losses, of the shape of the tensors; or for their sum, [1], float32.
+        factor: the factor by which the sum is multiplied; None means that the losses are stored, not summed.
+        tiles: the number of tiles of all cores.
+    """
+    if factor is None:
+        return StoredLosses.make(loss_hbm.reshape((launch.elements,)), launch)
+    return SummedLosses.make(loss_hbm.reshape((1, 1)), factor, tiles, launch)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@
 """The common part of the kernels of all elementwise losses: checks, allocation, and the passes of a core over its
 tiles.
 
-A kernel passes names, tensors and a loss definition. A gradient is the derivative of a piece times the upstream
-gradient, rounded once. Losses and gradients are computed in one pass over the tensors if the upstream gradient is known
-before the losses.
+A kernel passes names, tensors and a loss definition to :func:`run_forward`, :func:`run_backward` or
+:func:`run_forward_backward`. A gradient is the derivative of a piece times the upstream gradient, rounded once. Losses
+and gradients are computed in one pass over the tensors if the upstream gradient is known before the losses.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The streams of the tensors of a launch: tiles, loaded ahead of the computation and cut into pieces.
+"""The streams of the tensors of a launch: tiles, loaded ahead of the computation and cut into pieces (:class:`Stream`).
 
-A tile of a flattened tensor, of any shape, is a range of its elements; a tile of a matrix is whole rows, or a range of
-columns of one row in each partition. A weight with a number per row or per column requires the latter: in a tile of a
-flattened tensor a row may begin anywhere. Such a weight is not copied to the size of the input, neither in HBM nor by
-DMA. No tile depends on the number of cores.
+A tile of a flattened tensor, of any shape, is a range of its elements (:class:`FlatTile`); a tile of a matrix is whole
+rows, or a range of columns of one row in each partition (:class:`MatrixTile`). A weight with a number per row or per
+column requires the latter: in a tile of a flattened tensor a row may begin anywhere. Such a weight is not copied to the
+size of the input, neither in HBM nor by DMA. No tile depends on the number of cores.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradients of a core, computed from the elements of rows and the coefficients of each row, and rounded once; and
-sums of terms, each a tile times a per-row scalar, from which loss definitions make them.
+"""The gradients of a core, computed from the elements of rows and the coefficients of each row, and rounded once.
 
-A tensor that all rows share has a single row of gradients: the sum of the contributions of all rows,
-bitwise identical on one core and on two.
+A loss definition makes them from terms, each a tile times a number per row (:class:`Term`, :func:`combine`).
 
-For this sum, tiles of rows are added up element by element, tiles with even numbers and tiles with odd
-numbers separately: two cores have one of these sums each, one core has both. Then the rows of a partition
-are added by halves; then the partitions, which Tensor transposes into columns for Vector to add up; and
-last the two sums.
+A tensor that all rows share has a single row of gradients: the sum of the contributions of all rows, bitwise identical
+on one core and on two (:class:`SharedGradient`). For this sum, tiles of rows are added up element by element, tiles
+with even numbers and tiles with odd numbers separately: two cores have one of these sums each, one core has both. Then
+the rows of a partition are added by halves; then the partitions, which Tensor transposes into columns for Vector to add
+up; and last the two sums.
 """
 
 from __future__ import annotations
@@ -39,260 +38,6 @@ SUMS: Final = 2
 # Float32 numbers per partition of a PSUM bank, and the tiles that are transposed into it.
 _BANK_COLUMNS: Final = 512
 _TRANSPOSED_TILES: Final = _BANK_COLUMNS // PARTITIONS
-
-
-@dataclass(frozen=True)
-class SharedGradient:
-    """The gradient of a tensor that all rows share, while the contributions of rows are summed for a range of
-    columns.
-
-    Chunks of the same columns follow each other.
-
-    Attributes:
-        gradient_hbm: the gradient, [1, D] of any floating type.
-        columns: the maximum number of columns of a chunk.
-        each: the maximum number of rows in a partition of a tile.
-        sums_sbuf: one sum of tiles, or two; the number of a tile selects its sum. Float32 [partitions,
-            each * columns].
-    """
-
-    gradient_hbm: nl.NkiTensor
-    columns: int
-    each: int
-    sums_sbuf: list[nl.NkiTensor]
-
-    @classmethod
-    def make(cls, launch: RowLaunch, gradient_hbm: nl.NkiTensor) -> SharedGradient:
-        """Allocate the sums and set them to zero."""
-        tiling, count = launch.tiling, SUMS // nl.num_programs()
-        shape = (PARTITIONS, tiling.width)
-        sums_sbuf = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(count)]
-        gradient = cls(gradient_hbm, tiling.columns, tiling.each, sums_sbuf)
-        gradient._restart()
-        return gradient
-
-    def of_piece(self, placed: PlacedPiece) -> nl.NkiTensor:
-        """Return the part of a sum to which the contributions of a piece are added, [partitions, elements]."""
-        tile = placed.chunk.tile
-        sum_sbuf = self.sums_sbuf[tile.number % len(self.sums_sbuf)]
-        return sum_sbuf[0 : tile.partitions, placed.start : placed.end]
-
-    def store_nothing(self) -> None:
-        """Take part in :meth:`store` for all columns as a core that has no rows, with sums of zero."""
-        columns = self.gradient_hbm.shape[1]
-        for start in range(0, columns, self.columns):
-            self.store(start, min(start + self.columns, columns))
-
-    def store(self, start: int, end: int) -> None:
-        """Store the gradient of columns [start, end), the total of the sums of all cores, then reset the sums
-        to zero.
-        """
-        columns = end - start
-        parts = [self._of_partitions(sum_sbuf, columns) for sum_sbuf in self.sums_sbuf]
-        own_sbuf, other_sbuf = parts if len(parts) == SUMS else (parts[0], _received_from_other_core(parts[0]))
-        nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=other_sbuf, op=nl.add)
-        if nl.program_id(0) == 0:
-            _store_columns(self.gradient_hbm[0, start:end], own_sbuf)
-        self._restart()
-
-    def _restart(self) -> None:
-        for sum_sbuf in self.sums_sbuf:
-            nisa.memset(dst=sum_sbuf, value=0.0)
-
-    def _of_partitions(self, sum_sbuf: nl.NkiTensor, columns: int) -> nl.NkiTensor:
-        """Return the total of a sum over its partitions and their rows, [128, tiles], where a tile is 128 columns.
-
-        Column ``c`` is in partition ``c % 128``.
-        """
-        rows = self.each
-        while rows > 1:
-            half = rows // 2
-            first_sbuf = sum_sbuf[:, 0 : half * columns]
-            second_sbuf = sum_sbuf[:, (rows - half) * columns : rows * columns]
-            nisa.tensor_tensor(dst=first_sbuf, data1=first_sbuf, data2=second_sbuf, op=nl.add)
-            rows -= half
-        tiles = div_ceil(columns, PARTITIONS)
-        part_sbuf = nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=part_sbuf, value=0.0)
-        for first in range(0, tiles, _TRANSPOSED_TILES):
-            self._add_partitions(part_sbuf, sum_sbuf[:, 0:columns], first, min(first + _TRANSPOSED_TILES, tiles))
-        return part_sbuf
-
-    def _add_partitions(self, part_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor, first: int, end: int) -> None:
-        """Add up the partitions of column tiles [first, end) into ``part_sbuf``; the last tile may be narrower than
-        128 columns.
-        """
-        transposed_psum = nl.ndarray((PARTITIONS, end - first, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
-        for tile in range(first, end):
-            columns_sbuf = sum_sbuf[:, tile * PARTITIONS : min((tile + 1) * PARTITIONS, sum_sbuf.shape[1])]
-            width = columns_sbuf.shape[1]
-            place_psum = transposed_psum[0:width, tile - first]
-            nisa.nc_transpose(dst=place_psum, data=columns_sbuf)
-            nisa.tensor_reduce(dst=part_sbuf[0:width, tile : tile + 1], op=nl.add, data=place_psum, axis=1)
-
-
-def _received_from_other_core(part_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    other = 1 - nl.program_id(0)
-    received_sbuf = nl.ndarray(part_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.sendrecv(src=part_sbuf, dst=received_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=0)
-    return received_sbuf
-
-
-def _store_columns(columns_hbm: nl.NkiTensor, part_sbuf: nl.NkiTensor) -> None:
-    """Store the result of :meth:`SharedGradient._of_partitions`, [128, tiles], as a vector [columns], one tile per
-    line.
-    """
-    columns, tiles = columns_hbm.shape[0], part_sbuf.shape[1]
-    transposed_psum = nl.ndarray((tiles, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=transposed_psum, data=part_sbuf)
-    lines_sbuf = nl.ndarray((tiles, PARTITIONS), dtype=columns_hbm.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=lines_sbuf, src=transposed_psum)
-    whole, remainder = divmod(columns, PARTITIONS)
-    if whole > 0:
-        lines_hbm = columns_hbm[0 : whole * PARTITIONS].reshape((whole, PARTITIONS))
-        nisa.dma_copy(dst=lines_hbm, src=lines_sbuf[0:whole])
-    if remainder > 0:
-        nisa.dma_copy(
-            dst=columns_hbm[whole * PARTITIONS : columns].reshape((1, remainder)),
-            src=lines_sbuf[whole:tiles, 0:remainder],
-        )
-
-
-def backward_of_core(
-    launch: RowLaunch,
-    definition: RowLossDefinition[Factors],
-    upstream: Upstream,
-    coefficients_hbm: list[nl.NkiTensor],
-    gradients_hbm: dict[int, nl.NkiTensor],
-) -> None:
-    """Store the gradients with respect to the tensors whose numbers are the keys of ``gradients_hbm``.
-
-    Args:
-        launch: the tensors and the tiling of the launch.
-        definition: the loss definition.
-        upstream: the upstream gradients of the losses.
-        coefficients_hbm: the coefficients that the forward stored, float32 [N] each.
-        gradients_hbm: the gradients, [N, D] each; [1, D] for a tensor that all rows share.
-    """
-    groups, rows = launch.groups(), launch.rows
-    shared = {
-        number: SharedGradient.make(launch, gradient_hbm)
-        for number, gradient_hbm in gradients_hbm.items()
-        if gradient_hbm.shape[0] < rows
-    }
-    if not groups:
-        for gradient in shared.values():
-            gradient.store_nothing()
-        return
-    needed = {number: launch.matrices_hbm[number] for number in definition.needed(tuple(gradients_hbm))}
-    stream = RowStream.make(launch, needed, groups, definition.backward_tiles, is_by_columns=bool(shared))
-    buffers, width = launch.tiling.buffers, launch.tiling.width
-    rings = {
-        number: ring_of(buffers, width, gradient_hbm.dtype)
-        for number, gradient_hbm in gradients_hbm.items()
-        if number not in shared
-    }
-    _Backward(
-        definition,
-        _RowUpstream(upstream, None if upstream.is_of_each else upstream.scale(1.0)),
-        coefficients_hbm,
-        gradients_hbm,
-        rings,
-        shared,
-    ).run(stream)
-
-
-@dataclass(frozen=True)
-class _RowUpstream:
-    """The source of the upstream gradient of each row's loss.
-
-    Attributes:
-        upstream: the upstream gradient that the kernel received.
-        scale_sbuf: the upstream gradient that all losses share, float32 [128, 1]; None if each loss has its
-            own.
-    """
-
-    upstream: Upstream
-    scale_sbuf: nl.NkiTensor | None
-
-    def of(self, group: RowGroup) -> nl.NkiTensor:
-        """Return the upstream gradients of the rows of a group, float32 [partitions, rows]."""
-        if self.scale_sbuf is None:
-            return loaded_rows(self.upstream.grad_hbm, group)
-        gradients_sbuf = nl.ndarray((group.partitions, group.rows), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=gradients_sbuf, src=self.scale_sbuf[0 : group.partitions, :].broadcast(1, group.rows))
-        return gradients_sbuf
-
-
-@dataclass(frozen=True)
-class _Backward(Generic[Factors]):
-    """The state that all pieces of the backward share.
-
-    Attributes:
-        definition, coefficients_hbm, gradients_hbm: the loss definition, coefficients and gradients of the launch.
-        upstream: the source of the upstream gradient of each row's loss.
-        buffers_sbuf: ring buffers for the chunks of gradients, by the number of the tensor.
-        shared: the gradients of tensors that all rows share, by the number of the tensor.
-        left: functions of the previous piece that are called, to issue work, after the next piece has begun.
-    """
-
-    definition: RowLossDefinition[Factors]
-    upstream: _RowUpstream
-    coefficients_hbm: list[nl.NkiTensor]
-    gradients_hbm: dict[int, nl.NkiTensor]
-    buffers_sbuf: dict[int, list[nl.NkiTensor]]
-    shared: dict[int, SharedGradient]
-    left: list[Callable[[], None]] = field(default_factory=list)
-
-    def run(self, stream: RowStream) -> None:
-        """Process all chunks."""
-        factors: dict[int, Factors] = {}
-        for visit, chunk in enumerate(stream.chunks):
-            pieces = stream.pieces(visit)
-            if chunk.group.start not in factors:
-                factors = {chunk.group.start: self._factors(chunk.group)}
-            for placed in pieces:
-                self._take(placed, factors[chunk.group.start])
-            following = stream.chunks[visit + 1] if visit + 1 < len(stream.chunks) else None
-            if self.shared and (following is None or following.start != chunk.start):
-                self._store_shared(chunk)
-
-    def _do_later(self, actions: list[Callable[[], None]]) -> None:
-        """Call the remaining functions of the previous piece, and keep this piece's ``actions`` until the next one has
-        begun.
-        """
-        for action in self.left:
-            action()
-        self.left[:] = actions
-
-    def _store_shared(self, chunk: Chunk) -> None:
-        """Store the gradients that all rows share for the columns of a chunk, which is the last one with these
-        columns.
-        """
-        self._do_later([])
-        for gradient in self.shared.values():
-            gradient.store(chunk.start, chunk.end)
-
-    def _factors(self, group: RowGroup) -> Factors:
-        coefficients = [loaded_rows(vector_hbm, group) for vector_hbm in self.coefficients_hbm]
-        return self.definition.factors(self.upstream.of(group), coefficients)
-
-    def _take(self, placed: PlacedPiece, factors: Factors) -> None:
-        """Compute the gradients of a piece; the last piece of a chunk stores the whole chunk."""
-        chunk = placed.chunk
-        chunks_sbuf = {
-            number: ring[placed.visit % len(ring)][0 : chunk.tile.partitions, 0 : chunk.width]
-            for number, ring in self.buffers_sbuf.items()
-        }
-        pieces_sbuf = {number: chunk_sbuf[:, placed.start : placed.end] for number, chunk_sbuf in chunks_sbuf.items()}
-        pieces_sbuf |= {number: gradient.of_piece(placed) for number, gradient in self.shared.items()}
-        self.definition.gradients(placed.piece, factors, pieces_sbuf)
-        self._do_later(placed.piece.later)
-        if placed.ends_chunk:
-            for number, chunk_sbuf in chunks_sbuf.items():
-                nisa.dma_copy(
-                    dst=chunk.tile.part_of(self.gradients_hbm[number], chunk.start, chunk.end), src=chunk_sbuf
-                )
 
 
 @dataclass(frozen=True)
@@ -392,3 +137,257 @@ def add_to_sum(piece: Piece, sum_sbuf: nl.NkiTensor, term: Term) -> None:
         op1=nl.add,
         operand1=sum_sbuf,
     )
+
+
+def _received_from_other_core(part_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    other = 1 - nl.program_id(0)
+    received_sbuf = nl.ndarray(part_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.sendrecv(src=part_sbuf, dst=received_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=0)
+    return received_sbuf
+
+
+def _store_columns(columns_hbm: nl.NkiTensor, part_sbuf: nl.NkiTensor) -> None:
+    """Store the result of :meth:`SharedGradient._of_partitions`, [128, tiles], as a vector [columns], one tile per
+    line.
+    """
+    columns, tiles = columns_hbm.shape[0], part_sbuf.shape[1]
+    transposed_psum = nl.ndarray((tiles, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=transposed_psum, data=part_sbuf)
+    lines_sbuf = nl.ndarray((tiles, PARTITIONS), dtype=columns_hbm.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=lines_sbuf, src=transposed_psum)
+    whole, remainder = divmod(columns, PARTITIONS)
+    if whole > 0:
+        lines_hbm = columns_hbm[0 : whole * PARTITIONS].reshape((whole, PARTITIONS))
+        nisa.dma_copy(dst=lines_hbm, src=lines_sbuf[0:whole])
+    if remainder > 0:
+        nisa.dma_copy(
+            dst=columns_hbm[whole * PARTITIONS : columns].reshape((1, remainder)),
+            src=lines_sbuf[whole:tiles, 0:remainder],
+        )
+
+
+@dataclass(frozen=True)
+class SharedGradient:
+    """The gradient of a tensor that all rows share, while the contributions of rows are summed for a range of
+    columns.
+
+    Chunks of the same columns follow each other.
+
+    Attributes:
+        gradient_hbm: the gradient, [1, D] of any floating type.
+        columns: the maximum number of columns of a chunk.
+        each: the maximum number of rows in a partition of a tile.
+        sums_sbuf: one sum of tiles, or two; the number of a tile selects its sum. Float32 [partitions,
+            each * columns].
+    """
+
+    gradient_hbm: nl.NkiTensor
+    columns: int
+    each: int
+    sums_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, launch: RowLaunch, gradient_hbm: nl.NkiTensor) -> SharedGradient:
+        """Allocate the sums and set them to zero."""
+        tiling, count = launch.tiling, SUMS // nl.num_programs()
+        shape = (PARTITIONS, tiling.width)
+        sums_sbuf = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(count)]
+        gradient = cls(gradient_hbm, tiling.columns, tiling.each, sums_sbuf)
+        gradient._restart()
+        return gradient
+
+    def of_piece(self, placed: PlacedPiece) -> nl.NkiTensor:
+        """Return the part of a sum to which the contributions of a piece are added, [partitions, elements]."""
+        tile = placed.chunk.tile
+        sum_sbuf = self.sums_sbuf[tile.number % len(self.sums_sbuf)]
+        return sum_sbuf[0 : tile.partitions, placed.start : placed.end]
+
+    def store_nothing(self) -> None:
+        """Take part in :meth:`store` for all columns as a core that has no rows, with sums of zero."""
+        columns = self.gradient_hbm.shape[1]
+        for start in range(0, columns, self.columns):
+            self.store(start, min(start + self.columns, columns))
+
+    def store(self, start: int, end: int) -> None:
+        """Store the gradient of columns [start, end), the total of the sums of all cores, then reset the sums
+        to zero.
+        """
+        columns = end - start
+        parts = [self._of_partitions(sum_sbuf, columns) for sum_sbuf in self.sums_sbuf]
+        own_sbuf, other_sbuf = parts if len(parts) == SUMS else (parts[0], _received_from_other_core(parts[0]))
+        nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=other_sbuf, op=nl.add)
+        if nl.program_id(0) == 0:
+            _store_columns(self.gradient_hbm[0, start:end], own_sbuf)
+        self._restart()
+
+    def _restart(self) -> None:
+        for sum_sbuf in self.sums_sbuf:
+            nisa.memset(dst=sum_sbuf, value=0.0)
+
+    def _of_partitions(self, sum_sbuf: nl.NkiTensor, columns: int) -> nl.NkiTensor:
+        """Return the total of a sum over its partitions and their rows, [128, tiles], where a tile is 128 columns.
+
+        Column ``c`` is in partition ``c % 128``.
+        """
+        rows = self.each
+        while rows > 1:
+            half = rows // 2
+            first_sbuf = sum_sbuf[:, 0 : half * columns]
+            second_sbuf = sum_sbuf[:, (rows - half) * columns : rows * columns]
+            nisa.tensor_tensor(dst=first_sbuf, data1=first_sbuf, data2=second_sbuf, op=nl.add)
+            rows -= half
+        tiles = div_ceil(columns, PARTITIONS)
+        part_sbuf = nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=part_sbuf, value=0.0)
+        for first in range(0, tiles, _TRANSPOSED_TILES):
+            self._add_partitions(part_sbuf, sum_sbuf[:, 0:columns], first, min(first + _TRANSPOSED_TILES, tiles))
+        return part_sbuf
+
+    def _add_partitions(self, part_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor, first: int, end: int) -> None:
+        """Add up the partitions of column tiles [first, end) into ``part_sbuf``; the last tile may be narrower than
+        128 columns.
+        """
+        transposed_psum = nl.ndarray((PARTITIONS, end - first, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
+        for tile in range(first, end):
+            columns_sbuf = sum_sbuf[:, tile * PARTITIONS : min((tile + 1) * PARTITIONS, sum_sbuf.shape[1])]
+            width = columns_sbuf.shape[1]
+            place_psum = transposed_psum[0:width, tile - first]
+            nisa.nc_transpose(dst=place_psum, data=columns_sbuf)
+            nisa.tensor_reduce(dst=part_sbuf[0:width, tile : tile + 1], op=nl.add, data=place_psum, axis=1)
+
+
+@dataclass(frozen=True)
+class _RowUpstream:
+    """The source of the upstream gradient of each row's loss.
+
+    Attributes:
+        upstream: the upstream gradient that the kernel received.
+        scale_sbuf: the upstream gradient that all losses share, float32 [128, 1]; None if each loss has its
+            own.
+    """
+
+    upstream: Upstream
+    scale_sbuf: nl.NkiTensor | None
+
+    def of(self, group: RowGroup) -> nl.NkiTensor:
+        """Return the upstream gradients of the rows of a group, float32 [partitions, rows]."""
+        if self.scale_sbuf is None:
+            return loaded_rows(self.upstream.grad_hbm, group)
+        gradients_sbuf = nl.ndarray((group.partitions, group.rows), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=gradients_sbuf, src=self.scale_sbuf[0 : group.partitions, :].broadcast(1, group.rows))
+        return gradients_sbuf
+
+
+@dataclass(frozen=True)
+class _Backward(Generic[Factors]):
+    """The state that all pieces of the backward share.
+
+    Attributes:
+        definition, coefficients_hbm, gradients_hbm: the loss definition, coefficients and gradients of the launch.
+        upstream: the source of the upstream gradient of each row's loss.
+        buffers_sbuf: ring buffers for the chunks of gradients, by the number of the tensor.
+        shared: the gradients of tensors that all rows share, by the number of the tensor.
+        left: functions of the previous piece that are called, to issue work, after the next piece has begun.
+    """
+
+    definition: RowLossDefinition[Factors]
+    upstream: _RowUpstream
+    coefficients_hbm: list[nl.NkiTensor]
+    gradients_hbm: dict[int, nl.NkiTensor]
+    buffers_sbuf: dict[int, list[nl.NkiTensor]]
+    shared: dict[int, SharedGradient]
+    left: list[Callable[[], None]] = field(default_factory=list)
+
+    def run(self, stream: RowStream) -> None:
+        """Process all chunks."""
+        factors: dict[int, Factors] = {}
+        for visit, chunk in enumerate(stream.chunks):
+            pieces = stream.pieces(visit)
+            if chunk.group.start not in factors:
+                factors = {chunk.group.start: self._factors(chunk.group)}
+            for placed in pieces:
+                self._take(placed, factors[chunk.group.start])
+            following = stream.chunks[visit + 1] if visit + 1 < len(stream.chunks) else None
+            if self.shared and (following is None or following.start != chunk.start):
+                self._store_shared(chunk)
+
+    def _do_later(self, actions: list[Callable[[], None]]) -> None:
+        """Call the remaining functions of the previous piece, and keep this piece's ``actions`` until the next one has
+        begun.
+        """
+        for action in self.left:
+            action()
+        self.left[:] = actions
+
+    def _store_shared(self, chunk: Chunk) -> None:
+        """Store the gradients that all rows share for the columns of a chunk, which is the last one with these
+        columns.
+        """
+        self._do_later([])
+        for gradient in self.shared.values():
+            gradient.store(chunk.start, chunk.end)
+
+    def _factors(self, group: RowGroup) -> Factors:
+        coefficients = [loaded_rows(vector_hbm, group) for vector_hbm in self.coefficients_hbm]
+        return self.definition.factors(self.upstream.of(group), coefficients)
+
+    def _take(self, placed: PlacedPiece, factors: Factors) -> None:
+        """Compute the gradients of a piece; the last piece of a chunk stores the whole chunk."""
+        chunk = placed.chunk
+        chunks_sbuf = {
+            number: ring[placed.visit % len(ring)][0 : chunk.tile.partitions, 0 : chunk.width]
+            for number, ring in self.buffers_sbuf.items()
+        }
+        pieces_sbuf = {number: chunk_sbuf[:, placed.start : placed.end] for number, chunk_sbuf in chunks_sbuf.items()}
+        pieces_sbuf |= {number: gradient.of_piece(placed) for number, gradient in self.shared.items()}
+        self.definition.gradients(placed.piece, factors, pieces_sbuf)
+        self._do_later(placed.piece.later)
+        if placed.ends_chunk:
+            for number, chunk_sbuf in chunks_sbuf.items():
+                nisa.dma_copy(
+                    dst=chunk.tile.part_of(self.gradients_hbm[number], chunk.start, chunk.end), src=chunk_sbuf
+                )
+
+
+def backward_of_core(
+    launch: RowLaunch,
+    definition: RowLossDefinition[Factors],
+    upstream: Upstream,
+    coefficients_hbm: list[nl.NkiTensor],
+    gradients_hbm: dict[int, nl.NkiTensor],
+) -> None:
+    """Store the gradients with respect to the tensors whose numbers are the keys of ``gradients_hbm``.
+
+    Args:
+        launch: the tensors and the tiling of the launch.
+        definition: the loss definition.
+        upstream: the upstream gradients of the losses.
+        coefficients_hbm: the coefficients that the forward stored, float32 [N] each.
+        gradients_hbm: the gradients, [N, D] each; [1, D] for a tensor that all rows share.
+    """
+    groups, rows = launch.groups(), launch.rows
+    shared = {
+        number: SharedGradient.make(launch, gradient_hbm)
+        for number, gradient_hbm in gradients_hbm.items()
+        if gradient_hbm.shape[0] < rows
+    }
+    if not groups:
+        for gradient in shared.values():
+            gradient.store_nothing()
+        return
+    needed = {number: launch.matrices_hbm[number] for number in definition.needed(tuple(gradients_hbm))}
+    stream = RowStream.make(launch, needed, groups, definition.backward_tiles, is_by_columns=bool(shared))
+    buffers, width = launch.tiling.buffers, launch.tiling.width
+    rings = {
+        number: ring_of(buffers, width, gradient_hbm.dtype)
+        for number, gradient_hbm in gradients_hbm.items()
+        if number not in shared
+    }
+    _Backward(
+        definition,
+        _RowUpstream(upstream, None if upstream.is_of_each else upstream.scale(1.0)),
+        coefficients_hbm,
+        gradients_hbm,
+        rings,
+        shared,
+    ).run(stream)

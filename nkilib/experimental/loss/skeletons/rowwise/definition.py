@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The interface of a row-wise loss definition: a few functions of tiles; and arithmetic on tiles with one number per
-row, for loss definitions.
+"""The interface of the definition of a row-wise loss, and arithmetic on tiles with one number per row for definitions.
 
-The skeleton streams tensors [N, D] through SBUF, tile by tile, and cuts each tile into pieces. For a piece,
-a loss definition computes statistics of its rows, float32 sums or maxima. From the statistics of whole rows
-it computes the losses, and coefficients of each row for the backward. There it computes the gradients of a
-piece from the coefficients and the tensors. The skeleton handles streams, sums, upstream gradients and
-stores (:mod:`.run`, :mod:`.backward`).
+The skeleton streams tensors [N, D] through SBUF, tile by tile, and cuts each tile into pieces. For a piece, a
+:class:`RowLossDefinition` computes statistics of its rows, float32 sums or maxima. From the statistics of whole rows it
+computes the losses, and coefficients of each row for the backward. There it computes the gradients of a piece from the
+coefficients and the tensors. The skeleton handles streams, sums, upstream gradients and stores (:mod:`.run`,
+:mod:`.backward`).
 """
 
 from __future__ import annotations
@@ -175,39 +174,12 @@ def combined(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) ->
     return combined_sbuf
 
 
-def square_root(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the square root of numbers of at least 0, in the whole range of float32; infinity and NaN give
-    themselves.
-    """
-    rescaled = _rescaled(values_sbuf, _SMALL, _STEP)
-    root_sbuf = rescaled.values_sbuf
-    nisa.tensor_scalar(
-        dst=root_sbuf, data=root_sbuf, op0=nl.maximum, operand0=_LEAST_OF_SQRT, op1=nl.minimum, operand1=1.0 / _SMALL
-    )
-    nisa.activation(dst=root_sbuf, op=nl.sqrt, data=root_sbuf)
-    return _of_positive_numbers(values_sbuf, product(root_sbuf, rescaled.factor_sbuf(1.0 / _ROOT_OF_STEP)))
-
-
-def root(values_sbuf: nl.NkiTensor, p: float) -> nl.NkiTensor:
-    """Return the p-th root, p > 0, with the range of :func:`square_root`: ``exp(log(value) / p)``."""
-    rescaled = _rescaled(values_sbuf, 1.0 / LIMIT_OF_LOG**0.5, LIMIT_OF_LOG)
-    root_sbuf = rescaled.values_sbuf
-    take_logarithm(root_sbuf)
-    nisa.activation(dst=root_sbuf, op=nl.exp, data=root_sbuf, scale=1.0 / p)
-    return _of_positive_numbers(values_sbuf, product(root_sbuf, rescaled.factor_sbuf(LIMIT_OF_LOG ** (-1.0 / p))))
-
-
-def take_logarithm(values_sbuf: nl.NkiTensor) -> None:
-    """Compute the logarithm of a tile in place, after clamping it to the range for which NKI documents ``log``."""
-    nisa.tensor_scalar(
-        dst=values_sbuf,
-        data=values_sbuf,
-        op0=nl.maximum,
-        operand0=1.0 / LIMIT_OF_LOG,
-        op1=nl.minimum,
-        operand1=LIMIT_OF_LOG,
-    )
-    nisa.activation(dst=values_sbuf, op=nl.log, data=values_sbuf)
+def _power(is_small: nl.NkiTensor, is_large: nl.NkiTensor, step: float) -> nl.NkiTensor:
+    """Return ``step`` where a number is small, its inverse where it is large, else 1."""
+    factor_sbuf = constant(is_small, 1.0)
+    for mask_source, factor in ((is_small, step), (is_large, 1.0 / step)):
+        nisa.tensor_copy_predicated(dst=factor_sbuf, src=constant(is_small, factor), predicate=mask_of(mask_source))
+    return factor_sbuf
 
 
 @dataclass(frozen=True)
@@ -243,12 +215,39 @@ def _of_positive_numbers(values_sbuf: nl.NkiTensor, root_sbuf: nl.NkiTensor) -> 
     return result_sbuf
 
 
-def _power(is_small: nl.NkiTensor, is_large: nl.NkiTensor, step: float) -> nl.NkiTensor:
-    """Return ``step`` where a number is small, its inverse where it is large, else 1."""
-    factor_sbuf = constant(is_small, 1.0)
-    for mask_source, factor in ((is_small, step), (is_large, 1.0 / step)):
-        nisa.tensor_copy_predicated(dst=factor_sbuf, src=constant(is_small, factor), predicate=mask_of(mask_source))
-    return factor_sbuf
+def square_root(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return the square root of numbers of at least 0, in the whole range of float32; infinity and NaN give
+    themselves.
+    """
+    rescaled = _rescaled(values_sbuf, _SMALL, _STEP)
+    root_sbuf = rescaled.values_sbuf
+    nisa.tensor_scalar(
+        dst=root_sbuf, data=root_sbuf, op0=nl.maximum, operand0=_LEAST_OF_SQRT, op1=nl.minimum, operand1=1.0 / _SMALL
+    )
+    nisa.activation(dst=root_sbuf, op=nl.sqrt, data=root_sbuf)
+    return _of_positive_numbers(values_sbuf, product(root_sbuf, rescaled.factor_sbuf(1.0 / _ROOT_OF_STEP)))
+
+
+def take_logarithm(values_sbuf: nl.NkiTensor) -> None:
+    """Compute the logarithm of a tile in place, after clamping it to the range for which NKI documents ``log``."""
+    nisa.tensor_scalar(
+        dst=values_sbuf,
+        data=values_sbuf,
+        op0=nl.maximum,
+        operand0=1.0 / LIMIT_OF_LOG,
+        op1=nl.minimum,
+        operand1=LIMIT_OF_LOG,
+    )
+    nisa.activation(dst=values_sbuf, op=nl.log, data=values_sbuf)
+
+
+def root(values_sbuf: nl.NkiTensor, p: float) -> nl.NkiTensor:
+    """Return the p-th root, p > 0, with the range of :func:`square_root`: ``exp(log(value) / p)``."""
+    rescaled = _rescaled(values_sbuf, 1.0 / LIMIT_OF_LOG**0.5, LIMIT_OF_LOG)
+    root_sbuf = rescaled.values_sbuf
+    take_logarithm(root_sbuf)
+    nisa.activation(dst=root_sbuf, op=nl.exp, data=root_sbuf, scale=1.0 / p)
+    return _of_positive_numbers(values_sbuf, product(root_sbuf, rescaled.factor_sbuf(LIMIT_OF_LOG ** (-1.0 / p))))
 
 
 def inverse_or_zero(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The common part of the kernels of row-wise losses: checks before the first instruction, reductions, results and
-gradients; and the losses of the rows of a core, stored or summed.
+"""The common part of the kernels of row-wise losses: checks, allocation, reductions, and the losses of the rows of a
+core.
+
+Everything is checked before the first instruction (:func:`checked_tiling` and the functions ``require_...``).
+:func:`forward_of_core` streams the rows and stores their losses, or their sum; :mod:`.backward` computes gradients.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
 
 """The rows of several tensors in chunks, loaded ahead and cut into pieces; per-row scalars in HBM and on chip.
 
+Rows are divided into tiles (:class:`RowTile`) and those of a core into groups (:class:`RowGroup`); a :class:`RowStream`
+loads their chunks and yields pieces (:class:`Piece`), on which loss definitions compute.
+
 Long rows: each partition of a tile has one row, which is processed in chunks of columns. Short rows: each partition has
 several whole rows, which follow each other in memory. No tile depends on the number of cores.
 
 A piece of a long row is a range of its columns. An engine accumulates one number per run of columns, and a statistic of
 the row is combined from the numbers of all runs in the end. A piece of short rows is several rows, which Vector reduces
 along their columns.
-
-If a partition of a tile has one row, the scalars of the tile's rows are a line in HBM and a column on chip: Tensor
-transposes the lines of all tiles of a group at once, and a transfer has lines of 512 bytes instead of single numbers.
 """
 
 from __future__ import annotations
@@ -549,7 +549,12 @@ def _loaded(shape: tuple[int, int], src_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def loaded_rows(vector_hbm: nl.NkiTensor, group: RowGroup) -> nl.NkiTensor:
-    """Load the scalars of a group's rows from a vector [N] of a floating type, as float32 [partitions, rows]."""
+    """Load the scalars of a group's rows from a vector [N] of a floating type, as float32 [partitions, rows].
+
+    If a partition of a tile has one row, the scalars of the tile's rows are a line in HBM and a column on chip: Tensor
+    transposes the lines of all tiles of a group at once, and a transfer has lines of 512 bytes instead of single
+    numbers.
+    """
     values_sbuf = nl.ndarray((group.partitions, group.rows), dtype=nl.float32, buffer=nl.sbuf)
     if group.tiles[0].each == 1:
         lines_sbuf = _loaded((len(group.tiles), group.partitions), group.lines_of(vector_hbm))

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 
 from nkilib.experimental.loss import LinearTiling, choose_linear_tiling
 from nkilib.experimental.loss.linear.backward_tiling import backward_bytes
-from nkilib.experimental.loss.linear.launch import SBUF_BYTES
+from nkilib.experimental.loss.linear.launch import SBUF_BYTES, SCRATCH_BYTES
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
-    SCRATCH_BYTES,
     LogitsBlocks,
     form_bytes,
     logits_blocks,

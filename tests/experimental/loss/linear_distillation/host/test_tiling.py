@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nkilib.core.plan_limits import PlanLimits, shrunk
+from nkilib.experimental.loss import linear_distillation_forward
 from nkilib.experimental.loss.linear.launch import SBUF_BYTES, LinearTiling
-from nkilib.experimental.loss.linear_distillation import linear_distillation_forward
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     ModelNeeds,
     PairForwardSizes,

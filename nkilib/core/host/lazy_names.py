@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The names of a package of kernels, whose modules are loaded when a name is first used, so that importing the package
+costs next to nothing.
+
+Type checkers do not see such names: the package imports them under ``TYPE_CHECKING`` as well.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from types import FunctionType
+from typing import Any, Final
+
+_DIRECTIONS: Final = re.compile("(_forward|_backward|_mixture)+$")
+
+
+def lazy_names(
+    package: str, names: Sequence[str], modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make the ``__getattr__`` and the ``__dir__`` of a package.
+
+    Args:
+        package: ``__name__`` of the package.
+        names: its ``__all__``.
+        modules: the modules that have these names, relative to the package, by name; for the kernels of a loss, by
+            their names without ``_forward``, ``_backward`` and ``_mixture``. Where such a module has the plain function
+            of a kernel, the package has the kernel that was made of it.
+    """
+
+    def get(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        loss = _DIRECTIONS.sub("", name)
+        value = getattr(import_module(f"{package}.{modules[loss]}"), name)
+        if name != loss and isinstance(value, FunctionType):
+            from nkilib.core.host.launchable import launched  # not above: it loads NKI
+
+            value = launched(value)
+        setattr(sys.modules[package], name, value)  # found without this function from now on
+        return value
+
+    return get, lambda: sorted({*vars(sys.modules[package]), *names})
