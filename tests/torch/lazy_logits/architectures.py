@@ -74,17 +74,20 @@ _LARGEST: Final = {
             max_source_positions max_target_positions""",
     ),
 }
+# Attributes that lists of an entry a layer are as long as.
 _COUNTS_OF_LAYERS: Final = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     *("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"),
 )
+# Heads of queries, and those of keys and values.
 _HEADS: Final = {
     "num_attention_heads": "num_key_value_heads",
     "swa_num_attention_heads": "swa_num_key_value_heads",
 }
-_FLAGS: Final = {"is_decoder": True, "use_cache": False}
-# Attributes of the configurations of classes that shrinking does not make right.
+# Values of attributes that many have; routers have a loss of their own then, which is added to that of the labels.
+_VALUES: Final = {"is_decoder": True, "use_cache": False, "logits_scaling": 3.0, "output_router_logits": True}
 _ROPE: Final = {"rope_type": "default", "rope_theta": 10000.0}
+# Attributes of the configurations of classes that shrinking does not make right.
 _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     "CohereCompassForCausalLM": {"rope_parameters": {"full_attention": {**_ROPE, "mrope_section": [4, 2, 2]}}},
     "DbrxForCausalLM": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
@@ -95,6 +98,7 @@ _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
         **dict.fromkeys(("swa_q_lora_rank", "swa_kv_lora_rank", "swa_qk_nope_head_dim", "swa_v_head_dim"), 16),
         "swa_head_dim": 24,
     },
+    "FlintForCausalLM": {"output_router_logits": False},
     "GitForCausalLM": {"vision_config": {"image_size": 32}},
     "HunYuanDenseV1ForCausalLM": {"head_dim": 16},
     "HunYuanMoEV1ForCausalLM": {"head_dim": 16},
@@ -177,7 +181,7 @@ def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
         if of_keys not in derived and values.get(heads) == values.get(of_keys) is not None:
             changed[of_keys] = changed.get(heads, values[heads])  # a group of one head
     changed.update(_fewer_layers(values))
-    changed.update({key: value for key, value in _FLAGS.items() if key in values})
+    changed.update({key: value for key, value in _VALUES.items() if key in values})
     return changed
 
 

@@ -28,12 +28,13 @@ from tests.torch.lazy_logits.architecture_outcomes import (
     Outcome,
     Step,
     difference,
+    in_bfloat16,
     outcome_of,
     outcomes_of,
     step_in_float64,
     step_of,
 )
-from tests.torch.lazy_logits.architectures import class_names, tiny_model
+from tests.torch.lazy_logits.architectures import batch, class_names, tiny_model
 from tools.write_fused_models import CHUNKS, PAGE, chunk, release, rows
 
 if find_spec("transformers") is None:
@@ -95,6 +96,10 @@ def test_a_result_that_differs_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(architecture_outcomes, "fuse_linear_loss", partial(fuse_linear_loss, lse_square_scale=1e-4))
     outcome = outcome_of("LlamaForCausalLM")
     assert outcome.result == WRONG and outcome.detail.startswith("in float32")
+    monkeypatch.setattr(architecture_outcomes, "fuse_linear_loss", partial(fuse_linear_loss, label_smoothing=0.05))
+    model = tiny_model("LlamaForCausalLM").bfloat16()
+    outcome = in_bfloat16(Outcome("LlamaForCausalLM", RIGHT), model, batch("LlamaForCausalLM"))
+    assert outcome.result == WRONG and outcome.detail.startswith("in bfloat16")
 
 
 _PROGRAM = """
