@@ -257,7 +257,7 @@ def chunked_loss(hidden: Tensor, target: Tensor, head: nn.Module, loss: Loss, nu
 OfHead = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, ...]]
 
 
-def _class_before_sharding(module: nn.Module) -> type[nn.Module]:
+def class_before_sharding(module: nn.Module) -> type[nn.Module]:
     """Return the class of a module, or the class that it had before ``fully_shard`` replaced it by a subclass."""
     kind = type(module)
     return kind.__bases__[-1] if is_fully_sharded(module) else kind
@@ -286,7 +286,7 @@ def check_linear_head(caller: str, head: nn.Module, instead: str) -> None:
         TypeError: the layer is not a ``torch.nn.Linear``, or its class overrides the forward.
         ValueError: the layer has an instance forward, or hooks other than those of ``fully_shard``.
     """
-    kind = _class_before_sharding(head)
+    kind = class_before_sharding(head)
     if not issubclass(kind, nn.Linear) or kind.forward is not nn.Linear.forward:
         raise TypeError(
             f"{caller}: lm_head must be a torch.nn.Linear, whose weight the loss uses, got "
