@@ -53,8 +53,6 @@ from nkilib.experimental.loss.linear.launch import (
 from nkilib.experimental.loss.linear.logits import LogitsInHbm
 from nkilib.nki import nisa, nl
 
-WriteGradients = Callable[[Block, Gradients], None]
-
 
 def _partials(operands: LinearOperands, gradients: Gradients, cores: int) -> list[nl.NkiTensor]:
     """Allocate the float32 sums of dX of each core that has classes."""
@@ -299,6 +297,9 @@ class _Sums:
     def _own(self, weight_hbm: nl.NkiTensor) -> nl.NkiTensor:
         """Return the view of this core's classes."""
         return weight_hbm.slice(0 if self.has_classes_first else 1, self.share.first, self.share.end)
+
+
+WriteGradients = Callable[[Block, Gradients], None]
 
 
 def write_gradients_of_parts(
