@@ -193,7 +193,7 @@ def write_gradients(
 _ZEROS = 2048
 
 
-def _clear(sum_hbm: nl.NkiTensor) -> None:
+def _store_zeros(sum_hbm: nl.NkiTensor) -> None:
     """Store zeros in a tensor, float32 [rows, columns]."""
     zeros_sbuf = nl.ndarray((PARTITIONS, _ZEROS), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=zeros_sbuf, value=0.0)
@@ -259,9 +259,9 @@ class _Sums:
         if self.share.size == 0:
             return
         if self.weight_sum_hbm is not None and not self.gradients.adds_to_weight:
-            _clear(self._own(self.weight_sum_hbm))
+            _store_zeros(self._own(self.weight_sum_hbm))
         if self.gradients.bias_hbm is not None:
-            _clear(self.gradients.bias_hbm[self.share.first : self.share.end].expand_dim(0))
+            _store_zeros(self.gradients.bias_hbm[self.share.first : self.share.end].expand_dim(0))
 
     def of_part(self, block: Block) -> Gradients:
         """Return the tensors that a part writes its gradients to."""
