@@ -18,11 +18,11 @@ from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
 from nkilib.torch.dispatch.checks import Caller, broadcast_shape, counterpart
 from nkilib.torch.dispatch.layout import stored_order, unviewed
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed, is_each, kernel_gradient, loss_output
-from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
+from nkilib.torch.dispatch.operator import FLOAT_DTYPES, TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.losses.checks import check_call, check_weight, promoted, warn_of_broadcast
 from nkilib.torch.losses.options import Defaults, gradient_requests, options_of_loss
+from nkilib.torch.losses.outputs import as_computed, is_each, kernel_gradient, loss_output
 
 # A partition of the hardware has whole rows or a part of one: with fewer rows than this, many would be idle.
 _FEWEST_ROWS: Final = 512
