@@ -3,9 +3,10 @@
 
 """A kernel of a user's file, as a command line names it, and its arguments.
 
-The kernel is ``file.py:kernel`` or ``package.module:kernel``. Its arguments are ``NAME=VALUE``, where a value is JSON
-that may contain tensors and names of NKI: ``bf16[4096,8192]`` is a tensor of that type and shape, ``nl.float32`` is
-NKI's object of that name, and ``[f32[128,64], null]`` is a list of a tensor and None.
+The kernel is ``file.py:kernel`` or ``package.module:kernel`` (:func:`kernel_of`). Its arguments are ``NAME=VALUE``
+(:func:`arguments_of`), which :func:`bound_arguments` binds to its parameters. A value is JSON that may contain tensors
+and names of NKI: ``bf16[4096,8192]`` is a tensor of that type and shape, ``nl.float32`` is NKI's object of that name,
+and ``[f32[128,64], null]`` is a list of a tensor and None.
 """
 
 from __future__ import annotations
@@ -27,8 +28,6 @@ from .arguments import SHORT_DTYPES, dtype_name
 
 if TYPE_CHECKING:
     from nkilib.simulator.launch.kernel import Kernel
-    from nkilib.simulator.profiling.profile import AskedTrips
-
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 # A string of JSON, which may hold anything; a tensor; a name of NKI. Strings are matched so as to be passed over.
@@ -42,7 +41,11 @@ _PLACE = "nkilib value"
 
 
 class SourceRefusedError(ValueError):
-    """There is no such kernel; the message lists those that exist."""
+    """There is no such kernel, its module cannot be imported, or it cannot take the arguments; the message says why."""
+
+
+class ValueRefusedError(ValueError):
+    """A value has no valid form; the message says why, and which forms there are."""
 
 
 def kernel_of(source: str) -> Kernel:
@@ -163,10 +166,6 @@ def bound_arguments(kernel: Kernel, arguments: Mapping[str, Any]) -> tuple[tuple
     return bound.args, bound.kwargs
 
 
-class ValueRefusedError(ValueError):
-    """A value has no valid form; the message says why, and which forms there are."""
-
-
 def value_of(text: str) -> Any:
     """Return the value that a text stands for.
 
@@ -239,24 +238,3 @@ def arguments_of(texts: Sequence[str]) -> dict[str, Any]:
         except ValueRefusedError as error:
             raise ValueRefusedError(f"--arg {name}: {error}") from None
     return arguments
-
-
-def trips_of(texts: Sequence[str]) -> AskedTrips | None:
-    """Return the argument for ``nkilib.simulator.profile(trips=)``, from texts ``N``, ``none``, ``all`` or ``LOOP=N``.
-
-    Raises:
-        ValueRefusedError: if a text has another form, or there are several and not all name a loop.
-    """
-    if not texts:
-        return None
-    if list(texts) == ["none"]:
-        return "none"
-    if list(texts) == ["all"]:
-        return "all"
-    named: dict[str, int] = {}
-    for text in texts:
-        loop, _, count = text.rpartition("=")
-        if not (count.isdecimal() and count.isascii()) or (len(texts) > 1 and not loop):
-            raise ValueRefusedError(f"--trips must be a number, none, all, or LOOP=N for each loop; got {text!r}")
-        named[loop] = int(count)
-    return named.get("", named)

@@ -11,7 +11,7 @@ import nki or nkilib.nki, and the kernel may be a plain function. This library's
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,7 +27,6 @@ from .named_kernel import (
     bound_arguments,
     described,
     kernel_of,
-    trips_of,
 )
 
 if TYPE_CHECKING:
@@ -135,11 +134,32 @@ def _check_form(options: argparse.Namespace) -> None:
         options.refuse("--arg gives the options of the extended kernels: add --extended, or name a kernel")
 
 
+def _trips_of(texts: Sequence[str]) -> AskedTrips | None:
+    """Return the argument for ``nkilib.simulator.profile(trips=)``, from texts ``N``, ``none``, ``all`` or ``LOOP=N``.
+
+    Raises:
+        ValueRefusedError: if a text has another form, or there are several and not all name a loop.
+    """
+    if not texts:
+        return None
+    if list(texts) == ["none"]:
+        return "none"
+    if list(texts) == ["all"]:
+        return "all"
+    named: dict[str, int] = {}
+    for text in texts:
+        loop, _, count = text.rpartition("=")
+        if not (count.isdecimal() and count.isascii()) or (len(texts) > 1 and not loop):
+            raise ValueRefusedError(f"--trips must be a number, none, all, or LOOP=N for each loop; got {text!r}")
+        named[loop] = int(count)
+    return named.get("", named)
+
+
 def _values(options: argparse.Namespace) -> _Values:
     """Parse the values of ``--arg`` and ``--trips``; end the process if one is not valid."""
     refuse: Callable[[str], NoReturn] = options.refuse
     try:
-        return _Values(arguments_of(options.arg), trips_of(options.trips))
+        return _Values(arguments_of(options.arg), _trips_of(options.trips))
     except ValueRefusedError as error:
         refuse(str(error))
 

@@ -5,9 +5,9 @@
 
 Importing this package imports jax, which no other package of nkilib does. It does not depend on :mod:`nkilib.torch`.
 
-``functions``: the public functions; ``launching``: launches of a kernel on JAX's arrays; ``rows``: arrays as rows under
-JAX's transformations; ``verification``: the functions that ``python -m nkilib verify`` runs; ``_requirement``: the
-releases of JAX.
+``functions``: the public functions; ``launching``: launches of a kernel on JAX's arrays; ``rows``: arrays as rows, and
+``jax.vmap``; ``derivatives``: parts of derivatives; ``verification``: the functions that ``python -m nkilib verify``
+runs; ``_requirement``: the releases of JAX.
 """
 
 import nkilib._refuse_mixture

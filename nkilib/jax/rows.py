@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arrays of any shape as the rows of kernels, and functions of rows under JAX's transformations.
+"""Arrays of any shape as the rows of kernels, and functions of rows under ``jax.vmap``.
 
-``jax.vmap`` launches once with the rows of all examples, if no result is a sum over rows (:func:`batched_by_rows`).
-``jax.shard_map`` wants arrays that differ over the same mesh axes (:func:`differing_alike`). A derivative passes flags
-from its forward to its backward (:func:`saved_flags`).
+:func:`as_rows` makes the rows of an array, and :func:`rows_shape` tells the shape of their results. ``jax.vmap``
+launches once with the rows of all examples (:func:`batched_by_rows`), or for each example if a result is a sum over
+rows (:func:`batched_by_example`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ RowsFunction = Callable[[Arrays, Arrays], dict[str, jax.Array]]
 
 
 def axis_of(shape: tuple[int, ...], axis: int) -> int:
-    """Return the axis along which rows lie, counted from the front."""
+    """Return the axis along which rows lie, counted from the front. It needs no JAX, only the shape."""
     return axis % len(shape)
 
 
 def rows_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """Return the shape of a result with one number for each row: the shape of the array without the axis."""
+    """Return the shape of a result with one number for each row: the shape of the array without the axis.
+
+    It needs no JAX, only the shape.
+    """
     at = axis_of(shape, axis)
     return (*shape[:at], *shape[at + 1 :])
 
@@ -118,47 +121,3 @@ def batched_by_example(function: RowsFunction) -> RowsFunction:
 
     mapped.def_vmap(rule)
     return mapped
-
-
-def _axes_of(array: Any) -> frozenset[Any]:
-    """Return the mesh axes that an array varies over; none outside of ``jax.shard_map``, or if that checks no axes."""
-    if array is None:
-        return frozenset()
-    kind: Any = jax.typeof(array)
-    axes: frozenset[Any] = kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # before 0.10, and since
-    return axes
-
-
-def _differing(array: Any, axes: frozenset[Any]) -> Any:
-    missing = tuple(sorted(axes - _axes_of(array), key=str))
-    if array is None or not missing:
-        return array
-    lax: Any = jax.lax
-    return lax.pcast(array, missing, to="varying") if hasattr(lax, "pcast") else lax.pvary(array, missing)
-
-
-def differing_alike(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Make all arrays vary, by their types in ``jax.shard_map``, over every mesh axis that any of them varies over.
-
-    The gradients of a function of all of them then have the same axes, and JAX adds up over the devices the gradients
-    of an array that the devices share, such as an output layer in data-parallel training. Nothing is copied. None stays
-    None.
-    """
-    axes = frozenset[Any]().union(*(_axes_of(array) for array in arrays.values()))
-    return {name: _differing(array, axes) for name, array in arrays.items()}
-
-
-def saved_flags(*flags: bool) -> jax.Array:
-    """Return an array without elements whose shape encodes flags that a forward passes to its backward at trace time:
-    which arguments need gradients.
-
-    Constants in the tree of the residuals of ``jax.custom_vjp`` would not do: where ``jax.vmap`` maps a program under
-    ``jax.jit``, JAX 0.10 takes a forward from its cache together with the tree of the forward that it traced last,
-    which may have needed other gradients: gradients were 0. The shape of an array belongs to the forward that runs.
-    """
-    return jnp.zeros((0, *map(int, flags)))
-
-
-def flags_of(saved: jax.Array) -> tuple[bool, ...]:
-    """Return the flags that were passed to :func:`saved_flags`."""
-    return tuple(size == 1 for size in saved.shape[1:])

@@ -12,16 +12,15 @@ import numpy as np
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import DTYPES, Array, Draw, array_of, laid_out, normal, numpy_dtype, tensor_of
 from benchmarks.fuzz.families.positions import dtype_of, machine
-from nkilib.experimental.softmax import guarantees as bounds
-from nkilib.experimental.softmax import guarantees as reference
+from nkilib.experimental.softmax import host
 
 _FORWARD = {
-    "softmax": (reference.softmax_reference, bounds.softmax_bound),
-    "log_softmax": (reference.log_softmax_reference, bounds.log_softmax_bound),
+    "softmax": (host.softmax_reference, host.softmax_bound),
+    "log_softmax": (host.log_softmax_reference, host.log_softmax_bound),
 }
 _BACKWARD = {
-    "softmax": (reference.softmax_backward_reference, bounds.softmax_backward_bound),
-    "log_softmax": (reference.log_softmax_backward_reference, bounds.log_softmax_backward_bound),
+    "softmax": (host.softmax_backward_reference, host.softmax_backward_bound),
+    "log_softmax": (host.log_softmax_backward_reference, host.log_softmax_backward_bound),
 }
 _MODULES = {"softmax": "Softmax", "log_softmax": "LogSoftmax"}
 

@@ -3,8 +3,10 @@
 
 """A loss of the library, stated as data: its kernels, its PyTorch functions, its formula, its tests.
 
-The registry of all losses (:mod:`nkilib.experimental.loss.registry`) consists of these entries. Pages, commands, checks
-and benchmarks follow from them, and a test checks that every entry is complete.
+The registry of all losses (:mod:`nkilib.experimental.loss.registry`) consists of such entries (:class:`Loss`,
+:class:`SizedLoss`). Pages, commands, checks and benchmarks follow from them, and a test checks that every entry is
+complete. :class:`Form` and :class:`Sample` say what checks run; :func:`launch_tensors` and :func:`sized_launch` make
+launches.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 
 """Sums over a row besides the sum of exponentials, from which entropies and other scores of the row are computed.
 
-They are gathered chunk by chunk, like the statistics: :class:`FirstMoment`, :class:`EntropyMoment` and, under shifts in
-place of maxima, :class:`ShiftedEntropy`, :class:`SquareMoment` and :class:`MeanMoment`. :class:`Moments` are those that
-the options of a launch need.
+They are gathered chunk by chunk, like the statistics: :class:`FirstMoment`, :class:`EntropyMoment`,
+:class:`SquareMoment` and :class:`MeanMoment`; :class:`ShiftedEntropy` under shifts in place of maxima.
+:class:`Moments` are those that the options of a launch need.
 
 With elements z_j of a row and factors f_j, a chunk k of maximum m_k gives
 

@@ -12,8 +12,8 @@ Modules: ``kernels``: signatures and checks; ``inline``: the functions for NKI c
 and types.
 Rows, for the last axis: ``rows`` and ``rows_backward``: the loops; ``row_plan``: pieces, partitions and batches;
 ``row_schedule``: the order of steps; ``row_statistics``: maxima and sums. ``columns``: the loops for other axes.
-Host code: ``tiling`` and ``tiling_choice``: the tiling and its choice; ``guarantees``: the kernels to
-launch, with guarantees, work, references and bounds; ``profiling``: launches to profile.
+Host code: ``tiling`` and ``tiling_choice``: the tiling and its choice; ``host``: the kernels to launch, with
+guarantees, work, references and bounds; ``profiling``: launches to profile.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from nkilib.core.host.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from nkilib.experimental.softmax.guarantees import (
+    from nkilib.experimental.softmax.host import (
         log_softmax_backward,
         log_softmax_forward,
         softmax_backward,
@@ -42,8 +42,8 @@ __all__ = [
 _MODULES: Final = {
     "SoftmaxTiling": "tiling",
     "choose_softmax_tiling": "tiling_choice",
-    "log_softmax": "guarantees",
-    "softmax": "guarantees",
+    "log_softmax": "host",
+    "softmax": "host",
 }
 
 if not TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from nkilib.core.host.launchable import Launchable
-from nkilib.experimental.softmax.guarantees import (
+from nkilib.experimental.softmax.host import (
     log_softmax_backward,
     log_softmax_forward,
     softmax_backward,

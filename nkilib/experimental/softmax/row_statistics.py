@@ -13,7 +13,9 @@ hold -m_k, which an activation takes as its ``bias``, clamped to the finite rang
 gives exp(-inf + highest) = 0, not NaN from inf - inf, and a row of -inf only gives d = 0, from which NaN follows as in
 PyTorch. A +inf is not clamped: it makes its row NaN at once.
 
-Pieces use scratch tiles round-robin (:class:`Ring`), also where GpSimd halves the rows whose maximum Vector computes.
+Further tools of the loops: :class:`Ring` and :func:`buffers`, scratch tiles, also of the backward and of short columns;
+:func:`on_line` and :func:`off_line`, with which the partitions of a row are combined on one line;
+:func:`negated_maximum`, the maxima, of rows that GpSimd has :func:`halved`.
 """
 
 from __future__ import annotations
@@ -130,7 +132,7 @@ def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
     ]
 
 
-def combining_stages(plan: RowPlan) -> int:
+def num_stages(plan: RowPlan) -> int:
     """Return the number of stages that combine the statistics of a row."""
     return len(_stages(plan))
 
@@ -142,7 +144,8 @@ class RowStatistics:
     Attributes:
         kind: softmax or log-softmax, which decides the divisor.
         batch: the batch of rows.
-        neg_max_sbuf, sums_sbuf: -m_k and s_k, [partitions, rows per partition, pieces of a row].
+        neg_max_sbuf: -m_k, then m_k - m, then its exponential, [partitions, rows per partition, pieces of a row].
+        sums_sbuf: s_k, then s_k * exp(m_k - m), of the same shape.
         row_neg_max_sbuf: -m, [partitions, rows per partition].
         divisor_sbuf: log d, or 1 / d for softmax, [partitions, rows per partition].
         total_sbuf: d of the partition, [partitions, rows per partition].

@@ -34,9 +34,9 @@ from nkilib.experimental.softmax.row_statistics import (
     Ring,
     RowStatistics,
     buffers,
-    combining_stages,
     halved,
     negated_maximum,
+    num_stages,
 )
 from nkilib.experimental.softmax.tensors import Kind, Matrices
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
@@ -176,7 +176,7 @@ class _Forward:
 
     @property
     def combining_stages(self) -> int:
-        return combining_stages(self.plan)
+        return num_stages(self.plan)
 
     def load(self, number: int, piece: Piece) -> None:
         x_hbm = self.matrices[self.batches[number].matrix].tensors[0]

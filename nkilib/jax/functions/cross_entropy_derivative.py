@@ -24,8 +24,9 @@ from jax.custom_derivatives import SymbolicZero
 from nkilib.core.host.options import values_of
 from nkilib.experimental.loss import choose_tiling, extended_cross_entropy_backward, extended_cross_entropy_forward
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.jax.derivatives import flags_of, saved_flags
 from nkilib.jax.launching import Kernel, Result, launch
-from nkilib.jax.rows import Arrays, batched_by_rows, flags_of, required, saved_flags
+from nkilib.jax.rows import Arrays, batched_by_rows, required
 from nkilib.nki import nl
 from nkilib.simulator.hardware.options import Options
 

@@ -28,18 +28,10 @@ from nkilib.experimental.loss import (
 )
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Wanted
 from nkilib.experimental.loss.linear.launch import CLASSES_FIRST
+from nkilib.jax.derivatives import differing_alike, flags_of, saved_flags
 from nkilib.jax.functions.cross_entropy_derivative import IGNORED, OUT_OF_RANGE, TILE_DTYPES, Array, class_indices
 from nkilib.jax.launching import Kernel, Result, launch
-from nkilib.jax.rows import (
-    Arrays,
-    as_rows,
-    batched_by_example,
-    batched_by_rows,
-    differing_alike,
-    flags_of,
-    required,
-    saved_flags,
-)
+from nkilib.jax.rows import Arrays, as_rows, batched_by_example, batched_by_rows, required
 from nkilib.simulator.hardware.options import Options
 
 _FLOAT32, _INT32 = jnp.dtype(jnp.float32), jnp.dtype(jnp.int32)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nl.ndarray`` and the other functions that create tensors."""
+"""The functions that create tensors: ``nl.ndarray``, ``full``, ``zeros``, ``ones`` and ``zeros_like``."""
 
 from __future__ import annotations
 
@@ -50,57 +50,6 @@ def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
         raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}") from None
     # On-chip tensors "are always at least 2-D" (language guide), yet examples of the API make them of shape [1].
     return (*sizes, 1) if region in ON_CHIP and len(sizes) == 1 else sizes
-
-
-def _make(
-    core: Core,
-    shape: tuple[int, ...],
-    dtype: DType,
-    region: MemoryRegion,
-    name: str,
-    address: tuple[int, ...] | None,
-    scope: Scope,
-) -> Storage:
-    launch, options, is_shared = core.launch, core.options, region is _SHARED_HBM
-    if address is not None and region in HBM:
-        places = launch.hbm_places if is_shared else core.hbm_places
-        clash = places.take(address[0], prod(shape) * dtype.itemsize, describe_tensor(name, shape, dtype, region))
-        if clash is not None:
-            refuse(options.capacity, CapacityError(clash), kernel_location())
-    left_out = launch.left_out
-    origin = None if left_out is None else left_out.origin_here()
-    return Storage(
-        shape,
-        dtype,
-        region,
-        name,
-        precise_fp=options.precise_fp,
-        is_abstract=launch.is_abstract if left_out is None else not left_out.makes(origin),
-        origin=origin,
-        is_poisoned=options.uninitialized != "ignore",
-        scope=scope,
-        address=address,
-    )
-
-
-def _allocate(
-    core: Core,
-    shape: tuple[int, ...],
-    dtype: DType,
-    region: MemoryRegion,
-    name: str,
-    address: tuple[int, ...] | None,
-) -> Storage:
-    """Return the memory of a new tensor; a tensor in shared HBM has the same memory on all cores."""
-    if region is not _SHARED_HBM:
-        return _make(core, shape, dtype, region, name, address, core.loops.scope)
-    launch, position = core.launch, core.next_shared_allocation()
-    scope = new_scope(launch.scope) if core.loops.depth else launch.scope
-    storage = launch.shared_storage(
-        position, shape, dtype, address, lambda: _make(core, shape, dtype, region, name, address, scope)
-    )
-    core.made_shared(storage)
-    return storage
 
 
 @lru_cache(maxsize=_MOST_CHECKED)
@@ -168,6 +117,57 @@ def _checked_address(
             f"{low}"
         )
     return partition, low
+
+
+def _new_storage(
+    core: Core,
+    shape: tuple[int, ...],
+    dtype: DType,
+    region: MemoryRegion,
+    name: str,
+    address: tuple[int, ...] | None,
+    scope: Scope,
+) -> Storage:
+    launch, options, is_shared = core.launch, core.options, region is _SHARED_HBM
+    if address is not None and region in HBM:
+        places = launch.hbm_places if is_shared else core.hbm_places
+        clash = places.take(address[0], prod(shape) * dtype.itemsize, describe_tensor(name, shape, dtype, region))
+        if clash is not None:
+            refuse(options.capacity, CapacityError(clash), kernel_location())
+    left_out = launch.left_out
+    origin = None if left_out is None else left_out.origin_here()
+    return Storage(
+        shape,
+        dtype,
+        region,
+        name,
+        precise_fp=options.precise_fp,
+        is_abstract=launch.is_abstract if left_out is None else not left_out.makes(origin),
+        origin=origin,
+        is_poisoned=options.uninitialized != "ignore",
+        scope=scope,
+        address=address,
+    )
+
+
+def _allocate(
+    core: Core,
+    shape: tuple[int, ...],
+    dtype: DType,
+    region: MemoryRegion,
+    name: str,
+    address: tuple[int, ...] | None,
+) -> Storage:
+    """Return the memory of a new tensor; a tensor in shared HBM has the same memory on all cores."""
+    if region is not _SHARED_HBM:
+        return _new_storage(core, shape, dtype, region, name, address, core.loops.scope)
+    launch, position = core.launch, core.next_shared_allocation()
+    scope = new_scope(launch.scope) if core.loops.depth else launch.scope
+    storage = launch.shared_storage(
+        position, shape, dtype, address, lambda: _new_storage(core, shape, dtype, region, name, address, scope)
+    )
+    core.made_shared(storage)
+    return storage
 
 
 def ndarray(

@@ -4,7 +4,8 @@
 """``Storage``: the memory behind tensors. Tensors are views of it and never copy.
 
 Large on-chip storages take their memory from a :class:`BytePool`, so that not every launch allocates fresh pages.
-:class:`DeferredLoads` is the set of the storages of a core that still depend on memory in HBM.
+:class:`DeferredLoads` is the set of the storages of a core that still depend on memory in HBM; :func:`may_share` tells
+which of them an overwritten piece of that memory concerns.
 """
 
 from __future__ import annotations
@@ -47,16 +48,9 @@ _POISON = 0xA5
 # Smaller arrays cost little to allocate.
 _SMALLEST_POOLED_BYTES = 1 << 20
 # About the SBUF of two cores: more than that is never alive at once in a kernel that fits the device.
-_LARGEST_TOTAL_BYTES = 64 << 20
+_LARGEST_POOL_BYTES = 64 << 20
 # References to an array that only its storage holds: the storage's own, and the argument of getrefcount.
 _UNSHARED_REFERENCES = 3
-
-# Where numpy has it from 1.25 on, and where it had it before.
-_TooHardError = getattr(np, "exceptions", np).TooHardError
-# The work that np.shares_memory may spend on a pair of arrays; two blocks of a matrix take less than a microsecond.
-_MOST_WORK = 10_000
-# Stubs of some releases of numpy know two values of max_work alone.
-_SHARES: Callable[..., bool] = np.shares_memory
 
 
 class BytePool:
@@ -86,7 +80,7 @@ class BytePool:
         if array.size < _SMALLEST_POOLED_BYTES or sys.getrefcount(array) > _UNSHARED_REFERENCES:
             return
         with self._lock:
-            if self._total + array.size <= _LARGEST_TOTAL_BYTES:
+            if self._total + array.size <= _LARGEST_POOL_BYTES:
                 self._free.setdefault(array.size, []).append(array)
                 self._total += array.size
 
@@ -121,6 +115,7 @@ class Storage:
         written: the record of which elements have a value.
         parts: the deferred contents of some blocks, the oldest first; no two of these blocks overlap; see deferred.py.
         derived: the values derived from its elements until they change, or None; see deferred.py.
+        is_read_only: whether it is the memory of an array that must not be written.
         is_changed: whether it is in HBM and an instruction has written elements of it.
         number: a number that is unique in this process; observers keep their data about storages by these numbers.
         allocation: the number of the memory that it lies in: its own number, unless arguments of a launch share memory.
@@ -290,11 +285,47 @@ class Storage:
         unwritten = np.logical_not(np.all(self.written.mask_of(layout, self.width_of(dtype)), axis=-1))
         return np.asarray(unwritten if among is None else unwritten & among)
 
+    def fill_unwritten(self, layout: Layout, dtype: DType) -> None:
+        """Give the unwritten elements of ``layout`` the sentinel value, without marking them as written.
+
+        An element that was written in part, through a view of a narrower type, gets the sentinel's bits in the other
+        part.
+        """
+        if self.is_abstract:
+            return
+        numpy_type = self.numpy_type_of(dtype)
+        unwritten = ~self.written.mask_of(layout, numpy_type.itemsize)
+        units = unwritten.shape[-1]
+        unit_strides = (*(stride * units for stride in layout.strides), 1)
+        unit_layout = Layout((*layout.shape, units), unit_strides, layout.offset * units)
+        bits = np.full(1, sentinel(dtype), numpy_type).view(f"u{numpy_type.itemsize // units}")
+        np.copyto(self.array(unit_layout, bits.dtype), bits, where=unwritten)
+
     def array(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return a numpy view of ``layout``, whose strides and offset count elements of ``numpy_type``, uncopied."""
         if self.parts:
             self.settle(rectangle_of(layout, numpy_type.itemsize, self.partition_bytes))
         return self.memory(layout, numpy_type)
+
+    def memory(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return the same view as :meth:`array`, without computing deferred contents."""
+        if self.is_abstract:
+            self._must_have_memory()
+        width = numpy_type.itemsize
+        if 0 in layout.shape:  # its offset may lie behind the end
+            return np.empty(layout.shape, numpy_type)
+        # By position: numpy takes twice as long to find its arguments by keyword.
+        shape, strides, offset = layout
+        if len(strides) == 2:  # most are
+            return np.ndarray(shape, numpy_type, self._bytes, offset * width, (strides[0] * width, strides[1] * width))
+        return np.ndarray(shape, numpy_type, self._bytes, offset * width, [stride * width for stride in strides])
+
+    def rows_of(self, block: Rectangle, dtype: DType) -> npt.NDArray[Any]:
+        """Return the memory of a block, as a matrix of elements of ``dtype``, without computing deferred contents."""
+        width = self.width_of(dtype)
+        shape = (block.bottom - block.top, (block.right - block.left) // width)
+        offset = (block.top * self.partition_bytes + block.left) // width
+        return self.memory(Layout(shape, (self.partition_bytes // width, 1), offset), self.numpy_type_of(dtype))
 
     def block_of(self, layout: Layout, dtype: DType) -> Rectangle | None:
         """Return the block of partitions and bytes that a view covers; None for a view with gaps."""
@@ -392,51 +423,23 @@ class Storage:
         """Return the index of a part in ``parts``; None if it was computed."""
         return next((place for place, candidate in enumerate(self.parts) if candidate is part), None)
 
-    def rows_of(self, block: Rectangle, dtype: DType) -> npt.NDArray[Any]:
-        """Return the memory of a block, as a matrix of elements of ``dtype``, without computing deferred contents."""
-        width = self.width_of(dtype)
-        shape = (block.bottom - block.top, (block.right - block.left) // width)
-        offset = (block.top * self.partition_bytes + block.left) // width
-        return self.memory(Layout(shape, (self.partition_bytes // width, 1), offset), self.numpy_type_of(dtype))
-
-    def memory(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return the same view as :meth:`array`, without computing deferred contents."""
-        if self.is_abstract:
-            self._must_have_memory()
-        width = numpy_type.itemsize
-        if 0 in layout.shape:  # its offset may lie behind the end
-            return np.empty(layout.shape, numpy_type)
-        # By position: numpy takes twice as long to find its arguments by keyword.
-        shape, strides, offset = layout
-        if len(strides) == 2:  # most are
-            return np.ndarray(shape, numpy_type, self._bytes, offset * width, (strides[0] * width, strides[1] * width))
-        return np.ndarray(shape, numpy_type, self._bytes, offset * width, [stride * width for stride in strides])
-
     def _must_have_memory(self) -> None:
         if self.is_abstract:
             raise DataNeeded(describe_tensor(self.name, self.shape, self.dtype, self.region), self.origin)
 
-    def fill_unwritten(self, layout: Layout, dtype: DType) -> None:
-        """Give the unwritten elements of ``layout`` the sentinel value, without marking them as written.
 
-        An element that was written in part, through a view of a narrower type, gets the sentinel's bits in the other
-        part.
-        """
-        if self.is_abstract:
-            return
-        numpy_type = self.numpy_type_of(dtype)
-        unwritten = ~self.written.mask_of(layout, numpy_type.itemsize)
-        units = unwritten.shape[-1]
-        unit_strides = (*(stride * units for stride in layout.strides), 1)
-        unit_layout = Layout((*layout.shape, units), unit_strides, layout.offset * units)
-        bits = np.full(1, sentinel(dtype), numpy_type).view(f"u{numpy_type.itemsize // units}")
-        np.copyto(self.array(unit_layout, bits.dtype), bits, where=unwritten)
+# Where numpy has it from 1.25 on, and where it had it before.
+_TooHardError = getattr(np, "exceptions", np).TooHardError
+# The work that np.shares_memory may spend on a pair of arrays; two blocks of a matrix take less than a microsecond.
+_MOST_SHARING_WORK = 10_000
+# Stubs of some releases of numpy know two values of max_work alone.
+_SHARES: Callable[..., bool] = np.shares_memory
 
 
 def may_share(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
     """Return whether two arrays share memory; also True if that cannot be ruled out quickly."""
     try:
-        return _SHARES(first, second, max_work=_MOST_WORK)
+        return _SHARES(first, second, max_work=_MOST_SHARING_WORK)
     except _TooHardError:
         return True
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A record of which bytes of a storage were written, per element, without cost while all or none were."""
+"""The record of which elements of a storage were written (:class:`WrittenMap`); a large one keeps blocks of rows and
+columns instead of a mask as long as they suffice (:class:`WrittenBlocks`).
+
+It costs nothing while all elements or none were written.
+"""
 
 from __future__ import annotations
 
@@ -167,24 +171,12 @@ class WrittenMap:
         if rows is None:
             self._remember(layout, itemsize)
 
-    def _remember(self, layout: Layout, itemsize: int) -> None:
-        """Remember that a whole view is written, so that the next request for it need not examine its elements."""
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known.add((layout, itemsize))
-
-    def _mark_block(self, layout: Layout, itemsize: int, rows: npt.NDArray[np.int64] | None) -> bool:
-        """Mark the elements if they are a block, and return whether they are marked now or were in a marked block."""
-        with self._lock:
-            blocks = self._blocks
-            if blocks is None:
-                return False
-            if rows is not None:
-                return blocks.covers_each(layout, itemsize, rows)
-            is_block = blocks.mark(layout, itemsize)
-            if is_block and blocks.is_complete():
-                self.is_full = True
-            return is_block
+    def mark_where(self, layout: Layout, itemsize: int, chosen: npt.NDArray[np.bool_]) -> None:
+        """Record that the elements of ``layout`` that are true in ``chosen`` now have a value."""
+        if chosen.all():
+            self.mark(layout, itemsize)
+        elif not self.is_full:
+            self.mask_of(layout, itemsize)[chosen] = True
 
     def clear(self, layout: Layout, itemsize: int) -> None:
         """Forget that the elements of ``layout`` were written."""
@@ -195,16 +187,6 @@ class WrittenMap:
         self._make_clearable(itemsize)
         if not self.is_untouched:
             self.mask_of(layout, itemsize)[...] = False
-
-    def _is_everything(self, layout: Layout, itemsize: int) -> bool:
-        return prod(layout.shape) * itemsize == self._nbytes and is_dense(layout.shape, layout.strides)
-
-    def mark_where(self, layout: Layout, itemsize: int, chosen: npt.NDArray[np.bool_]) -> None:
-        """Record that the elements of ``layout`` that are true in ``chosen`` now have a value."""
-        if chosen.all():
-            self.mark(layout, itemsize)
-        elif not self.is_full:
-            self.mask_of(layout, itemsize)[chosen] = True
 
     def clear_where(self, layout: Layout, itemsize: int, chosen: npt.NDArray[np.bool_]) -> None:
         """Forget that the elements of ``layout`` that are true in ``chosen`` were written."""
@@ -220,14 +202,6 @@ class WrittenMap:
         """
         return self._elements(self._make_mask(itemsize), layout, itemsize)
 
-    def _elements(self, mask: npt.NDArray[np.bool_], layout: Layout, itemsize: int) -> npt.NDArray[np.bool_]:
-        per_element = itemsize * mask.size // self._nbytes
-        if 0 in layout.shape:  # its offset may lie behind the end
-            return np.empty((*layout.shape, per_element), np.bool_)
-        # By position: numpy takes twice as long to find its arguments by keyword.
-        strides = [*[stride * per_element for stride in layout.strides], 1]
-        return np.ndarray((*layout.shape, per_element), np.bool_, mask, layout.offset * per_element, strides)
-
     def is_written(self, layout: Layout, itemsize: int) -> bool:
         """Return whether every element of ``layout`` was written."""
         if self.is_full or (layout, itemsize) in self._known or 0 in layout.shape:
@@ -240,11 +214,41 @@ class WrittenMap:
             self._remember(layout, itemsize)
         return is_written
 
+    def _is_everything(self, layout: Layout, itemsize: int) -> bool:
+        return prod(layout.shape) * itemsize == self._nbytes and is_dense(layout.shape, layout.strides)
+
+    def _mark_block(self, layout: Layout, itemsize: int, rows: npt.NDArray[np.int64] | None) -> bool:
+        """Mark the elements if they are a block, and return whether they are marked now or were in a marked block."""
+        with self._lock:
+            blocks = self._blocks
+            if blocks is None:
+                return False
+            if rows is not None:
+                return blocks.covers_each(layout, itemsize, rows)
+            is_block = blocks.mark(layout, itemsize)
+            if is_block and blocks.is_complete():
+                self.is_full = True
+            return is_block
+
+    def _remember(self, layout: Layout, itemsize: int) -> None:
+        """Remember that a whole view is written, so that the next request for it need not examine its elements."""
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known.add((layout, itemsize))
+
     def _make_clearable(self, itemsize: int) -> None:
         """Replace the flag that everything is written, if it is set, by a mask."""
         if self.is_full:
             self._make_mask(itemsize)[...] = True
             self.is_full = False
+
+    def _elements(self, mask: npt.NDArray[np.bool_], layout: Layout, itemsize: int) -> npt.NDArray[np.bool_]:
+        per_element = itemsize * mask.size // self._nbytes
+        if 0 in layout.shape:  # its offset may lie behind the end
+            return np.empty((*layout.shape, per_element), np.bool_)
+        # By position: numpy takes twice as long to find its arguments by keyword.
+        strides = [*[stride * per_element for stride in layout.strides], 1]
+        return np.ndarray((*layout.shape, per_element), np.bool_, mask, layout.offset * per_element, strides)
 
     def _make_mask(self, itemsize: int) -> npt.NDArray[Any]:
         with self._lock:

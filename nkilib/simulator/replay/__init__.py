@@ -6,9 +6,8 @@
 The way of a launch:
 
 - ``launch``: the choice whether it is replayed, recorded or neither;
-- ``key``: what tells launches apart whose instructions may differ;
-- ``entries``: the recordings and plans of each key, and counts of how launches ran;
-- ``errors``: why a launch is not replayed.
+- ``key``: what tells launches apart whose instructions may differ, and why a launch is not replayed;
+- ``entries``: the recordings and plans of each key, and counts of how launches ran.
 
 From a launch to its plan:
 

@@ -25,7 +25,7 @@ from ..numerics.products import transposed_product
 from ..tensors.view import View
 from ..terms.dtypes import DType, tfloat32
 from ..terms.layout import Layout
-from .errors import ReplayFailed
+from .key import ReplayFailed
 from .memory import Memory, Operand, Slot
 from .recorded import PlaceholderStorage, Recorded, placeholder_of
 from .work import (

@@ -22,7 +22,7 @@ from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
 from ..terms.enums import MemoryRegion
 from ..terms.layout import Layout, dense, extent
-from .errors import ReplayFailed
+from .key import ReplayFailed
 from .recorded import Entry, Indexed, PlaceholderStorage, Recorded, Stored, Stream, placeholder_of
 
 _NOBODY = -1

@@ -19,8 +19,7 @@ from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 from ..launch.kernel import Kernel
-from .errors import ReplayFailed, Unplannable
-from .key import Candidate
+from .key import Candidate, ReplayFailed, Unplannable
 
 # The most keys, plans and bytes of plans that a process keeps.
 MOST_KEYS, MOST_PLANS, MOST_BYTES = 256, 64, 256 * 2**20

@@ -4,6 +4,10 @@
 """The key of a launch: everything that the instructions of a replayable kernel may depend on, except the data of its
 arrays. A kernel states that it is one with :func:`nkilib.nki.replayable`.
 
+:func:`candidate_of` returns the key, or a :class:`Refusal` that says why a launch has none. With a key it may still not
+be replayed: :class:`Unplannable`, :class:`PlanError` and :class:`ReplayFailed` say why. None of these errors reaches a
+user: the launch then runs as without replay.
+
 The key is made at every launch and is therefore flat: it consists of hashable parts, in which each value follows its
 type, and the items of a container its length. Objects that are compared by identity appear by ``id``. Whoever keeps the
 key also keeps weak references to them, so that the key does not keep a kernel alive with all that it holds.
@@ -78,6 +82,18 @@ class Refusal(NamedTuple):
     """
 
     reason: str
+
+
+class Unplannable(Exception):
+    """Error for a launch of which no plan can be made whose results are certainly bitwise identical."""
+
+
+class PlanError(Exception):
+    """Error for a mistake of the planner: its plan leaves other results or arguments than the launch."""
+
+
+class ReplayFailed(Exception):
+    """Error for a launch for whose values the plan is not valid, or that raises an error; nothing was changed."""
 
 
 class _Unkeyable(Exception):

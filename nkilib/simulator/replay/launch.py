@@ -26,8 +26,7 @@ from ..machine.observer import active_watchers
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
 from .entries import TALLIES, Entries, Entry, Planner
-from .errors import PlanError, ReplayFailed, Unplannable
-from .key import Candidate, Refusal, candidate_of
+from .key import Candidate, PlanError, Refusal, ReplayFailed, Unplannable, candidate_of
 from .plan import Arrays, Plan
 from .recorded import Stream, placeholder_of, views_in
 from .recorder import RecordedLaunch, record_launch

@@ -27,7 +27,7 @@ from ..tensors.view import Indirect, View
 from ..terms.enums import MemoryRegion
 from ..terms.errors import OutOfRangeError
 from ..terms.layout import Layout
-from .errors import Unplannable
+from .key import Unplannable
 from .recorded import Entry, Gathered, Guarded, Indexed, Label, PlaceholderStorage, Recorded, Stored, Stream
 
 # Instructions that load a register or a scalar from a tensor, with the name of that operand.

@@ -3,12 +3,15 @@
 
 """The settling of instructions: each issued instruction of a core gets its time on the timeline, and a note of it.
 
-A new tile in PSUM waits for those that it takes the place of: the tiles that were used longest ago. In the simulator, a
-kernel that makes a new tile in every step has as many as it likes. The device has 8 banks of 2 KiB
-(``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until the previous content of its
-place has been read. The place that a compiler takes is not published: the model takes the one that is free longest.
-SBUF is not modelled this way: a compiler loads into it out of order, and a public product whose tiles fill it is
-measured without such waits.
+:meth:`Settling.add` sorts instructions into computing, transfer, untimed and dropped ones, and lets each wait for the
+tensors that it touches.
+
+A new tile in PSUM (:class:`_Banks`) waits for those that it takes the place of (:class:`_Vacated`): the tiles that
+were used longest ago. In the simulator, a kernel that makes a new tile in every step has as many as it likes. The
+device has 8 banks of 2 KiB (``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until
+the previous content of its place has been read. The place that a compiler takes is not published: the model takes the
+one that is free longest. SBUF is not modelled this way: a compiler loads into it out of order, and a public product
+whose tiles fill it is measured without such waits.
 """
 
 from __future__ import annotations
@@ -114,6 +117,7 @@ class _Banks:
 
 
 def _footprint(access: Access) -> Footprint:
+    """Return the footprint of the part of a tensor that an instruction accesses."""
     known, layout, dtype, reach, _ = access
     return known.views.footprint(layout, dtype, reach)
 
@@ -153,7 +157,28 @@ class Settling:
                 kind, span = self._compute(instruction)
             self.log.add(instruction.number, kind, instruction.label, span, instruction.code, instruction.position)
 
+    def repeat(self, period: Period, skip: Skip) -> None:
+        """Repeat the instructions of the last period of a loop, for iterations that are skipped."""
+        self.log.repeat(period.first, skip.times, period.ns, skip.instructions)
+        self.tally.repeat(skip)
+        self.timeline.repeat(period.before, period.numbers, period.ns, skip.times)
+
+    def arrival_at_barrier(self, engine: Engine, data: Access) -> float:
+        """Return when the core comes to a barrier on ``data``."""
+        writes: Places = []
+        self._touch(data, writes)
+        return self.timeline.arrival(engine, [], writes)
+
+    def arrival_at_exchange(self, src: Access, dst: Access, values: dict[str, Any]) -> float:
+        """Return when the core is ready to swap tiles with the other core."""
+        reads: Places = []
+        writes: Places = []
+        self._touch(src, reads)
+        to_chip = self._touch(dst, writes).form.is_on_chip
+        return self.timeline.trigger_ns(self._kinds.queue(values, Address.known, to_chip).name, reads, writes)
+
     def _compute(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
+        """Put an instruction that is no transfer on the timeline: one of an engine, a register or a barrier."""
         definition, engine, met_ns = instruction.definition, instruction.engine, instruction.met_ns
         reads: Places = []
         writes: Places = []
@@ -237,6 +262,7 @@ class Settling:
         )
 
     def _transfer(self, instruction: PendingInstruction) -> tuple[InstructionKind, Span]:
+        """Put a transfer on the timeline, and count the bytes that it reads and writes in HBM."""
         definition, met_ns = instruction.definition, instruction.met_ns
         reads: Places = []
         writes: Places = []
@@ -271,12 +297,6 @@ class Settling:
         kind = self._kinds.moving(kind, work)
         return kind, self.timeline.transfer(instruction.number, kind.queue, work, reads, writes, met_ns)
 
-    def repeat(self, period: Period, skip: Skip) -> None:
-        """Repeat the instructions of the last period of a loop, for iterations that are skipped."""
-        self.log.repeat(period.first, skip.times, period.ns, skip.instructions)
-        self.tally.repeat(skip)
-        self.timeline.repeat(period.before, period.numbers, period.ns, skip.times)
-
     def _touch(self, access: Access, places: Places) -> Footprint:
         """Add a tensor to ``places``, those that an instruction reads or those that it writes."""
         known = access[0]
@@ -289,17 +309,3 @@ class Settling:
                 if vacated is not None:
                     places.append(vacated)
         return footprint
-
-    def arrival_at_barrier(self, engine: Engine, data: Access) -> float:
-        """Return when the core comes to a barrier on ``data``."""
-        writes: Places = []
-        self._touch(data, writes)
-        return self.timeline.arrival(engine, [], writes)
-
-    def arrival_at_exchange(self, src: Access, dst: Access, values: dict[str, Any]) -> float:
-        """Return when the core is ready to swap tiles with the other core."""
-        reads: Places = []
-        writes: Places = []
-        self._touch(src, reads)
-        to_chip = self._touch(dst, writes).form.is_on_chip
-        return self.timeline.trigger_ns(self._kinds.queue(values, Address.known, to_chip).name, reads, writes)

@@ -13,9 +13,8 @@ Nothing here knows a loss. From the bottom up:
 
 For public functions:
 
-- ``checks``: the checks of tensors, and the broadcasting of their shapes;
+- ``checks``: the checks of tensors, the broadcasting of their shapes, and the dtype of autocast;
 - ``uncompiled``: errors and warnings under torch.compile;
 - ``layout``: the rows of kernels in PyTorch's shapes;
-- ``dtensors``: this rank's part of DTensors;
-- ``losses``: the dtype, the shape and the reduction of a loss.
+- ``dtensors``: this rank's part of DTensors.
 """

@@ -4,6 +4,7 @@
 """The checks of every public function, on shapes, dtypes and devices only, and the broadcasting of shapes.
 
 Values are never read. For an input that PyTorch's function rejects too, the error has the same type as PyTorch's.
+:func:`autocast_dtype` is the dtype that autocast asks for.
 """
 
 from __future__ import annotations
@@ -197,6 +198,14 @@ def check_float_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
             f"{caller}: the kernels take {name} in bfloat16, float16 or float32, got {tensor.dtype}; pass "
             f"{name}.float()"
         )
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the dtype in which autocast computes products on a device; None where it is off."""
+    kind = device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
 
 
 def _leaves(input: Tensor) -> list[Tensor]:

@@ -23,6 +23,7 @@ from nkilib.torch.dispatch.devices import NATIVE_NAMESPACE, registrar
 NAMESPACE: Final = "nkilib"
 # The dtypes of the first input of kernels, and of their tiles.
 TILE_DTYPES: Final = {torch.bfloat16: nl.bfloat16, torch.float16: nl.float16, torch.float32: nl.float32}
+FLOAT_DTYPES: Final = tuple(TILE_DTYPES)
 
 
 def compute_properties(instance: object) -> None:

@@ -12,8 +12,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES
-from nkilib.torch.dispatch.operator import Call
+from nkilib.torch.dispatch.operator import FLOAT_DTYPES, Call
 from nkilib.torch.losses.checks import check_expands, check_same_size
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import WeightedLossModule

@@ -18,7 +18,6 @@ from nkilib.core.host.options import NoKeywords, as_float, check_reduction, hide
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller, broadcast_shape, counterpart
 from nkilib.torch.dispatch.layout import unviewed
-from nkilib.torch.dispatch.losses import as_computed, reduced
 from nkilib.torch.dispatch.operator import Call, Input, per_row
 from nkilib.torch.functions.cross_entropy.checks import check_weight
 from nkilib.torch.losses.indexed import (
@@ -31,6 +30,7 @@ from nkilib.torch.losses.indexed import (
     rows_and_classes,
 )
 from nkilib.torch.losses.modules import LossModule, WeightedLossModule
+from nkilib.torch.losses.outputs import as_computed, reduced
 from nkilib.torch.losses.rowwise import RowInputs, as_floats, rowwise_loss
 
 MULTI_MARGIN: Final = Caller("multi_margin_loss", "input", "scores", "torch.nn.functional.multi_margin_loss")

@@ -17,9 +17,9 @@ from nkilib.core.host.options import NoKeywords, as_int, check_flags, check_redu
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import unviewed
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed
-from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
+from nkilib.torch.dispatch.operator import FLOAT_DTYPES, Call, Input, Output, Shape
 from nkilib.torch.losses.indexed import indexed_loss
+from nkilib.torch.losses.outputs import as_computed
 
 CTC_LOSS: Final = Caller("ctc_loss", "log_probs", "log-probabilities", "torch.nn.functional.ctc_loss")
 Lengths: TypeAlias = Tensor | Sequence[int]

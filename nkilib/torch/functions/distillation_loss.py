@@ -19,8 +19,7 @@ from nkilib.experimental.loss.distillation.launch import DistillationOptions
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import differentiate
 from nkilib.torch.dispatch.checks import Caller
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES
-from nkilib.torch.dispatch.operator import Input, Operator, Output, as_first
+from nkilib.torch.dispatch.operator import FLOAT_DTYPES, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.losses.checks import check_reduction_or_batchmean
 from nkilib.torch.losses.distillation import check_labels, checked_beta, checked_numbers, reduced

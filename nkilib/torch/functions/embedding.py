@@ -17,11 +17,11 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, as_float, check_flags, hides_unknown, refuse_unknown
 from nkilib.torch.dispatch.checks import Caller, broadcast_shape, counterpart
-from nkilib.torch.dispatch.losses import as_computed
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.losses.checks import check_dimensions, finite_number
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import LossModule
+from nkilib.torch.losses.outputs import as_computed
 from nkilib.torch.losses.rowwise import RowInputs, as_floats, rowwise_loss
 
 _COSINE_LOSS: Final = rowwise_loss(

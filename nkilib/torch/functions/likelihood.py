@@ -21,13 +21,13 @@ from nkilib.core.host.options import NoKeywords, as_int64, check_flags, check_re
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import rows_shape, unviewed
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed
-from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
+from nkilib.torch.dispatch.operator import FLOAT_DTYPES, Call, Input, Output, Shape
 from nkilib.torch.functions.cross_entropy.checks import check_indices, check_weight
 from nkilib.torch.losses.checks import BATCHMEAN, check_reduction_or_batchmean, least_of_log
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.indexed import CLASS_WEIGHT, check_inplace, check_range, indexed_loss, kernel_target
 from nkilib.torch.losses.modules import LossModule, WeightedLossModule
+from nkilib.torch.losses.outputs import as_computed
 
 NLL_LOSS: Final = Caller("nll_loss", "input", "log-probabilities", "torch.nn.functional.nll_loss")
 

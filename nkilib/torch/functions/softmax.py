@@ -17,10 +17,9 @@ from typing_extensions import Unpack
 from nkilib.core.host.options import NoKeywords, as_int, hides_unknown, refuse_unknown
 from nkilib.experimental import softmax as kernels
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
-from nkilib.torch.dispatch.checks import Caller, check_devices, check_plain, check_tensors
+from nkilib.torch.dispatch.checks import Caller, autocast_dtype, check_devices, check_plain, check_tensors
 from nkilib.torch.dispatch.layout import AlongAxis
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES, autocast_dtype
-from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
+from nkilib.torch.dispatch.operator import FLOAT_DTYPES, TILE_DTYPES, Call, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
 
 SOFTMAX: Final = Caller("softmax", "input", "a tensor", "torch.nn.functional.softmax")

@@ -16,11 +16,11 @@ from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, ref
 from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
 from nkilib.torch.dispatch.dtensors import local_part
 from nkilib.torch.dispatch.layout import as_rows, rows_shape
-from nkilib.torch.dispatch.losses import in_shape_of_rows
 from nkilib.torch.functions.cross_entropy.checks import check_arguments, check_inplace, checked_options
 from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, DERIVATIVE, FORWARD, ForwardResults, Wanted
 from nkilib.torch.functions.vocab_parallel.autograd import vocab_parallel_results
 from nkilib.torch.functions.vocab_parallel.shards import check_whole, group_place, shards_of_ranks, without_padding
+from nkilib.torch.losses.outputs import in_shape_of_rows
 
 _CALLER: Final = Caller("token_scores", "logits", "logits", CROSS_ENTROPY.instead)
 

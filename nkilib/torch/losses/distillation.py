@@ -14,8 +14,8 @@ from torch import Tensor
 
 from nkilib.core.host.options import as_float, as_int
 from nkilib.experimental.loss.distillation.launch import LEAST_TEMPERATURE, MOST_TEMPERATURE
-from nkilib.torch.dispatch import losses as reductions
 from nkilib.torch.dispatch.checks import Caller
+from nkilib.torch.losses import outputs
 from nkilib.torch.losses.checks import BATCHMEAN
 
 _BETA_OF_DIRECTION: Final = {"forward": 0.0, "reverse": 1.0}
@@ -90,8 +90,8 @@ def reduced(loss: Tensor, positions: tuple[int, ...], counts: Tensor | None, red
             ``"none"``.
     """
     if reduction == BATCHMEAN:
-        return reductions.reduced(loss, "mean", positions, positions[0] if positions else 1)
+        return outputs.reduced(loss, "mean", positions, positions[0] if positions else 1)
     if counts is None:
-        return reductions.reduced(loss, reduction, positions)
+        return outputs.reduced(loss, reduction, positions)
     count = counts.sum()
-    return reductions.reduced(loss, reduction, positions, count, count == 0)
+    return outputs.reduced(loss, reduction, positions, count, count == 0)

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Elementwise losses in PyTorch: their operators, made from one description, and the semantics around them."""
+"""Elementwise losses in PyTorch: their operators, made from one description, and the semantics around them.
+
+:func:`elementwise_loss` registers the operators of a loss, and :class:`ElementwiseLoss` calls them: dtypes,
+broadcasting, memory order, ``inplace``. :class:`Matrix` keeps weights unexpanded that elements share.
+:func:`loss_of_pair` is the loss of an input and a target, as most functions have it.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +23,11 @@ from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
 from nkilib.torch.dispatch.checks import Caller, broadcast_shape, counterpart
 from nkilib.torch.dispatch.layout import stored_order, unviewed
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed, is_each, kernel_gradient, loss_output
-from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
+from nkilib.torch.dispatch.operator import FLOAT_DTYPES, TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.losses.checks import check_call, check_weight, promoted, warn_of_broadcast
 from nkilib.torch.losses.options import Defaults, gradient_requests, options_of_loss
+from nkilib.torch.losses.outputs import as_computed, is_each, kernel_gradient, loss_output
 
 # A partition of the hardware has whole rows or a part of one: with fewer rows than this, many would be idle.
 _FEWEST_ROWS: Final = 512
@@ -34,14 +39,6 @@ def compact(weight: Tensor, dimensions: int) -> Tensor:
     """
     whole = weight[(None,) * (dimensions - weight.dim())]
     return whole[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in whole.stride())]
-
-
-def sum_of(weight: Tensor) -> Tensor:
-    """Return the sum of a weight, float32. PyTorch's sum of an expanded weight is off by up to 4e-3 on the CPU."""
-    if weight.requires_grad:
-        return weight.contiguous().sum(dtype=torch.float32)
-    numbers = compact(weight, weight.dim())
-    return numbers.sum(dtype=torch.float32) * (weight.numel() // max(numbers.numel(), 1))
 
 
 @dataclass(frozen=True)
@@ -128,9 +125,9 @@ class ElementwiseLoss:
         constant: the names of tensors without a gradient.
         integers: the names of tensors that PyTorch accepts in integer dtypes too.
         bools: the names of those among them that PyTorch accepts as bool too.
-        takes_integers_alone: whether all tensors of a call may be integers; the loss is then computed in float32.
         derivative: the derivative of the operators.
         is_float32_under_autocast: whether losses that are not reduced are float32 under autocast, as in PyTorch.
+        takes_integers_alone: whether all tensors of a call may be integers; the loss is then computed in float32.
     """
 
     caller: Caller
@@ -344,6 +341,14 @@ def _gradient(name: str) -> Output:
         return call.first.dtype if tensor is None else tensor.dtype
 
     return Output(f"grad_{name}", dtype, as_first, requested_by=f"grad_{name}_wanted")
+
+
+def sum_of(weight: Tensor) -> Tensor:
+    """Return the sum of a weight, float32. PyTorch's sum of an expanded weight is off by up to 4e-3 on the CPU."""
+    if weight.requires_grad:
+        return weight.contiguous().sum(dtype=torch.float32)
+    numbers = compact(weight, weight.dim())
+    return numbers.sum(dtype=torch.float32) * (weight.numel() // max(numbers.numel(), 1))
 
 
 def loss_of_pair(

@@ -27,10 +27,10 @@ from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.launch import is_traced
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES, kernel_gradient, loss_output
-from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
+from nkilib.torch.dispatch.operator import FLOAT_DTYPES, TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.losses.options import Defaults, options_of_loss
+from nkilib.torch.losses.outputs import kernel_gradient, loss_output
 
 INDEX_DTYPES: Final = frozenset(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)

@@ -19,11 +19,11 @@ from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import stored_order, unviewed
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES, is_each, kernel_gradient, loss_output
-from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, per_row
+from nkilib.torch.dispatch.operator import FLOAT_DTYPES, TILE_DTYPES, Call, Input, Operator, Output, Shape, per_row
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.losses.checks import check_call, promoted
 from nkilib.torch.losses.options import Defaults, gradient_requests, options_from_defaults, options_of_loss
+from nkilib.torch.losses.outputs import is_each, kernel_gradient, loss_output
 
 # The option of a forward that says whether it returns what the backward takes.
 _WANTED: Final = "coefficients_wanted"

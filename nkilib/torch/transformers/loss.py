@@ -18,10 +18,10 @@ from torch import Tensor
 
 from nkilib.core.host.options import shows
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions
-from nkilib.torch.dispatch.losses import reduced
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.functions.cross_entropy.checks import RECIPE
 from nkilib.torch.functions.cross_entropy.functional import cross_entropy
+from nkilib.torch.losses.outputs import reduced
 
 # Arguments of cross_entropy that have no meaning here. They raise, instead of being ignored like other arguments.
 _NOT_PASSED_ON: Final = frozenset(("weight", "reduction", "normalizer", "return_outputs", "class_dim"))

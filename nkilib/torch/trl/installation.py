@@ -19,8 +19,8 @@ from torch import Tensor
 
 from nkilib.experimental.loss.distillation.launch import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN, LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
+from nkilib.torch.dispatch.checks import autocast_dtype
 from nkilib.torch.dispatch.devices import NATIVE_DEVICE
-from nkilib.torch.dispatch.losses import autocast_dtype
 from nkilib.torch.functions.linear_distillation.checks import most_hidden_bytes
 from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
 from nkilib.torch.functions.linear_distillation.operators import LinearDistillationOutputs

@@ -12,9 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from nkilib.experimental.softmax import guarantees as bounds
-from nkilib.experimental.softmax import guarantees as reference
 from nkilib.experimental.softmax import (
+    host,
     log_softmax_backward,
     log_softmax_forward,
     softmax_backward,
@@ -75,19 +74,19 @@ class _Kernel:
 
 
 _KERNELS: Final = (
-    _Kernel(softmax_forward, reference.softmax_reference, bounds.softmax_bound, None),
-    _Kernel(log_softmax_forward, reference.log_softmax_reference, bounds.log_softmax_bound, None),
+    _Kernel(softmax_forward, host.softmax_reference, host.softmax_bound, None),
+    _Kernel(log_softmax_forward, host.log_softmax_reference, host.log_softmax_bound, None),
     _Kernel(
         softmax_backward,
-        reference.softmax_backward_reference,
-        bounds.softmax_backward_bound,
-        reference.softmax_reference,
+        host.softmax_backward_reference,
+        host.softmax_backward_bound,
+        host.softmax_reference,
     ),
     _Kernel(
         log_softmax_backward,
-        reference.log_softmax_backward_reference,
-        bounds.log_softmax_backward_bound,
-        reference.log_softmax_reference,
+        host.log_softmax_backward_reference,
+        host.log_softmax_backward_bound,
+        host.log_softmax_reference,
     ),
 )
 

@@ -23,8 +23,12 @@ from nkilib.core.plan_limits import PlanLimits, limits_in_force, shrunk
 from nkilib.experimental.loss import linear_cross_entropy_backward, linear_cross_entropy_forward_backward
 from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, weight_tiles
-from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
-from nkilib.experimental.loss.linear.backward.one_core import ClassBlocks, plan_of_program, planned_blocks
+from nkilib.experimental.loss.linear.backward.memory_plan import (
+    BackwardPlan,
+    ClassBlocks,
+    plan_of_program,
+    planned_blocks,
+)
 from nkilib.experimental.loss.linear.backward.rounds import ClassCover, SharedBuffers, planned_cover
 from nkilib.experimental.loss.linear.launch import (
     SCRATCH_BYTES,

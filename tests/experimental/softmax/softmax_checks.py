@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nkilib.experimental import softmax
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.softmax import guarantees
+from nkilib.experimental.softmax import host
 
 DTYPES = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32))
 
@@ -24,12 +24,12 @@ AXIS = 1
 FORWARD = {False: softmax.softmax_forward, True: softmax.log_softmax_forward}
 BACKWARD = {False: softmax.softmax_backward, True: softmax.log_softmax_backward}
 _FORWARD_REFERENCE = {
-    False: (guarantees.softmax_reference, guarantees.softmax_bound),
-    True: (guarantees.log_softmax_reference, guarantees.log_softmax_bound),
+    False: (host.softmax_reference, host.softmax_bound),
+    True: (host.log_softmax_reference, host.log_softmax_bound),
 }
 _BACKWARD_REFERENCE = {
-    False: (guarantees.softmax_backward_reference, guarantees.softmax_backward_bound),
-    True: (guarantees.log_softmax_backward_reference, guarantees.log_softmax_backward_bound),
+    False: (host.softmax_backward_reference, host.softmax_backward_bound),
+    True: (host.log_softmax_backward_reference, host.log_softmax_backward_bound),
 }
 Array = npt.NDArray[Any]
 
@@ -55,7 +55,7 @@ class Kernel:
         x = 3.0 * rng.standard_normal(shape)
         if not self.is_backward:
             return [x.astype(dtype)]
-        of_forward = guarantees.log_softmax_reference if self.is_log else guarantees.softmax_reference
+        of_forward = host.log_softmax_reference if self.is_log else host.softmax_reference
         return [rng.standard_normal(shape).astype(dtype), of_forward(x, axis).astype(dtype)]
 
     def worst_error(self, result: Any, inputs: list[Any], axis: int = -1) -> float:
@@ -67,21 +67,19 @@ class Kernel:
 KERNELS = {
     kernel.name: kernel
     for kernel in (
-        Kernel(softmax.softmax_forward, guarantees.softmax_reference, guarantees.softmax_bound, False, False),
-        Kernel(
-            softmax.log_softmax_forward, guarantees.log_softmax_reference, guarantees.log_softmax_bound, True, False
-        ),
+        Kernel(softmax.softmax_forward, host.softmax_reference, host.softmax_bound, False, False),
+        Kernel(softmax.log_softmax_forward, host.log_softmax_reference, host.log_softmax_bound, True, False),
         Kernel(
             softmax.softmax_backward,
-            guarantees.softmax_backward_reference,
-            guarantees.softmax_backward_bound,
+            host.softmax_backward_reference,
+            host.softmax_backward_bound,
             False,
             True,
         ),
         Kernel(
             softmax.log_softmax_backward,
-            guarantees.log_softmax_backward_reference,
-            guarantees.log_softmax_backward_bound,
+            host.log_softmax_backward_reference,
+            host.log_softmax_backward_bound,
             True,
             True,
         ),

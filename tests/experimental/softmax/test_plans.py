@@ -11,7 +11,7 @@ from nkilib.core.plan_limits import PlanLimits, shrunk, usable_sbuf_bytes
 from nkilib.experimental.softmax.columns.forward import forward_loop
 from nkilib.experimental.softmax.columns.plan import Layout, Sizes
 from nkilib.experimental.softmax.columns.short import backward_short_plan, forward_short_plan
-from nkilib.experimental.softmax.guarantees import (
+from nkilib.experimental.softmax.host import (
     log_softmax_backward_work,
     softmax_backward_work,
     softmax_forward_work,

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import nkilib.torch
-from nkilib.experimental.softmax import guarantees as bounds
+from nkilib.experimental.softmax import host
 from tests.torch.inputs import make_logits
 from tests.torch.opinfo import (
     DTYPES,
@@ -209,10 +209,10 @@ def test_modules_are_those_of_pytorch_with_another_forward() -> None:
         torch.testing.assert_close(nkilib.torch.Softmax2d()(x), nn.Softmax2d()(x))
 
 
-FORWARD: dict[str, Callable[..., Any]] = {"softmax": bounds.softmax_bound, "log_softmax": bounds.log_softmax_bound}
+FORWARD: dict[str, Callable[..., Any]] = {"softmax": host.softmax_bound, "log_softmax": host.log_softmax_bound}
 BACKWARD: dict[str, Callable[..., Any]] = {
-    "softmax": bounds.softmax_backward_bound,
-    "log_softmax": bounds.log_softmax_backward_bound,
+    "softmax": host.softmax_backward_bound,
+    "log_softmax": host.log_softmax_backward_bound,
 }
 
 

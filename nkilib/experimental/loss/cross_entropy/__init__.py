@@ -12,7 +12,8 @@ Example::
 
 - ``kernels``: the kernels as plain functions; ``registry_entry``: the kernels with guarantees and work;
 - ``launch``, ``validation``: the arguments and options of a launch, and their checks;
-- ``forward``, ``results``: the losses on one core, and the results computed from their sums;
+- ``forward``: the losses on one core;
+- ``results``: the values of a group of batches, and the results computed from them;
 - ``backward``, ``coefficients``: the gradient on one core, and the coefficients that it is made of;
 - ``targets``, ``softcap``: the targets and factors of classes, and the cap of logits, on chip;
 - ``tiling``: the choice of a tiling; ``profiling``: the modelled profile of a launch;

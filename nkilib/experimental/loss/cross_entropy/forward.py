@@ -31,9 +31,15 @@ from nkilib.core.rows.statistics import (
 )
 from nkilib.core.rows.stream import Chunk, Stream
 from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
-from nkilib.experimental.loss.cross_entropy.results import Group, Results, ShiftedGroup, TargetValues, store_results
+from nkilib.experimental.loss.cross_entropy.results import Group, Results, ShiftedGroup, store_results
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
-from nkilib.experimental.loss.cross_entropy.targets import ClassFactors, FactorRings, TargetFinder, TargetMasks
+from nkilib.experimental.loss.cross_entropy.targets import (
+    ClassFactors,
+    FactorRings,
+    TargetFinder,
+    TargetMasks,
+    TargetValues,
+)
 from nkilib.nki import nisa, nl
 
 # The factor by which a chunk of recomputed rows is smaller.

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cross-entropy loss and its gradient for large vocabularies: plain kernels, where every target is a valid class, and
-extended ones with the options of training recipes.
+"""Cross-entropy loss and its gradient for large vocabularies, as plain and as extended kernels.
+
+The plain ones, :func:`cross_entropy_forward` and :func:`cross_entropy_backward`, require that every target is a valid
+class; :func:`extended_cross_entropy_forward` and :func:`extended_cross_entropy_backward` have the options of training
+recipes.
 
 All kernels process batches of positions, one position per partition, and chunks of the vocabulary, so that none needs a
 whole row on chip. The forwards read the logits from HBM once, the backwards read and write them once. With all options
@@ -256,7 +259,7 @@ def extended_cross_entropy_backward(
     entropy_hbm: HbmTensor | None = None,
     grad_entropy_hbm: HbmTensor | None = None,
 ) -> nl.NkiTensor:
-    """Gradient of the forward's results with respect to the logits.
+    """Gradient of the extended forward's results with respect to the logits.
 
     It is the sum of the gradients of the loss, of lse, of the target's log-probability ``z[t] - lse`` and of the
     entropy, each times its upstream gradient. The row of an ignored position has only the gradients of lse and entropy,

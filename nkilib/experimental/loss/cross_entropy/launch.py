@@ -4,8 +4,11 @@
 """A launch of the cross-entropy kernels: its options and arguments, known when a kernel is traced, and the form of the
 forward.
 
-They determine every branch of the kernels. The forward has two forms: with the exact maximum of every row, or with a
-shift in its place.
+They determine every branch of the kernels. :class:`LossOptions` are the user's options (:class:`RecipeOptions`: those
+that PyTorch lacks, as keywords); :class:`Options` those of a launch; :class:`Launch` its tensors and sizes. The forward
+has two forms, with the exact maximum of every row or with a shift in its place; :func:`with_form` chooses the form.
+
+Range checks of options are here, since torch and jax use them; those of tensors are in :mod:`.validation`.
 """
 
 from __future__ import annotations
@@ -36,14 +39,6 @@ _SMALL_BYTES_OF_SHIFT = 8192
 OPTION_MAX = 1e30
 SOFTCAP_MIN = 1e-30
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-6, 1e6
-
-# Where a shift pays, fitted to profiles of launches on trn2 (modelled, not measured). The additional work of a shift
-# takes the time that it saves over this many columns of batches; in shorter rows, the fixed cost of a batch shows.
-_COLUMNS_OF_BATCHES = 130_000
-_COLUMNS_OF_ROW = 4_000
-# With an entropy, recomputed rows are the more expensive the shorter their chunks are: with fewer columns
-# a launch of nothing but such rows takes more than 2.3 times the time of the form with the exact maximum.
-_CHUNK_BESIDE_ENTROPY, _COLUMNS_BESIDE_ENTROPY = 8_192, 50_000
 
 
 class RecipeOptions(TypedDict, total=False):
@@ -91,7 +86,7 @@ def check_options(function: str, options: LossOptions) -> None:
 
 
 def check_recipe(function: str, options: LossOptions) -> None:
-    """Check that the options of :class:`RecipeOptions`, which PyTorch does not have, are in range.
+    """Check that the options of :class:`RecipeOptions`, except ``exact_maximum``, are in range.
 
     Raises:
         AssertionError: if an option is out of range; the message has function, requirement and value.
@@ -324,6 +319,15 @@ def _obstacle(launch: Launch, options: Options) -> str:
     return f"for more than {BATCHES_MAX} batches a core, got {most}" if most > BATCHES_MAX else ""
 
 
+# Where a shift pays, fitted to profiles of launches on trn2 (modelled, not measured). The additional work of a shift
+# takes the time that it saves over this many columns of batches; in shorter rows, the fixed cost of a batch shows.
+_COLUMNS_OF_BATCHES = 130_000
+_COLUMNS_OF_ROW = 4_000
+# With an entropy, recomputed rows are the more expensive the shorter their chunks are: with fewer columns
+# a launch of nothing but such rows takes more than 2.3 times the time of the form with the exact maximum.
+_CHUNK_BESIDE_ENTROPY, _COLUMNS_BESIDE_ENTROPY = 8_192, 50_000
+
+
 def shift_pays(batches: int, vocab_size: int, chunk_size: int) -> bool:
     """Return whether, on one core, a pass for the maximum of all rows takes longer than all additional work of a
     shift.
@@ -339,7 +343,8 @@ def shift_pays(batches: int, vocab_size: int, chunk_size: int) -> bool:
     return columns >= least and batches * columns >= least_of_batches
 
 
-def _pays(launch: Launch, options: Options) -> bool:
+def _shift_pays_for(launch: Launch, options: Options) -> bool:
+    """Return whether a shift pays for a launch, by its types, its entropy and :func:`shift_pays`."""
     is_short = launch.dtype == launch.logits_hbm.dtype and launch.dtype in (nl.bfloat16, nl.float16)
     columns = launch.vocab_size - launch.chunk_size
     is_long = launch.chunk_size >= limited_shift_columns(_CHUNK_BESIDE_ENTROPY)
@@ -368,6 +373,6 @@ def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> O
         return options
     obstacle = _obstacle(launch, options)
     if exact_maximum is None:
-        return options if obstacle or not _pays(launch, options) else replace(options, with_shift=True)
+        return options if obstacle or not _shift_pays_for(launch, options) else replace(options, with_shift=True)
     require(not obstacle, f"{function}: exact_maximum must be True or None {obstacle}, got False")
     return replace(options, with_shift=True)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from nkilib.core.rows.argmax import Argmax
-from nkilib.core.rows.batches import Batch, BatchGroup, StoredRows
-from nkilib.core.rows.elements import row_elements, vector_elements
+from nkilib.core.rows.batches import BatchGroup, StoredRows
 from nkilib.core.rows.moments import FirstMoment, Moments, ShiftedEntropy
 from nkilib.core.rows.shifted import ShiftedSums
 from nkilib.core.rows.statistics import Columns, Statistics
@@ -28,57 +27,10 @@ from nkilib.core.rows.tiles import (
     selected,
     with_nan_of_infinite,
 )
-from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
+from nkilib.experimental.loss.cross_entropy.launch import Options
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
-from nkilib.experimental.loss.cross_entropy.targets import TargetElements, TargetMasks
+from nkilib.experimental.loss.cross_entropy.targets import TargetMasks, TargetValues
 from nkilib.nki import nisa, nl
-
-
-@dataclass(frozen=True)
-class TargetValues:
-    """The values gathered at the targets of a group: tiles [rows, batches].
-
-    Attributes:
-        logits_sbuf: the logits, in the type of the chunks.
-        masks: the masks of valid targets; None if all targets are valid.
-        weights_sbuf: the class weights of the targets, float32; None without class weights. A target that is
-            ignored or in another shard has the weight of the class that :meth:`.targets.TargetFinder.find`
-            chose instead.
-    """
-
-    logits_sbuf: nl.NkiTensor
-    masks: TargetMasks | None
-    weights_sbuf: nl.NkiTensor | None
-
-    @classmethod
-    def make(cls, columns: Columns, dtype: nl.DType, options: Options) -> TargetValues:
-        """Allocate the tiles; their contents are not initialised."""
-        return cls(
-            columns.row_tile(dtype),
-            None if options.is_plain else TargetMasks.make(columns.rows, columns.batches),
-            columns.row_tile() if options.is_weighted else None,
-        )
-
-    def masks_of_batch(self, batch: int) -> TargetMasks | None:
-        """Return the masks of one batch of the group."""
-        return None if self.masks is None else self.masks.of_batch(batch)
-
-    def gather(self, launch: Launch, elements: TargetElements, rows: Batch, batch: int) -> None:
-        """Gather the logits at the targets of batch number ``batch`` of the group, and the class weights of the
-        targets.
-
-        DMA rounds the target's logit to the type of the tiles just as it rounds the chunks, so it does not exceed
-        the maximum of its row.
-        """
-        nisa.dma_copy(
-            dst=self.logits_sbuf[:, batch : batch + 1],
-            src=row_elements(launch.logits_hbm, elements.index_sbuf, rows),
-        )
-        if self.weights_sbuf is not None and launch.class_weight_hbm is not None:
-            nisa.dma_copy(
-                dst=self.weights_sbuf[:, batch : batch + 1],
-                src=vector_elements(launch.class_weight_hbm, elements.column_sbuf),
-            )
 
 
 @dataclass(frozen=True)
@@ -202,22 +154,6 @@ class ShiftedGroup:
             self.entropy.restart(self.statistics.columns, chunks)
 
 
-# A vector [N] in HBM, or None if it is not returned, and its values of a group, [rows, batches].
-_PossibleResult = tuple[nl.NkiTensor | None, nl.NkiTensor]
-
-
-class GroupResult(NamedTuple):
-    """A result of a group of batches.
-
-    Attributes:
-        vector_hbm: the vector in HBM, [N].
-        tile_sbuf: the values of the group, [rows, batches], in the type of the vector or in float32.
-    """
-
-    vector_hbm: nl.NkiTensor
-    tile_sbuf: nl.NkiTensor
-
-
 def new_vector(name: str, num_positions: int, dtype: nl.DType) -> nl.NkiTensor:
     """Allocate a result vector [N] in HBM."""
     return nl.ndarray((num_positions,), dtype=dtype, buffer=nl.shared_hbm, name=name)
@@ -270,27 +206,8 @@ class Results:
         return tuple(vector_hbm for vector_hbm in vectors if vector_hbm is not None)
 
 
-def results_of_all_classes(group: Group, results: Results) -> list[_PossibleResult]:
-    """Compute the results that need more of a row than its maximum and its sum of exponentials, such as argmax and
-    entropy.
-    """
-    entries: list[_PossibleResult] = []
-    if group.argmax is not None:
-        entries.append((results.argmax_hbm, group.argmax.row_found_sbuf))
-    moments = group.moments
-    if moments is not None and moments.entropy is not None:
-        entries.append((results.entropy_hbm, moments.entropy.entropies(group.statistics)))
-    if moments is not None and moments.squares is not None:
-        entries.append((results.log_sum_squares_hbm, moments.squares.logs(group.statistics)))
-    if moments is not None and moments.mean is not None:
-        entries.append((results.mean_logit_hbm, moments.mean.means(group.statistics.scale)))
-    if results.distance_sum_hbm is not None:
-        entries.append((results.distance_sum_hbm, scaled(group.first_moment.row_first_sbuf, -group.statistics.scale)))
-    return entries
-
-
 @dataclass(frozen=True)
-class _OfTargets:
+class _TargetResults:
     """The results of a group that depend on the targets: float32 tiles [rows, batches].
 
     Ignored targets are not masked yet, and the squared log-sum-exp is not added to the loss.
@@ -320,7 +237,7 @@ def _distance_of_target(statistics: Statistics | ShiftedSums, logit_sbuf: nl.Nki
     return distance_sbuf
 
 
-def _under_shift(group: ShiftedGroup) -> _OfTargets:
+def _results_under_shift(group: ShiftedGroup) -> _TargetResults:
     """Return the loss w[t] * (log S - (z[t] - c)), z[t] and w[t], where S is the sum of exp(z - c) under the shift
     c.
 
@@ -332,7 +249,7 @@ def _under_shift(group: ShiftedGroup) -> _OfTargets:
     nisa.tensor_scalar(dst=loss_sbuf, data=loss_sbuf, op0=nl.maximum, operand0=0.0)
     if targets.weights_sbuf is not None:
         nisa.tensor_tensor(dst=loss_sbuf, data1=loss_sbuf, data2=targets.weights_sbuf, op=nl.multiply)
-    return _OfTargets(loss_sbuf, targets.logits_sbuf, targets.weights_sbuf)
+    return _TargetResults(loss_sbuf, targets.logits_sbuf, targets.weights_sbuf)
 
 
 def _spread_loss(first: FirstMoment, statistics: Statistics) -> nl.NkiTensor:
@@ -347,7 +264,7 @@ def _spread_loss(first: FirstMoment, statistics: Statistics) -> nl.NkiTensor:
     return loss_sbuf
 
 
-def _of_classes(group: Group, targets: TargetValues, options: Options) -> _OfTargets:
+def _results_of_class_targets(group: Group, targets: TargetValues, options: Options) -> _TargetResults:
     """Return the loss of class targets, z[t] and w[t].
 
     The loss is (1 - e) * w[t] * (lse - z[t]) + (e / V) * (W * lse - sum of w z), with the label smoothing e and
@@ -368,30 +285,31 @@ def _of_classes(group: Group, targets: TargetValues, options: Options) -> _OfTar
         nisa.scalar_tensor_tensor(
             dst=loss_sbuf, data=spread_sbuf, op0=nl.multiply, operand0=options.spread, op1=nl.add, operand1=loss_sbuf
         )
-    return _OfTargets(loss_sbuf, logit_sbuf, targets.weights_sbuf)
+    return _TargetResults(loss_sbuf, logit_sbuf, targets.weights_sbuf)
 
 
-def _of_probabilities(first: FirstMoment, statistics: Statistics) -> _OfTargets:
+def _results_of_probabilities(first: FirstMoment, statistics: Statistics) -> _TargetResults:
     """Return, for class factors f, the sums over the classes of f * (lse - z), of f * z / scale, and of f.
 
     With scores x = z / scale, their maximum m, F = sum of f and G = sum of f * (x - m), the second one is
     G + F * m.
     """
     negated_sbuf = product(first.row_factors_sbuf, statistics.row_neg_max_sbuf)
-    return _OfTargets(
+    return _TargetResults(
         _spread_loss(first, statistics), difference(first.row_first_sbuf, negated_sbuf), first.row_factors_sbuf
     )
 
 
-def _of_targets(group: Group | ShiftedGroup, options: Options) -> _OfTargets:
+def _target_results(group: Group | ShiftedGroup, options: Options) -> _TargetResults:
+    """Return the results of a group that depend on the targets."""
     if isinstance(group, ShiftedGroup):
-        return _under_shift(group)
+        return _results_under_shift(group)
     if group.targets is None:
-        return _of_probabilities(group.first_moment, group.statistics)
-    return _of_classes(group, group.targets, options)
+        return _results_of_probabilities(group.first_moment, group.statistics)
+    return _results_of_class_targets(group, group.targets, options)
 
 
-def _loss(
+def _finished_loss(
     loss_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, masks: TargetMasks | None, dtype: nl.DType, options: Options
 ) -> nl.NkiTensor:
     """Return the loss plus s * lse^2, where s is the factor of the squared log-sum-exp, and 0 where the target is
@@ -419,20 +337,55 @@ def _where_local(values_sbuf: nl.NkiTensor, masks: TargetMasks | None) -> nl.Nki
     return values_sbuf if masks is None else selected(cast(values_sbuf, nl.float32), masks.local_sbuf)
 
 
+# A vector [N] in HBM, or None if it is not returned, and its values of a group, [rows, batches].
+_PossibleResult = tuple[nl.NkiTensor | None, nl.NkiTensor]
+
+
+class GroupResult(NamedTuple):
+    """A result of a group of batches.
+
+    Attributes:
+        vector_hbm: the vector in HBM, [N].
+        tile_sbuf: the values of the group, [rows, batches], in the type of the vector or in float32.
+    """
+
+    vector_hbm: nl.NkiTensor
+    tile_sbuf: nl.NkiTensor
+
+
+def results_of_all_classes(group: Group, results: Results) -> list[_PossibleResult]:
+    """Compute the results that need more of a row than its maximum and its sum of exponentials, such as argmax and
+    entropy.
+    """
+    entries: list[_PossibleResult] = []
+    if group.argmax is not None:
+        entries.append((results.argmax_hbm, group.argmax.row_found_sbuf))
+    moments = group.moments
+    if moments is not None and moments.entropy is not None:
+        entries.append((results.entropy_hbm, moments.entropy.entropies(group.statistics)))
+    if moments is not None and moments.squares is not None:
+        entries.append((results.log_sum_squares_hbm, moments.squares.logs(group.statistics)))
+    if moments is not None and moments.mean is not None:
+        entries.append((results.mean_logit_hbm, moments.mean.means(group.statistics.scale)))
+    if results.distance_sum_hbm is not None:
+        entries.append((results.distance_sum_hbm, scaled(group.first_moment.row_first_sbuf, -group.statistics.scale)))
+    return entries
+
+
 def computed_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[GroupResult]:
     """Compute the results of a group of batches whose logarithms of sums have been computed."""
     statistics = group.statistics
     lse_sbuf = difference(statistics.log_sum_sbuf, statistics.scaled(statistics.row_neg_max_sbuf))
     masks = None if group.targets is None else group.targets.masks
-    of_targets = _of_targets(group, options)
+    target_results = _target_results(group, options)
     entries: list[_PossibleResult] = [
-        (results.loss_hbm, _loss(of_targets.loss_sbuf, lse_sbuf, masks, results.loss_hbm.dtype, options)),
+        (results.loss_hbm, _finished_loss(target_results.loss_sbuf, lse_sbuf, masks, results.loss_hbm.dtype, options)),
         (results.lse_hbm, lse_sbuf),
     ]
     if results.target_logit_hbm is not None:
-        entries.append((results.target_logit_hbm, _where_local(statistics.scaled(of_targets.logit_sbuf), masks)))
+        entries.append((results.target_logit_hbm, _where_local(statistics.scaled(target_results.logit_sbuf), masks)))
     if results.position_weight_hbm is not None:
-        weight_sbuf = of_targets.weight_sbuf
+        weight_sbuf = target_results.weight_sbuf
         weight_sbuf = constant(lse_sbuf, 1.0) if weight_sbuf is None else weight_sbuf
         entries.append((results.position_weight_hbm, _where_local(weight_sbuf, masks)))
     if isinstance(group, Group):

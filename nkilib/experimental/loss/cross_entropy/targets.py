@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The targets of cross-entropy and its class factors, weights or probabilities, on chip.
+"""The targets of cross-entropy, the values gathered at them, and its class factors, weights or probabilities, on chip.
 
 A target's class may be ignored or held by another shard of the vocabulary; :mod:`nkilib.core.rows.elements` explains
 the index of an element, also for an invalid class. Class weights and class probabilities are loaded chunk by chunk in
@@ -14,8 +14,16 @@ from dataclasses import dataclass
 from enum import Enum
 
 from nkilib.core.rows.batches import Batch
-from nkilib.core.rows.elements import ElementIndices, clamped, int32_column, integer_op
+from nkilib.core.rows.elements import (
+    ElementIndices,
+    clamped,
+    int32_column,
+    integer_op,
+    row_elements,
+    vector_elements,
+)
 from nkilib.core.rows.sbuf import DividedSbuf, TileRing
+from nkilib.core.rows.statistics import Columns
 from nkilib.core.rows.stream import Stream
 from nkilib.core.rows.tiles import sum_in_place
 from nkilib.experimental.loss.cross_entropy.launch import Classes, Launch, Options
@@ -58,6 +66,53 @@ class TargetElements:
 
     index_sbuf: nl.NkiTensor
     column_sbuf: nl.NkiTensor
+
+
+@dataclass(frozen=True)
+class TargetValues:
+    """The values gathered at the targets of a group: tiles [rows, batches].
+
+    Attributes:
+        logits_sbuf: the logits, in the type of the chunks.
+        masks: the masks of valid targets; None if all targets are valid.
+        weights_sbuf: the class weights of the targets, float32; None without class weights. A target that is
+            ignored or in another shard has the weight of the class that :meth:`TargetFinder.find`
+            chose instead.
+    """
+
+    logits_sbuf: nl.NkiTensor
+    masks: TargetMasks | None
+    weights_sbuf: nl.NkiTensor | None
+
+    @classmethod
+    def make(cls, columns: Columns, dtype: nl.DType, options: Options) -> TargetValues:
+        """Allocate the tiles; their contents are not initialised."""
+        return cls(
+            columns.row_tile(dtype),
+            None if options.is_plain else TargetMasks.make(columns.rows, columns.batches),
+            columns.row_tile() if options.is_weighted else None,
+        )
+
+    def masks_of_batch(self, batch: int) -> TargetMasks | None:
+        """Return the masks of one batch of the group."""
+        return None if self.masks is None else self.masks.of_batch(batch)
+
+    def gather(self, launch: Launch, elements: TargetElements, rows: Batch, batch: int) -> None:
+        """Gather the logits at the targets of batch number ``batch`` of the group, and the class weights of the
+        targets.
+
+        DMA rounds the target's logit to the type of the tiles just as it rounds the chunks, so it does not exceed
+        the maximum of its row.
+        """
+        nisa.dma_copy(
+            dst=self.logits_sbuf[:, batch : batch + 1],
+            src=row_elements(launch.logits_hbm, elements.index_sbuf, rows),
+        )
+        if self.weights_sbuf is not None and launch.class_weight_hbm is not None:
+            nisa.dma_copy(
+                dst=self.weights_sbuf[:, batch : batch + 1],
+                src=vector_elements(launch.class_weight_hbm, elements.column_sbuf),
+            )
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from nkilib.experimental.loss.cross_entropy.results import (
     Group,
     GroupResult,
     Results,
-    TargetValues,
     computed_results,
     new_vector,
     results_of_all_classes,
 )
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
+from nkilib.experimental.loss.cross_entropy.targets import TargetValues
 from nkilib.experimental.loss.linear.class_schedule import (
     ClassDivision,
     ClassSchedule,

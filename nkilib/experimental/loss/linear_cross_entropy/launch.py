@@ -18,8 +18,7 @@ from nkilib.core.hardware import PARTITIONS
 from nkilib.core.rows.elements import vector_elements
 from nkilib.core.rows.tiles import cast, float32_like
 from nkilib.experimental.loss.cross_entropy.launch import Classes, LossOptions, Options, Wanted
-from nkilib.experimental.loss.cross_entropy.results import TargetValues
-from nkilib.experimental.loss.cross_entropy.targets import TargetMasks
+from nkilib.experimental.loss.cross_entropy.targets import TargetMasks, TargetValues
 from nkilib.experimental.loss.linear.launch import Block, LinearOperands
 from nkilib.experimental.loss.linear.operands import load_positions
 from nkilib.nki import nisa, nl

@@ -20,7 +20,8 @@ from nkilib.core.rows.moments import EntropyMoment, FirstMoment, MeanMoment, Mom
 from nkilib.core.rows.statistics import Columns, Statistics
 from nkilib.core.rows.tiles import finite_limit, float32_like
 from nkilib.experimental.loss.cross_entropy.launch import Options
-from nkilib.experimental.loss.cross_entropy.results import Group, TargetValues
+from nkilib.experimental.loss.cross_entropy.results import Group
+from nkilib.experimental.loss.cross_entropy.targets import TargetValues
 from nkilib.experimental.loss.linear_cross_entropy.launch import ForwardNeeds
 from nkilib.nki import nisa, nl
 

@@ -20,8 +20,8 @@ from nkilib.core.rows.tiles import constant, difference, float32_like, product, 
 from nkilib.experimental.loss.cross_entropy.softcap import through_cap
 from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, BackwardSizes
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
-from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
-from nkilib.experimental.loss.linear.backward.one_core import require_fitting_plan, write_gradients_of_positions
+from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, require_fitting_plan
+from nkilib.experimental.loss.linear.backward.one_core import write_gradients_of_positions
 from nkilib.experimental.loss.linear.backward.rounds import BackwardProblem
 from nkilib.experimental.loss.linear.backward.streams import OperandPair
 from nkilib.experimental.loss.linear.backward.tile_maker import (

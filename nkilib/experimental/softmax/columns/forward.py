@@ -5,7 +5,7 @@
 
 Items of up to 1,024 elements of 128 columns are brought on chip so that a column lies along a partition, processed like
 rows, and transposed back. Columns that do not fit on chip are read twice. Columns of a short axis are not transposed:
-:mod:`.short` processes them.
+:mod:`.short` processes them. For items and segments see :mod:`.plan`.
 
 For segment k of a column x let m_k be its maximum, clamped to finite numbers, and s_k the sum of exp(x - m_k). With m
 the maximum of the m_k and d = sum of s_k exp(m_k - m),
@@ -40,7 +40,7 @@ from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nisa, nl
 
 # The maximum number of steps between the passes over a group.
-MOST_STAGES = 4
+_MOST_STAGES = 4
 # Tiles of recomputed exponentials: one is written while another is read, and one may wait.
 _RECOMPUTED_TILES = 3
 # Scalar's share of the copies out of PSUM for log-softmax, for which it has time beside its exponentials.
@@ -279,7 +279,7 @@ def forward_loop(
     )
     plan = plan_columns(tensors, chunk_size, cores, core)
     whole_windows = tensors.keeps_windows or plan.has_parts
-    kept = 2 * len(plan.segments) + MOST_STAGES + 1
+    kept = 2 * len(plan.segments) + _MOST_STAGES + 1
     if whole_windows or kept * plan.longest * FLOAT32_BYTES > KEPT_BYTES:
         kept = 0
     phases: tuple[Phase, ...] = (Phase.BEGIN,)

@@ -17,7 +17,6 @@ from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOpt
 from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
 from nkilib.torch.dispatch.dtensors import OF_PARTS, LocalPart, local_part
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
-from nkilib.torch.dispatch.losses import in_shape_of_rows, reduced
 from nkilib.torch.functions.cross_entropy.checks import (
     RECIPE,
     check_arguments,
@@ -30,6 +29,7 @@ from nkilib.torch.functions.cross_entropy.checks import (
 )
 from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, DERIVATIVE, FORWARD, ForwardResults, Wanted
 from nkilib.torch.losses.indexed import is_ignored
+from nkilib.torch.losses.outputs import in_shape_of_rows, reduced
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

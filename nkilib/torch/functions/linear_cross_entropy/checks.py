@@ -20,9 +20,8 @@ from nkilib.core.host.options import as_float, check_reduction
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.experimental.loss.linear.launch import POSITIONS_MAX, check_logit_scale
 from nkilib.torch.dispatch import checks
-from nkilib.torch.dispatch.checks import Caller
+from nkilib.torch.dispatch.checks import Caller, autocast_dtype
 from nkilib.torch.dispatch.launch import overlapping
-from nkilib.torch.dispatch.losses import autocast_dtype
 from nkilib.torch.functions.cross_entropy.checks import check_floating, check_indices, check_normalizer, checked_options
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES, DTYPES, Product
 

@@ -24,8 +24,7 @@ from nkilib.experimental.loss.linear.launch import (
     POSITIONS_MAX,
 )
 from nkilib.torch.dispatch import checks
-from nkilib.torch.dispatch.checks import Caller
-from nkilib.torch.dispatch.losses import autocast_dtype
+from nkilib.torch.dispatch.checks import Caller, autocast_dtype
 from nkilib.torch.functions.linear_cross_entropy.checks import check_compute_dtype, check_sum
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES
 from nkilib.torch.functions.linear_distillation.operators import Recipe

@@ -18,7 +18,6 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
 from nkilib.torch.dispatch.layout import as_rows
-from nkilib.torch.dispatch.losses import in_shape_of_rows
 from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit
 from nkilib.torch.functions.linear_cross_entropy.functional import wanted_gradients
 from nkilib.torch.functions.linear_distillation.checks import (
@@ -47,6 +46,7 @@ from nkilib.torch.functions.linear_distillation.shards import DERIVATIVE, Distil
 from nkilib.torch.losses.checks import check_reduction_or_batchmean
 from nkilib.torch.losses.distillation import checked_beta, checked_numbers, reduced
 from nkilib.torch.losses.indexed import is_ignored
+from nkilib.torch.losses.outputs import in_shape_of_rows
 
 
 @overload

@@ -17,10 +17,9 @@ from typing_extensions import Unpack
 from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.experimental.loss.linear.launch import IDS_MAX
-from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
+from nkilib.torch.dispatch.checks import Caller, autocast_dtype, check_tensors, dtensor
 from nkilib.torch.dispatch.dtensors import check_member
 from nkilib.torch.dispatch.layout import as_rows
-from nkilib.torch.dispatch.losses import autocast_dtype, in_shape_of_rows
 from nkilib.torch.functions.linear_cross_entropy.checks import (
     LinearArguments,
     check_arguments,
@@ -47,6 +46,7 @@ from nkilib.torch.functions.vocab_parallel.shards import (
     shards_of_ranks,
     unpadded_sizes,
 )
+from nkilib.torch.losses.outputs import in_shape_of_rows
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -21,8 +21,7 @@ from nkilib.experimental.loss import linear_cross_entropy_backward
 from nkilib.experimental.loss.linear.backward import geometry
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, PairSizes
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
-from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
-from nkilib.experimental.loss.linear.backward.one_core import plan_of_program, planned_blocks
+from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, plan_of_program, planned_blocks
 from nkilib.experimental.loss.linear.backward.streams import OperandPair, StreamMemory
 from nkilib.experimental.loss.linear.launch import LinearOperands, shares_of_cores
 from nkilib.nki import nisa, nki, nl

@@ -7,7 +7,7 @@ A block of the gradient, of some positions and some classes, is in SBUF twice, a
 is, the less crosses HBM: X and dX for every block of classes, W and dW for every block of positions. The memory that it
 leaves goes to the operands that stream past. :class:`BackwardGeometry` computes what the blocks and buffers of a launch
 (:class:`BackwardSizes`, :class:`BackwardBuffers`) take; :class:`TileNeeds` is what a loss takes besides the products
-for its tiles of the gradient of the logits.
+for its tiles of the gradient of the logits, and :class:`PairSizes` are those of an operand pair without gradients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 # Tiles of the gradient of the logits in work at a time, in a ring buffer that every loss has: one on Scalar, one on
 # Vector, one that is rounded.
 GRADIENT_SLOTS: Final = 3
-# Columns of positions, eight of which stay.
+# Float32 numbers of a position for the gradient, as columns [128, tiles]: eight that stay, and those that are needed
+# while they are computed.
 GRADIENT_COLUMNS: Final = 14
 # Instructions of a tile of the gradient.
 GRADIENT_INSTRUCTIONS: Final = 7
@@ -38,8 +39,10 @@ SUM_INSTRUCTIONS: Final = 2
 
 # Tiles of dW that are accumulated at a time: there are banks for so many.
 _WEIGHT_TILES = 6
-# Tiles of X^T beside each other: one is read while the next one is loaded.
+# Buffers for tiles of X^T: one is read while the next one is loaded. If X^T shares its memory with X and W, these are
+# the halves of the memory.
 SLOTS_OF_MEMORY = 2
+# The fewest buffers for tiles of dX on their way to HBM: one is stored while the next one is filled.
 FEWEST_RESULTS = 2
 # Tiles of features of a slice, where W^T streams.
 TILES_OF_SLICE = 4

@@ -3,7 +3,7 @@
 
 """The backward of an output layer on one core: W and X stream past a block of the gradient of the logits in SBUF.
 
-For a block of classes and a block of positions:
+:func:`write_gradients` goes through the blocks of a core. For a block of classes and a block of positions:
 
 1. The logits are computed tile by tile, then the gradient of each tile, and its transpose by Tensor.
 2. One stripe of features after another, dX = G W over the classes and dW = G^T X over the positions are computed
@@ -12,12 +12,13 @@ For a block of classes and a block of positions:
 
 Each core has a share of the classes. At the end the cores add up their float32 sums of dX: one stripe of the last block
 of classes while the next stripe is computed. The first block stores its dX, and all others add theirs to it; so the
-first one is before the device loop (:class:`ClassBlocks`). A program without room for that clears dX first, and a
-program with room for a single block has the loop alone (:class:`.rounds.ClassCover`).
+first one is before the device loop (:class:`.memory_plan.ClassBlocks`). A program without room for that clears dX
+first, and a program with room for a single block has the loop alone (:class:`.rounds.ClassCover`).
 
-Per-position values take SBUF, and each tile of positions takes instructions. So a launch of very many positions splits
-them into parts, and repeats the backward for each part in a device loop. dW and db are added up in float32 over the
-parts, and dW is rounded once, at the end. dX of a part is the dX of a launch of these positions.
+Per-position values take SBUF, and each tile of positions takes instructions. So a launch of very many positions
+(:func:`write_gradients_of_positions`) splits them into parts, and repeats the backward for each part in a device loop
+(:func:`write_gradients_of_parts`). dW and db are added up in float32 over the parts, and dW is rounded once, at the
+end. dX of a part is the dX of a launch of these positions.
 """
 
 from __future__ import annotations
@@ -27,12 +28,10 @@ from dataclasses import dataclass, replace
 
 from nkilib.core.cores import synchronise
 from nkilib.core.hardware import PARTITIONS, div_ceil
-from nkilib.core.plan_limits import usable_sbuf_bytes
-from nkilib.core.rows.checks import require
-from nkilib.experimental.loss.linear.backward.geometry import COPIES_OF_PROGRAM, POSITIONS_OF_PROGRAM, BackwardSizes
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.gradient_products import GradientProducts
 from nkilib.experimental.loss.linear.backward.logit_gradient import LogitGradient
-from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
+from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, plan_of_program, planned_blocks
 from nkilib.experimental.loss.linear.backward.rounds import (
     BackwardProblem,
     ClassCover,
@@ -41,9 +40,7 @@ from nkilib.experimental.loss.linear.backward.rounds import (
     planned_cover,
 )
 from nkilib.experimental.loss.linear.launch import (
-    FEWEST_ITERATIONS,
     Block,
-    BlockSchedule,
     Gradients,
     LinearOperands,
     LinearTiling,
@@ -51,19 +48,152 @@ from nkilib.experimental.loss.linear.launch import (
     Span,
     Step,
     cut,
-    plan_blocks,
     shares_of_cores,
 )
 from nkilib.experimental.loss.linear.logits import LogitsInHbm
 from nkilib.nki import nisa, nl
 
+
+def _partials(operands: LinearOperands, gradients: Gradients, cores: int) -> list[nl.NkiTensor]:
+    """Allocate the float32 sums of dX of each core that has classes."""
+    shape = tuple(operands.input_hbm.shape)
+    count = 0 if gradients.input_hbm is None else cores
+    return [
+        nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm, name=f"partial_grad_input_{core}_hbm")
+        for core in range(count)
+    ]
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """The backward of all rounds of a core.
+
+    Attributes:
+        shared: the buffers that the rounds share.
+        logit_gradient, products: the two halves of a round.
+    """
+
+    shared: SharedBuffers
+    logit_gradient: LogitGradient
+    products: GradientProducts
+
+    def run(self, shares: list[Span]) -> None:
+        """Go through all blocks of the core; ``shares`` are the classes of each core."""
+        shared, streams = self.shared, self.shared.streams
+        share, positions = shares[shared.core], shared.positions[0]
+        blocks = planned_blocks(shared.plan, shares, shared.core, shared.operands.num_positions)
+        self.shared.begin(share.first)
+        leading = Block(share.first, blocks.lead)
+        first = leading if blocks.lead > 0 else blocks.blocks.opening
+        if first is not None:
+            streams.load_opening(first, positions)
+        else:
+            streams.load_first_inputs(positions)
+        if not blocks.has_first:
+            self._clear()
+
+        def body(step: Step) -> None:
+            self._step(step, share)
+
+        if blocks.lead > 0:
+            body(Step(leading, 0, blocks.lead, blocks.blocks.opening))
+        blocks.blocks.run(body)
+
+    def _clear(self) -> None:
+        """Do the first block's initial work in advance, for loops that cannot tell which block is the first."""
+        if self.shared.input_gradient is not None:
+            self.shared.input_gradient.clear()
+        self.shared.streams.load_kept(self.shared.positions[0])
+
+    def run_cover(self, cover: ClassCover) -> None:
+        """Go through all blocks of the core in a single loop."""
+        self.shared.begin(cover.first)
+        self.shared.streams.load_first_inputs(self.shared.positions[0])
+        self._clear()
+        written_hbm = [
+            gradient.gradient_hbm
+            for gradient in (self.shared.weight_gradient, self.shared.bias_gradient)
+            if gradient is not None
+        ]
+
+        def body(step: Step) -> None:
+            if self.shared.own_classes is not None:
+                self.shared.own_classes.find()
+            self._step(step, cover.own)
+            if self.shared.own_classes is not None:
+                self.shared.own_classes.step(cover.size)
+            cover.synchronise(written_hbm)
+
+        cover.run(body)
+        if self.shared.input_sum is not None:
+            for positions in self.shared.positions:
+                for stripe in self.shared.streams.stripes_of_features:
+                    self.shared.input_sum.synchronise(positions, stripe)
+                    self.shared.input_sum.add(positions, stripe, 0, 1)
+
+    def _step(self, step: Step, share: Span) -> None:
+        """Process a block of classes with all positions; ``share`` are all classes of the core."""
+        shared, classes = self.shared, step.block
+        is_known = isinstance(classes.first, int)
+        is_first_of_core = is_known and classes.first == share.first
+        is_last_of_core = is_known and classes.first + classes.size == share.end
+        late = classes.part(step.loaded, classes.size - step.loaded)
+        self.shared.streams.load_late(late, step.loaded, self.shared.positions[0])
+        slices = self.shared.streams.slices
+        if slices is not None and not slices.is_loaded_ahead(step.loaded):
+            slices.load_ahead(classes, shared.positions[0])
+        for number, positions in enumerate(self.shared.positions):
+            is_last = number + 1 == len(self.shared.positions)
+            next_positions = self.shared.positions[0 if is_last else number + 1]
+            self._round(
+                Round(
+                    classes,
+                    positions,
+                    step.following if is_last else None,
+                    None if is_last and is_last_of_core else next_positions,
+                    is_first_of_core,
+                    is_last_of_core,
+                    number == 0,
+                    is_last,
+                )
+            )
+        shared.tiles.advance(classes.size)
+
+    def _round(self, round_: Round) -> None:
+        self.shared.restart()
+        self.products.multiply(round_, self.logit_gradient.make(round_))
+
+
+def write_gradients(
+    problem: BackwardProblem, plan: BackwardPlan, gradients: Gradients, kept: LogitsInHbm | None = None
+) -> None:
+    """Write the gradients according to a plan that fits.
+
+    ``kept`` are the logits of the core's classes, if the launch has them; otherwise they are computed.
+    """
+    operands = problem.operands
+    cores, core = nl.num_programs(), nl.program_id(0)
+    shares = shares_of_cores(operands.vocab_size, cores)
+    shares = [share for share in shares if share.size > 0]
+    partials_hbm = _partials(operands, gradients, len(shares))
+    if core >= len(shares):
+        return
+    cover = planned_cover(plan, shares, core, operands.num_positions)
+    if cover is None:
+        plan = plan_of_program(plan, shares, operands.num_positions)
+    shared = SharedBuffers.make(problem, plan, gradients, partials_hbm, core, kept, cover)
+    backward = _Backward(shared, LogitGradient(shared), GradientProducts(shared))
+    if cover is None:
+        backward.run(shares)
+    else:
+        backward.run_cover(cover)
+
+
 # Zeros of a partition that sums are cleared with.
 _ZEROS = 2048
 
-WriteGradients = Callable[[Block, Gradients], None]
 
-
-def _clear(sum_hbm: nl.NkiTensor) -> None:
+def _store_zeros(sum_hbm: nl.NkiTensor) -> None:
     """Store zeros in a tensor, float32 [rows, columns]."""
     zeros_sbuf = nl.ndarray((PARTITIONS, _ZEROS), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=zeros_sbuf, value=0.0)
@@ -129,9 +259,9 @@ class _Sums:
         if self.share.size == 0:
             return
         if self.weight_sum_hbm is not None and not self.gradients.adds_to_weight:
-            _clear(self._own(self.weight_sum_hbm))
+            _store_zeros(self._own(self.weight_sum_hbm))
         if self.gradients.bias_hbm is not None:
-            _clear(self.gradients.bias_hbm[self.share.first : self.share.end].expand_dim(0))
+            _store_zeros(self.gradients.bias_hbm[self.share.first : self.share.end].expand_dim(0))
 
     def of_part(self, block: Block) -> Gradients:
         """Return the tensors that a part writes its gradients to."""
@@ -169,6 +299,9 @@ class _Sums:
         return weight_hbm.slice(0 if self.has_classes_first else 1, self.share.first, self.share.end)
 
 
+WriteGradients = Callable[[Block, Gradients], None]
+
+
 def write_gradients_of_parts(
     operands: LinearOperands, gradients: Gradients, parts: PositionParts, write: WriteGradients
 ) -> None:
@@ -192,274 +325,6 @@ def write_gradients_of_parts(
     if parts.rest > 0:
         run(Block(end, parts.rest))
     sums.finish()
-
-
-@dataclass(frozen=True)
-class ClassBlocks:
-    """The blocks of classes of a core.
-
-    Attributes:
-        lead: the number of classes of the block before the loop; 0 if there is no such block.
-        blocks: the blocks after it.
-    """
-
-    lead: int
-    blocks: BlockSchedule
-
-    @property
-    def has_first(self) -> bool:
-        """Whether the first block is known when the kernel is built: it is before the loop, or there is no loop."""
-        return self.lead > 0 or self.blocks.iterations == 0
-
-    def instructions(self, plan: BackwardPlan, num_positions: int) -> int:
-        """Return the approximate number of instructions of the program."""
-        blocks = self.blocks
-        sizes = [span.size for span in blocks.rest]
-        if self.lead > 0:
-            sizes.append(self.lead)
-        if blocks.iterations > 0:
-            sizes += [blocks.size] * blocks.blocks_per_iteration
-        return sum(plan.instructions(num_positions, size) for size in sizes)
-
-
-def _blocks_of_two_copies(plan: BackwardPlan, shares: list[Span], core: int) -> ClassBlocks | None:
-    """Return a loop of blocks that are one tile shorter than the largest, and one block behind it; None if impossible.
-
-    Shares of cores differ by up to a tile. With blocks of one size the core with more classes would need a third copy.
-    """
-    tiles_per_block = plan.class_tiles - 1
-    tiles = [div_ceil(share.size, PARTITIONS) for share in shares]
-    iterations = (min(tiles) - 1) // tiles_per_block if tiles_per_block > 0 else 0
-    if iterations < FEWEST_ITERATIONS or max(tiles) - iterations * tiles_per_block > plan.class_tiles:
-        return None
-    share, done = shares[core], iterations * tiles_per_block * PARTITIONS
-    rest = Span(share.first + done, share.size - done)
-    return ClassBlocks(0, BlockSchedule(share.first, tiles_per_block * PARTITIONS, 1, iterations, (rest,)))
-
-
-def _usual_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassBlocks:
-    """Return the blocks of a core that take the least time.
-
-    If the program has no room for all blocks, they are a loop and the blocks behind it. A short block is then before
-    the loop, where there is room for it too: the first block stores its dX, which takes less time than adding it to
-    the sum, and the last block of the loop can load a whole block for the one behind it.
-    """
-    most = plan.class_tiles * PARTITIONS
-    allowed = plan.blocks_of_program(num_positions)
-    unrolled = plan_blocks(shares, core, most, max(COPIES_OF_PROGRAM, int(allowed)))
-    shortest = plan.instructions(num_positions, PARTITIONS) / plan.instructions(num_positions, most)
-    if unrolled.iterations == 0 or allowed < COPIES_OF_PROGRAM + shortest:
-        return ClassBlocks(0, unrolled)
-    tiles = max(div_ceil(share.size, PARTITIONS) for share in shares)
-    tiles_per_block = div_ceil(tiles, div_ceil(tiles, plan.class_tiles))
-    lead = (tiles - 1) % tiles_per_block + 1
-    if lead <= tiles_per_block // 2:
-        # Too short for its transfers: the block behind the loop is shorter instead.
-        lead = div_ceil(lead + tiles_per_block, 2)
-    # A long program has room for the loop and a whole block behind it, and for a part of a block before it.
-    lead = min(lead, max(1, int((allowed - COPIES_OF_PROGRAM) * tiles_per_block)))
-    rests = [Span(share.first + lead * PARTITIONS, share.size - lead * PARTITIONS) for share in shares]
-    bodies = max(COPIES_OF_PROGRAM, int(allowed - lead / tiles_per_block))
-    return ClassBlocks(lead * PARTITIONS, plan_blocks(rests, core, tiles_per_block * PARTITIONS, bodies))
-
-
-def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassBlocks:
-    """Return the usual blocks of a core, or those of the shortest program if the program of the usual ones is too long.
-
-    All cores make the same choice, because the device requires the same loop on all of them.
-    """
-    cores = range(len(shares))
-    usual = [_usual_blocks(plan, shares, number, num_positions) for number in cores]
-    if all(blocks.instructions(plan, num_positions) <= plan.program_limit(num_positions) for blocks in usual):
-        return usual[core]
-    shortest = [_blocks_of_two_copies(plan, shares, number) for number in cores]
-    return shortest[core] or usual[core]
-
-
-def plan_of_program(plan: BackwardPlan, shares: list[Span], num_positions: int) -> BackwardPlan:
-    """Return the plan with blocks so short that the programs of all cores are within their limit.
-
-    If no blocks are short enough, it is the plan of the shortest program.
-    """
-
-    def instructions(plan: BackwardPlan) -> int:
-        return max(
-            planned_blocks(plan, shares, core, num_positions).instructions(plan, num_positions)
-            for core in range(len(shares))
-        )
-
-    shortest = plan
-    while instructions(plan) > plan.program_limit(num_positions):
-        if plan.class_tiles == 1:
-            return shortest
-        plan = plan.shorter()
-        if instructions(plan) < instructions(shortest):
-            shortest = plan
-    return plan
-
-
-def program_share(parts: PositionParts) -> float:
-    """Return the share of a program's instructions that one copy of a part of the positions may have.
-
-    All copies together may have as many instructions as a program of many positions, which is twice that of a program
-    of few.
-    """
-    has_few = parts.size <= POSITIONS_OF_PROGRAM
-    return (2.0 if parts.is_split and has_few else 1.0) / parts.copies
-
-
-def require_fitting_plan(function: str, tiling: LinearTiling, plan: BackwardPlan) -> None:
-    """Check that the blocks fit in SBUF and PSUM.
-
-    Raises:
-        AssertionError: if they do not; the message names function, requirement, value and remedy.
-    """
-    require(
-        plan.weight_group[0] > 0,
-        f"{function}: class_block must be at most {plan.most_classes} with weight_layout='dv', whose tiles of dW have "
-        f"all classes of a block in banks of PSUM, got {tiling.class_block}; pass None, or less",
-    )
-    require(
-        plan.fits,
-        f"{function}: position_block {tiling.position_block} and class_block {tiling.class_block} must fit a "
-        f"partition of SBUF, {usable_sbuf_bytes()} bytes, and take {plan.sbuf_bytes}; pass None for both, or "
-        f"smaller ones",
-    )
-
-
-def _partials(operands: LinearOperands, gradients: Gradients, cores: int) -> list[nl.NkiTensor]:
-    """Allocate the float32 sums of dX of each core that has classes."""
-    shape = tuple(operands.input_hbm.shape)
-    count = 0 if gradients.input_hbm is None else cores
-    return [
-        nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm, name=f"partial_grad_input_{core}_hbm")
-        for core in range(count)
-    ]
-
-
-@dataclass(frozen=True)
-class _Backward:
-    """The backward of all rounds of a core.
-
-    Attributes:
-        parts: the parts that the rounds share.
-        logit_gradient, products: the two halves of a round.
-    """
-
-    parts: SharedBuffers
-    logit_gradient: LogitGradient
-    products: GradientProducts
-
-    def run(self, shares: list[Span]) -> None:
-        """Go through all blocks of the core; ``shares`` are the classes of each core."""
-        parts, streams = self.parts, self.parts.streams
-        share, positions = shares[parts.core], parts.positions[0]
-        blocks = planned_blocks(parts.plan, shares, parts.core, parts.operands.num_positions)
-        self.parts.begin(share.first)
-        leading = Block(share.first, blocks.lead)
-        first = leading if blocks.lead > 0 else blocks.blocks.opening
-        if first is not None:
-            streams.load_opening(first, positions)
-        else:
-            streams.load_first_inputs(positions)
-        if not blocks.has_first:
-            self._clear()
-
-        def body(step: Step) -> None:
-            self._step(step, share)
-
-        if blocks.lead > 0:
-            body(Step(leading, 0, blocks.lead, blocks.blocks.opening))
-        blocks.blocks.run(body)
-
-    def _clear(self) -> None:
-        """Do the first block's initial work in advance, for loops that cannot tell which block is the first."""
-        if self.parts.input_gradient is not None:
-            self.parts.input_gradient.clear()
-        self.parts.streams.load_kept(self.parts.positions[0])
-
-    def run_cover(self, cover: ClassCover) -> None:
-        """Go through all blocks of the core in a single loop."""
-        self.parts.begin(cover.first)
-        self.parts.streams.load_first_inputs(self.parts.positions[0])
-        self._clear()
-        written_hbm = [
-            gradient.gradient_hbm
-            for gradient in (self.parts.weight_gradient, self.parts.bias_gradient)
-            if gradient is not None
-        ]
-
-        def body(step: Step) -> None:
-            if self.parts.own_classes is not None:
-                self.parts.own_classes.find()
-            self._step(step, cover.own)
-            if self.parts.own_classes is not None:
-                self.parts.own_classes.step(cover.size)
-            cover.synchronise(written_hbm)
-
-        cover.run(body)
-        if self.parts.input_sum is not None:
-            for positions in self.parts.positions:
-                for stripe in self.parts.streams.stripes_of_features:
-                    self.parts.input_sum.synchronise(positions, stripe)
-                    self.parts.input_sum.add(positions, stripe, 0, 1)
-
-    def _step(self, step: Step, share: Span) -> None:
-        """Process a block of classes with all positions; ``share`` are all classes of the core."""
-        parts, classes = self.parts, step.block
-        is_known = isinstance(classes.first, int)
-        is_first_of_core = is_known and classes.first == share.first
-        is_last_of_core = is_known and classes.first + classes.size == share.end
-        late = classes.part(step.loaded, classes.size - step.loaded)
-        self.parts.streams.load_late(late, step.loaded, self.parts.positions[0])
-        slices = self.parts.streams.slices
-        if slices is not None and not slices.is_loaded_ahead(step.loaded):
-            slices.load_ahead(classes, parts.positions[0])
-        for number, positions in enumerate(self.parts.positions):
-            is_last = number + 1 == len(self.parts.positions)
-            next_positions = self.parts.positions[0 if is_last else number + 1]
-            self._round(
-                Round(
-                    classes,
-                    positions,
-                    step.following if is_last else None,
-                    None if is_last and is_last_of_core else next_positions,
-                    is_first_of_core,
-                    is_last_of_core,
-                    number == 0,
-                    is_last,
-                )
-            )
-        parts.tiles.advance(classes.size)
-
-    def _round(self, round_: Round) -> None:
-        self.parts.restart()
-        self.products.multiply(round_, self.logit_gradient.make(round_))
-
-
-def write_gradients(
-    problem: BackwardProblem, plan: BackwardPlan, gradients: Gradients, kept: LogitsInHbm | None = None
-) -> None:
-    """Write the gradients according to a plan that fits.
-
-    ``kept`` are the logits of the core's classes, if the launch has them; otherwise they are computed.
-    """
-    operands = problem.operands
-    cores, core = nl.num_programs(), nl.program_id(0)
-    shares = shares_of_cores(operands.vocab_size, cores)
-    shares = [share for share in shares if share.size > 0]
-    partials_hbm = _partials(operands, gradients, len(shares))
-    if core >= len(shares):
-        return
-    cover = planned_cover(plan, shares, core, operands.num_positions)
-    if cover is None:
-        plan = plan_of_program(plan, shares, operands.num_positions)
-    parts = SharedBuffers.make(problem, plan, gradients, partials_hbm, core, kept, cover)
-    backward = _Backward(parts, LogitGradient(parts), GradientProducts(parts))
-    if cover is None:
-        backward.run(shares)
-    else:
-        backward.run_cover(cover)
 
 
 def write_gradients_of_positions(

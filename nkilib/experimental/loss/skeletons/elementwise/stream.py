@@ -3,6 +3,9 @@
 
 """The streams of the tensors of a launch: tiles, loaded ahead of the computation and cut into pieces (:class:`Stream`).
 
+A :class:`Launch` has the tensors and sizes. Each tensor has a :class:`Source`: :class:`Elements`, :class:`RowScalars`
+or :class:`ColumnScalars`.
+
 A tile of a flattened tensor, of any shape, is a range of its elements (:class:`FlatTile`); a tile of a matrix is whole
 rows, or a range of columns of one row in each partition (:class:`MatrixTile`). A weight with a number per row or per
 column requires the latter: in a tile of a flattened tensor a row may begin anywhere. Such a weight is not copied to the

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The softmax kernels to launch, with guarantees, work, float64 references and bounds; tests check each of them.
-
-For host code.
+"""The host side of softmax and log-softmax: the kernels to launch, with guarantees and work, float64 references and
+bounds.
 
 Bounds: u = 2^-23, so that one rounding to float32 changes a value v by at most u / 2 * |v|; m is the maximum of a row x
 of C elements, d the sum of exp(x - m), p = exp(x - m) / d. y is the result of the forward, dy its gradient, and dx the
@@ -108,8 +107,10 @@ def log_softmax_backward_work(grad_hbm: Any, output_hbm: Any, dtype: Any, **_: A
 
 
 def _shifted(x: npt.NDArray[Any], axis: int) -> Float64Array:
+    """Return ``x - m`` with m the maximum along the axis."""
     exact = x.astype(np.float64)
-    shifted: Float64Array = exact - exact.max(axis, keepdims=True)
+    with np.errstate(all="ignore"):
+        shifted: Float64Array = exact - exact.max(axis, keepdims=True)
     return shifted
 
 
@@ -147,13 +148,6 @@ def log_softmax_backward_reference(grad: npt.NDArray[Any], output: npt.NDArray[A
     return result
 
 
-def _below_maximum(x: npt.NDArray[Any], axis: int) -> Float64Array:
-    exact = x.astype(np.float64)
-    with np.errstate(all="ignore"):
-        distances: Float64Array = exact.max(axis, keepdims=True) - exact
-    return distances
-
-
 def _stored(exact: Float64Array, dtype: Any) -> Float64Array:
     return rounding(exact, dtype) + SMALLEST_NORMAL
 
@@ -162,14 +156,14 @@ def softmax_bound(x: npt.NDArray[Any], axis: int, dtype: Any) -> Float64Array:
     """Return the largest accepted error of each element of ``softmax_forward``."""
     exact = softmax_reference(x, axis)
     with np.errstate(all="ignore"):
-        relative = np.where(exact == 0.0, 0.0, ROW_UNITS * UNIT * np.maximum(1.0, _below_maximum(x, axis)))
+        relative = np.where(exact == 0.0, 0.0, ROW_UNITS * UNIT * np.maximum(1.0, -_shifted(x, axis)))
         return relative * exact + _stored(exact, dtype)
 
 
 def log_softmax_bound(x: npt.NDArray[Any], axis: int, dtype: Any) -> Float64Array:
     """Return the largest accepted error of each element of ``log_softmax_forward``."""
     exact = log_softmax_reference(x, axis)
-    below = _below_maximum(x, axis)
+    below = -_shifted(x, axis)
     with np.errstate(all="ignore"):
         largest = np.maximum(np.maximum(1.0, below), -exact - below)
         return ROW_UNITS * UNIT * largest + _stored(exact, dtype)

@@ -1,40 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The dtype, the shape and the reduction of a loss, as in PyTorch.
+"""The results of losses as PyTorch has them: their dtype, shape and reduction.
 
-- Dtypes: :data:`FLOAT_DTYPES` of the inputs, :func:`autocast_dtype`, and :func:`as_computed` for a loss under autocast.
-- Operators that return a reduced loss: :func:`loss_output`, and :func:`kernel_gradient` for the backward.
-- Operators that return the loss of each row: :func:`reduced` and :func:`in_shape_of_rows` of their results.
+- Operators that return a reduced loss, or the loss of each element or row (:func:`is_each`): :func:`loss_output`, and
+  :func:`kernel_gradient` for the backward.
+- Operators that always return the loss of each row: :func:`reduced` and :func:`in_shape_of_rows` of their results.
+- Losses under autocast: :func:`as_computed`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Output, Shape
-
-FLOAT_DTYPES: Final = tuple(TILE_DTYPES)
-
-
-def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """Return the dtype in which autocast computes products on a device; None where it is off."""
-    kind = device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return None
-    return torch.get_autocast_dtype(kind)
-
-
-def as_computed(tensor: Tensor, reduction: str) -> Tensor:
-    """Return the tensor, cast to float32 if autocast is on and the losses are not reduced, as in PyTorch. Without
-    autocast such losses have the dtype of their inputs.
-    """
-    is_cast = reduction == "none" and autocast_dtype(tensor.device) is not None
-    return tensor.float() if is_cast and tensor.dtype in FLOAT_DTYPES else tensor
+from nkilib.torch.dispatch.checks import autocast_dtype
+from nkilib.torch.dispatch.operator import FLOAT_DTYPES, Call, Output, Shape
 
 
 def is_each(call: Call) -> bool:
@@ -116,3 +100,11 @@ def reduced(
     if is_empty is None:
         return total / divisor
     return torch.where(is_empty, torch.nan, total / torch.where(is_empty, 1, divisor))
+
+
+def as_computed(tensor: Tensor, reduction: str) -> Tensor:
+    """Return the tensor, cast to float32 if autocast is on and the losses are not reduced, as in PyTorch. Without
+    autocast such losses have the dtype of their inputs.
+    """
+    is_cast = reduction == "none" and autocast_dtype(tensor.device) is not None
+    return tensor.float() if is_cast and tensor.dtype in FLOAT_DTYPES else tensor

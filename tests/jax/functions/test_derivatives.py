@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from nkilib.jax.rows import differing_alike, flags_of, saved_flags
+from nkilib.jax.derivatives import differing_alike, flags_of, saved_flags
 
 
 def test_outside_of_a_mesh_they_stay_what_they_are() -> None:
