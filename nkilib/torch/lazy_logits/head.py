@@ -19,9 +19,8 @@ import nkilib.torch.lazy_logits.consumers  # noqa: F401  registers what kernels 
 from nkilib.base.deprecation import Deprecation
 from nkilib.core.host.options import check_flags
 from nkilib.experimental.loss.linear.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
-from nkilib.torch.dispatch.checks import dtensor
+from nkilib.torch.dispatch.checks import autocast_dtype, dtensor
 from nkilib.torch.dispatch.devices import SUPPORTED_DEVICES
-from nkilib.torch.dispatch.losses import autocast_dtype
 from nkilib.torch.functions.output_layer import class_before_sharding, has_only_hooks_of_fsdp, is_fully_sharded
 from nkilib.torch.lazy_logits.form import FLOATING, Form, Term
 from nkilib.torch.lazy_logits.logits import HeadCall, LazyLogits, Mode, versions_of

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
-from nkilib.torch.dispatch.losses import autocast_dtype
+from nkilib.torch.dispatch.checks import autocast_dtype
 from nkilib.torch.functions.output_layer import results_in_forward
 from nkilib.torch.lazy_logits.form import RECORDED, Form, Handler, Term
 from nkilib.torch.lazy_logits.options import FUSE, FusedOptions
