@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses with a registry entry, which gives the sizes of the tensors of a launch, and distillation from logits.
+"""The models of the losses with a registry entry, each a :class:`LossKernels`, and of distillation from logits.
 
+The registry entry gives the sizes of the tensors of a launch.
 The tensors themselves are found from the signature of the kernel. Elementwise and row-wise losses share the loops of
 their skeleton; the others have loops of their own.
 """

@@ -3,6 +3,9 @@
 
 """The losses and scores of positions from hidden states, row by row, and their derivative for ``jax.grad``.
 
+:func:`computed_rows` computes the results of a :class:`LinearRecipe`; :func:`launched_forward` and
+:func:`launched_backward` launch its kernels.
+
 ``rows`` have an entry for each position; ``shared`` holds the arrays that all positions share: the output layer and the
 class weights.
 """

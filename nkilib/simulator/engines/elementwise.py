@@ -3,6 +3,9 @@
 
 """Elementwise instructions and reductions of rows, a few rows at a time: their float32 temporaries stay in cache.
 
+:func:`compute` is the work of an elementwise instruction (:class:`Rowwise`), with the :class:`Reduction` of its
+results; :func:`reduce_rows` is that of a reduction alone.
+
 Elementwise results are computed at once, or later, when an instruction reads them. Large results are deferred; see
 memory/deferred.py. A store to HBM has them computed directly in HBM. An instruction that computes with them has each
 block of rows computed when it comes to that block, in a buffer that stays in a cache, so that only the last results of

@@ -3,6 +3,9 @@
 
 """Tensor indirection of trn3: the instructions that take a view of ``NkiTensor.indirect``, and its gather and scatter.
 
+:func:`with_indirection` marks the operands that may be such a view; :func:`gather` returns one as an
+:class:`IndirectOperand`, whose offsets choose elements by a :class:`Choice`.
+
 Before the instruction runs, the elements that an indirect input selects are gathered into a tensor made for this
 purpose, which takes the input's place. The same is done for an indirect output, because the instruction may leave
 some of its elements unchanged, or add to them; afterwards its elements are scattered back. The instruction itself

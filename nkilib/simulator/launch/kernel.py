@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels and their launches: ``nki.jit``, ``kernel[n](...)``, ``nki.simulate``; each core is a thread."""
+"""Kernels and their launches: ``nki.jit``, ``kernel[n](...)``, ``nki.simulate``; each core is a thread.
+
+A :class:`Kernel` runs instruction by instruction, unless the function that :func:`run_launches_by` was given runs it
+in another way.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
 """The steps of every instruction: bind, validate operands, choose the engine, execute, mark written, notify observers.
 
 An instruction is a function decorated with :func:`instruction`. The decorator enters its definition in ``REGISTRY`` and
-returns the public function with the documented signature.
+returns the public function with the documented signature. :func:`issue` runs one, with a :class:`Call`, and
+:func:`report` tells the observers of one whose work was done in another way.
 """
 
 from __future__ import annotations

@@ -14,6 +14,9 @@ A simulation of a kernel over a large matrix spends its time on moving memory. S
 The contents of blocks of a storage are then defined by their :class:`Deferred`. Reading their elements (``View.array``)
 computes them first; one that needs less (:attr:`View.rows_to_read`, engines/elementwise.py) reads the source,
 and one that overwrites them leaves them uncomputed.
+
+A block is a :class:`Rectangle`, and what is left of a content a :class:`Part`. :class:`Derived` keeps what was made
+from the elements of a storage until they change: float32 copies, and deferred contents of other storages.
 """
 
 from __future__ import annotations

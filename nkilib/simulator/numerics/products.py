@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Products of matrices that never leave the calling thread.
+"""Products of matrices (:func:`transposed_product`) that never leave the calling thread.
 
 A BLAS library spreads a large product over threads of its own, and makes the other core's product wait for them: where
 the two cores of a kernel multiply at the same time, this is up to a hundred times slower than both on their own

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nkilib.simulator.profile``: run a kernel and model the time that it takes. Modelled, not measured."""
+"""``nkilib.simulator.profile``: run a kernel and model the time that it takes. Modelled, not measured.
+
+The result is a :class:`Profile`. ``trips`` states how often loops run whose bounds depend on data.
+"""
 
 from __future__ import annotations
 

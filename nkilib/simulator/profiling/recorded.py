@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The record of a launch from which a profile works out its tensors, instructions and findings on request."""
+"""The record of a launch from which a profile works out its tensors, instructions and findings on request.
+
+:class:`Recorded` is the record; :func:`lives_of`, :func:`use_over_time` and :func:`listed` tell about the on-chip
+tensors (:class:`TensorLife`).
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,9 @@
 """The builder of a core's steps, which do the work (:class:`.work.Work`) of its instructions.
 
 A step is a call without arguments. Elementwise results and reductions of rows may run on a few rows at a time.
+
+:class:`CoreBuilder` makes the steps in a :class:`Segment` for each stretch between two synchronisations, and has
+row-wise steps made by a :class:`RowwiseBuilder`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@
 
 A key has several plans where a launch depends on values that a plan checks. The numbers of keys and plans and the bytes
 of plans are bounded: those used longest ago are dropped first.
+
+:class:`Entries` has an :class:`Entry` for each key; :func:`replay_counts` tells how launches ran. What is recorded and
+planned is known by interfaces alone (:class:`Planner`).
 """
 
 from __future__ import annotations

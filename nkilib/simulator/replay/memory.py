@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The memory for the elements that a plan works on: its own, or the arrays of the launch that it runs for."""
+"""The memory for the elements that a plan works on: its own, or the arrays of the launch that it runs for.
+
+Tiles have their places in a block of memory (:func:`placed`), of which each core has one (:class:`Arenas`).
+:class:`Memory` gives steps their arrays; one that exists only while a launch runs has a :class:`Slot`.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,9 @@
 
 """``Stream``: the recorded instructions of a launch, without the data of its arrays.
 
-Their tensors are views of placeholders, storages without memory, until a plan gives these memory.
+Their tensors are views of placeholders, storages without memory, until a plan gives these memory
+(:class:`PlaceholderStorage`). An entry of a stream is a call of an instruction (:class:`Recorded`), or a load or store
+of a register (:class:`Guarded`, :class:`Stored`). Keys (:func:`key_of`) tell streams apart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Recording of the instructions of a launch, while the launch runs as it always does."""
+"""Recording of the instructions of a launch, while the launch runs as it always does.
+
+:func:`record_launch` runs a kernel and returns a :class:`RecordedLaunch`; a :class:`Recorder` watches the launch.
+"""
 
 from __future__ import annotations
 

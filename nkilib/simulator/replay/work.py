@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Pieces of work: the reads, writes and computations of the recorded instructions, in the detail that a plan needs."""
+"""Pieces of work: the reads, writes and computations of the recorded instructions, in the detail that a plan needs.
+
+Each is a :class:`Work`; :func:`blocks_for` divides row-wise work into blocks of rows.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 
 """An instruction that is not on the timeline yet, and the properties that all instructions of its kind share.
 
-Neither refers to a tensor, because that would keep the tensor's data alive.
+The first is a :class:`PendingInstruction`, the second an :class:`InstructionKind`. Neither refers to a tensor, because
+that would keep the tensor's data alive.
 """
 
 from __future__ import annotations

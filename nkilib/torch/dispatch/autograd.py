@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The derivative of an operator, computed by another operator: registered with PyTorch, or applied in place."""
+"""The derivative of an operator, computed by another operator: registered with PyTorch, or applied in place.
+
+- :func:`differentiate` registers a backward operator as the derivative of a forward one, a :class:`Derivative`;
+- :func:`differentiate_by_results` registers the derivative of an operator that returns its gradients with the loss;
+- :func:`refuse_second`, :func:`refuse_graph` and :class:`OnceDifferentiable` raise errors for derivatives of gradients.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Row-wise losses in PyTorch: their operators, made from one description, and the semantics around them."""
+"""Row-wise losses in PyTorch: their operators, made from one description, and the semantics around them.
+
+:func:`rowwise_loss` registers the operators of a loss, and :class:`RowwiseLoss` calls them with tensors
+(:class:`RowInputs`) whose rows lie in memory in the same order (:class:`Rows`).
+"""
 
 from __future__ import annotations
 

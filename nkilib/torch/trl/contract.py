@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The functions of TRL that are replaced: their location and signature, which are checked, and their operands."""
+"""The functions of TRL that are replaced: their location and signature, which are checked, and their operands.
+
+:func:`find_places` finds and checks the functions of the installed TRL. Their operands are a model's hidden states and
+output layer (:class:`Head`).
+"""
 
 from __future__ import annotations
 

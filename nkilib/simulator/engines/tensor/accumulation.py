@@ -3,6 +3,8 @@
 
 """The accumulation of matmul products in PSUM: a product overwrites, or is added to the results of earlier matmuls.
 
+:func:`accumulate_in_psum` does it at once, and :func:`defer_product` when the sum is read (:class:`SumOfProducts`).
+
 A kernel adds up the products of tiles of 128 rows, one matmul after the other. Casting the operands of each matmul
 separately takes up to twice as long as casting those of several matmuls, which lie next to each other, as a whole. The
 result of a matmul is therefore deferred (see memory/deferred.py): it waits for the next matmul that adds to the same

@@ -3,6 +3,9 @@
 
 """The divergence over all classes from each rank's part of both output layers, by a forward that communicates.
 
+:func:`vocab_parallel_results` returns the results over all classes with their derivative. :func:`mixed` computes the
+divergences from a mixture of both models; for the others each rank computes its :class:`Share` of the softmaxes.
+
 With P_r and Q_r the shares of shard r in the teacher's and in the student's softmax, and D_r and H_r the divergence and
 the entropy of the softmaxes over its classes alone, the chain rule is::
 

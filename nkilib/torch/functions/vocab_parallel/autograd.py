@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The vocabulary-parallel cross-entropy of rows: a forward that communicates, and a backward that does not."""
+"""The vocabulary-parallel cross-entropy of rows: a forward that communicates, and a backward that does not.
+
+:func:`vocab_parallel_results` returns the results with their derivative, :func:`combined_results` without it.
+"""
 
 from __future__ import annotations
 
