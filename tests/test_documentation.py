@@ -113,7 +113,7 @@ def test_tests_that_a_page_names_exist() -> None:
     """`module::function`, in whatever words around it: a name that is misspelt must not go unread. Not in blocks."""
     named = 0
     for page in PAGES:
-        for module, function in re.findall(r"\b(\w+)::(\w+)", BLOCK.sub("", page.read_text(encoding="utf-8"))):
+        for module, function in re.findall(r"\b(test_\w+)::(\w+)", BLOCK.sub("", page.read_text(encoding="utf-8"))):
             if (module, function) in (("module", "function"), ("namespace", "name")):
                 continue  # how names of tests are written, and those of operators
             sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob(f"{module}.py")]

@@ -59,6 +59,12 @@ FUZZED: Final[dict[str, Fuzzed]] = {
 }
 
 EXCLUDED: Final[dict[str, str]] = {
+    **dict.fromkeys(
+        ("FusedCalls", "LogitsComputedWarning", "Undo", "fused_calls"), "no tensors: the record of a model"
+    ),
+    **dict.fromkeys(
+        ("LazyLogits", "fuse_linear_loss"), "a model's output layer: tests/torch/lazy_logits, by class of model"
+    ),
     "CrossEntropyOutputs": "a type of results, which calls with return_outputs give",
     "LinearDistillationOutputs": "a type of results, which linear_distillation_loss with outputs gives",
     "LinearTokenScores": "a type of results, which linear_token_scores gives",

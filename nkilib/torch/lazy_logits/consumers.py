@@ -30,7 +30,7 @@ from nkilib.torch.lazy_logits.form import Form, Kind, registering
 from nkilib.torch.lazy_logits.logits import CONSUMERS, LazyLogits
 from nkilib.torch.lazy_logits.options import FUSE
 
-_CALLER: Final = Caller(FUSE, "the input of the output layer", "hidden states", "the logits of the model")
+CALLER: Final = Caller(FUSE, "the input of the output layer", "hidden states", "the logits of the model")
 _IGNORED: Final = -100
 _consumes: Final = registering(CONSUMERS)
 
@@ -86,7 +86,7 @@ def _cut(form: Form, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tenso
 def _whole(parameter: Tensor) -> Tensor:
     """Return a parameter, gathered if ``fully_shard`` has left it sharded after the forward of the root."""
     placed = dtensor(parameter)
-    return parameter if placed is None else averaged(_CALLER, "the weight of the output layer", placed)
+    return parameter if placed is None else averaged(CALLER, "the weight of the output layer", placed)
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -243,11 +243,9 @@ def _gather(input: LazyLogits, dim: int, index: Tensor, *, sparse_grad: bool = F
         return None
     if form.kind not in (Kind.LOGITS, Kind.LOG_SOFTMAX, Kind.SOFTMAX):
         return None
-    scores = _scores(input, ids, "lse")
-    assert scores.lse is not None
-    values = scores.logprob
+    values = _scores(input, ids, "lse").logprob
     if form.kind is Kind.LOGITS:
-        values = values + scores.lse[..., None]
+        values = values + input.known["lse"][..., None]
     elif form.kind is Kind.SOFTMAX:
         values = values.exp()
     values = values if form.factor == 1.0 else form.factor * values
@@ -289,9 +287,8 @@ def _score(logits: LazyLogits, name: str) -> Tensor:
         return known
     positions = [size for dim, size in enumerate(logits.shape) if dim != logits.form.class_dim]
     none = torch.full(positions, _NO_CLASS, dtype=torch.int64, device=logits.device)
-    result = getattr(_scores(logits, none, name), name)
-    assert isinstance(result, Tensor)
-    return result
+    _scores(logits, none, name)
+    return logits.known[name]
 
 
 def _over_classes(form: Form, dim: Any) -> bool:

@@ -14,14 +14,17 @@ from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-import nkilib.torch.lazy_logits.consumers  # noqa: F401  registers what kernels compute
 from nkilib.base.deprecation import Deprecation
-from nkilib.core.host.options import check_flags
+from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.linear.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.checks import autocast_dtype, dtensor
 from nkilib.torch.dispatch.devices import SUPPORTED_DEVICES
+from nkilib.torch.functions.cross_entropy.checks import checked_options
+from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit
 from nkilib.torch.functions.output_layer import class_before_sharding, has_only_hooks_of_fsdp, is_fully_sharded
+from nkilib.torch.lazy_logits.consumers import CALLER
 from nkilib.torch.lazy_logits.form import FLOATING, Form, Term
 from nkilib.torch.lazy_logits.logits import HeadCall, LazyLogits, Mode, versions_of
 from nkilib.torch.lazy_logits.options import CHOICES, FUSE, FusedCalls, FusedOptions, LogitsComputedWarning
@@ -179,12 +182,15 @@ def fused_heads(model: nn.Module) -> list[FusedHead]:
     return [head for head in found if isinstance(head, FusedHead)]
 
 
-def fused_calls(model: nn.Module) -> FusedCalls:
+@hides_unknown
+def fused_calls(model: nn.Module, **unknown: Unpack[NoKeywords]) -> FusedCalls:
     """Return what ran without logits in a fused model, and where logits were computed.
 
     Raises:
         ValueError: the model is not fused.
     """
+    if unknown:
+        refuse_unknown(fused_calls, unknown)
     heads = fused_heads(model)
     if not heads:
         raise ValueError(f"fused_calls: model must be fused, got {type(model).__name__}; call {FUSE}(model) before")
@@ -219,6 +225,7 @@ class Undo:
         self()
 
 
+@hides_unknown
 def fuse_linear_loss(
     model: nn.Module,
     *,
@@ -228,6 +235,7 @@ def fuse_linear_loss(
     lse_square_scale: float = 0.0,
     memory_limit: int | None = None,
     on_compute: str = "warn",
+    **unknown: Unpack[NoKeywords],
 ) -> Undo:
     """Make the output layer of a model return logits that are not computed until something needs them.
 
@@ -264,15 +272,21 @@ def fuse_linear_loss(
         An object that undoes the change: call it, or use it in a ``with`` statement.
 
     Raises:
-        TypeError: ``model`` is no module, or ``head`` is neither path nor module.
+        TypeError: ``model`` is no module, ``head`` is neither path nor module, or a number is none.
         ValueError: the model has been fused already; it has several output layers, or none that is known; another
-            ``on_compute``.
-        RuntimeError: where logits have to be computed, if ``on_compute`` is ``"raise"``, ``label_smoothing`` or
+            ``on_compute``; ``lse_square_scale`` or ``memory_limit`` out of range.
+        RuntimeError: ``label_smoothing`` is out of range; where logits have to be computed, if ``on_compute`` is ``"raise"``, ``label_smoothing`` or
             ``lse_square_scale`` is not 0, or the weights have changed since.
 
     Source: arXiv 2410.10989 (Liger Kernel) and 2411.09009 (Cut Your Losses) fuse output layer and loss in the same way.
     """
+    if unknown:
+        refuse_unknown(fuse_linear_loss, unknown)
     check_flags(FUSE, evaluation=evaluation)
+    recipe = checked_options(
+        CALLER, fuse_linear_loss, label_smoothing=label_smoothing, lse_square_scale=lse_square_scale
+    )
+    check_memory_limit(CALLER, memory_limit)
     if on_compute not in CHOICES:
         raise ValueError(
             f"{FUSE}: on_compute must be one of {', '.join(CHOICES)}, got {on_compute!r}; pass one of them"
@@ -284,7 +298,7 @@ def fuse_linear_loss(
             f"{FUSE}: model has been fused already; undo it by the object that {FUSE} returned, or Undo(model)()"
         )
     owner, output_layer = _find_output_layer(model, head)
-    options = FusedOptions(evaluation, label_smoothing, lse_square_scale, memory_limit, on_compute)
+    options = FusedOptions(evaluation, recipe.label_smoothing, recipe.lse_square_scale, memory_limit, on_compute)
     layers = _linear_layers(output_layer)
     for layer in layers:
         fused = FusedHead(layer, options, is_adapter=len(layers) > 1 and layer.in_features < FEATURES_MIN)

@@ -65,6 +65,11 @@ def test_the_layer_is_what_the_model_says_a_path_or_the_layer() -> None:
         fuse_linear_loss("gpt2")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="on_compute must be one of warn, ignore, raise, got 'never'"):
         fuse_linear_loss(model(), head="head", on_compute="never")
+    for option, value, kind in (("evaluation", "no", "bool"), ("label_smoothing", "1", "float")):
+        with pytest.raises(TypeError, match=f"fuse_linear_loss: argument '{option}' must be {kind}, not str"):
+            fuse_linear_loss(model(), head="head", **{option: value})  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="label_smoothing"):
+        fuse_linear_loss(model(), head="head", label_smoothing=1.5)
 
 
 class _WithPart(_Known):
