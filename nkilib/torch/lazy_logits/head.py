@@ -275,8 +275,8 @@ def fuse_linear_loss(
         TypeError: ``model`` is no module, ``head`` is neither path nor module, or a number is none.
         ValueError: the model has been fused already; it has several output layers, or none that is known; another
             ``on_compute``; ``lse_square_scale`` or ``memory_limit`` out of range.
-        RuntimeError: ``label_smoothing`` is out of range; where logits have to be computed, if ``on_compute`` is ``"raise"``, ``label_smoothing`` or
-            ``lse_square_scale`` is not 0, or the weights have changed since.
+        RuntimeError: ``label_smoothing`` is out of range; or, where logits have to be computed, ``on_compute`` is
+            ``"raise"``, ``label_smoothing`` or ``lse_square_scale`` is not 0, or the weights have changed since.
 
     Source: arXiv 2410.10989 (Liger Kernel) and 2411.09009 (Cut Your Losses) fuse output layer and loss in the same way.
     """
