@@ -159,6 +159,10 @@ def test_no_tensor_has_the_size_of_the_logits() -> None:
 )
 def test_logits_to_keep_keeps_hidden_states(kept: Any) -> None:
     """The reference takes the same of all logits: transformers before 5.23 takes no positions of each sequence."""
+    from transformers import __version__
+
+    if isinstance(kept, Tensor) and kept.dim() == 2 and tuple(map(int, __version__.split(".")[:2])) < (5, 23):
+        pytest.skip(f"transformers {__version__} takes no positions of each sequence")
     stock, ours = _pair(llama)
     batch = padded_batch()
     labels = batch.pop("labels")
