@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental.loss.linear.launch import IDS_MAX
-from nkilib.torch.dispatch.checks import Caller, dtensor
+from nkilib.torch.dispatch.checks import Caller, autocast_dtype, dtensor
 from nkilib.torch.functions.cross_entropy.functional import CrossEntropyOutputs
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
-from nkilib.torch.functions.linear_token_scores.operators import LinearTokenScores
 from nkilib.torch.functions.output_layer import results_in_forward
 from nkilib.torch.functions.vocab_parallel.linear_placement import averaged
 from nkilib.torch.lazy_logits.form import Form, Kind, registering
@@ -91,9 +90,7 @@ def _whole(parameter: Tensor) -> Tensor:
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context without autocast: its dtype is that of the call of the output layer, not of the loss."""
-    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
-        return ExitStack()
-    return torch.autocast(device.type, enabled=False)
+    return ExitStack() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)
 
 
 def _compute_dtype(logits: LazyLogits) -> torch.dtype | None:
@@ -102,7 +99,7 @@ def _compute_dtype(logits: LazyLogits) -> torch.dtype | None:
 
 def _loss_dtype(logits: LazyLogits) -> torch.dtype:
     """Return the dtype that a loss of the logits has, which autocast takes to float32."""
-    return torch.float32 if torch.is_autocast_enabled(logits.device.type) else logits.dtype
+    return logits.dtype if autocast_dtype(logits.device) is None else torch.float32
 
 
 @_consumes("cross_entropy")
@@ -154,13 +151,13 @@ def _own_cross_entropy(
     temperature: float = 1.0,
 ) -> Tensor | CrossEntropyOutputs | None:
     """:func:`nkilib.torch.cross_entropy`, whose cap and temperature follow those that are recorded."""
-    form: Form | None = input.form
-    if form is None or form.kind is not Kind.LOGITS or class_dim % form.ndim != form.class_dim:
+    recorded = input.form
+    is_known = recorded.kind is Kind.LOGITS and class_dim % recorded.ndim == recorded.class_dim
+    if not is_known or not _are_indices(recorded, target) or None not in (recorded.cap, logit_softcap):
         return None
-    if logit_softcap is not None:
-        form = replace(form, cap=logit_softcap) if form.cap is None else None
-    form = None if form is None else form.scaled(1.0 / temperature)
-    if form is None or not _are_indices(form, target):
+    capped = recorded if logit_softcap is None else replace(recorded, cap=logit_softcap)
+    form = capped.scaled(1.0 / temperature)
+    if form is None:
         return None
     loss = _Loss(weight, ignore_index, reduction, label_smoothing, lse_square_scale, normalizer)
     results = _loss(input, form, target, loss, return_outputs)
@@ -243,7 +240,7 @@ def _gather(input: LazyLogits, dim: int, index: Tensor, *, sparse_grad: bool = F
         return None
     if form.kind not in (Kind.LOGITS, Kind.LOG_SOFTMAX, Kind.SOFTMAX):
         return None
-    values = _scores(input, ids, "lse").logprob
+    values = _logprobs(input, ids, "lse")
     if form.kind is Kind.LOGITS:
         values = values + input.known["lse"][..., None]
     elif form.kind is Kind.SOFTMAX:
@@ -252,8 +249,8 @@ def _gather(input: LazyLogits, dim: int, index: Tensor, *, sparse_grad: bool = F
     return values.movedim(-1, form.class_dim).to(form.dtype)
 
 
-def _scores(logits: LazyLogits, ids: Tensor, *names: str) -> LinearTokenScores:
-    """Return scores of each position, with the log-probabilities of given classes; those asked for are kept."""
+def _logprobs(logits: LazyLogits, ids: Tensor, name: str) -> Tensor:
+    """Return the log-probabilities of given classes of each position, and keep a score of the same launch as known."""
     form = logits.form
 
     def scores(hidden: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
@@ -263,17 +260,15 @@ def _scores(logits: LazyLogits, ids: Tensor, *names: str) -> LinearTokenScores:
             ids,
             linear_bias=bias,
             ignore_index=_NO_CLASS,
-            outputs=names,
+            outputs=(name,),
             compute_dtype=_compute_dtype(logits),
             logit_scale=form.scale,
             logit_softcap=form.cap,
         )
-        return tuple(score for score in result if score is not None)
+        return result.logprob, getattr(result, name)
 
-    logprob, *others = _results(logits, ids, scores)
-    found = dict(zip(sorted(names, key=LinearTokenScores._fields.index), others, strict=True))
-    logits.known.update(found)
-    return LinearTokenScores(logprob, *(found.get(name) for name in LinearTokenScores._fields[1:]))
+    logprob, logits.known[name] = _results(logits, ids, scores)
+    return logprob
 
 
 # The index that is ignored where only scores of positions are asked for, and one that no gather can have.
@@ -287,7 +282,7 @@ def _score(logits: LazyLogits, name: str) -> Tensor:
         return known
     positions = [size for dim, size in enumerate(logits.shape) if dim != logits.form.class_dim]
     none = torch.full(positions, _NO_CLASS, dtype=torch.int64, device=logits.device)
-    _scores(logits, none, name)
+    _logprobs(logits, none, name)
     return logits.known[name]
 
 

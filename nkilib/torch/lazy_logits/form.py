@@ -22,10 +22,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-# Numbers that the kernels take, see nkilib.torch.linear_cross_entropy.
-FLOATING: Final = (torch.float32, torch.bfloat16, torch.float16)
-_SCALES: Final = (1e-6, 1e6)
-_CAPS: Final = (1e-30, 1e30)
+from nkilib.experimental.loss.cross_entropy.launch import OPTION_MAX, SOFTCAP_MIN
+from nkilib.experimental.loss.linear.launch import LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
+from nkilib.torch.dispatch.checks import autocast_dtype
+from nkilib.torch.dispatch.operator import FLOAT_DTYPES
 
 
 class Kind(Enum):
@@ -121,9 +121,9 @@ class Form:
             return replace(self, factor=self.factor * factor)
         scale = _near(self.scale * factor)
         cap = None if self.cap is None else self.cap * factor
-        if not _SCALES[0] <= scale <= _SCALES[1]:
+        if not LOGIT_SCALE_MIN <= scale <= LOGIT_SCALE_MAX:
             return None
-        if cap is not None and not _CAPS[0] <= cap <= _CAPS[1]:
+        if cap is not None and not SOFTCAP_MIN <= cap <= OPTION_MAX:
             return None
         return replace(self, scale=scale, cap=cap)
 
@@ -477,13 +477,13 @@ def _converted(form: Form, *given: Any, **named: Any) -> Form | None:
             isinstance(value, (str, torch.device)) and not _is_device_of(value, form.hidden)
         ):
             return None
-    return replace(form, dtype=dtype) if dtype in FLOATING else None
+    return replace(form, dtype=dtype) if dtype in FLOAT_DTYPES else None
 
 
 @_records("type_as")
 def _converted_as(form: Form, other: Any) -> Form | None:
     is_here = isinstance(other, Tensor) and other.device == form.hidden.device
-    return replace(form, dtype=other.dtype) if is_here and other.dtype in FLOATING else None
+    return replace(form, dtype=other.dtype) if is_here and other.dtype in FLOAT_DTYPES else None
 
 
 def _is_device_of(value: Any, tensor: Tensor) -> bool:
@@ -503,8 +503,8 @@ def _normalized(kind: Kind) -> Function:
     ) -> Form | None:
         if not isinstance(dim, int) or dim % form.ndim != form.class_dim or form.kind is not Kind.LOGITS:
             return None
-        device = form.hidden.device.type
-        is_float32 = device != "cpu" and torch.is_autocast_enabled(device)
+        device = form.hidden.device
+        is_float32 = device.type != "cpu" and autocast_dtype(device) is not None
         return replace(form, kind=kind, dtype=dtype or (torch.float32 if is_float32 else form.dtype))
 
     return normalized

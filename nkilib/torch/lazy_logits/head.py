@@ -21,11 +21,12 @@ from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, ref
 from nkilib.experimental.loss.linear.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.checks import autocast_dtype, dtensor
 from nkilib.torch.dispatch.devices import SUPPORTED_DEVICES
+from nkilib.torch.dispatch.operator import FLOAT_DTYPES
 from nkilib.torch.functions.cross_entropy.checks import checked_options
 from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit
 from nkilib.torch.functions.output_layer import class_before_sharding, has_only_hooks_of_fsdp, is_fully_sharded
 from nkilib.torch.lazy_logits.consumers import CALLER
-from nkilib.torch.lazy_logits.form import FLOATING, Form, Term
+from nkilib.torch.lazy_logits.form import Form, Term
 from nkilib.torch.lazy_logits.logits import HeadCall, LazyLogits, Mode, versions_of
 from nkilib.torch.lazy_logits.options import CHOICES, FUSE, FusedCalls, FusedOptions, LogitsComputedWarning
 
@@ -33,8 +34,6 @@ from nkilib.torch.lazy_logits.options import CHOICES, FUSE, FusedCalls, FusedOpt
 _FORWARD: Final = "forward"
 _CALL: Final = "_call_impl"
 _HEAD_REMEDY: Final = "pass head=, the output layer or its path in the model, such as 'lm_head'"
-
-
 _SKIP_LOGITS: Final = Deprecation(
     "the argument skip_logits of a fused model",
     since="0.3",
@@ -120,14 +119,16 @@ class _Call:
 class _TakesSkipLogits:
     """A hook before the forward of the model, which takes the argument ``skip_logits`` of earlier releases."""
 
-    head: FusedHead
+    heads: list[FusedHead]
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         if "skip_logits" not in kwargs:
             return None
         _SKIP_LOGITS.warn()
         kwargs = dict(kwargs)
-        self.head.skip_logits = kwargs.pop("skip_logits")
+        skip_logits = kwargs.pop("skip_logits")
+        for head in self.heads:
+            head.skip_logits = skip_logits
         return args, kwargs
 
 
@@ -165,7 +166,7 @@ def _reason_for_logits(layer: nn.Linear, hidden: Tensor) -> str | None:
     if classes > CLASSES_MAX:
         return f"there are {classes} classes, and the kernels take {CLASSES_MAX} at most"
     is_cast = autocast_dtype(hidden.device) is not None or is_fully_sharded(layer)
-    if not set(dtypes) <= set(FLOATING) or not (is_cast or dtypes[0] == dtypes[1]):
+    if not set(dtypes) <= set(FLOAT_DTYPES) or not (is_cast or dtypes[0] == dtypes[1]):
         return f"its input is {dtypes[0]} and its weight {dtypes[1]}"
     if dtensor(hidden) is not None or (dtensor(layer.weight) is not None and not is_fully_sharded(layer)):
         return "its input or its weight is a DTensor"
@@ -300,11 +301,12 @@ def fuse_linear_loss(
     owner, output_layer = _find_output_layer(model, head)
     options = FusedOptions(evaluation, recipe.label_smoothing, recipe.lse_square_scale, memory_limit, on_compute)
     layers = _linear_layers(output_layer)
-    for layer in layers:
-        fused = FusedHead(layer, options, is_adapter=len(layers) > 1 and layer.in_features < FEATURES_MIN)
-        layer.forward = fused  # type: ignore[method-assign, assignment]
-        layer._call_impl = _Call(fused)  # type: ignore[method-assign]
-        owner.register_forward_pre_hook(_TakesSkipLogits(fused), with_kwargs=True)
+    heads = [FusedHead(layer, options, len(layers) > 1 and layer.in_features < FEATURES_MIN) for layer in layers]
+    for fused in heads:
+        fused.layer.forward = fused  # type: ignore[method-assign, assignment]
+        fused.layer._call_impl = _Call(fused)  # type: ignore[method-assign]
+    if heads:
+        owner.register_forward_pre_hook(_TakesSkipLogits(heads), with_kwargs=True)
     return Undo(model)
 
 
