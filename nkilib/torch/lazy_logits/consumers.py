@@ -18,18 +18,15 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental.loss.linear.launch import IDS_MAX
-from nkilib.torch.dispatch.checks import Caller, autocast_dtype, dtensor
+from nkilib.torch.dispatch.checks import autocast_dtype, dtensor
 from nkilib.torch.functions.cross_entropy.functional import CrossEntropyOutputs
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.functions.output_layer import results_in_forward
-from nkilib.torch.functions.vocab_parallel.linear_placement import averaged
 from nkilib.torch.lazy_logits.form import Form, Kind, registering
-from nkilib.torch.lazy_logits.logits import CONSUMERS, LazyLogits
-from nkilib.torch.lazy_logits.options import FUSE
+from nkilib.torch.lazy_logits.logits import CONSUMERS, LazyLogits, whole
 
-CALLER: Final = Caller(FUSE, "the input of the output layer", "hidden states", "the logits of the model")
 _IGNORED: Final = -100
 _consumes: Final = registering(CONSUMERS)
 
@@ -53,10 +50,10 @@ def _results(logits: LazyLogits, target: Tensor, function: _OfOperands) -> tuple
             layer = form.terms[0].layer
 
             def of_head(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-                return function(hidden, target, *_cut(form, _whole(weight), None if bias is None else _whole(bias)))
+                return function(hidden, target, *_cut(form, whole(weight), None if bias is None else whole(bias)))
 
             return results_in_forward(layer, hidden, target, of_head)
-        weight = torch.cat([_whole(term.layer.weight) for term in form.terms], dim=1)
+        weight = torch.cat([whole(term.layer.weight) for term in form.terms], dim=1)
         return function(hidden, target, *_cut(form, weight, _sum_of_biases(form)))
 
 
@@ -70,7 +67,7 @@ def _sum_of_biases(form: Form) -> Tensor | None:
     total: Tensor | None = None
     for term in form.terms:
         if term.layer.bias is not None:
-            part = term.factor * _whole(term.layer.bias).float()
+            part = term.factor * whole(term.layer.bias).float()
             total = part if total is None else total + part
     return total
 
@@ -80,12 +77,6 @@ def _cut(form: Form, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tenso
     if weight.shape[0] == form.classes:
         return weight, bias
     return weight[: form.classes], None if bias is None else bias[: form.classes]
-
-
-def _whole(parameter: Tensor) -> Tensor:
-    """Return a parameter, gathered if ``fully_shard`` has left it sharded after the forward of the root."""
-    placed = dtensor(parameter)
-    return parameter if placed is None else averaged(CALLER, "the weight of the output layer", placed)
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+import nkilib.torch.lazy_logits.consumers  # noqa: F401  registers what kernels compute
 from nkilib.base.deprecation import Deprecation
 from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.linear.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
@@ -25,9 +26,8 @@ from nkilib.torch.dispatch.operator import FLOAT_DTYPES
 from nkilib.torch.functions.cross_entropy.checks import checked_options
 from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit
 from nkilib.torch.functions.output_layer import class_before_sharding, has_only_hooks_of_fsdp, is_fully_sharded
-from nkilib.torch.lazy_logits.consumers import CALLER
 from nkilib.torch.lazy_logits.form import Form, Term
-from nkilib.torch.lazy_logits.logits import HeadCall, LazyLogits, Mode, versions_of
+from nkilib.torch.lazy_logits.logits import CALLER, HeadCall, LazyLogits, Mode, versions_of
 from nkilib.torch.lazy_logits.options import CHOICES, FUSE, FusedCalls, FusedOptions, LogitsComputedWarning
 
 # The attributes of a layer that are set while it is fused. The second is what torch calls around the forward.

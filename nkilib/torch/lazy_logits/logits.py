@@ -24,11 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
-from nkilib.torch.dispatch.checks import autocast_dtype
+from nkilib.torch.dispatch.checks import Caller, autocast_dtype, dtensor
 from nkilib.torch.functions.output_layer import results_in_forward
+from nkilib.torch.functions.vocab_parallel.linear_placement import averaged
 from nkilib.torch.lazy_logits.form import RECORDED, Form, Handler, Term
 from nkilib.torch.lazy_logits.options import FUSE, FusedOptions
 
+CALLER: Final = Caller(FUSE, "the input of the output layer", "hidden states", "the logits of the model")
 # By name, the functions of torch that kernels compute. The module ``consumers`` fills it.
 CONSUMERS: Final[dict[str, Handler]] = {}
 
@@ -111,8 +113,14 @@ def versions_of(term: Term) -> tuple[int, ...]:
     return tuple(0 if tensor.is_inference() else tensor._version for tensor in (term.hidden, *term.parameters))
 
 
+def whole(parameter: Tensor) -> Tensor:
+    """Return a parameter, gathered if ``fully_shard`` has left it sharded after the forward of the root."""
+    placed = dtensor(parameter)
+    return parameter if placed is None else averaged(CALLER, "the weight of the output layer", placed)
+
+
 def _linear(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
-    return (F.linear(hidden, weight, bias),)
+    return (F.linear(hidden, whole(weight), None if bias is None else whole(bias)),)
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,6 +83,13 @@ def _step(wrapped: nn.Module, rank: int, factor: float = 1e-2) -> tuple[Tensor, 
     return loss.detach(), gathers.count
 
 
+def _computed(wrapped: nn.Module, rank: int) -> Tensor:
+    """A loss that no kernel computes, of logits outside of the model."""
+    loss: Tensor = wrapped(make_logits(4, FEATURES, seed=rank, spread=1.0)).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
 def _gradients(made: nn.Module) -> dict[str, Tensor]:
     from torch.distributed.tensor import DTensor
 
@@ -100,14 +107,17 @@ def run(name: str, rank: int) -> dict[str, Any]:
     for kind in ("stock", "ours"):
         made = copy.deepcopy(model(bias=True))
         if kind == "ours":
-            fuse_linear_loss(made, head="head", on_compute="raise")
+            fuse_linear_loss(made, head="head", on_compute="ignore")
         wrapped = CASES[name](made)
         steps = []
         for _ in range(2):
             made.zero_grad()
             steps.append(_step(wrapped, rank))
         results[kind] = {"steps": steps, "gradients": _gradients(made), "gathers": _step(wrapped, rank, 0.0)[1]}
+        made.zero_grad()
+        results[kind]["computed"] = _computed(wrapped, rank), _gradients(made)
     results["fused"] = fused_calls(made).fused
+    results["places"] = [place.function for place in fused_calls(made).computed]
     return results
 
 

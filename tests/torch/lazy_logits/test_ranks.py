@@ -34,6 +34,10 @@ def test_losses_and_gradients_are_those_of_the_stock_model(name: str, found_by_r
             assert exact.norm() > 0
             assert (ours["gradients"][parameter] - exact).norm() <= 64 * UNIT * exact.norm()
         assert rank[name]["fused"] == {"cross_entropy": 3, "logsumexp": 2}
+        (expected, exact_gradients), (loss, gradients) = stock["computed"], ours["computed"]
+        assert rank[name]["places"] == ["square"] and abs(loss.item() - expected.item()) <= 64 * UNIT * 40
+        for parameter, exact in exact_gradients.items():
+            assert (gradients[parameter] - exact).norm() <= 64 * UNIT * exact.norm()
     losses = [rank[name]["ours"]["steps"][0][0] for rank in found_by_ranks]
     assert losses[0] != losses[1], "the ranks have inputs of their own"
 
