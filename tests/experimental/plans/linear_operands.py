@@ -38,12 +38,8 @@ from nkilib.experimental.loss.linear.launch import (
     searched_ids,
 )
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
-from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    LinearProblem,
-    linear_forward_bounds,
-    linear_forward_reference,
-    linear_gradients_and_bounds,
-)
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, linear_forward_reference
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
     BACKWARD,
     FORWARD,

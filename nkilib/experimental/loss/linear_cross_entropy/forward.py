@@ -43,16 +43,10 @@ from nkilib.experimental.loss.linear.logit_passes import TargetLogits, over_ids,
 from nkilib.experimental.loss.linear.logits import LogitsInHbm
 from nkilib.experimental.loss.linear.operands import Staging, store_positions
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import ForwardSizes
-from nkilib.experimental.loss.linear_cross_entropy.launch import (
-    LinearLaunch,
-    forward_needs,
-    load_targets,
-    one_or_several,
-    store_ids,
-    target_values,
-)
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, forward_needs
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics
 from nkilib.experimental.loss.linear_cross_entropy.score_tiles import ScoreTiles
+from nkilib.experimental.loss.linear_cross_entropy.targets import load_targets, one_or_several, store_ids, target_values
 from nkilib.nki import nisa, nl
 
 

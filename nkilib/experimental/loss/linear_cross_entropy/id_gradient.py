@@ -34,7 +34,8 @@ from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import (
     Exponents,
     GradientColumns,
 )
-from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, load_ids
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.targets import load_ids
 from nkilib.nki import nisa, nl
 
 _MARK = -1.0
