@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Divergence of a student's distribution from a teacher's, from the logits of both, and its gradient."""
+"""The kernels of distillation from logits: the divergence of a student's distribution from a teacher's, and its gradient.
+
+:func:`distillation_forward` computes the divergence at every position, :func:`distillation_backward` the gradient with
+respect to the student's logits.
+"""
 
 from __future__ import annotations
 
