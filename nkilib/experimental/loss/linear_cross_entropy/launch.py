@@ -14,7 +14,8 @@ import math
 from dataclasses import dataclass, field, replace
 
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Options, Wanted
-from nkilib.experimental.loss.linear.launch import Block, LinearOperands
+from nkilib.experimental.loss.linear.block_schedule import Block
+from nkilib.experimental.loss.linear.launch import LinearOperands
 from nkilib.nki import nl
 
 # Groups of tiles of logits: one is multiplied while the sums of the other one are computed.

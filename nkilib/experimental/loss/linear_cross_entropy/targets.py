@@ -18,7 +18,7 @@ from nkilib.core.rows.elements import vector_elements
 from nkilib.core.rows.tiles import cast, float32_like
 from nkilib.experimental.loss.cross_entropy.launch import Classes, Options
 from nkilib.experimental.loss.cross_entropy.targets import TargetMasks, TargetValues
-from nkilib.experimental.loss.linear.launch import Block
+from nkilib.experimental.loss.linear.block_schedule import Block
 from nkilib.experimental.loss.linear.operands import load_positions
 from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch
 from nkilib.nki import nisa, nl

@@ -42,7 +42,7 @@ from nkilib.experimental.loss.cross_entropy.reference import (
     BackwardInputs,
     Float64Array,
 )
-from nkilib.experimental.loss.linear.launch import WINDOW
+from nkilib.experimental.loss.linear.block_schedule import WINDOW
 from nkilib.experimental.loss.linear.reference import (
     EVERY_CLASS,
     OF_PRODUCTS,
