@@ -25,14 +25,9 @@ from benchmarks.fuzz.families.positions import (
 )
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs, ExtendedLoss
-from nkilib.experimental.loss.linear.reference import LinearGradients
-from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    LinearProblem,
-    linear_forward_bounds,
-    linear_forward_reference,
-    linear_gradients_and_bounds,
-    logit_bounds,
-)
+from nkilib.experimental.loss.linear.reference import LinearGradients, logit_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, linear_forward_reference
 
 _ALONE, _MODULE = "linear_cross_entropy", "LinearCrossEntropyLoss"
 _HELD = {"linear_weight": "linear.weight", "linear_bias": "linear.bias"}
@@ -346,7 +341,7 @@ def argmax_within(problem: LinearProblem, results: Results, exact: Array, shape:
     weight, expected = problem.classes_first, exact.copy()
     for rows in problem.row_blocks():
         logits = recipe.scores(problem.logits_of(rows, weight), None)
-        off = logit_bounds(problem, rows, weight) / recipe.temperature + 4.0 * UNIT * np.abs(logits)
+        off = logit_bounds(problem.layer, rows, weight) / recipe.temperature + 4.0 * UNIT * np.abs(logits)
         at = np.arange(len(logits)), np.clip(inputs[rows], 0, logits.shape[1] - 1)
         reach = logits[at] + off[at] >= (logits - off).max(axis=1)
         expected[rows] = np.where(reach & (inputs[rows] == at[1]), inputs[rows], expected[rows])

@@ -18,12 +18,8 @@ from benchmarks.fuzz.families.positions import drawn_targets, dtype_of, machine,
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL
 from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs, ExtendedLoss
 from nkilib.experimental.loss.linear.reference import LinearGradients
-from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    LinearProblem,
-    linear_forward_bounds,
-    linear_forward_reference,
-    linear_gradients_and_bounds,
-)
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, linear_forward_reference
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
     ScoreInputs,
     scores_forward_bounds,

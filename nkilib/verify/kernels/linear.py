@@ -20,12 +20,8 @@ from nkilib.experimental.loss import (
 )
 from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs, ExtendedLoss
 from nkilib.experimental.loss.linear.reference import EVERY_CLASS, ROUNDOFF
-from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    LinearProblem,
-    linear_forward_bounds,
-    linear_forward_reference,
-    linear_gradients_and_bounds,
-)
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, linear_forward_reference
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference, References

@@ -30,22 +30,12 @@ from nkilib.experimental.loss.linear.backward.memory_plan import (
     planned_blocks,
 )
 from nkilib.experimental.loss.linear.backward.rounds import ClassCover, SharedBuffers, planned_cover
-from nkilib.experimental.loss.linear.launch import (
-    SCRATCH_BYTES,
-    LinearTiling,
-    Span,
-    balanced_spans,
-    cut,
-    shares_of_cores,
-)
+from nkilib.experimental.loss.linear.block_schedule import Span, balanced_spans, cut, shares_of_cores
+from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES, LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import validation
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
-from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    LinearProblem,
-    linear_forward_bounds,
-    linear_forward_reference,
-    linear_gradients_and_bounds,
-)
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, linear_forward_reference
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
     BACKWARD,
     FORWARD_BACKWARD,

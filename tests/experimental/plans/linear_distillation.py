@@ -27,8 +27,10 @@ from nkilib.experimental.loss import (
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, PairSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.rounds import SharedBuffers
-from nkilib.experimental.loss.linear.class_schedule import BUFFERS, ClassSchedule, divide_classes, fastest_tiling
-from nkilib.experimental.loss.linear.launch import LinearTiling, PositionSplit, position_parts
+from nkilib.experimental.loss.linear.block_schedule import PositionSplit, position_parts
+from nkilib.experimental.loss.linear.class_schedule import BUFFERS, ClassSchedule, divide_classes
+from nkilib.experimental.loss.linear.forward_tiling import fastest_tiling
+from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     ModelNeeds,
     PairForwardSizes,

@@ -12,8 +12,9 @@ from unittest import mock
 from nkilib.core.hardware import div_ceil
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.experimental.loss import linear_cross_entropy_forward
+from nkilib.experimental.loss.linear.block_schedule import WINDOW, PositionSplit, shares_of_cores
 from nkilib.experimental.loss.linear.class_schedule import BUFFERS, ClassDivision, ClassSchedule, divide_classes
-from nkilib.experimental.loss.linear.launch import WINDOW, LinearTiling, PositionSplit, shares_of_cores
+from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, ForwardSizes, choose_linear_tiling
 from nkilib.experimental.loss.linear_cross_entropy.launch import ForwardNeeds, rounds_products
 from tests.experimental.loss.linear_cross_entropy.launch_checks import Launch, check

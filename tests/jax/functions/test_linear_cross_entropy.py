@@ -16,12 +16,8 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs
-from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    LinearProblem,
-    linear_forward_bounds,
-    linear_forward_reference,
-    linear_gradients_and_bounds,
-)
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, linear_forward_reference
 from nkilib.jax import linear_cross_entropy
 from tests.jax.launch_log import LaunchLog
 from tests.jax.linear_inputs import (

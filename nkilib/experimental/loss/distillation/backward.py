@@ -3,7 +3,10 @@
 
 """The backward of distillation on one core: both logits are read once, and the student's gradient is written once.
 
-The factors of the gradients of a row are computed from the results of the forward.
+:func:`backward_of_core` runs the gradient of a Kullback-Leibler divergence in either direction
+(:class:`KullbackLeiblerBackward`), or that of Jensen-Shannon (:class:`MixtureBackward`). Both multiply exponentials by
+the coefficients of their rows (:func:`coefficients_of`), which come from the results of the forward
+(:func:`loaded_totals`).
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.tiles import float32_like, product, scaled, selected, with_nan_of_infinite
-from nkilib.experimental.loss.distillation.forward import valid_mask
 from nkilib.experimental.loss.distillation.launch import Launch
 from nkilib.experimental.loss.distillation.mixture import Mixture
 from nkilib.experimental.loss.distillation.pair import (
@@ -24,6 +26,7 @@ from nkilib.experimental.loss.distillation.pair import (
     Vectors,
     column,
     loaded_rows,
+    valid_mask,
 )
 from nkilib.experimental.loss.distillation.tiling import PIECE_COLUMNS, gradient_group
 from nkilib.experimental.loss.distillation.totals import Totals, center
@@ -63,7 +66,9 @@ class Coefficients:
         return Coefficients(*(column(tile_sbuf, number, rows) for tile_sbuf in tiles))
 
 
-def _loaded_side(shift_hbm: nl.NkiTensor, sum_hbm: nl.NkiTensor, batches: list[Batch], scale: float) -> Exponentials:
+def _loaded_exponentials(
+    shift_hbm: nl.NkiTensor, sum_hbm: nl.NkiTensor, batches: list[Batch], scale: float
+) -> Exponentials:
     side = Exponentials.make(len(batches), scale)
     sums_sbuf = loaded_rows(sum_hbm, batches)
     # Rows that do not exist have a sum of 0, and are divided by it: raise it to the least sum of any row.
@@ -76,8 +81,8 @@ def _loaded_side(shift_hbm: nl.NkiTensor, sum_hbm: nl.NkiTensor, batches: list[B
 
 def loaded_totals(launch: Launch, batches: list[Batch], saved: Vectors) -> Totals:
     """Load the shifts and sums that the forward has stored, for all rows."""
-    student = _loaded_side(saved.student_shift_hbm, saved.student_sum_hbm, batches, launch.scale)
-    teacher = _loaded_side(saved.teacher_shift_hbm, saved.teacher_sum_hbm, batches, launch.scale)
+    student = _loaded_exponentials(saved.student_shift_hbm, saved.student_sum_hbm, batches, launch.scale)
+    teacher = _loaded_exponentials(saved.teacher_shift_hbm, saved.teacher_sum_hbm, batches, launch.scale)
     return Totals(student, teacher, student.sums_sbuf, student.sums_sbuf)
 
 
@@ -107,7 +112,7 @@ def coefficients_of(
     return Coefficients(scaled(factor_sbuf, weight), ratio_sbuf, center_sbuf, moment_sbuf)
 
 
-def _power(coefficients: Coefficients) -> nl.NkiTensor:
+def _powers_of(coefficients: Coefficients) -> nl.NkiTensor:
     """Return the signed power of two of each factor: 0 for 0, and NaN for a factor that is no finite number."""
     bits_sbuf = nl.ndarray(coefficients.factor_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_scalar(
@@ -116,7 +121,7 @@ def _power(coefficients: Coefficients) -> nl.NkiTensor:
     return with_nan_of_infinite(bits_sbuf.view(nl.float32), coefficients.factor_sbuf, nl.float32)
 
 
-def _fraction(factor_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+def _fractions_of(factor_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     """Return the factor over its power of two, from 1 to 2."""
     bits_sbuf = nl.ndarray(factor_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_scalar(
@@ -169,7 +174,7 @@ class MixtureBackward:
         mixture = Mixture.of(launch)
         addend_sbuf, bias_sbuf = float32_like(coefficients.moment_sbuf), float32_like(coefficients.moment_sbuf)
         nisa.tensor_scalar(dst=addend_sbuf, data=coefficients.moment_sbuf, op0=nl.add, operand0=mixture.log_rest)
-        nisa.activation(dst=bias_sbuf, op=nl.log, data=_fraction(coefficients.factor_sbuf))
+        nisa.activation(dst=bias_sbuf, op=nl.log, data=_fractions_of(coefficients.factor_sbuf))
         nisa.tensor_tensor(dst=bias_sbuf, data1=bias_sbuf, data2=totals.student.bias_sbuf, op=nl.add)
         student = Exponentials(launch.scale, totals.student.neg_shift_sbuf, bias_sbuf, totals.student.sums_sbuf)
         group = gradient_group(launch.tiling.chunk_size, launch.bytes_of_pair)
@@ -183,7 +188,7 @@ class MixtureBackward:
             student,
             mixture.bias(coefficients.center_sbuf),
             addend_sbuf,
-            _power(coefficients),
+            _powers_of(coefficients),
         )
 
     def run(self, grad_hbm: nl.NkiTensor) -> None:
@@ -225,19 +230,29 @@ class MixtureBackward:
         )
 
 
-def _scale(dst: nl.NkiTensor, data: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-    """Write the gradient, ``data`` times the factor of its row, over the student's logits; it is rounded once."""
-    nisa.tensor_scalar(dst=dst, data=data, op0=nl.multiply, operand0=factor_sbuf)
+def _scale_by_vector(pair: PairChunk[Batch], piece: Piece, of_batch: Coefficients) -> None:
+    """Write the gradient of a piece, its tile times the factors, over the student's logits; it is rounded once."""
+    nisa.tensor_scalar(
+        dst=piece.of(pair.student_sbuf), data=piece.tile_psum, op0=nl.multiply, operand0=of_batch.factor_sbuf
+    )
 
 
 def _scale_by_scalar(pair: PairChunk[Batch], piece: Piece, of_batch: Coefficients) -> None:
-    """Do the same as ``_scale``, on Scalar."""
+    """Do the same as ``_scale_by_vector``, on Scalar."""
     nisa.activation(dst=piece.of(pair.student_sbuf), op=nl.copy, data=piece.tile_psum, scale=of_batch.factor_sbuf)
 
 
 @dataclass(frozen=True)
-class _Backward:
-    """The state that all rows of the backward of a Kullback-Leibler divergence share."""
+class KullbackLeiblerBackward:
+    """The gradient of a Kullback-Leibler divergence in either direction, of one chunk at a time.
+
+    Attributes:
+        launch: the launch of the kernel.
+        batches: the batches of the core.
+        buffers: the chunk buffers and scratch on chip.
+        totals: the exponentials of both models.
+        coefficients: the coefficients of all rows.
+    """
 
     launch: Launch
     batches: list[Batch]
@@ -246,7 +261,10 @@ class _Backward:
     coefficients: Coefficients
 
     @classmethod
-    def make(cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor) -> _Backward:
+    def make(
+        cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor
+    ) -> KullbackLeiblerBackward:
+        """Prepare the state from the results of the forward and the upstream gradients."""
         buffers = Buffers.make(launch, 1, {"difference": 2, "student": 2}, PIECE_COLUMNS)
         totals = loaded_totals(launch, batches, saved)
         coefficients = coefficients_of(launch, batches, totals, saved.moment_hbm, grad_loss_hbm)
@@ -256,7 +274,7 @@ class _Backward:
         """Process all chunks."""
         has_differences = [self.launch.options.beta > 0.0] * len(self.batches)
         stream = PairStream.make(self.launch, self.batches, self.buffers, has_differences)
-        take = self._reverse if self.launch.is_reverse else self._forward
+        take = self._take_student_from_teacher if self.launch.is_reverse else self._take_teacher_from_student
         for number, batch in enumerate(self.batches):
             totals, rows = self.totals.of_batches(number, number + 1, batch.rows), batch.rows
             of_batch = self.coefficients.of_batch(number, rows)
@@ -265,7 +283,7 @@ class _Backward:
                 take(pair, totals, of_batch)
                 nisa.dma_copy(dst=pair.chunk.of(grad_hbm), src=pair.student_sbuf)
 
-    def _forward(self, pair: PairChunk[Batch], totals: Totals, of_batch: Coefficients) -> None:
+    def _take_teacher_from_student(self, pair: PairChunk[Batch], totals: Totals, of_batch: Coefficients) -> None:
         """Compute (e_t * ratio - e_s) * factor for KL(teacher || student).
 
         Equal distributions cancel in float32, before anything is rounded.
@@ -293,9 +311,9 @@ class _Backward:
             if pair.chunk.number % 2 == 1 and piece.number == 0 and len(pieces) > 1:
                 unscaled = piece
             else:
-                _scale(piece.of(pair.student_sbuf), piece.tile_psum, of_batch.factor_sbuf)
+                _scale_by_vector(pair, piece, of_batch)
 
-    def _reverse(self, pair: PairChunk[Batch], totals: Totals, of_batch: Coefficients) -> None:
+    def _take_student_from_teacher(self, pair: PairChunk[Batch], totals: Totals, of_batch: Coefficients) -> None:
         """Compute (d - center) * e_s * factor for KL(student || teacher), with d = student - teacher.
 
         Scalar multiplies by the factor. It has one exponential to compute, and takes the exponentials of a piece before
@@ -327,4 +345,4 @@ def backward_of_core(launch: Launch, saved: Vectors, grad_loss_hbm: nl.NkiTensor
     if launch.is_mixed:
         MixtureBackward.make(launch, batches, saved, grad_loss_hbm).run(grad_hbm)
     else:
-        _Backward.make(launch, batches, saved, grad_loss_hbm).run(grad_hbm)
+        KullbackLeiblerBackward.make(launch, batches, saved, grad_loss_hbm).run(grad_hbm)

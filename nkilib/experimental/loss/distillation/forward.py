@@ -4,9 +4,10 @@
 """The forward of distillation on one core: one visit of each row for a Kullback-Leibler divergence, two for
 Jensen-Shannon.
 
-The second visit is in :mod:`.mixture`. The shifts of rows are the maxima of their first columns. An unsuitable shift of
-a row shows in its sums; such rows are recomputed under their maxima when all others are done
-(:mod:`nkilib.core.rows.recomputation`).
+:func:`forward_of_core` computes and stores the results of all rows. A Kullback-Leibler divergence is gathered by
+:class:`KullbackLeiblerForward`, Jensen-Shannon by :class:`.mixture.MixtureForward`. The shifts of rows are the maxima
+of their first columns. An unsuitable shift of a row shows in its sums; such rows are recomputed under their maxima when
+all others are done (:mod:`nkilib.core.rows.recomputation`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from dataclasses import dataclass
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import GROUP_BATCHES_MAX, Batch, BatchGroup, batch_groups
-from nkilib.core.rows.elements import int32_column, integer_op
 from nkilib.core.rows.gathered import GatheredRows
 from nkilib.core.rows.recomputation import FlaggedRows
 from nkilib.core.rows.stream import Rows
@@ -30,6 +30,7 @@ from nkilib.experimental.loss.distillation.pair import (
     PairStream,
     Vectors,
     loaded_rows,
+    valid_mask,
 )
 from nkilib.experimental.loss.distillation.totals import (
     ChunkSums,
@@ -53,8 +54,8 @@ def _shift_difference(first: Exponentials, second: Exponentials) -> nl.NkiTensor
 
 
 @dataclass(frozen=True)
-class DivergenceForward:
-    """The state that all visits of the forward of a Kullback-Leibler divergence share.
+class KullbackLeiblerForward:
+    """The visits of rows for a Kullback-Leibler divergence in either direction.
 
     Attributes:
         launch: the launch of the kernel.
@@ -67,7 +68,7 @@ class DivergenceForward:
     sums: list[ChunkSums]
 
     @classmethod
-    def make(cls, launch: Launch) -> DivergenceForward:
+    def make(cls, launch: Launch) -> KullbackLeiblerForward:
         """Allocate the state for a launch whose beta is 0 or 1."""
         chunks = div_ceil(launch.vocab_size, launch.tiling.chunk_size)
         buffers = Buffers.make(launch, _AHEAD, {"difference": _AHEAD + 1, "weights": _WEIGHTS})
@@ -151,15 +152,6 @@ class DivergenceForward:
         sums.other.total(other.sums_sbuf, chunks)
 
 
-def valid_mask(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
-    """Return a mask, uint32: 1 where a label is not ``ignore_index``, else 0. Labels are compared as integers."""
-    rows, batches = labels_sbuf.shape
-    counts_sbuf = nl.ndarray((rows, batches), dtype=nl.uint32, buffer=nl.sbuf)
-    ignored_sbuf = int32_column(rows, ignore_index, 0).broadcast(1, batches)
-    integer_op(counts_sbuf, labels_sbuf, ignored_sbuf, nl.not_equal)
-    return counts_sbuf
-
-
 def _divergences_in(vectors: Vectors, divergences: Divergences) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
     return [(vectors.loss_hbm, divergences.loss_sbuf), (vectors.moment_hbm, divergences.moment_sbuf)]
 
@@ -175,8 +167,8 @@ def _results_of_sides(vectors: Vectors, totals: Totals) -> list[tuple[nl.NkiTens
 
 
 @dataclass(frozen=True)
-class _Forward:
-    """The state that all rows of the forward share.
+class _CoreForward:
+    """The forward of all rows of a core, whatever the divergence.
 
     Attributes:
         launch: the launch of the kernel.
@@ -189,13 +181,13 @@ class _Forward:
 
     launch: Launch
     batches: list[Batch]
-    walk: DivergenceForward | MixtureForward
+    walk: KullbackLeiblerForward | MixtureForward
     totals: Totals
     flagged: FlaggedRows | None
 
     @classmethod
-    def make(cls, launch: Launch, batches: list[Batch]) -> _Forward:
-        walk = MixtureForward.make(launch) if launch.is_mixed else DivergenceForward.make(launch)
+    def make(cls, launch: Launch, batches: list[Batch]) -> _CoreForward:
+        walk = MixtureForward.make(launch) if launch.is_mixed else KullbackLeiblerForward.make(launch)
         flagged = None
         if launch.has_samples and launch.num_positions > 1:
             flagged = FlaggedRows.make(
@@ -306,4 +298,4 @@ def forward_of_core(launch: Launch, vectors: Vectors) -> None:
     """Compute and store the results of this core's positions."""
     batches = launch.batches()
     if batches:
-        _Forward.make(launch, batches).run(vectors)
+        _CoreForward.make(launch, batches).run(vectors)

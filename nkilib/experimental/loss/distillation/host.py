@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The host side of distillation from logits: its registry entry, float64 reference and bounds on the error of the
-kernels.
+"""The host side of distillation from logits: the kernels to launch, their float64 reference, and bounds on their error.
 
-The work is that of any tiling: the minimum of HBM traffic, and activation functions. The simulator is imported only
-when a profile asks for it: on hardware the kernels do not need it. docs/explanation/distillation.md derives the bounds.
+- The registry entry: ``distillation_forward`` and ``distillation_backward`` with guarantees and work. The work is that
+  of any tiling: the minimum of HBM traffic, and activation functions. The simulator is imported only when a profile
+  asks for it: on hardware the kernels do not need it.
+- The reference: :func:`distillation_reference` and :func:`distillation_gradient_reference`.
+- The bounds: :func:`distillation_bound` and :func:`distillation_gradient_bound`, which
+  docs/explanation/distillation.md derives.
 """
 
 from __future__ import annotations

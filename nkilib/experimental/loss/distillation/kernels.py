@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Divergence of a student's distribution from a teacher's, from the logits of both, and its gradient."""
+"""The kernels of distillation from logits: the divergence of a student from a teacher, and its gradient.
+
+:func:`distillation_forward` computes the divergence at every position, :func:`distillation_backward` the gradient with
+respect to the student's logits.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,24 @@ from nkilib.experimental.loss.distillation.launch import (
 from nkilib.experimental.loss.distillation.pair import Vectors
 from nkilib.experimental.loss.distillation.tiling import DistillationTiling, choose_distillation_tiling
 from nkilib.nki import nl
+
+
+def _checked_launch(
+    function: str,
+    student_hbm: nl.NkiTensor,
+    teacher_hbm: nl.NkiTensor,
+    labels_hbm: nl.NkiTensor | None,
+    options: DistillationOptions,
+    chunk_size: int | None,
+    *,
+    is_backward: bool,
+) -> Launch:
+    launch = Launch(function, student_hbm, teacher_hbm, labels_hbm, options, DistillationTiling(0), is_backward)
+    validate(launch)
+    tiling = choose_distillation_tiling(launch.vocab_size, launch.bytes_of_pair, launch.is_mixed, launch.is_backward)
+    launch = replace(launch, tiling=tiling if chunk_size is None else DistillationTiling(chunk_size))
+    validate_tiling(launch)
+    return launch
 
 
 def distillation_forward(
@@ -71,7 +93,7 @@ def distillation_forward(
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
     """
-    launch = _launch(
+    launch = _checked_launch(
         "distillation_forward",
         student_hbm,
         teacher_hbm,
@@ -128,7 +150,7 @@ def distillation_backward(
     """
     function = "distillation_backward"
     options = DistillationOptions(beta, temperature, ignore_index)
-    launch = _launch(function, student_hbm, teacher_hbm, labels_hbm, options, chunk_size, is_backward=True)
+    launch = _checked_launch(function, student_hbm, teacher_hbm, labels_hbm, options, chunk_size, is_backward=True)
     saved = Vectors(moment_hbm, moment_hbm, student_shift_hbm, student_sum_hbm, teacher_shift_hbm, teacher_sum_hbm)
     validate_vectors(
         launch,
@@ -149,21 +171,3 @@ def distillation_backward(
     for part in launch.parts():
         backward_of_core(launch.of_part(part), saved.of_part(part), part.of(grad_loss_hbm), part.of(grad_hbm))
     return grad_hbm
-
-
-def _launch(
-    function: str,
-    student_hbm: nl.NkiTensor,
-    teacher_hbm: nl.NkiTensor,
-    labels_hbm: nl.NkiTensor | None,
-    options: DistillationOptions,
-    chunk_size: int | None,
-    *,
-    is_backward: bool,
-) -> Launch:
-    launch = Launch(function, student_hbm, teacher_hbm, labels_hbm, options, DistillationTiling(0), is_backward)
-    validate(launch)
-    tiling = choose_distillation_tiling(launch.vocab_size, launch.bytes_of_pair, launch.is_mixed, launch.is_backward)
-    launch = replace(launch, tiling=tiling if chunk_size is None else DistillationTiling(chunk_size))
-    validate_tiling(launch)
-    return launch

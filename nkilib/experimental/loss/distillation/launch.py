@@ -3,6 +3,9 @@
 
 """A launch of the distillation kernels: the logits and labels, the options, and their checks before the first
 instruction.
+
+:class:`Launch` has logits, labels, :class:`DistillationOptions` and tiling, and divides the positions among cores
+(:class:`Part`). :func:`validate`, :func:`validate_tiling` and, for a backward, :func:`validate_vectors` check them.
 """
 
 from __future__ import annotations

@@ -24,9 +24,13 @@ from nkilib.core.rows.sbuf import ring_of
 from nkilib.core.rows.stream import Rows
 from nkilib.core.rows.tiles import float32_like
 from nkilib.experimental.loss.distillation.launch import POSITIONS, SAMPLE_COLUMNS, Launch, tile_dtype
-from nkilib.experimental.loss.distillation.pair import raise_to
 from nkilib.experimental.loss.distillation.tiling import IN_FLIGHT, SPARE_CHUNKS, MixturePlan, mixture_plan
-from nkilib.experimental.loss.distillation.totals import ChunkSums, Totals, center, sum_of_products
+from nkilib.experimental.loss.distillation.totals import (
+    ChunkSums,
+    Totals,
+    center,
+    sum_of_products,
+)
 from nkilib.nki import nisa, nl
 
 # A logit this far below its row's shift, times T, is raised to that: its exponential is nothing beside a sum of 0.5 or
@@ -316,6 +320,26 @@ class _Floors:
         return cls(*floors)
 
 
+def _raise_to_floors(logits_sbuf: nl.NkiTensor, floor_sbuf: nl.NkiTensor) -> None:
+    """Raise logits below the floor of their row, float32 [rows, 1], to the floor.
+
+    If the logits are float32, GpSimd processes half of the columns.
+    """
+    columns = logits_sbuf.shape[1]
+    half = columns // 2 if logits_sbuf.dtype == nl.float32 else 0
+    first_sbuf = logits_sbuf[:, 0 : columns - half]
+    nisa.tensor_scalar(dst=first_sbuf, data=first_sbuf, op0=nl.maximum, operand0=floor_sbuf)
+    if half > 0:
+        second_sbuf = logits_sbuf[:, columns - half : columns]
+        nisa.tensor_tensor(
+            dst=second_sbuf,
+            data1=second_sbuf,
+            data2=floor_sbuf.broadcast(1, half),
+            op=nl.maximum,
+            engine=nisa.engine.gpsimd,
+        )
+
+
 @dataclass(frozen=True)
 class Opened:
     """A chunk of the second visit: its logits, and their differences teacher - student, which w replaces later."""
@@ -325,7 +349,7 @@ class Opened:
 
 
 @dataclass
-class _Run:
+class _BothVisits:
     """One pass over a list of rows, with both visits of each.
 
     Attributes:
@@ -413,8 +437,8 @@ class _Run:
             self._floors[number] = _Floors.of(self.totals[number], self.walk.launch.options.temperature)
         logits, tiles = self.source.second(load), self.walk.tiles.differences_sbuf
         rows, columns = logits.student_sbuf.shape
-        raise_to(logits.student_sbuf, self._floors[number].student_sbuf)
-        raise_to(logits.teacher_sbuf, self._floors[number].teacher_sbuf)
+        _raise_to_floors(logits.student_sbuf, self._floors[number].student_sbuf)
+        _raise_to_floors(logits.teacher_sbuf, self._floors[number].teacher_sbuf)
         difference_sbuf = tiles[load % len(tiles)][0:rows, 0:columns]
         nisa.tensor_tensor(
             dst=difference_sbuf,
@@ -512,7 +536,7 @@ class MixtureForward:
         """
         columns = div_ceil(self.launch.vocab_size, self.launch.tiling.chunk_size)
         source = self.rings.source(rows, has_maxima)
-        run = _Run(self, source, totals, columns, has_maxima, at_shifts)
+        run = _BothVisits(self, source, totals, columns, has_maxima, at_shifts)
         if has_maxima:
             run.take_maxima()
         for chunk in range(columns):

@@ -3,9 +3,11 @@
 
 """The rows of student and teacher on chip: values of the rows of a core, and chunks of the logits of both models.
 
-Values are float32 tiles [128, batches], one number per row, such as the shifts and sums of one model's exponentials
-(:class:`Exponentials`). Chunks of both logits are loaded side by side (:class:`PairStream`), into :class:`Buffers` that
-have the scratch for their computation too.
+Values are float32 tiles [128, batches], one number per row: the shifts and sums of one model's exponentials
+(:class:`Exponentials`), vectors from HBM (:func:`loaded_rows`, :func:`valid_mask` of labels), and the results that go
+there (:class:`Vectors`). Chunks of both logits are loaded side by side (:class:`PairStream`, which yields
+:class:`PairChunk`), into :class:`Buffers` that have the scratch for their computation too. -inf and rows without a
+distribution are treated by :func:`raise_lowest` and :func:`add_nan_of_empty`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Generic
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import Batch, BatchGroup
+from nkilib.core.rows.elements import int32_column, integer_op
 from nkilib.core.rows.stream import Chunk, Rows, Stream
 from nkilib.core.rows.tiles import clamp
 from nkilib.experimental.loss.distillation.launch import LOWEST, POSITIONS, Launch, Part, tile_dtype
@@ -112,27 +115,7 @@ def raise_lowest(logits_sbuf: nl.NkiTensor) -> None:
     nisa.tensor_scalar(dst=logits_sbuf, data=logits_sbuf, op0=nl.maximum, operand0=LOWEST)
 
 
-def raise_to(logits_sbuf: nl.NkiTensor, floor_sbuf: nl.NkiTensor) -> None:
-    """Raise logits below the floor of their row, float32 [rows, 1], to the floor.
-
-    If the logits are float32, GpSimd processes half of the columns.
-    """
-    columns = logits_sbuf.shape[1]
-    half = columns // 2 if logits_sbuf.dtype == nl.float32 else 0
-    first_sbuf = logits_sbuf[:, 0 : columns - half]
-    nisa.tensor_scalar(dst=first_sbuf, data=first_sbuf, op0=nl.maximum, operand0=floor_sbuf)
-    if half > 0:
-        second_sbuf = logits_sbuf[:, columns - half : columns]
-        nisa.tensor_tensor(
-            dst=second_sbuf,
-            data1=second_sbuf,
-            data2=floor_sbuf.broadcast(1, half),
-            op=nl.maximum,
-            engine=nisa.engine.gpsimd,
-        )
-
-
-def raise_half(logits_sbuf: nl.NkiTensor, lowest_sbuf: nl.NkiTensor) -> None:
+def _raise_lowest_on_both(logits_sbuf: nl.NkiTensor, lowest_sbuf: nl.NkiTensor) -> None:
     """Replace -inf by ``LOWEST``, like :func:`raise_lowest`; if the logits are float32, GpSimd processes half of them.
 
     Args:
@@ -190,7 +173,7 @@ class Vectors:
         return tuple(getattr(self, vector.name) for vector in fields(self))
 
 
-def groups_of(batches: Sequence[Batch]) -> list[BatchGroup]:
+def _groups_of(batches: Sequence[Batch]) -> list[BatchGroup]:
     """Return the batches of a core as groups of batches with equally many rows: the full ones, and the last one."""
     last = len(batches) - 1
     starts = [0] if last == 0 or batches[last].rows == batches[0].rows else [0, last]
@@ -204,7 +187,7 @@ def loaded_rows(vector_hbm: nl.NkiTensor, batches: Sequence[Batch], dtype: nl.DT
     """Load a vector [N] of the rows of a core into a tile, [128, batches]; 0 in unused rows of a batch."""
     tile_sbuf = nl.ndarray((POSITIONS, len(batches)), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=tile_sbuf, value=0)
-    for group in groups_of(batches):
+    for group in _groups_of(batches):
         rows_hbm = vector_hbm.slice(
             0, group.first, group.first + (group.rows * group.batches - 1) * group.cores + 1, group.cores
         )
@@ -213,6 +196,15 @@ def loaded_rows(vector_hbm: nl.NkiTensor, batches: Sequence[Batch], dtype: nl.DT
             src=rows_hbm.reshape_dim(0, (group.batches, group.rows)).permute((1, 0)),
         )
     return tile_sbuf
+
+
+def valid_mask(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
+    """Return a mask, uint32: 1 where a label is not ``ignore_index``, else 0. Labels are compared as integers."""
+    rows, batches = labels_sbuf.shape
+    counts_sbuf = nl.ndarray((rows, batches), dtype=nl.uint32, buffer=nl.sbuf)
+    ignored_sbuf = int32_column(rows, ignore_index, 0).broadcast(1, batches)
+    integer_op(counts_sbuf, labels_sbuf, ignored_sbuf, nl.not_equal)
+    return counts_sbuf
 
 
 @dataclass(frozen=True)
@@ -302,7 +294,7 @@ class Buffers:
             raise_lowest(self.pairs[load % len(self.pairs)][0:rows, :, 0:columns])
             return
         raise_lowest(student_sbuf)
-        raise_half(teacher_sbuf, self.lowest_sbuf)
+        _raise_lowest_on_both(teacher_sbuf, self.lowest_sbuf)
 
     def tile(self, name: str, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return scratch for chunk number ``load``, of the shape of another tile of that chunk."""

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The division of rows into chunks: arithmetic only, for host code."""
+"""The division of rows into chunks, and of chunks into groups: arithmetic only, for host code and kernels.
+
+:func:`choose_distillation_tiling` chooses the size of chunks. For Jensen-Shannon, :func:`mixture_plan` tells how the
+forward keeps or reloads its chunks, and :func:`gradient_group` how many of them the backward processes at a time.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sums over the rows of a batch, gathered chunk by chunk, and the final results of all rows."""
+"""Sums over the rows of a batch, gathered chunk by chunk, and the divergences that follow from them.
+
+:class:`ChunkSums` has the sums of the rows being visited, :class:`Totals` those of all rows, and tells which rows have
+to be recomputed. :func:`kl_of_totals` and :func:`jensen_shannon_of_totals` compute the results
+(:class:`Divergences`), with :func:`log_ratio` and :func:`center` of both models' sums.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +28,30 @@ INFINITE = 2.0**48
 # How large a sum of exponentials may be under a shift, for the types of logits on chip: x - c is exact for bfloat16.
 _SUM_MOST = {False: 2.0**60, True: 2.0**24}
 _SUM_LEAST = 0.5
+
+
+def _outside(sums_sbuf: nl.NkiTensor, most: float) -> nl.NkiTensor:
+    """Return 1.0 where a sum is NaN or outside the trusted range, from 0.5 to ``most``; else 0.0."""
+    trusted_sbuf, outside_sbuf = float32_like(sums_sbuf), float32_like(sums_sbuf)
+    nisa.tensor_scalar(
+        dst=trusted_sbuf, data=sums_sbuf, op0=nl.maximum, operand0=_SUM_LEAST, op1=nl.minimum, operand1=most
+    )
+    nisa.tensor_tensor(dst=outside_sbuf, data1=sums_sbuf, data2=trusted_sbuf, op=nl.not_equal)
+    return outside_sbuf
+
+
+def _mean(sum_sbuf: nl.NkiTensor, exponentials_sbuf: nl.NkiTensor, factor: float) -> nl.NkiTensor:
+    inverse_sbuf = float32_like(exponentials_sbuf)
+    nisa.reciprocal(dst=inverse_sbuf, data=exponentials_sbuf)
+    mean_sbuf = product(sum_sbuf, inverse_sbuf)
+    return mean_sbuf if factor == 1.0 else scaled(mean_sbuf, factor)
+
+
+def _finish_losses(loss_sbuf: nl.NkiTensor, totals: Totals) -> None:
+    """Raise negative losses, which only rounding produces, to 0; set those of rows without a distribution to NaN."""
+    nisa.tensor_scalar(dst=loss_sbuf, data=loss_sbuf, op0=nl.maximum, operand0=0.0)
+    for side in (totals.student, totals.teacher):
+        add_nan_of_empty(loss_sbuf, side.neg_shift_sbuf)
 
 
 @dataclass(frozen=True)
@@ -186,7 +215,7 @@ def kl_of_totals(launch: Launch, totals: Totals) -> Divergences:
         operand1=launch.scale / factor,
     )
     loss_sbuf = difference(mean_sbuf, log_ratio(weighting, other))
-    _finish(loss_sbuf, totals)
+    _finish_losses(loss_sbuf, totals)
     return Divergences(loss_sbuf, loss_sbuf)
 
 
@@ -217,29 +246,5 @@ def jensen_shannon_of_totals(launch: Launch, totals: Totals) -> Divergences:
     nisa.scalar_tensor_tensor(
         dst=loss_sbuf, data=moment_sbuf, op0=nl.multiply, operand0=1.0 - beta, op1=nl.add, operand1=loss_sbuf
     )
-    _finish(loss_sbuf, totals)
+    _finish_losses(loss_sbuf, totals)
     return Divergences(loss_sbuf, moment_sbuf)
-
-
-def _mean(sum_sbuf: nl.NkiTensor, exponentials_sbuf: nl.NkiTensor, factor: float) -> nl.NkiTensor:
-    inverse_sbuf = float32_like(exponentials_sbuf)
-    nisa.reciprocal(dst=inverse_sbuf, data=exponentials_sbuf)
-    mean_sbuf = product(sum_sbuf, inverse_sbuf)
-    return mean_sbuf if factor == 1.0 else scaled(mean_sbuf, factor)
-
-
-def _finish(loss_sbuf: nl.NkiTensor, totals: Totals) -> None:
-    """Raise negative losses, which only rounding produces, to 0; set those of rows without a distribution to NaN."""
-    nisa.tensor_scalar(dst=loss_sbuf, data=loss_sbuf, op0=nl.maximum, operand0=0.0)
-    for side in (totals.student, totals.teacher):
-        add_nan_of_empty(loss_sbuf, side.neg_shift_sbuf)
-
-
-def _outside(sums_sbuf: nl.NkiTensor, most: float) -> nl.NkiTensor:
-    """Return 1.0 where a sum is NaN or outside the trusted range, from 0.5 to ``most``; else 0.0."""
-    trusted_sbuf, outside_sbuf = float32_like(sums_sbuf), float32_like(sums_sbuf)
-    nisa.tensor_scalar(
-        dst=trusted_sbuf, data=sums_sbuf, op0=nl.maximum, operand0=_SUM_LEAST, op1=nl.minimum, operand1=most
-    )
-    nisa.tensor_tensor(dst=outside_sbuf, data1=sums_sbuf, data2=trusted_sbuf, op=nl.not_equal)
-    return outside_sbuf

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.experimental.loss.linear.backward.geometry import LEAST_ROOM, BackwardSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
-from nkilib.experimental.loss.linear.launch import LinearTiling, PositionParts
+from nkilib.experimental.loss.linear.block_schedule import PositionParts
+from nkilib.experimental.loss.linear.launch import LinearTiling
 
 # The largest number of tiles of 128 classes of a block, and of blocks of positions.
 _CLASS_TILES_MAX, _POSITION_BLOCKS_MAX = 16, 128

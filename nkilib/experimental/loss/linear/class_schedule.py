@@ -1,135 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The schedule of a forward from hidden states: its blocks of positions, blocks of classes, and operands that stream
-past.
+"""The classes of a core in a forward: their blocks, in the order of the work, and the operands that stream past.
 
-X^T of a block of positions stays on chip, and W^T streams past it, one block of classes after another, with the bias
-and the class weights (:class:`ClassStream`). The blocks of a core are a :class:`ClassSchedule`. The tiling
-(:func:`fastest_tiling`), the split of positions and the number of shared classes (:func:`shared_classes`) are
-arithmetic, the same for any loss.
+:func:`divide_classes` divides the vocabulary among the cores (:class:`ClassDivision`), and :class:`ClassSchedule` has
+the blocks of a core. X^T of a block of positions stays on chip, and W^T streams past it, one block of classes after
+another, with the bias and the class weights (:class:`ClassStream`, which loads :class:`ClassTiles`). Where the cores
+share classes, each works on its tiles of positions (:func:`tiles_of_core`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
-from nkilib.core.plan_limits import limited_positions
-from nkilib.experimental.loss.linear.launch import (
-    POSITIONS_UNSPLIT,
+from nkilib.experimental.loss.linear.block_schedule import (
     WINDOW,
     Block,
     BlockSchedule,
-    LinearOperands,
-    LinearTiling,
-    PositionSplit,
     Span,
     Step,
     balanced_spans,
     plan_blocks,
 )
-from nkilib.experimental.loss.linear.operands import Matrix, Staging, load_broadcast, store_positions
-from nkilib.nki import nisa, nl
+from nkilib.experimental.loss.linear.launch import LinearOperands
+from nkilib.experimental.loss.linear.operands import Matrix, Staging, load_broadcast
+from nkilib.nki import nl
 
 # The unit of classes in which a vocabulary is divided: a multiple of the 16 rows that DMA transposes at a time.
 _GRAIN = 32
 
-# The largest number of blocks of classes that the cores share.
-SHARED_BLOCKS_MAX = 4
-# Possible numbers of classes of a block; the largest fills a bank of PSUM.
-CLASS_BLOCKS = (512, 384, 256, 128)
-# Beyond so many tiles of positions nothing is gained, and statistics take too much.
-POSITION_TILES_MAX = 64
 # Buffer slots of the blocks: one block is multiplied while the next one is loaded.
 BUFFERS = 2
 # The first load of a launch is split along the features, so that the first product starts before all of it is there.
 _PIECES_OF_OPENING = 4
-
-
-class TiledSizes(Protocol):
-    """The sizes of a forward that the search for a tiling needs."""
-
-    @property
-    def position_tiles(self) -> int:
-        """The number of tiles of positions."""
-
-    def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Return the bytes per partition of SBUF for blocks of ``tiles`` position tiles and ``class_block`` classes."""
-
-    def time_us(self, tiles: int, class_block: int) -> float:
-        """Return the approximate time of the launch in us."""
-
-
-def fastest_tiling(sizes: TiledSizes, sbuf_bytes: int) -> LinearTiling:
-    """Return the tiling that is modelled to be fastest of those that fit ``sbuf_bytes`` bytes of a partition."""
-    best, least_us = LinearTiling(PARTITIONS, PARTITIONS), float("inf")
-    for class_block in CLASS_BLOCKS:
-        for tiles in range(min(sizes.position_tiles, POSITION_TILES_MAX), 0, -1):
-            if sizes.bytes_of(tiles, class_block) > sbuf_bytes:
-                continue
-            time_us = sizes.time_us(tiles, class_block)
-            if time_us < least_us:
-                best, least_us = LinearTiling(tiles * PARTITIONS, class_block), time_us
-    return best
-
-
-def unrolled_positions(num_positions: int, position_block: int) -> PositionSplit:
-    """Return blocks of about equal size of at most ``position_block`` positions, in whole tiles, without a loop."""
-    tiles = div_ceil(num_positions, PARTITIONS)
-    count = div_ceil(tiles, min(position_block // PARTITIONS, tiles))
-    size = div_ceil(tiles, count) * PARTITIONS
-    return PositionSplit(size, *divmod(num_positions, size), False)
-
-
-def looped_positions(unrolled: PositionSplit, num_positions: int, is_long: bool) -> PositionSplit:
-    """Return the plan, with a device loop if its program is too long or if there are very many positions."""
-    has_many = num_positions > limited_positions(POSITIONS_UNSPLIT)
-    return unrolled._replace(is_loop=unrolled.whole > 1 and (is_long or has_many))
-
-
-class SwapTimes(NamedTuple):
-    """The time of a swap of the cores' statistics, and of a load until its first byte arrives, in us."""
-
-    swap: float
-    load: float
-
-
-def shared_classes(of_class: float, load: float, class_block: int, vocab_size: int, times: SwapTimes) -> int:
-    """Return how many of the last classes the cores share, so that their products take longer than a swap does.
-
-    It is 0 where a block of them would be multiplied before the next one is loaded, or where they would be more than
-    an eighth of the classes.
-
-    Args:
-        of_class: the time of the products of a class, in us, for half the positions of a block.
-        load: the time to load the weights of a class, in us.
-        class_block: the number of classes of a block.
-        vocab_size: the number of all classes.
-        times: the times of the device.
-    """
-    if class_block * (of_class - load) < times.load:
-        return 0
-    classes = div_ceil(int(times.swap / of_class), PARTITIONS) * PARTITIONS
-    return classes - PARTITIONS + 1 if 8 * classes <= vocab_size else 0
-
-
-def shared_by_override(function: str, override: int, class_block: int, vocab_size: int) -> int:
-    """Return the number of shared classes that a test requests, reduced so that at least 128 classes are not shared.
-
-    Raises:
-        ValueError: if the statistics have no columns for so many.
-    """
-    most = SHARED_BLOCKS_MAX * class_block
-    if override > most:
-        raise ValueError(
-            f"{function}: PlanLimits.shared_classes must be at most {SHARED_BLOCKS_MAX} blocks of {class_block} "
-            f"classes, for which the statistics have room, got {override}; give at most {most}"
-        )
-    return max(0, min(override, vocab_size - PARTITIONS))
 
 
 class ClassDivision(NamedTuple):
@@ -355,41 +262,3 @@ class ClassStream:
         ):
             if vector_hbm is not None and tile_sbuf is not None:
                 load_broadcast(tile_sbuf[:, 0 : block.size], block.of(vector_hbm))
-
-
-@dataclass(frozen=True)
-class StoredPositions:
-    """The destination of the results of a block of positions.
-
-    Attributes:
-        block: the positions.
-    """
-
-    block: Block
-
-    @property
-    def start(self) -> int:
-        """The number of the first batch: 0, because the positions are stored by themselves."""
-        return 0
-
-    def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
-        """Store ``values_sbuf``, float32 [128, tiles], at the positions of the block in ``vector_hbm``, [N].
-
-        Returns the last store.
-        """
-        return store_positions(self.block.of(vector_hbm), values_sbuf)[-1]
-
-
-def load_input(
-    tiles_sbuf: Sequence[nl.NkiTensor], input_hbm: nl.NkiTensor, block: Block, staging: Staging | None
-) -> None:
-    """Load X^T of a block, into tiles [128, ceil(D / 128), 128].
-
-    Zeros follow the last position; their logits are finite.
-    """
-    for number, tile_sbuf in enumerate(tiles_sbuf):
-        count = min(PARTITIONS, block.size - number * PARTITIONS)
-        if count < PARTITIONS:
-            nisa.memset(dst=tile_sbuf, value=0.0)
-        of_tile = Matrix(block.part(number * PARTITIONS, count).of(input_hbm), staging=staging)
-        of_tile.load_transposed(tile_sbuf)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents
-from nkilib.experimental.loss.linear.launch import Block, Span
+from nkilib.experimental.loss.linear.block_schedule import Block, Span
 from nkilib.nki import nisa, nl
 
 # float32 numbers of a bank of PSUM: the most columns of one product.

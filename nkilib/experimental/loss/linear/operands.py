@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Loads of the operands of the products from HBM: matrices in tiles of 128 partitions, and vectors.
+"""Loads of operands from HBM, and stores of results: matrices in tiles of 128 partitions, and vectors.
+
+- Matrices: :class:`Matrix` loads X or W as it is or transposed, :func:`load_input` X^T of a block of positions.
+  :class:`Staging` and :func:`with_rounded_input` round operands of another type.
+- Per-position values, one number per partition: :func:`load_positions`, :func:`store_positions` and
+  :class:`StoredPositions`.
+- Per-class values of a block, a bias or a class weight, the same on all partitions: :func:`load_broadcast` and
+  :class:`ClassRow`. A bias is no operand of a product: it is added in float32, and never rounded.
 
 Tensor contracts over partitions. So the product over the features D needs X and W with the features on partitions,
 ``[128, ceil(D / 128), rows]``, and the products of the backward need them with the rows there. One of the two is the
@@ -13,13 +20,11 @@ through float32 (nki/api/nki/isa/__init__.py). A matrix that is transposed comes
 that are used round-robin (:class:`Staging`), and GpSimd, which has little else to do, casts it from there. So there is
 no copy of W in HBM. The backward loads X for each block of classes, as it is and transposed: there a copy of X in HBM,
 which is rounded once, saves more than it costs (:func:`with_rounded_input`).
-
-Per-position values have one number per partition. Per-class values of a block, a bias or a class weight, are the same
-on all partitions. A bias is no operand of a product: it is added in float32, and never rounded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -27,7 +32,10 @@ from nkilib.core.cores import synchronise
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.rows.sbuf import Ring
 from nkilib.core.rows.tiles import cast
-from nkilib.experimental.loss.linear.launch import STAGED_ELEMENTS, STAGES, Block, LinearOperands
+from nkilib.experimental.loss.linear.block_schedule import (
+    Block,
+)
+from nkilib.experimental.loss.linear.launch import STAGED_ELEMENTS, STAGES, LinearOperands
 from nkilib.nki import nisa, nl
 
 Operands = TypeVar("Operands", bound=LinearOperands)
@@ -183,6 +191,21 @@ class Matrix:
         self.staging.transpose(dst_sbuf, src_hbm)
 
 
+def load_input(
+    tiles_sbuf: Sequence[nl.NkiTensor], input_hbm: nl.NkiTensor, block: Block, staging: Staging | None
+) -> None:
+    """Load X^T of a block, into tiles [128, ceil(D / 128), 128].
+
+    Zeros follow the last position; their logits are finite.
+    """
+    for number, tile_sbuf in enumerate(tiles_sbuf):
+        count = min(PARTITIONS, block.size - number * PARTITIONS)
+        if count < PARTITIONS:
+            nisa.memset(dst=tile_sbuf, value=0.0)
+        of_tile = Matrix(block.part(number * PARTITIONS, count).of(input_hbm), staging=staging)
+        of_tile.load_transposed(tile_sbuf)
+
+
 def load_broadcast(dst_sbuf: nl.NkiTensor, vector_hbm: nl.NkiTensor) -> None:
     """Load a number for each class, the same on all partitions: ``dst[p, c]`` becomes element ``c``.
 
@@ -269,6 +292,29 @@ def store_positions(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> list
             part_hbm = rows_hbm[first - start : last - start, :]
             stores.append(nisa.dma_copy(dst=part_hbm, src=rows_sbuf[:, 0 : rows_hbm.shape[1]]))
     return stores
+
+
+@dataclass(frozen=True)
+class StoredPositions:
+    """The destination of the results of a block of positions.
+
+    Attributes:
+        block: the positions.
+    """
+
+    block: Block
+
+    @property
+    def start(self) -> int:
+        """The number of the first batch: 0, because the positions are stored by themselves."""
+        return 0
+
+    def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
+        """Store ``values_sbuf``, float32 [128, tiles], at the positions of the block in ``vector_hbm``, [N].
+
+        Returns the last store.
+        """
+        return store_positions(self.block.of(vector_hbm), values_sbuf)[-1]
 
 
 @dataclass(frozen=True)

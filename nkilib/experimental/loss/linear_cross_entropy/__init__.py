@@ -21,7 +21,7 @@ A launch goes through these steps, in this order; ``linear.`` stands for :mod:`n
    ``linear.backward_tiling`` and the needs from ``gradient_columns`` for gradients.
 4. ``forward`` computes the forward, for each block of positions:
 
-   a. X^T and the targets of the block are loaded (``linear.class_schedule``, ``launch``);
+   a. X^T and the targets of the block are loaded (``linear.operands``, ``targets``);
    b. the core's blocks of classes stream past (``linear.class_schedule``): logits, maxima, exponentials and the argmax
       (``score_tiles``, with ``linear.logits``), and the logits at the targets (``linear.logit_passes``);
    c. the statistics go into ``position_statistics``: windows of blocks are combined, then the statistics of both cores;

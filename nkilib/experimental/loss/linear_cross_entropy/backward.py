@@ -33,7 +33,8 @@ from nkilib.experimental.loss.linear.backward.tile_maker import (
     LastProduct,
     TilePlace,
 )
-from nkilib.experimental.loss.linear.launch import Block, Gradients, LinearTiling, Span, position_parts
+from nkilib.experimental.loss.linear.block_schedule import Block, Span, position_parts
+from nkilib.experimental.loss.linear.launch import Gradients, LinearTiling
 from nkilib.experimental.loss.linear.operands import ClassRow, with_rounded_input
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns, backward_sizes
 from nkilib.experimental.loss.linear_cross_entropy.id_gradient import IdGradient, IdTiles

@@ -28,31 +28,24 @@ from nkilib.experimental.loss.cross_entropy.results import (
 )
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.cross_entropy.targets import TargetValues
+from nkilib.experimental.loss.linear.block_schedule import WINDOW, Block, PositionSplit, Span, Step
 from nkilib.experimental.loss.linear.class_schedule import (
     ClassDivision,
     ClassSchedule,
     ClassStream,
     ClassTiles,
-    StoredPositions,
     divide_classes,
-    load_input,
     tiles_of_core,
 )
-from nkilib.experimental.loss.linear.launch import WINDOW, Block, LinearTiling, PositionSplit, Span, Step
+from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear.logit_passes import TargetLogits, over_ids, restore_masked
 from nkilib.experimental.loss.linear.logits import LogitsInHbm
-from nkilib.experimental.loss.linear.operands import Staging, store_positions
+from nkilib.experimental.loss.linear.operands import Staging, StoredPositions, load_input, store_positions
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import ForwardSizes
-from nkilib.experimental.loss.linear_cross_entropy.launch import (
-    LinearLaunch,
-    forward_needs,
-    load_targets,
-    one_or_several,
-    store_ids,
-    target_values,
-)
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, forward_needs
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics
 from nkilib.experimental.loss.linear_cross_entropy.score_tiles import ScoreTiles
+from nkilib.experimental.loss.linear_cross_entropy.targets import load_targets, one_or_several, store_ids, target_values
 from nkilib.nki import nisa, nl
 
 

@@ -35,9 +35,10 @@ from nkilib.experimental.loss.linear.backward.geometry import (
     TileNeeds,
 )
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
-from nkilib.experimental.loss.linear.launch import IDS_OF_SEARCH, searched_ids
+from nkilib.experimental.loss.linear.block_schedule import IDS_OF_SEARCH, searched_ids
 from nkilib.experimental.loss.linear.operands import load_positions
-from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, weights_of_targets
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.targets import weights_of_targets
 from nkilib.nki import nisa, nl
 
 # Tiles that are gathered at a time.

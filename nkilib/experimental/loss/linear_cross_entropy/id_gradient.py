@@ -27,14 +27,15 @@ from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like, product, scaled
 from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream, loaded_gradient, rest_terms, summed
 from nkilib.experimental.loss.cross_entropy.launch import Options
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
-from nkilib.experimental.loss.linear.launch import IDS_OF_SEARCH, searched_ids
+from nkilib.experimental.loss.linear.block_schedule import IDS_OF_SEARCH, searched_ids
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import (
     ID_SLOTS,
     AllPositions,
     Exponents,
     GradientColumns,
 )
-from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, load_ids
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.targets import load_ids
 from nkilib.nki import nisa, nl
 
 _MARK = -1.0

@@ -23,7 +23,8 @@ from nkilib.experimental.loss.cross_entropy.results import Results
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, require_fitting_plan
 from nkilib.experimental.loss.linear.backward.one_core import write_gradients
-from nkilib.experimental.loss.linear.launch import Block, Gradients, LinearTiling, Span, shares_of_cores
+from nkilib.experimental.loss.linear.block_schedule import Block, Span, shares_of_cores
+from nkilib.experimental.loss.linear.launch import Gradients, LinearTiling
 from nkilib.experimental.loss.linear.logits import LogitsInHbm
 from nkilib.experimental.loss.linear.operands import with_rounded_input
 from nkilib.experimental.loss.linear_cross_entropy.backward import problem_of_launch

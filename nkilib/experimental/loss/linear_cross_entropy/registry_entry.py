@@ -1,21 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The row of the loss registry for cross-entropy of hidden states and output weights."""
+"""The registry entry of linear cross-entropy and token scores: the kernels to launch, with guarantees and work.
+
+Tests check each claim of the guarantees (``LINEAR_CROSS_ENTROPY_FORWARD`` and others), of which
+:func:`backward_workspace_bytes` and :func:`one_launch_workspace_bytes` compute the bytes of HBM; the work is that of
+:mod:`.host.work`. ``LINEAR_CROSS_ENTROPY`` is the entry in the list of losses.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from dataclasses import replace
+from math import prod
+from typing import Any, Final, NamedTuple
 
+from nkilib.base.guarantee import Guarantee
+from nkilib.core.hardware import FLOAT32_BYTES
 from nkilib.core.host.launchable import launchable
 from nkilib.core.host.loss import Loss, ModelledLaunch
+from nkilib.core.host.sizes import dtype_name
+from nkilib.experimental.loss.linear.backward_tiling import backward_bytes, split_backward_bytes
+from nkilib.experimental.loss.linear.block_schedule import position_parts
+from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES, LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import kernels, token_scores_kernels
-from nkilib.experimental.loss.linear_cross_entropy.host.guarantees import (
-    LINEAR_CROSS_ENTROPY_BACKWARD,
-    LINEAR_CROSS_ENTROPY_FORWARD,
-    LINEAR_CROSS_ENTROPY_FORWARD_BACKWARD,
-    LINEAR_TOKEN_SCORES_BACKWARD,
-    LINEAR_TOKEN_SCORES_FORWARD,
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
+    BACKWARD,
+    FORWARD_BACKWARD,
+    choose_linear_tiling,
+    logits_blocks,
+    one_launch_bytes,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.work import (
     linear_backward_work,
@@ -25,10 +38,181 @@ from nkilib.experimental.loss.linear_cross_entropy.host.work import (
     linear_scores_forward_work,
 )
 
+# The sizes of the launches whose times the registry lists.
 _POSITIONS, _FEATURES, _CLASSES = 4096, 4096, 32128
 
 
-def _forward(dtype: str) -> dict[str, Any]:
+class _Launch(NamedTuple):
+    """The sizes N, D and V of a launch."""
+
+    positions: int
+    features: int
+    classes: int
+
+    @classmethod
+    def of(cls, input_hbm: Any, weight_hbm: Any, weight_layout: str) -> _Launch:
+        positions, features = input_hbm.shape
+        return cls(positions, features, weight_hbm.shape[0 if weight_layout == "vd" else 1])
+
+
+def _copied_bytes(input_hbm: Any, compute_dtype: Any) -> int:
+    """Return the bytes of the copy of an X that is rounded to ``compute_dtype``; the cores share it."""
+    if compute_dtype is None or dtype_name(input_hbm.dtype) == dtype_name(compute_dtype):
+        return 0
+    itemsize = 4 if dtype_name(compute_dtype) == "float32" else 2
+    return itemsize * prod(input_hbm.shape)
+
+
+def backward_workspace_bytes(
+    input_hbm: Any,
+    weight_hbm: Any,
+    position_block: int | None = None,
+    class_block: int | None = None,
+    weight_layout: str = "vd",
+    grad_weight_sum_hbm: Any = None,
+    grad_input_float32: bool = False,
+    compute_dtype: Any = None,
+    targets_hbm: Any = None,
+    cores: int = 1,
+    **_: Any,
+) -> int:
+    """Return the bytes of HBM that a backward allocates.
+
+    They hold a float32 sum of dX for each core and, where the positions take several blocks, a float32 sum of dW of a
+    class block for each core; besides, a copy of X that is rounded to ``compute_dtype``; with more than 65,536
+    positions, or fewer with several target ids, the sums of the parts that they are split into.
+    """
+    launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
+    ids = 1 if targets_hbm is None or len(targets_hbm.shape) == 1 else targets_hbm.shape[1]
+    chosen = choose_linear_tiling(
+        *launch,
+        input_hbm.dtype if compute_dtype is None else compute_dtype,
+        BACKWARD,
+        cores=cores,
+        weight_layout=weight_layout,
+        weight_dtype=weight_hbm.dtype,
+        ids=ids,
+    )
+    tiling = LinearTiling(position_block or chosen.position_block, class_block or chosen.class_block)
+    copies = _copied_bytes(input_hbm, compute_dtype)
+    parts = position_parts(launch.positions, launch.features, ids)
+    if not parts.is_split:
+        return copies + backward_bytes(launch.positions, launch.features, *tiling, cores=cores)
+    is_wide = grad_input_float32 or dtype_name(input_hbm.dtype) == "float32"
+    return copies + split_backward_bytes(
+        parts,
+        launch.features,
+        launch.classes,
+        tiling,
+        input_itemsize=4 if is_wide else 2,
+        has_weight_sum=grad_weight_sum_hbm is not None or dtype_name(weight_hbm.dtype) == "float32",
+        cores=cores,
+    )
+
+
+def one_launch_workspace_bytes(
+    input_hbm: Any,
+    weight_hbm: Any,
+    scratch_bytes: int = SCRATCH_BYTES,
+    position_block: int | None = None,
+    class_block: int | None = None,
+    weight_layout: str = "vd",
+    compute_dtype: Any = None,
+    cores: int = 1,
+    **_: Any,
+) -> int:
+    """Return the bytes of HBM that a fused forward-backward launch allocates.
+
+    They hold the backward's sums of dX and dW, the logits of a block of positions, the sums of dW and db over the
+    blocks, and a scalar of each core; besides, a copy of X that is rounded to ``compute_dtype``.
+    """
+    launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
+    chosen = choose_linear_tiling(
+        *launch,
+        input_hbm.dtype if compute_dtype is None else compute_dtype,
+        FORWARD_BACKWARD,
+        cores=cores,
+        weight_layout=weight_layout,
+        weight_dtype=weight_hbm.dtype,
+    )
+    block_positions = min(launch.positions, logits_blocks(*launch, scratch_bytes).positions)
+    sums = 0
+    if block_positions > (position_block or chosen.position_block):
+        sums = 2 * (class_block or chosen.class_block) * launch.features
+    sums = one_launch_bytes(*launch, scratch_bytes, cores) + FLOAT32_BYTES * (launch.classes + cores * (sums + 1))
+    return sums + _copied_bytes(input_hbm, compute_dtype)
+
+
+_MATH = "float32; products in the operands' type or in compute_dtype"
+_COPIES = "with a compute_dtype of s bytes, also s N D if X has another type, and nothing for W and the bias"
+_UNROUNDED = (
+    "the bias is added in float32, and db of a bias of another type than 16-bit products is summed from unrounded G"
+)
+_CORES = "on two cores, each core has half of the classes, which splits the sums over the classes differently"
+
+LINEAR_CROSS_ENTROPY_FORWARD = Guarantee(
+    math=_MATH,
+    accumulator="float32",
+    deterministic=True,
+    same_bits_on_cores=False,
+    workspace="0",
+    in_place=None,
+    error=(
+        "the errors of extended_cross_entropy_forward, plus twice the largest (ceil(D / 128) + 128) u sum |x w| in a "
+        "row, u = 2^-24"
+    ),
+    notes=f"no logit is rounded to 16 bits; {_CORES}",
+)
+LINEAR_CROSS_ENTROPY_BACKWARD = Guarantee(
+    math=_MATH,
+    accumulator="float32",
+    deterministic=True,
+    same_bits_on_cores=False,
+    workspace=(
+        "4 cores N D, plus 8 cores class_block D if N > position_block; with more than 65,536 positions, twice the "
+        f"workspace of a part of n <= 16,384 positions, plus 4 n D + 4 V D + 8 V; {_COPIES}"
+    ),
+    in_place="grad_weight_sum_hbm",
+    error=(
+        "dX: sum |W| err(G) + (ceil(V / 128) + 135) u sum |G| |W|, u = 2^-24, err(G) the error of G, plus the rounding "
+        "of the result; dW: likewise, with sums over the positions"
+    ),
+    workspace_bytes=backward_workspace_bytes,
+    notes=f"the gradients G of the logits are rounded once, to the type of the products; {_UNROUNDED}; {_CORES}",
+)
+LINEAR_CROSS_ENTROPY_FORWARD_BACKWARD = Guarantee(
+    math=_MATH,
+    accumulator="float32",
+    deterministic=True,
+    same_bits_on_cores=False,
+    workspace=(
+        "4 (cores N D + n V + V + cores) for blocks of n positions, plus 4 V D if there are several blocks, plus "
+        f"8 cores class_block D if n > position_block; {_COPIES}"
+    ),
+    in_place=None,
+    error="the errors of the forward and of the backward",
+    workspace_bytes=one_launch_workspace_bytes,
+    notes=f"the gradients are computed from the unrounded logits, which the kernel keeps; {_CORES}",
+)
+LINEAR_TOKEN_SCORES_FORWARD = replace(
+    LINEAR_CROSS_ENTROPY_FORWARD,
+    error="the errors of linear_cross_entropy_forward, whose loss is minus the log-probability",
+)
+LINEAR_TOKEN_SCORES_BACKWARD = replace(
+    LINEAR_CROSS_ENTROPY_BACKWARD,
+    workspace=(
+        "4 cores N D, plus 8 cores class_block D if N > position_block; with more positions than fit in one part, "
+        f"twice the workspace of a part of n positions, plus 4 n D + 4 V D + 8 V; {_COPIES}"
+    ),
+    error=(
+        "the error of linear_cross_entropy_backward, with (K + 4) u sum |g_k| more in each G before it is rounded, "
+        "u = 2^-24"
+    ),
+)
+
+
+def _forward_tensors(dtype: str) -> dict[str, Any]:
+    """Return the tensors of the forward whose time the registry lists, by name."""
     from nkilib.simulator import spec
 
     return {
@@ -38,11 +222,12 @@ def _forward(dtype: str) -> dict[str, Any]:
     }
 
 
-def _backward(dtype: str) -> dict[str, Any]:
+def _backward_tensors(dtype: str) -> dict[str, Any]:
+    """Return the tensors of the backward whose time the registry lists, by name."""
     from nkilib.simulator import spec
 
     of_positions = spec((_POSITIONS,), "float32")
-    return {**_forward(dtype), "lse_hbm": of_positions, "grad_loss_hbm": of_positions}
+    return {**_forward_tensors(dtype), "lse_hbm": of_positions, "grad_loss_hbm": of_positions}
 
 
 linear_cross_entropy_forward = launchable(
@@ -73,7 +258,7 @@ LINEAR_CROSS_ENTROPY: Final = Loss(
     tests=("tests/experimental/loss/linear_cross_entropy", "tests/torch/functions/linear_cross_entropy"),
     differences="the logits are never in memory; the options have a page of their own",
     launches=(
-        ModelledLaunch("forward, none, 4,096 features", True, _forward, {"bfloat16": 1.1}, bounded_by=None),
-        ModelledLaunch("backward, 4,096 features", False, _backward, {"bfloat16": 1.1}, bounded_by=None),
+        ModelledLaunch("forward, none, 4,096 features", True, _forward_tensors, {"bfloat16": 1.1}, bounded_by=None),
+        ModelledLaunch("backward, 4,096 features", False, _backward_tensors, {"bfloat16": 1.1}, bounded_by=None),
     ),
 )

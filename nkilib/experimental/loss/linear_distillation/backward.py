@@ -28,7 +28,8 @@ from nkilib.experimental.loss.linear.backward.tile_maker import (
     LastProduct,
     TilePlace,
 )
-from nkilib.experimental.loss.linear.launch import Block, Gradients, LinearTiling, Span
+from nkilib.experimental.loss.linear.block_schedule import Block, Span
+from nkilib.experimental.loss.linear.launch import Gradients, LinearTiling
 from nkilib.experimental.loss.linear.operands import ClassRow, load_positions, with_rounded_input
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     PairNeeds,

@@ -23,7 +23,8 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.loss.cross_entropy.launch import Classes
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, PairSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import program_share
-from nkilib.experimental.loss.linear.launch import Block, LinearOperands, LinearTiling, PositionParts
+from nkilib.experimental.loss.linear.block_schedule import Block, PositionParts
+from nkilib.experimental.loss.linear.launch import LinearOperands, LinearTiling
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     ModelNeeds,
     PairForwardSizes,

@@ -23,7 +23,8 @@ from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, Pai
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, plan_of_program, planned_blocks
 from nkilib.experimental.loss.linear.backward.streams import OperandPair, StreamMemory
-from nkilib.experimental.loss.linear.launch import LinearOperands, shares_of_cores
+from nkilib.experimental.loss.linear.block_schedule import shares_of_cores
+from nkilib.experimental.loss.linear.launch import LinearOperands
 from nkilib.nki import nisa, nki, nl
 
 POSITIONS, FEATURES = 200, 256

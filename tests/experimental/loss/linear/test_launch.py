@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.experimental.loss.linear.launch import (
+from nkilib.experimental.loss.linear.block_schedule import (
     Block,
     BlockSchedule,
     Span,

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
-from nkilib.experimental.loss.linear.launch import Step, plan_blocks, shares_of_cores
+from nkilib.experimental.loss.linear.block_schedule import Step, plan_blocks, shares_of_cores
 from nkilib.experimental.loss.linear.logits import LogitsInHbm, LogitTiles
 from nkilib.experimental.loss.linear.operands import Matrix, load_broadcast
 from nkilib.nki import nisa, nki, nl

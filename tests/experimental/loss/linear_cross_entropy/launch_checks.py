@@ -23,13 +23,9 @@ from nkilib.experimental.loss import (
     linear_token_scores_forward,
 )
 from nkilib.experimental.loss.cross_entropy.bounds import CAP_UNITS, error_over_bound
-from nkilib.experimental.loss.linear.reference import LinearGradients
-from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    LinearProblem,
-    linear_forward_bounds,
-    linear_forward_reference,
-    logit_bounds,
-)
+from nkilib.experimental.loss.linear.reference import LinearGradients, logit_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, linear_forward_reference
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
     ScoreInputs,
     scores_forward_bounds,
@@ -119,7 +115,7 @@ def _check_argmax(problem: LinearProblem, result: Array) -> None:
     """z of what was found is the largest but for rounding."""
     weight, recipe = problem.classes_first, problem.recipe
     for rows in problem.row_blocks():
-        logits, off = problem.logits_of(rows, weight), logit_bounds(problem, rows, weight) / recipe.temperature
+        logits, off = problem.logits_of(rows, weight), logit_bounds(problem.layer, rows, weight) / recipe.temperature
         z = recipe.scores(logits, None)
         rounding = UNIT * (2.0 * np.abs(z.max(axis=1)) + CAP_UNITS * (recipe.logit_softcap or 0.0) / recipe.temperature)
         chosen = z[np.arange(len(z)), result[rows]]

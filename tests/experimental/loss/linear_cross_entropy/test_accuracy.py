@@ -26,12 +26,11 @@ from nkilib.experimental.loss import (
 from nkilib.experimental.loss.cross_entropy.bounds import error_over_bound
 from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs
 from nkilib.experimental.loss.linear.reference import LinearGradients
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
     linear_backward_reference,
-    linear_forward_bounds,
     linear_forward_reference,
-    linear_gradients_and_bounds,
 )
 from nkilib.experimental.loss.profiling import profile_linear_launch
 

@@ -22,14 +22,14 @@ from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs
 from nkilib.experimental.loss.linear.backward.geometry import BackwardBuffers, BackwardSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, planned_blocks
 from nkilib.experimental.loss.linear.backward.rounds import planned_cover
-from nkilib.experimental.loss.linear.launch import position_parts, shares_of_cores
+from nkilib.experimental.loss.linear.block_schedule import position_parts, shares_of_cores
 from nkilib.experimental.loss.linear.reference import LinearGradients
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
     linear_backward_reference,
     linear_forward_reference,
-    linear_gradients_and_bounds,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
 from tests.experimental.loss.linear_cross_entropy.launch_checks import WANTED, Launch

@@ -17,12 +17,11 @@ from nkilib.experimental.loss import (
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
     linear_backward_reference,
-    linear_forward_bounds,
     linear_forward_reference,
-    linear_gradients_and_bounds,
 )
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
     BF16,

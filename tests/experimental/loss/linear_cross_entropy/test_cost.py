@@ -32,12 +32,13 @@ from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, plan_of_program, planned_blocks
 from nkilib.experimental.loss.linear.backward.rounds import planned_cover
 from nkilib.experimental.loss.linear.backward_tiling import backward_bytes
-from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES, shares_of_cores
-from nkilib.experimental.loss.linear_cross_entropy.host.guarantees import (
+from nkilib.experimental.loss.linear.block_schedule import shares_of_cores
+from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import logits_blocks, one_launch_bytes
+from nkilib.experimental.loss.linear_cross_entropy.registry_entry import (
     backward_workspace_bytes,
     one_launch_workspace_bytes,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import logits_blocks, one_launch_bytes
 from nkilib.experimental.loss.profiling import profile_linear_launch
 from nkilib.nki import nl
 from nkilib.simulator import Profile, profile, spec

@@ -18,12 +18,8 @@ from nkilib.experimental.loss import (
     linear_cross_entropy_forward_backward,
 )
 from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs
-from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    LinearProblem,
-    linear_forward_bounds,
-    linear_forward_reference,
-    linear_gradients_and_bounds,
-)
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, linear_forward_reference
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
     BF16,
     Sizes,

@@ -18,7 +18,7 @@ from nkilib.core.hardware import PARTITIONS
 from nkilib.experimental.loss.linear.backward.gradient_block import GradientBlock, PowerOfTwo
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.tile_maker import LastProduct, TilePlace
-from nkilib.experimental.loss.linear.launch import Block, cut
+from nkilib.experimental.loss.linear.block_schedule import Block, cut
 from nkilib.nki import nisa, nl
 
 

@@ -18,7 +18,7 @@ from nkilib.core.rows.elements import int32_column, integer_op
 from nkilib.core.rows.sbuf import Ring
 from nkilib.core.rows.tiles import float32_like
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
-from nkilib.experimental.loss.linear.launch import cut
+from nkilib.experimental.loss.linear.block_schedule import cut
 from nkilib.nki import nisa, nl
 
 # The largest coefficient becomes 2^12 to 2^13: a gradient of a few times that stays below 65,504.

@@ -14,7 +14,7 @@ from nkilib.core.hardware import div_ceil
 from nkilib.experimental.loss.linear.backward.rounds import Round, SharedBuffers, Unit
 from nkilib.experimental.loss.linear.backward.streams import BackwardStreams, WeightPart, WeightSlices
 from nkilib.experimental.loss.linear.backward.weight_gradient import WeightGroup
-from nkilib.experimental.loss.linear.launch import Span
+from nkilib.experimental.loss.linear.block_schedule import Span
 from nkilib.nki import nl
 
 # Tiles of dX of the first stripe before the last tiles are transposed.

@@ -12,7 +12,7 @@ from nkilib.experimental.loss.linear.backward.bias_gradient import UnroundedBias
 from nkilib.experimental.loss.linear.backward.rounds import TRANSPOSED_LATER, Round, SharedBuffers
 from nkilib.experimental.loss.linear.backward.streams import WeightSlices
 from nkilib.experimental.loss.linear.backward.tile_maker import LastProduct, TilePlace
-from nkilib.experimental.loss.linear.launch import Span, cut
+from nkilib.experimental.loss.linear.block_schedule import Span, cut
 from nkilib.experimental.loss.linear.logits import multiply
 from nkilib.nki import nl
 

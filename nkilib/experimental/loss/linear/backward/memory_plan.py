@@ -26,14 +26,14 @@ from nkilib.experimental.loss.linear.backward.geometry import (
     BackwardGeometry,
     BackwardSizes,
 )
-from nkilib.experimental.loss.linear.launch import (
+from nkilib.experimental.loss.linear.block_schedule import (
     FEWEST_ITERATIONS,
     BlockSchedule,
-    LinearTiling,
     PositionParts,
     Span,
     plan_blocks,
 )
+from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear.logits import CLASSES_OF_TILE
 
 # Tiles of positions that are loaded at a time.

@@ -39,17 +39,8 @@ from nkilib.experimental.loss.linear.backward.rounds import (
     SharedBuffers,
     planned_cover,
 )
-from nkilib.experimental.loss.linear.launch import (
-    Block,
-    Gradients,
-    LinearOperands,
-    LinearTiling,
-    PositionParts,
-    Span,
-    Step,
-    cut,
-    shares_of_cores,
-)
+from nkilib.experimental.loss.linear.block_schedule import Block, PositionParts, Span, Step, cut, shares_of_cores
+from nkilib.experimental.loss.linear.launch import Gradients, LinearOperands, LinearTiling
 from nkilib.experimental.loss.linear.logits import LogitsInHbm
 from nkilib.nki import nisa, nl
 

@@ -28,16 +28,8 @@ from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.streams import BackwardStreams, OperandPair
 from nkilib.experimental.loss.linear.backward.tile_maker import TileMaker
 from nkilib.experimental.loss.linear.backward.weight_gradient import WeightGradient
-from nkilib.experimental.loss.linear.launch import (
-    FEWEST_ITERATIONS,
-    Block,
-    Gradients,
-    LinearOperands,
-    Span,
-    Step,
-    balanced_spans,
-    cut,
-)
+from nkilib.experimental.loss.linear.block_schedule import FEWEST_ITERATIONS, Block, Span, Step, balanced_spans, cut
+from nkilib.experimental.loss.linear.launch import Gradients, LinearOperands
 from nkilib.experimental.loss.linear.logits import CLASSES_OF_TILE, LogitsInHbm, LogitTiles
 from nkilib.nki import nisa, nl
 

@@ -23,7 +23,8 @@ from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.sbuf import Ring, dtype_bytes
 from nkilib.experimental.loss.linear.backward.geometry import TILES_OF_SLICE
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
-from nkilib.experimental.loss.linear.launch import Block, LinearOperands, Span, balanced_spans, cut
+from nkilib.experimental.loss.linear.block_schedule import Block, Span, balanced_spans, cut
+from nkilib.experimental.loss.linear.launch import LinearOperands
 from nkilib.experimental.loss.linear.logits import LogitsInHbm
 from nkilib.experimental.loss.linear.operands import ClassRow, Matrix, Staging
 from nkilib.nki import nl

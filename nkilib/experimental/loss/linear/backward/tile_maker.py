@@ -14,7 +14,7 @@ from typing import Protocol
 
 from nkilib.core.rows import arithmetic
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
-from nkilib.experimental.loss.linear.launch import Span
+from nkilib.experimental.loss.linear.block_schedule import Span
 from nkilib.experimental.loss.linear.operands import ClassRow
 from nkilib.nki import nisa, nl
 

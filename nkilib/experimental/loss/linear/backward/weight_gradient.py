@@ -14,7 +14,8 @@ from nkilib.core.hardware import PARTITIONS
 from nkilib.core.rows.sbuf import Ring
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
-from nkilib.experimental.loss.linear.launch import Block, LinearOperands, Span, cut
+from nkilib.experimental.loss.linear.block_schedule import Block, Span, cut
+from nkilib.experimental.loss.linear.launch import LinearOperands
 from nkilib.nki import nisa, nl
 
 

@@ -21,15 +21,20 @@ from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_instructions, limited_sbuf_bytes, limits_in_force
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, TileNeeds
 from nkilib.experimental.loss.linear.backward_tiling import BackwardLaunch, backward_bytes, choose_backward_tiling
-from nkilib.experimental.loss.linear.class_schedule import (
+from nkilib.experimental.loss.linear.block_schedule import (
+    WINDOW,
+    PositionSplit,
+    looped_positions,
+    position_parts,
+    unrolled_positions,
+)
+from nkilib.experimental.loss.linear.forward_tiling import (
     CLASS_BLOCKS,
     SHARED_BLOCKS_MAX,
     SwapTimes,
     fastest_tiling,
-    looped_positions,
     shared_by_override,
     shared_classes,
-    unrolled_positions,
 )
 from nkilib.experimental.loss.linear.launch import (
     CLASSES_FIRST,
@@ -42,11 +47,8 @@ from nkilib.experimental.loss.linear.launch import (
     SCRATCH_BYTES,
     STAGED_ELEMENTS,
     WEIGHT_LAYOUTS,
-    WINDOW,
     CastBytes,
     LinearTiling,
-    PositionSplit,
-    position_parts,
 )
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.launch import GROUPS, ForwardNeeds

@@ -25,15 +25,16 @@ import numpy.typing as npt
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.cross_entropy.bounds import CAP_UNITS, FORWARD_UNITS, coefficient_sizes
 from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs, ExtendedResults, Float64Array
-from nkilib.experimental.loss.linear.reference import EVERY_CLASS, ROUNDOFF, GradientRows, LinearGradients
+from nkilib.experimental.loss.linear.reference import EVERY_CLASS, ROUNDOFF, GradientRows, LinearGradients, logit_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
+    bounded_gradients,
+    linear_forward_bounds,
+    logit_gradient_blocks,
+)
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
-    bounded_gradients,
     gradient_of_logits,
-    gradients_of_logits,
-    linear_forward_bounds,
     linear_forward_reference,
-    logit_bounds,
 )
 
 # Results for one target, which token scores do not have.
@@ -84,7 +85,7 @@ class _AtIds:
         for rows in problem.row_blocks():
             z = recipe.scores(problem.logits_of(rows, weight), None)
             maximum = z.max(axis=1, keepdims=True)
-            off = logit_bounds(problem, rows, weight) / recipe.temperature
+            off = logit_bounds(problem.layer, rows, weight) / recipe.temperature
             scores = np.take_along_axis(z, classes[rows], axis=1)
             with np.errstate(invalid="ignore"):
                 log_sum = np.log(np.exp(z - maximum).sum(axis=1, keepdims=True))
@@ -223,14 +224,14 @@ class _Ids:
             * ROUNDOFF
             * np.broadcast_to(self.sizes.sum(axis=1, keepdims=True), self.sizes.shape)
         )
-        for block in gradients_of_logits(first, upstream, sizes, weight):
+        for block in logit_gradient_blocks(first, upstream, sizes, weight):
             gradient = self.gradient(block.rows, weight)
             off = block.off + self.scattered(of_sums, block.rows, len(weight)) / recipe.temperature
             off += 8.0 * ROUNDOFF * np.abs(gradient)
             if recipe.logit_softcap is not None:
                 logits = problem.logits_of(block.rows, weight)
                 of_cap = np.abs(np.tanh(logits / recipe.logit_softcap)) / recipe.logit_softcap
-                of_logits = logit_bounds(problem, block.rows, weight)
+                of_logits = logit_bounds(problem.layer, block.rows, weight)
                 off += 2.0 * np.abs(gradient) * np.where(np.isfinite(logits), of_cap * of_logits, 0.0)
             yield GradientRows(block.rows, gradient, off)
 

@@ -15,16 +15,11 @@ from dataclasses import dataclass
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant
 from nkilib.experimental.loss.cross_entropy.results import GroupResult
-from nkilib.experimental.loss.linear.class_schedule import (
-    ClassSchedule,
-    ClassStream,
-    divide_classes,
-    load_input,
-    tiles_of_core,
-)
-from nkilib.experimental.loss.linear.launch import WINDOW, Block, LinearTiling, Step
+from nkilib.experimental.loss.linear.block_schedule import WINDOW, Block, Step
+from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, ClassStream, divide_classes, tiles_of_core
+from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear.logit_passes import TargetLogits
-from nkilib.experimental.loss.linear.operands import Staging, store_positions
+from nkilib.experimental.loss.linear.operands import Staging, load_input, store_positions
 from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import (
     PairPositions,
     PairResults,

@@ -26,7 +26,7 @@ from nkilib.core.rows.tiles import constant, difference, float32_like, product, 
 from nkilib.experimental.loss.cross_entropy.results import GroupResult, new_vector
 from nkilib.experimental.loss.distillation.pair import Exponentials
 from nkilib.experimental.loss.distillation.totals import log_ratio
-from nkilib.experimental.loss.linear.launch import WINDOW, Block
+from nkilib.experimental.loss.linear.block_schedule import WINDOW, Block
 from nkilib.experimental.loss.linear.operands import load_positions
 from nkilib.experimental.loss.linear_distillation.forward.visits import ModelTotals
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairNeeds

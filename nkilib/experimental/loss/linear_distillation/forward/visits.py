@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nkilib.core.hardware import PARTITIONS
+from nkilib.experimental.loss.linear.block_schedule import Block, Span, Step
 from nkilib.experimental.loss.linear.class_schedule import ClassSchedule
-from nkilib.experimental.loss.linear.launch import Block, Span, Step
 from nkilib.nki import nisa, nl
 
 _MODELS = 2

@@ -150,11 +150,11 @@ def pair_gradients_and_bounds(
     if upstream.grad_logprob is not None:
         sizes = sizes + np.where(problem.counts, np.abs(upstream.grad_logprob.astype(np.float64)), 0.0)
     largest = float(sizes.max(initial=0.0)) * student.logit_scale / student.temperature
-    blocks = gradients_of_logits(problem, upstream, errors)
+    blocks = logit_gradient_blocks(problem, upstream, errors)
     return gradients_and_bounds(student, blocks, largest, classes, ResultTypes(input_dtype, weight_dtype))
 
 
-def gradients_of_logits(
+def logit_gradient_blocks(
     problem: PairProblem, upstream: PairUpstream, errors: StatisticsErrors | None = None
 ) -> Iterator[GradientRows]:
     """Yield the gradient G of the logits and its error bound before rounding, for blocks that cover the positions."""

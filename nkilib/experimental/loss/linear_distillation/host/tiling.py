@@ -22,20 +22,18 @@ from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, PairSizes
 from nkilib.experimental.loss.linear.backward_tiling import BackwardLaunch, choose_backward_tiling
-from nkilib.experimental.loss.linear.class_schedule import fastest_tiling
+from nkilib.experimental.loss.linear.block_schedule import POSITIONS_UNSPLIT, PositionParts, position_parts
+from nkilib.experimental.loss.linear.forward_tiling import fastest_tiling
 from nkilib.experimental.loss.linear.launch import (
     CLASSES_FIRST,
     CLASSES_MAX,
     FEATURES_MAX,
     FEATURES_MIN,
     POSITIONS_MAX,
-    POSITIONS_UNSPLIT,
     SBUF_BYTES,
     WEIGHT_LAYOUTS,
     CastBytes,
     LinearTiling,
-    PositionParts,
-    position_parts,
 )
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     PairForwardSizes,

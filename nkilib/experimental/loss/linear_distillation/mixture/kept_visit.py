@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nkilib.core.hardware import PARTITIONS
+from nkilib.experimental.loss.linear.block_schedule import WINDOW, Block, Span, Step
 from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, divide_classes
-from nkilib.experimental.loss.linear.launch import WINDOW, Block, LinearTiling, Span, Step
+from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear_distillation.forward.visits import KeptPair, PairTotals, RunBlock, ScoreGroup
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import KeptSizes, MixtureBlocks, group_tiles
 from nkilib.experimental.loss.linear_distillation.launch import PairLaunch

@@ -15,16 +15,11 @@ from dataclasses import dataclass, field
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents
-from nkilib.experimental.loss.linear.class_schedule import (
-    ClassSchedule,
-    ClassStream,
-    ClassTiles,
-    divide_classes,
-    load_input,
-)
-from nkilib.experimental.loss.linear.launch import Block, LinearTiling, PositionSplit, Step
+from nkilib.experimental.loss.linear.block_schedule import Block, PositionSplit, Step
+from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, ClassStream, ClassTiles, divide_classes
+from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear.logits import LogitTiles
-from nkilib.experimental.loss.linear.operands import Staging
+from nkilib.experimental.loss.linear.operands import Staging, load_input
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes, group_tiles
 from nkilib.experimental.loss.linear_distillation.launch import ModelOperands, PairLaunch
 from nkilib.experimental.loss.linear_distillation.mixture.sums import (

@@ -27,7 +27,7 @@ from nkilib.core.hardware import PARTITIONS
 from nkilib.core.rows.tiles import difference, float32_like, product, scaled
 from nkilib.experimental.loss.distillation.pair import Exponentials
 from nkilib.experimental.loss.distillation.totals import log_ratio, sum_of_products
-from nkilib.experimental.loss.linear.launch import WINDOW, Block, Step
+from nkilib.experimental.loss.linear.block_schedule import WINDOW, Block, Step
 from nkilib.experimental.loss.linear.operands import load_positions, store_positions
 from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import PairPositions, add_nan_of_empty
 from nkilib.experimental.loss.linear_distillation.forward.visits import ModelTotals

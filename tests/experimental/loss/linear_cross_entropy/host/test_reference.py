@@ -19,15 +19,13 @@ import pytest
 import nkilib.experimental.loss.linear.reference as reference
 from nkilib.experimental.loss.cross_entropy.bounds import error_over_bound
 from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs, ExtendedLoss
-from nkilib.experimental.loss.linear.reference import LinearGradients
+from nkilib.experimental.loss.linear.reference import LinearGradients, logit_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
     gradient_of_logits,
     linear_backward_reference,
-    linear_forward_bounds,
     linear_forward_reference,
-    linear_gradients_and_bounds,
-    logit_bounds,
 )
 
 from ..linear_inputs import (
@@ -160,7 +158,7 @@ def _rounded(problem: LinearProblem, upstream: BackwardInputs) -> LinearGradient
 
 def test_a_logit_is_off_by_its_additions() -> None:
     problem = LinearProblem(np.full((1, 256), 2.0, BF16), np.full((3, 256), 0.5, BF16), np.zeros(1, np.int32))
-    bounds = logit_bounds(problem, slice(0, 1), problem.classes_first)
+    bounds = logit_bounds(problem.layer, slice(0, 1), problem.classes_first)
     np.testing.assert_allclose(bounds, (2 + 128) * 2.0**-24 * 256.0)
 
 
