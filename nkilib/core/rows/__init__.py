@@ -13,6 +13,7 @@ kernel needs a whole row on chip. From the bottom up:
 - ``sbuf``: the division of a partition of SBUF, ring buffers and scratch, and the pieces that go through PSUM;
 - ``stream``: chunks of a matrix, loaded ahead of the computation, and a loop that overlaps its pieces;
 - ``elements``: gather and scatter of one element per row;
+- ``scale``: the scale of exponentials, one for all rows or one for each;
 - ``statistics``, ``moments``, ``argmax``: values gathered chunk by chunk, and combined for each row;
 - ``shifted``: sums of exponentials without the maximum, and which of them are not to be trusted;
 - ``slots``, ``gathered``, ``recomputation``: rows that are flagged on the device and recomputed.
@@ -27,6 +28,7 @@ __all__ = [
     "moments",
     "recomputation",
     "sbuf",
+    "scale",
     "shifted",
     "slots",
     "statistics",

@@ -94,13 +94,20 @@ class BatchGroup:
         """The number of batches."""
         return self.end - self.start
 
+    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        """Load the values of a vector [N] that belong to the rows, as a tile [rows, batches]."""
+        values_sbuf = nl.ndarray((self.rows, self.batches), dtype=dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=values_sbuf, src=self._of_group(vector_hbm))
+        return values_sbuf
+
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
         """Store a tile [rows, batches] as the values of a vector [N] that belong to the rows."""
+        return nisa.dma_copy(dst=self._of_group(vector_hbm), src=values_sbuf)
+
+    def _of_group(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the values of a vector [N] that belong to the rows, as a view [rows, batches]."""
         of_group_hbm = strided_rows(vector_hbm, self.first, self.rows * self.batches, self.cores)
-        return nisa.dma_copy(
-            dst=of_group_hbm.reshape_dim(0, (self.batches, self.rows)).permute((1, 0)),
-            src=values_sbuf,
-        )
+        return of_group_hbm.reshape_dim(0, (self.batches, self.rows)).permute((1, 0))
 
 
 def batches_of_core(num_rows: int, cores: int, core: int, rows_per_batch: int) -> list[Batch]:

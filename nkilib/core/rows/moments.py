@@ -34,9 +34,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.sbuf import Piece
+from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.shifted import ShiftedSums
 from nkilib.core.rows.statistics import Columns, Place, Statistics
-from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like, scaled, selected, sum_in_place
+from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like, selected, sum_in_place
 from nkilib.nki import nisa, nl
 
 # exp of it is 0 in float32: an element so far below the maximum adds nothing.
@@ -44,6 +45,8 @@ NEGLIGIBLE = -200.0
 # Elements with z below min(1.5 * m, -450) are raised to it: at least 150 below any m, and never as far as -inf is,
 # though rounded to bfloat16, while m is above -2.2e38.
 _RAISED_TIMES, _RAISED_MOST = 1.5, -450.0
+# It stays finite in bfloat16, whatever the scale is.
+_RAISED_LEAST = -2.2e38
 FLOAT16_LOWEST = -65504.0
 
 
@@ -57,7 +60,7 @@ def raise_negligible(
     Args:
         chunk_sbuf: x, [rows, columns].
         neg_max_sbuf: -m, minus the maximum or minus any number that is not far below it, float32 [rows, 1].
-        scale: a positive number.
+        scale: the scale, a positive number; for scales of rows, a number that none is below.
         is_shared: whether GpSimd takes a half. This pays where Vector has another chunk to work on meanwhile: for
             bfloat16, Vector takes four elements a cycle, and GpSimd is modelled to take two cycles an element.
     """
@@ -70,7 +73,7 @@ def raise_negligible(
         op0=nl.multiply,
         operand0=-_RAISED_TIMES,
         op1=nl.minimum,
-        operand1=_RAISED_MOST / scale,
+        operand1=max(_RAISED_MOST / scale, _RAISED_LEAST),
     )
     columns = chunk_sbuf.shape[1]
     half = columns // 2 if is_shared else 0
@@ -183,11 +186,12 @@ class FirstMoment:
 
 @dataclass(frozen=True)
 class PieceTerms:
-    """The operands of :meth:`sum` for the pieces of a chunk: bias and -center, float32 [rows, 1], and the scale."""
+    """The operands of :meth:`sum` for the pieces of a chunk: bias and -center, float32 [rows, 1], and the scale, a
+    number or float32 [rows, 1]."""
 
     bias_sbuf: nl.NkiTensor
     neg_center_sbuf: nl.NkiTensor
-    scale: float
+    scale: float | nl.NkiTensor
 
     def sum(
         self, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], sum_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor
@@ -227,14 +231,7 @@ def _entropies(sums: Statistics | ShiftedSums, row_entropy_sbuf: nl.NkiTensor) -
     """Compute log d - scale * E / d, [rows, batches]."""
     entropies_sbuf = sums.columns.row_tile()
     nisa.reciprocal(dst=entropies_sbuf, data=sums.row_sum_sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=entropies_sbuf,
-        data=entropies_sbuf,
-        op0=nl.multiply,
-        operand0=sums.scale,
-        op1=nl.multiply,
-        operand1=row_entropy_sbuf,
-    )
+    sums.scale.take_product(entropies_sbuf, entropies_sbuf, row_entropy_sbuf)
     nisa.tensor_tensor(dst=entropies_sbuf, data1=sums.log_sum_sbuf, data2=entropies_sbuf, op=nl.subtract)
     return entropies_sbuf
 
@@ -251,7 +248,8 @@ class EntropyMoment:
 
         :func:`raise_negligible` removes each -inf.
         """
-        terms = PieceTerms(place.of(statistics.bias_sbuf), place.of(statistics.neg_max_sbuf), statistics.scale)
+        scale = statistics.scale.of(place.batch)
+        terms = PieceTerms(place.of(statistics.bias_sbuf), place.of(statistics.neg_max_sbuf), scale)
         terms.sum(chunk_sbuf, pieces, place.of(statistics.sums_sbuf), place.of(self.entropy_sbuf))
 
     def take_terms(
@@ -291,7 +289,7 @@ class EntropyMoment:
             dst=terms_sbuf,
             data=distances_sbuf,
             op0=nl.maximum,
-            operand0=NEGLIGIBLE / statistics.scale,
+            operand0=NEGLIGIBLE / statistics.scale.least,
             op1=nl.multiply,
             operand1=columns.in_use(statistics.sums_sbuf, chunks),
         )
@@ -335,7 +333,7 @@ class ShiftedEntropy:
 
         The chunk must hold no -inf; :func:`raise_negligible` removes them.
         """
-        terms = PieceTerms(sums.bias_of(place.batch), sums.shift_of(place.batch), sums.scale)
+        terms = PieceTerms(sums.bias_of(place.batch), sums.shift_of(place.batch), sums.scale.of(place.batch))
         terms.sum(chunk_sbuf, pieces, place.of(sums.sums_sbuf), place.of(self.entropy_sbuf))
 
     def combine(self, columns: Columns, chunks: int) -> None:
@@ -474,20 +472,13 @@ class MeanMoment:
         for of_chunks_sbuf, of_rows_sbuf in self._pairs():
             self.columns.restart(of_chunks_sbuf, of_rows_sbuf)
 
-    def means(self, scale: float) -> nl.NkiTensor:
+    def means(self, scale: Scale) -> nl.NkiTensor:
         """Compute ``scale`` times the means, [rows, batches]; NaN for a row whose elements are all masked."""
         if self.row_counts_sbuf is None:
-            return scaled(self.row_sums_sbuf, scale / self.num_columns)
+            return scale.times(self.row_sums_sbuf, divisor=self.num_columns)
         means_sbuf = float32_like(self.row_sums_sbuf)
         nisa.reciprocal(dst=means_sbuf, data=self.row_counts_sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=means_sbuf,
-            data=means_sbuf,
-            op0=nl.multiply,
-            operand0=scale,
-            op1=nl.multiply,
-            operand1=self.row_sums_sbuf,
-        )
+        scale.take_product(means_sbuf, means_sbuf, self.row_sums_sbuf)
         return means_sbuf
 
     @property

@@ -26,8 +26,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.scale import ONE, Scale
 from nkilib.core.rows.statistics import Columns, Place
-from nkilib.core.rows.tiles import clamp, float32_like, scaled
+from nkilib.core.rows.tiles import clamp, float32_like
 from nkilib.nki import nisa, nl
 
 # A sum is at least 1 but for the rounding of exp(0); it is 0 where the shift had to be clamped.
@@ -69,7 +70,7 @@ class ShiftedSums:
     """
 
     columns: Columns
-    scale: float
+    scale: Scale
     bias_sbuf: nl.NkiTensor
     sums_sbuf: nl.NkiTensor
     exact_neg_max_sbuf: nl.NkiTensor
@@ -78,13 +79,13 @@ class ShiftedSums:
     log_sum_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, columns: Columns, dtype: nl.DType, scale: float = 1.0) -> ShiftedSums:
+    def make(cls, columns: Columns, dtype: nl.DType, scale: Scale = ONE) -> ShiftedSums:
         """Allocate the tiles for chunks x of ``dtype``, where z = ``scale`` * x."""
         row_neg_max_sbuf = columns.row_tile()
         return cls(
             columns,
             scale,
-            bias_sbuf=row_neg_max_sbuf if scale == 1.0 else columns.row_tile(),
+            bias_sbuf=row_neg_max_sbuf if scale.is_one else columns.row_tile(),
             sums_sbuf=columns.tile(),
             exact_neg_max_sbuf=nl.ndarray((columns.rows, 1), dtype=dtype, buffer=nl.sbuf),
             row_neg_max_sbuf=row_neg_max_sbuf,
@@ -102,7 +103,7 @@ class ShiftedSums:
 
     def scaled(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return the values times the scale; the tile itself where there is no scale."""
-        return values_sbuf if self.scale == 1.0 else scaled(values_sbuf, self.scale)
+        return values_sbuf if self.scale.is_one else self.scale.times(values_sbuf)
 
     def take_shift(self, chunk_sbuf: nl.NkiTensor, element_sbuf: nl.NkiTensor, batch: int) -> None:
         """Compute -c, minus the shift of each row of a batch, before the first chunk is summed.
@@ -124,9 +125,9 @@ class ShiftedSums:
             op1=nl.minimum,
             operand1=self.exact_neg_max_sbuf,
         )
-        clamp(shift_sbuf, shift_sbuf, self.scale)
-        if self.scale != 1.0:
-            nisa.tensor_scalar(dst=self.bias_of(batch), data=shift_sbuf, op0=nl.multiply, operand0=self.scale)
+        clamp(shift_sbuf, shift_sbuf, self.scale.most)
+        if not self.scale.is_one:
+            nisa.tensor_scalar(dst=self.bias_of(batch), data=shift_sbuf, op0=nl.multiply, operand0=self.scale.of(batch))
 
     def take_sum(self, exponentials_sbuf: nl.NkiTensor, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
         """Compute exp(scale * (x - c)) of one chunk, and the sum. The exponentials may be written over the chunk."""
@@ -135,7 +136,7 @@ class ShiftedSums:
             op=nl.exp,
             data=chunk_sbuf,
             bias=self.bias_of(place.batch),
-            scale=self.scale,
+            scale=self.scale.of(place.batch),
             reduce_op=nl.add,
             reduce_res=place.of(self.sums_sbuf),
             reduce_cmd=nisa.reduce_cmd.reset_reduce,

@@ -30,7 +30,8 @@ from dataclasses import dataclass
 from nkilib.core.hardware import div_ceil
 from nkilib.core.rows.batches import GROUP_BATCHES_MAX, BatchGroup
 from nkilib.core.rows.sbuf import DividedSbuf, SbufPlan, dtype_bytes
-from nkilib.core.rows.tiles import clamp, scaled
+from nkilib.core.rows.scale import ONE, Scale
+from nkilib.core.rows.tiles import clamp
 from nkilib.nki import nisa, nl
 
 # Columns of the tiles of per-chunk statistics, which the batches of a group share.
@@ -118,7 +119,7 @@ class Statistics:
 
     Attributes:
         columns: the layout of the tiles of chunks.
-        scale: the positive scale of z = scale * x.
+        scale: the positive scale of z = scale * x, of all rows or of each.
         neg_max_sbuf: -m_k, in units of x, [rows, batches, columns].
         bias_sbuf: scale * -m_k; the same tile without a scale.
         sums_sbuf, weights_sbuf: s_k and exp(scale * (m_k - m)), of the same shape.
@@ -128,7 +129,7 @@ class Statistics:
     """
 
     columns: Columns
-    scale: float
+    scale: Scale
     neg_max_sbuf: nl.NkiTensor
     bias_sbuf: nl.NkiTensor
     sums_sbuf: nl.NkiTensor
@@ -139,14 +140,14 @@ class Statistics:
     log_sum_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, columns: Columns, dtype: nl.DType, scale: float = 1.0) -> Statistics:
+    def make(cls, columns: Columns, dtype: nl.DType, scale: Scale = ONE) -> Statistics:
         """Allocate the tiles for chunks x of ``dtype``, where z = ``scale`` * x."""
         neg_max_sbuf = columns.tile()
         return cls(
             columns,
             scale,
             neg_max_sbuf=neg_max_sbuf,
-            bias_sbuf=neg_max_sbuf if scale == 1.0 else columns.tile(),
+            bias_sbuf=neg_max_sbuf if scale.is_one else columns.tile(),
             sums_sbuf=columns.tile(),
             weights_sbuf=columns.tile(),
             exact_neg_max_sbuf=nl.ndarray((columns.rows, 1), dtype=dtype, buffer=nl.sbuf),
@@ -160,13 +161,13 @@ class Statistics:
         # A maximum loses nothing in the type of its data. Vector may be twice as fast where both have the same 16-bit
         # type.
         nisa.tensor_reduce(dst=self.exact_neg_max_sbuf, op=nl.maximum, data=chunk_sbuf, axis=1, negate=True)
-        clamp(place.of(self.neg_max_sbuf), self.exact_neg_max_sbuf, self.scale)
-        if self.scale != 1.0:
+        clamp(place.of(self.neg_max_sbuf), self.exact_neg_max_sbuf, self.scale.most)
+        if not self.scale.is_one:
             nisa.tensor_scalar(
                 dst=place.of(self.bias_sbuf),
                 data=place.of(self.neg_max_sbuf),
                 op0=nl.multiply,
-                operand0=self.scale,
+                operand0=self.scale.of(place.batch),
             )
 
     def take_sum(self, exponentials_sbuf: nl.NkiTensor, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
@@ -176,7 +177,7 @@ class Statistics:
             op=nl.exp,
             data=chunk_sbuf,
             bias=place.of(self.bias_sbuf),
-            scale=self.scale,
+            scale=self.scale.of(place.batch),
             reduce_op=nl.add,
             reduce_res=place.of(self.sums_sbuf),
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
@@ -184,7 +185,7 @@ class Statistics:
 
     def scaled(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return the values times the scale; the tile itself where there is no scale."""
-        return values_sbuf if self.scale == 1.0 else scaled(values_sbuf, self.scale)
+        return values_sbuf if self.scale.is_one else self.scale.times(values_sbuf)
 
     def restart(self) -> None:
         """Put -m and d of the chunks so far into column 0."""
@@ -209,8 +210,7 @@ class Statistics:
 
     def take_weights(self, chunks: int) -> None:
         """Compute the weights exp(scale * (m_k - m)) from the distances."""
-        weights_sbuf = self.columns.in_use(self.weights_sbuf, chunks)
-        nisa.activation(dst=weights_sbuf, op=nl.exp, data=weights_sbuf, scale=self.scale)
+        self.scale.take_exponentials(self.columns.in_use(self.weights_sbuf, chunks))
 
     def combine_sums(self, chunks: int) -> None:
         """Compute d = sum of s_k * exp(scale * (m_k - m)).

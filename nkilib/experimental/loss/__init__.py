@@ -9,6 +9,7 @@ used.
 
 - ``inline``: the same losses as plain functions, for other kernels; ``extended``, ``extended_inline``: cross-entropy
   with the options of training recipes; ``tiling``, ``profiling``, ``reference``, ``bounds``: public names by purpose;
+- ``temperatures``: temperatures of positions, as tensors;
 - ``registry``: the entries of all losses;
 - ``cross_entropy``, ``linear_cross_entropy``: cross-entropy of logits, and of hidden states and output weights;
 - ``distillation``, ``linear_distillation``: divergences of two models, of logits or with output layers;

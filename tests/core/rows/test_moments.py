@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from nkilib.core.rows.moments import NEGLIGIBLE, MeanMoment, Moments, SquareMoment, raise_negligible
 from nkilib.core.rows.sbuf import PsumRing
+from nkilib.core.rows.scale import ONE
 from nkilib.core.rows.statistics import Columns, Statistics
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like
 from nkilib.nki import nisa, nl
@@ -68,7 +69,7 @@ def _take(statistics: Statistics, moments: Any, visit: Visit, factors_sbuf: Any)
     neg_max_sbuf = visit.place.of(statistics.neg_max_sbuf)
     statistics.take_maximum(visit.tile_sbuf, visit.place)
     moments.first.take(visit.tile_sbuf, factors_sbuf, products_sbuf, neg_max_sbuf, visit.place)
-    raise_negligible(visit.tile_sbuf, neg_max_sbuf, statistics.scale, is_shared=visit.chunk.number % 2 == 0)
+    raise_negligible(visit.tile_sbuf, neg_max_sbuf, statistics.scale.least, is_shared=visit.chunk.number % 2 == 0)
     pieces = PsumRing.make(*shape).pieces(visit.chunk.load, visit.tile_sbuf)
     moments.entropy.take(statistics, visit.tile_sbuf, pieces, visit.place)
 
@@ -172,7 +173,7 @@ def scores_of_rows(matrix_hbm: Any, masks: bool, cut: Cut) -> tuple[Any, Any]:
             _combine_scores(statistics, squares, mean, visit.chunks)
             statistics.take_logs()
             visit.group.stored(logs_hbm, squares.logs(statistics))
-            visit.group.stored(means_hbm, mean.means(1.0))
+            visit.group.stored(means_hbm, mean.means(ONE))
     return logs_hbm, means_hbm
 
 

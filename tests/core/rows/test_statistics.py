@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import nkilib.simulator
 from nkilib.core.rows.batches import GROUP_BATCHES_MAX, BatchGroup
 from nkilib.core.rows.sbuf import SbufPlan
+from nkilib.core.rows.scale import ConstantScale
 from nkilib.core.rows.statistics import (
     STATISTICS_COLUMNS,
     Columns,
@@ -56,7 +57,7 @@ def log_sum_exp(matrix_hbm: Any, cut: Cut, dtype: Any = nl.float32, scale: float
     stream = stream_of(matrix_hbm, cut, dtype)
     for visit in visits(stream) if stream else ():
         if visit.starts:
-            statistics = Statistics.make(visit.columns, dtype, scale)
+            statistics = Statistics.make(visit.columns, dtype, ConstantScale(scale))
         if visit.is_full:
             _combine(statistics, visit.chunk.number)
             statistics.restart()

@@ -16,6 +16,7 @@ from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.elements import row_elements, vector_elements
 from nkilib.core.rows.moments import raise_negligible
 from nkilib.core.rows.sbuf import PsumRing, TileRing
+from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.stream import Chunk, Stream
 from nkilib.core.rows.tiles import cast, float32_like, log_of_constant, scaled
 from nkilib.experimental.loss.cross_entropy.coefficients import (
@@ -48,12 +49,12 @@ class _Preparation(Protocol):
 
 
 def _entropy_coefficients(
-    upstream: PositionUpstream, batch: Batch, softmax: SoftmaxTerms, options: Options
+    upstream: PositionUpstream, batch: Batch, softmax: SoftmaxTerms, slope: Scale
 ) -> EntropyCoefficients | None:
     if upstream.entropy_hbm is None or upstream.grad_entropy_hbm is None:
         return None
-    gradient_sbuf = loaded_gradient(batch, upstream.grad_entropy_hbm, options)
-    return EntropyCoefficients.make(softmax, batch.loaded(upstream.entropy_hbm), gradient_sbuf, options.scale)
+    gradient_sbuf = loaded_gradient(batch, upstream.grad_entropy_hbm, slope)
+    return EntropyCoefficients.make(softmax, batch.loaded(upstream.entropy_hbm), gradient_sbuf)
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class _Uniform:
 class _OfProbabilities:
     """The source of coefficients for targets that are class probabilities."""
 
+    launch: Launch
     options: Options
     upstream: PositionUpstream
     factors: ClassFactors
@@ -82,11 +84,13 @@ class _OfProbabilities:
             factor_sum_sbuf = self.factors.sums_of_positions(number)
         else:
             factor_sum_sbuf = batch.loaded(self.upstream.target_weight_hbm)
-        softmax = SoftmaxTerms.load(self.upstream, batch)
-        grad_loss_sbuf = loaded_gradient(batch, self.upstream.required_grad_loss_hbm, self.options)
-        terms_sbuf = rest_terms(self.upstream, batch, softmax.lse_sbuf, grad_loss_sbuf, self.options)
+        temperatures = self.launch.temperatures(batch, (batch.rows, 1))
+        softmax = SoftmaxTerms.load(self.upstream, batch, self.options.scale_of(temperatures))
+        slope = self.options.slope_of(temperatures)
+        grad_loss_sbuf = loaded_gradient(batch, self.upstream.required_grad_loss_hbm, slope)
+        terms_sbuf = rest_terms(self.upstream, batch, softmax.lse_sbuf, grad_loss_sbuf, slope, self.options)
         rest_sbuf = summed(scaled(grad_loss_sbuf, factor_sum_sbuf), terms_sbuf)
-        entropy = _entropy_coefficients(self.upstream, batch, softmax, self.options)
+        entropy = _entropy_coefficients(self.upstream, batch, softmax, slope)
         return ChunkCoefficients(softmax, softmax.normalized(rest_sbuf), rest_sbuf, grad_loss_sbuf, entropy)
 
 
@@ -98,25 +102,28 @@ class _OfClasses:
     (``weight_sum_sbuf``).
     """
 
+    launch: Launch
     options: Options
     upstream: PositionUpstream
     finder: TargetFinder
-    class_weight_hbm: nl.NkiTensor | None
     weight_sum: float
     weight_sum_sbuf: nl.NkiTensor | None
 
     def prepared(self, number: int, batch: Batch) -> TargetCoefficients:
-        softmax = SoftmaxTerms.load(self.upstream, batch)
-        grad_loss_sbuf = loaded_gradient(batch, self.upstream.required_grad_loss_hbm, self.options)
+        temperatures = self.launch.temperatures(batch, (batch.rows, 1))
+        softmax = SoftmaxTerms.load(self.upstream, batch, self.options.scale_of(temperatures))
+        slope = self.options.slope_of(temperatures)
+        grad_loss_sbuf = loaded_gradient(batch, self.upstream.required_grad_loss_hbm, slope)
         masks = TargetMasks.make(batch.rows, 1)
         elements = self.finder.find(batch, masks)
         local_sbuf = cast(masks.local_sbuf, nl.float32)
         weights_sbuf = None
-        if self.class_weight_hbm is not None:
+        if self.launch.class_weight_hbm is not None:
             weights_sbuf = float32_like(local_sbuf)
-            nisa.dma_copy(dst=weights_sbuf, src=vector_elements(self.class_weight_hbm, elements.column_sbuf))
+            nisa.dma_copy(dst=weights_sbuf, src=vector_elements(self.launch.class_weight_hbm, elements.column_sbuf))
         terms = TargetTerms.make(
             self.options,
+            slope,
             self.upstream,
             batch,
             softmax.lse_sbuf,
@@ -134,13 +141,12 @@ class _OfClasses:
             softmax.normalized(all_sbuf),
             terms.rest_sbuf,
             terms.spread_sbuf,
-            _entropy_coefficients(self.upstream, batch, softmax, self.options),
+            _entropy_coefficients(self.upstream, batch, softmax, slope),
             elements.index_sbuf,
             terms.own_sbuf,
             local_sbuf,
             weights_sbuf,
             self.options.softcap,
-            self.options.scale,
         )
 
     def _weight_sum(self, batch: Batch) -> float | nl.NkiTensor:
@@ -153,13 +159,13 @@ def _preparation(launch: Launch, options: Options, upstream: Upstream, factors: 
     """
     batch = factors.batches[0]
     if isinstance(upstream, PositionUpstream) and options.has_probabilities:
-        return _OfProbabilities(options, upstream, factors)
+        return _OfProbabilities(launch, options, upstream, factors)
     finder = TargetFinder.make(launch.targets_hbm, batch.rows, batch.cores, options)
     if isinstance(upstream, UniformUpstream):
         return _Uniform(upstream, finder, log_of_constant(upstream.scale, batch.rows))
     weight_sum_sbuf = factors.sums_of_classes()
     weight_sum = float(options.classes.total) if upstream.weight_sum is None else upstream.weight_sum
-    return _OfClasses(options, upstream, finder, launch.class_weight_hbm, weight_sum, weight_sum_sbuf)
+    return _OfClasses(launch, options, upstream, finder, weight_sum, weight_sum_sbuf)
 
 
 def _needed_sums(options: Options, upstream: Upstream) -> Sums:
@@ -275,7 +281,7 @@ class _Backward:
         if isinstance(coefficients, UniformCoefficients):
             nisa.activation(dst=chunk_sbuf, op=nl.exp, data=chunk_sbuf, bias=coefficients.bias_sbuf)
             return
-        softcap, scale = self.options.softcap, self.options.scale
+        softcap, softmax = self.options.softcap, coefficients.softmax
         factors_sbuf = self.factors.loaded(chunk.load)
         gradient_sbuf = scores_sbuf = chunk_sbuf
         exponentials_sbuf = self.exponentials.tile(chunk.load, chunk_sbuf)
@@ -284,13 +290,11 @@ class _Backward:
             hyperbolic_tangents(scores_sbuf, chunk_sbuf, softcap)
         entropy = coefficients.entropy
         if entropy is None or self.pieces is None:
-            nisa.activation(
-                dst=exponentials_sbuf, op=nl.exp, data=scores_sbuf, bias=coefficients.bias_sbuf, scale=scale
-            )
+            softmax.take_exponentials(exponentials_sbuf, scores_sbuf)
             coefficients.apply(gradient_sbuf, exponentials_sbuf, factors_sbuf)
         else:
             if softcap is None:
-                raise_negligible(scores_sbuf, entropy.neg_center_sbuf, scale)
+                raise_negligible(scores_sbuf, entropy.neg_center_sbuf, softmax.scale.least)
             pieces = self.pieces.pieces(chunk.load, chunk_sbuf)
             coefficients.apply_with_entropy(
                 entropy, gradient_sbuf, scores_sbuf, exponentials_sbuf, pieces, factors_sbuf

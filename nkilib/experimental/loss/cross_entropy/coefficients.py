@@ -25,11 +25,11 @@ of z. A temperature divides it: g, l, q and h have been divided by the temperatu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.moments import raise_infinite, raise_negligible
 from nkilib.core.rows.sbuf import Piece
+from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.tiles import (
     cast,
     constant,
@@ -42,6 +42,7 @@ from nkilib.core.rows.tiles import (
 )
 from nkilib.experimental.loss.cross_entropy.launch import Options
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, squared, through_cap
+from nkilib.experimental.loss.temperatures import LoadedRows
 from nkilib.nki import nisa, nl
 
 
@@ -96,28 +97,22 @@ class PositionUpstream:
 Upstream = UniformUpstream | PositionUpstream
 
 
-class LoadedPositions(Protocol):
-    """Some positions, whose values are loaded into one tile: a batch in one column, or a whole launch in several."""
-
-    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Load the elements of a vector [N] that belong to these positions, into a tile [rows, columns]."""
-
-
-def loaded_gradient(positions: LoadedPositions, gradient_hbm: nl.NkiTensor, options: Options) -> nl.NkiTensor:
-    """Load an upstream gradient of the positions and divide it by the temperature.
+def loaded_gradient(positions: LoadedRows, gradient_hbm: nl.NkiTensor, slope: Scale) -> nl.NkiTensor:
+    """Load an upstream gradient of the positions and divide it by the temperature: multiply it by ``slope``.
 
     So its product with a derivative with respect to z, the logits after the temperature, is a gradient of the
     logits before it.
     """
     gradient_sbuf = positions.loaded(gradient_hbm)
-    return gradient_sbuf if options.temperature == 1.0 else scaled(gradient_sbuf, 1.0 / options.temperature)
+    return gradient_sbuf if slope.is_one else slope.times(gradient_sbuf)
 
 
 def rest_terms(
     upstream: PositionUpstream,
-    positions: LoadedPositions,
+    positions: LoadedRows,
     lse_sbuf: nl.NkiTensor,
     grad_loss_sbuf: nl.NkiTensor | None,
+    slope: Scale,
     options: Options,
 ) -> list[nl.NkiTensor]:
     """Return the terms of D, see the module, that do not contain the class weights: 2 g s lse and l, if
@@ -136,7 +131,7 @@ def rest_terms(
         )
         terms_sbuf.append(square_sbuf)
     if upstream.grad_lse_hbm is not None:
-        terms_sbuf.append(loaded_gradient(positions, upstream.grad_lse_hbm, options))
+        terms_sbuf.append(loaded_gradient(positions, upstream.grad_lse_hbm, slope))
     return terms_sbuf
 
 
@@ -149,8 +144,9 @@ def summed(first_sbuf: nl.NkiTensor, others_sbuf: list[nl.NkiTensor]) -> nl.NkiT
 
 def _own(
     options: Options,
+    slope: Scale,
     upstream: PositionUpstream,
-    positions: LoadedPositions,
+    positions: LoadedRows,
     grad_loss_sbuf: nl.NkiTensor | None,
     weights_sbuf: nl.NkiTensor | None,
     valid_sbuf: nl.NkiTensor,
@@ -166,7 +162,7 @@ def _own(
             # An ignored position has the weight of some class, which may be infinite.
             nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=selected(weights_sbuf, valid_sbuf), op=nl.multiply)
     if upstream.grad_logprob_hbm is not None:
-        unmasked_sbuf = loaded_gradient(positions, upstream.grad_logprob_hbm, options)
+        unmasked_sbuf = loaded_gradient(positions, upstream.grad_logprob_hbm, slope)
         grad_logprob_sbuf = selected(unmasked_sbuf, valid_sbuf)
         nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=grad_logprob_sbuf, op=nl.subtract)
     return own_sbuf
@@ -194,8 +190,9 @@ class TargetTerms:
     def make(
         cls,
         options: Options,
+        slope: Scale,
         upstream: PositionUpstream,
-        positions: LoadedPositions,
+        positions: LoadedRows,
         lse_sbuf: nl.NkiTensor,
         grad_loss_sbuf: nl.NkiTensor | None,
         valid_sbuf: nl.NkiTensor,
@@ -206,6 +203,7 @@ class TargetTerms:
 
         Args:
             options: the options of the kernel.
+            slope: 1 over the temperature, see :meth:`.launch.Options.slope_of`.
             upstream: the upstream vectors; the function loads those that a term needs.
             positions: the positions to load.
             lse_sbuf: the log-sum-exp.
@@ -221,10 +219,10 @@ class TargetTerms:
         if options.spread != 0.0 and grad_loss_sbuf is not None:
             spread_sbuf = scaled(grad_loss_sbuf, options.spread)
             rest_sbuf = scaled(spread_sbuf, weight_sum)
-        terms_sbuf = rest_terms(upstream, positions, lse_sbuf, grad_loss_sbuf, options)
+        terms_sbuf = rest_terms(upstream, positions, lse_sbuf, grad_loss_sbuf, slope, options)
         if rest_sbuf is None and terms_sbuf:
             rest_sbuf, *terms_sbuf = terms_sbuf
-        own_sbuf = _own(options, upstream, positions, grad_loss_sbuf, weights_sbuf, valid_sbuf)
+        own_sbuf = _own(options, slope, upstream, positions, grad_loss_sbuf, weights_sbuf, valid_sbuf)
         if rest_sbuf is not None:
             rest_sbuf = summed(rest_sbuf, terms_sbuf)
         return cls(own_sbuf, rest_sbuf, spread_sbuf)
@@ -250,15 +248,17 @@ class SoftmaxTerms:
             exp(z - m) with the maximum m; or -lse, so that it is the softmax itself.
         inverse_sbuf: 1 over the sum of exp(z - m); None if the bias is -lse.
         log_sum_sbuf: the logarithm of the sum of exp(z - m); None if the bias is -lse.
+        scale: the factor by which scores are multiplied to give z.
     """
 
     lse_sbuf: nl.NkiTensor
     bias_sbuf: nl.NkiTensor
     inverse_sbuf: nl.NkiTensor | None
     log_sum_sbuf: nl.NkiTensor | None
+    scale: Scale
 
     @classmethod
-    def load(cls, upstream: PositionUpstream, batch: Batch) -> SoftmaxTerms:
+    def load(cls, upstream: PositionUpstream, batch: Batch, scale: Scale) -> SoftmaxTerms:
         """Load the terms of a batch: the maximum and the log of the sum if the upstream has them, else the log-sum-exp
         alone.
 
@@ -266,12 +266,17 @@ class SoftmaxTerms:
         """
         lse_sbuf = batch.loaded(upstream.lse_hbm)
         if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:
-            return cls(lse_sbuf, negated_lse(lse_sbuf, 0.0), None, None)
+            return cls(lse_sbuf, negated_lse(lse_sbuf, 0.0), None, None, scale)
         negated_sbuf = scaled(batch.loaded(upstream.maximum_hbm), -1.0)
         log_sum_sbuf = batch.loaded(upstream.log_sum_hbm)
         inverse_sbuf = float32_like(log_sum_sbuf)
         nisa.activation(dst=inverse_sbuf, op=nl.exp, data=log_sum_sbuf, scale=-1.0)
-        return cls(lse_sbuf, with_nan_of_infinite(negated_sbuf, lse_sbuf, nl.float32), inverse_sbuf, log_sum_sbuf)
+        bias_sbuf = with_nan_of_infinite(negated_sbuf, lse_sbuf, nl.float32)
+        return cls(lse_sbuf, bias_sbuf, inverse_sbuf, log_sum_sbuf, scale)
+
+    def take_exponentials(self, dst_sbuf: nl.NkiTensor, scores_sbuf: nl.NkiTensor) -> None:
+        """Compute exp(z + bias) of scores [rows, columns], into SBUF or PSUM."""
+        nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores_sbuf, bias=self.bias_sbuf, scale=self.scale.of(0))
 
     def normalized(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Return the values times ``inverse_sbuf``, or the values themselves if it is None."""
@@ -318,24 +323,21 @@ class EntropyCoefficients:
         neg_center_sbuf: minus the center.
         slope_sbuf: -h * scale.
         offset_sbuf: h * (lse - scale * center - H).
-        scale: the factor by which x is multiplied to give z.
     """
 
     neg_center_sbuf: nl.NkiTensor
     slope_sbuf: nl.NkiTensor
     offset_sbuf: nl.NkiTensor
-    scale: float
 
     @classmethod
-    def make(
-        cls, softmax: SoftmaxTerms, entropy_sbuf: nl.NkiTensor, grad_sbuf: nl.NkiTensor, scale: float
-    ) -> EntropyCoefficients:
+    def make(cls, softmax: SoftmaxTerms, entropy_sbuf: nl.NkiTensor, grad_sbuf: nl.NkiTensor) -> EntropyCoefficients:
         """Compute the coefficients from the entropy H, ``entropy_sbuf``, and its upstream gradient h, ``grad_sbuf``."""
         offset_sbuf = scaled(entropy_sbuf, -1.0)
         if softmax.log_sum_sbuf is not None:
             offset_sbuf = difference(softmax.log_sum_sbuf, entropy_sbuf)
-        neg_center_sbuf = softmax.bias_sbuf if scale == 1.0 else scaled(softmax.bias_sbuf, 1.0 / scale)
-        return cls(neg_center_sbuf, scaled(grad_sbuf, -scale), product(offset_sbuf, grad_sbuf), scale)
+        scale = softmax.scale
+        neg_center_sbuf = softmax.bias_sbuf if scale.is_one else scale.quotients(softmax.bias_sbuf)
+        return cls(neg_center_sbuf, scale.times(grad_sbuf, -1.0), product(offset_sbuf, grad_sbuf))
 
     def slopes(self, dst_sbuf: nl.NkiTensor, scores_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
         """Compute factor * (x - center) of scores x in float32; no x may be -inf."""
@@ -369,11 +371,6 @@ class ChunkCoefficients:
     rest_sbuf: nl.NkiTensor | None
     spread_sbuf: nl.NkiTensor | None
     entropy: EntropyCoefficients | None
-
-    @property
-    def bias_sbuf(self) -> nl.NkiTensor:
-        """The bias of the exponentials exp(z + bias), from which the softmax is computed."""
-        return self.softmax.bias_sbuf
 
     def apply(self, dst_sbuf: nl.NkiTensor, exponentials_sbuf: nl.NkiTensor, factors_sbuf: nl.NkiTensor | None) -> None:
         """Compute the gradient A * softmax - spread * factors of a chunk, see :class:`ChunkCoefficients`.
@@ -423,9 +420,7 @@ class ChunkCoefficients:
         offset_sbuf = self.softmax.normalized(entropy.offset_sbuf)
         nisa.tensor_tensor(dst=all_sbuf, data1=self.all_sbuf, data2=offset_sbuf, op=nl.add)
         for piece in pieces:
-            nisa.activation(
-                dst=piece.tile_psum, op=nl.exp, data=piece.of(scores_sbuf), bias=self.bias_sbuf, scale=entropy.scale
-            )
+            self.softmax.take_exponentials(piece.tile_psum, piece.of(scores_sbuf))
             if may_be_infinite:
                 raise_infinite(piece.of(scores_sbuf))
                 entropy.slopes(piece.of(products_sbuf), piece.of(scores_sbuf), slope_sbuf)
@@ -470,7 +465,6 @@ class TargetCoefficients(ChunkCoefficients):
         local_sbuf: 1.0, or 0.0 for a target that is ignored or whose class is in another shard.
         weights_sbuf: the class weights of the columns that the indices point to; None without class weights.
         softcap: the cap of the logits, or None.
-        scale: the factor by which scores are multiplied to give z.
     """
 
     index_sbuf: nl.NkiTensor
@@ -478,7 +472,6 @@ class TargetCoefficients(ChunkCoefficients):
     local_sbuf: nl.NkiTensor
     weights_sbuf: nl.NkiTensor | None
     softcap: float | None
-    scale: float
 
     def at_target(self, logit_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
         """Return the gradient at the target, computed in float32 and rounded to ``dtype`` once.
@@ -494,8 +487,8 @@ class TargetCoefficients(ChunkCoefficients):
         elif self.entropy is not None:
             if score_sbuf.dtype == nl.float16:  # which has no number that would be far enough below
                 score_sbuf = cast(score_sbuf, nl.float32)
-            raise_negligible(score_sbuf, self.entropy.neg_center_sbuf, self.scale)
-        nisa.activation(dst=exponential_sbuf, op=nl.exp, data=score_sbuf, bias=self.bias_sbuf, scale=self.scale)
+            raise_negligible(score_sbuf, self.entropy.neg_center_sbuf, self.softmax.scale.least)
+        self.softmax.take_exponentials(exponential_sbuf, score_sbuf)
         p_sbuf = self.softmax.normalized(exponential_sbuf)
         sum_sbuf = float32_like(logit_sbuf)
         nisa.scalar_tensor_tensor(

@@ -143,7 +143,7 @@ class _ShiftedForward:
         self._end(group)
 
     def _group(self, number: int) -> ShiftedGroup:
-        return ShiftedGroup.make(self.groups[number], self.logits.num_chunks, self.launch.dtype, self.options)
+        return ShiftedGroup.make(self.groups[number], self.logits.num_chunks, self.launch, self.options)
 
     def _gather_targets(self, group: ShiftedGroup, visit: int) -> None:
         """Gather the logits at the targets of a batch, and their class weights, before its first chunk is processed."""
@@ -174,7 +174,7 @@ class _ShiftedForward:
             sample_sbuf = chunk_sbuf[:, 0:columns]
             statistics.take_shift(sample_sbuf, group.targets.logits_sbuf[:, batch : batch + 1], batch)
         if group.entropy is not None:
-            raise_negligible(chunk_sbuf, statistics.shift_of(batch), statistics.scale, is_shared=True)
+            raise_negligible(chunk_sbuf, statistics.shift_of(batch), statistics.scale.least, is_shared=True)
 
     def _take_chunk(self, group: ShiftedGroup, chunk: Chunk[Batch], batch: int) -> None:
         """Compute the sums of one chunk."""
@@ -225,7 +225,8 @@ class _ShiftedForward:
         for load in range(logits.loads):
             chunk = logits.chunk(load)
             if chunk.number == 0:
-                statistics = Statistics.make(columns, self.launch.dtype, self.options.scale)
+                scale = self.options.scale_of(self.launch.temperatures(chunk.batch, (ROWS_OF_TILE, 1)))
+                statistics = Statistics.make(columns, self.launch.dtype, scale)
                 moments = Moments.make(columns, False, self.options.wanted.entropy)
             if columns.are_full(chunk.number):
                 groups[-1].restart(chunk.number)
@@ -234,7 +235,7 @@ class _ShiftedForward:
             if moments is None or moments.entropy is None or self.exponentials is None:
                 statistics.take_sum(chunk_sbuf, chunk_sbuf, place)
             else:
-                raise_negligible(chunk_sbuf, place.of(statistics.neg_max_sbuf), statistics.scale)
+                raise_negligible(chunk_sbuf, place.of(statistics.neg_max_sbuf), statistics.scale.least)
                 moments.entropy.take(statistics, chunk_sbuf, self.exponentials.pieces(load, chunk_sbuf), place)
             if chunk.number == 0:  # its gathers come behind those of the first chunks
                 targets = self._targets_of(chunk.batch)
@@ -335,7 +336,7 @@ class _MaximumForward:
         chunks = self.logits.num_chunks
         previous = None
         for batches in batch_groups(self.logits.batches, most_batches_of_group(chunks)):
-            group = Group.make(batches, chunks, self.launch.dtype, self.options)
+            group = Group.make(batches, chunks, self.launch, self.options)
             first, last = batches.start * chunks, batches.end * chunks - 1
             opened = deque[_OpenChunk]()
             for load in range(first, last + 1):
@@ -403,7 +404,7 @@ class _MaximumForward:
             products_sbuf = self.products.tile(load, logits_sbuf)
             moments.first.take(scores_sbuf, factors_sbuf, products_sbuf, neg_max_sbuf, place)
         if self.exponentials is not None:
-            raise_negligible(scores_sbuf, neg_max_sbuf, statistics.scale, is_shared=self.folds is None)
+            raise_negligible(scores_sbuf, neg_max_sbuf, statistics.scale.least, is_shared=self.folds is None)
         return _OpenChunk(load, place, scores_sbuf)
 
     def _take_exponentials(self, group: Group, chunk: _OpenChunk) -> None:

@@ -162,6 +162,7 @@ def extended_cross_entropy_forward(
     with_log_sum: bool = False,
     exact_maximum: bool | None = None,
     temperature: float = 1.0,
+    temperature_hbm: HbmTensor | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Cross-entropy loss of every position with class weights, label smoothing, z-loss, cap and temperature.
 
@@ -210,7 +211,11 @@ def extended_cross_entropy_forward(
             ``sum_k exp(z[k] - m)`` is at most 2^23.
         exact_maximum: see the plain kernel. Class probabilities, label smoothing, a cap, argmax and distance sum
             need the maximum: with them None means True, and False raises AssertionError.
-        temperature: divisor of the logits, applied after the cap; from 1e-6 to 1e6.
+        temperature: divisor of the logits, applied after the cap; from 1e-6 to 1e6. It is a constant of the compiled
+            kernel.
+        temperature_hbm: [N] or [1], float32, in HBM: the temperature of each position or of all, in place of
+            ``temperature``, so that no value compiles anew. Where one is not from 1e-6 to 1e6 (0, negative, infinite,
+            NaN), the results of the position that depend on it are NaN.
 
     Returns:
         Tuple of [N] float32 in HBM: loss; lse; target_logit, that is ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` for
@@ -222,7 +227,9 @@ def extended_cross_entropy_forward(
         AssertionError: before anything is computed, if an argument is not accepted.
     """
     function = "extended_cross_entropy_forward"
-    launch = Launch(function, logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype)
+    launch = Launch(
+        function, logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype, temperature_hbm
+    )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     wanted = Wanted(with_argmax, with_entropy, with_distance_sum, with_log_sum, target=True)
     options = validated_options(launch, recipe, first_class, num_classes, wanted)
@@ -258,6 +265,7 @@ def extended_cross_entropy_backward(
     temperature: float = 1.0,
     entropy_hbm: HbmTensor | None = None,
     grad_entropy_hbm: HbmTensor | None = None,
+    temperature_hbm: HbmTensor | None = None,
 ) -> nl.NkiTensor:
     """Gradient of the extended forward's results with respect to the logits.
 
@@ -290,6 +298,8 @@ def extended_cross_entropy_backward(
         temperature: see the forward.
         entropy_hbm, grad_entropy_hbm: [N], float32, in HBM: the entropy from the forward's ``with_entropy``, for a
             shard the entropy over all shards, and the gradient of each entropy; pass both or neither.
+        temperature_hbm: see the forward; it gets no gradient. The row of a position whose temperature is not accepted
+            is NaN.
 
     Returns:
         grad_logits_hbm: [N, V], ``dtype``; with ``inplace``, ``logits_hbm`` itself.
@@ -298,7 +308,9 @@ def extended_cross_entropy_backward(
         AssertionError: before anything is written, if an argument is not accepted.
     """
     function = "extended_cross_entropy_backward"
-    launch = Launch(function, logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype)
+    launch = Launch(
+        function, logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype, temperature_hbm
+    )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     upstream = PositionUpstream(
         lse_hbm,

@@ -24,6 +24,8 @@ from nkilib.core.rows.checks import require
 from nkilib.core.rows.elements import rows_per_batch
 from nkilib.core.rows.recomputation import BATCHES_MAX, ROWS_MAX
 from nkilib.core.rows.sbuf import DividedSbuf, SbufPlan
+from nkilib.core.rows.scale import ConstantScale, Scale
+from nkilib.experimental.loss.temperatures import LoadedRows, TemperatureLimits, Temperatures
 from nkilib.nki import nl
 
 # The tiles beside the chunks of a kernel without options: five tiles of 128 float32 (two groups of batches overlap)
@@ -39,6 +41,7 @@ _SMALL_BYTES_OF_SHIFT = 8192
 OPTION_MAX = 1e30
 SOFTCAP_MIN = 1e-30
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-6, 1e6
+TEMPERATURE_LIMITS = TemperatureLimits(TEMPERATURE_MIN, TEMPERATURE_MAX)
 
 
 class RecipeOptions(TypedDict, total=False):
@@ -177,8 +180,21 @@ class Options:
 
     @property
     def scale(self) -> float:
-        """The factor by which the logits, or with a cap c the tangents tanh(logits / c), are multiplied to give z."""
+        """The factor by which the logits, or with a cap c the tangents tanh(logits / c), are multiplied to give z; with
+        temperatures of positions, divided by these.
+        """
         return (1.0 if self.softcap is None else self.softcap) / self.temperature
+
+    def scale_of(self, temperatures: Temperatures | None) -> Scale:
+        """Return :attr:`scale`, divided by the temperatures of positions if there are any."""
+        return ConstantScale(self.scale) if temperatures is None else temperatures.scale(self.scale)
+
+    def slope_of(self, temperatures: Temperatures | None) -> Scale:
+        """Return the derivative of z by the logits, without that of a cap: 1 over the temperature, and over those of
+        positions if there are any.
+        """
+        slope = 1.0 / self.temperature
+        return ConstantScale(slope) if temperatures is None else temperatures.scale(slope)
 
     @property
     def square(self) -> float:
@@ -260,6 +276,8 @@ class Launch:
         positions_per_batch, chunk_size: the positions of a batch and the classes of a chunk, into which the
             logits are cut.
         dtype: the type of the tiles.
+        temperature_hbm: temperatures of positions, float32 [N] or [1], or None; the logits are divided by them and by
+            :attr:`LossOptions.temperature`.
     """
 
     function: str
@@ -269,6 +287,7 @@ class Launch:
     positions_per_batch: int
     chunk_size: int
     dtype: nl.DType
+    temperature_hbm: nl.NkiTensor | None = None
 
     @property
     def num_positions(self) -> int:
@@ -289,6 +308,12 @@ class Launch:
         cores = nl.num_programs()
         rows = rows_per_batch(self.function, self.positions_per_batch, self.vocab_size, cores)
         return batches_of_core(self.num_positions, cores, core, rows)
+
+    def temperatures(self, rows: LoadedRows, shape: tuple[int, int]) -> Temperatures | None:
+        """Load the temperatures of rows of which there are (rows, batches); None without temperatures of positions."""
+        if self.temperature_hbm is None:
+            return None
+        return Temperatures.load(self.temperature_hbm, rows, shape, TEMPERATURE_LIMITS)
 
     def divided(self, plan: SbufPlan, batches: list[Batch]) -> DividedSbuf:
         """Divide SBUF among chunk buffers and the plan's scratch, for the core's batches, of which there must be at

@@ -23,11 +23,10 @@ from nkilib.core.rows.tiles import (
     difference,
     float32_like,
     product,
-    scaled,
     selected,
     with_nan_of_infinite,
 )
-from nkilib.experimental.loss.cross_entropy.launch import Options
+from nkilib.experimental.loss.cross_entropy.launch import Launch, Options
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.cross_entropy.targets import TargetMasks, TargetValues
 from nkilib.nki import nisa, nl
@@ -53,11 +52,12 @@ class Group:
     targets: TargetValues | None
 
     @classmethod
-    def make(cls, batches: BatchGroup, num_chunks: int, dtype: nl.DType, options: Options) -> Group:
-        """Allocate a group for rows of ``num_chunks`` chunks of ``dtype``."""
-        columns = Columns.of_group(batches, num_chunks)
+    def make(cls, batches: BatchGroup, num_chunks: int, launch: Launch, options: Options) -> Group:
+        """Allocate a group for rows of ``num_chunks`` chunks, and load its temperatures if the launch has them."""
+        columns, dtype = Columns.of_group(batches, num_chunks), launch.dtype
+        scale = options.scale_of(launch.temperatures(batches, (columns.rows, columns.batches)))
         is_capped = options.softcap is not None
-        statistics = Statistics.make(columns, nl.float32 if is_capped else dtype, options.scale)
+        statistics = Statistics.make(columns, nl.float32 if is_capped else dtype, scale)
         exact_neg_max_sbuf = statistics.exact_neg_max_sbuf
         if is_capped and options.wanted.argmax:
             exact_neg_max_sbuf = nl.ndarray((columns.rows, 1), dtype=dtype, buffer=nl.sbuf)
@@ -131,12 +131,13 @@ class ShiftedGroup:
     targets: TargetValues
 
     @classmethod
-    def make(cls, batches: BatchGroup, num_chunks: int, dtype: nl.DType, options: Options) -> ShiftedGroup:
-        """Allocate a group for rows of ``num_chunks`` chunks of ``dtype``."""
-        columns = Columns.of_group(batches, num_chunks)
+    def make(cls, batches: BatchGroup, num_chunks: int, launch: Launch, options: Options) -> ShiftedGroup:
+        """Allocate a group for rows of ``num_chunks`` chunks, and load its temperatures if the launch has them."""
+        columns, dtype = Columns.of_group(batches, num_chunks), launch.dtype
+        scale = options.scale_of(launch.temperatures(batches, (columns.rows, columns.batches)))
         return cls(
             batches,
-            ShiftedSums.make(columns, dtype, options.scale),
+            ShiftedSums.make(columns, dtype, scale),
             ShiftedEntropy.make(columns) if options.wanted.entropy else None,
             TargetValues.make(columns, dtype, options),
         )
@@ -368,7 +369,9 @@ def results_of_all_classes(group: Group, results: Results) -> list[_PossibleResu
     if moments is not None and moments.mean is not None:
         entries.append((results.mean_logit_hbm, moments.mean.means(group.statistics.scale)))
     if results.distance_sum_hbm is not None:
-        entries.append((results.distance_sum_hbm, scaled(group.first_moment.row_first_sbuf, -group.statistics.scale)))
+        entries.append(
+            (results.distance_sum_hbm, group.statistics.scale.times(group.first_moment.row_first_sbuf, -1.0))
+        )
     return entries
 
 
@@ -393,7 +396,7 @@ def computed_results(group: Group | ShiftedGroup, results: Results, options: Opt
     elif group.entropy is not None:
         entries.append((results.entropy_hbm, group.entropy.entropies(group.statistics)))
     if results.maximum_hbm is not None:
-        entries.append((results.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -statistics.scale)))
+        entries.append((results.maximum_hbm, statistics.scale.times(statistics.row_neg_max_sbuf, -1.0)))
         entries.append((results.log_sum_hbm, statistics.log_sum_sbuf))
     return [GroupResult(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in entries if vector_hbm is not None]
 

@@ -50,6 +50,7 @@ def validated_options(
     classes = validated_classes(function, launch.vocab_size, "the columns", first_class, num_classes)
     wanted = wanted or Wanted()
     validate_recipe(function, recipe)
+    validate_temperatures(function, launch.temperature_hbm, launch.num_positions, recipe.temperature, "the logits")
     validate_wanted(function, wanted, classes)
     is_weighted = launch.class_weight_hbm is not None
     return Options(classes, False, is_weighted, has_probabilities, recipe, wanted)
@@ -66,6 +67,28 @@ def validate_recipe(function: str, recipe: LossOptions) -> None:
         f"{function}: ignore_index must be an integer of 32 bits, as targets are, got {recipe.ignore_index}",
     )
     check_options(function, recipe)
+
+
+def validate_temperatures(
+    function: str, temperature_hbm: nl.NkiTensor | None, num_positions: int, temperature: float, like: str
+) -> None:
+    """Check a tensor of temperatures, unless it is None; ``like`` names the tensor whose positions they are of.
+
+    Raises:
+        AssertionError: if it is not accepted; the message has function, requirement, value and remedy.
+    """
+    if temperature_hbm is None:
+        return
+    require(
+        temperature == 1.0,
+        f"{function}: temperature must be 1.0 beside temperature_hbm, got {temperature}; pass one of them",
+    )
+    if tuple(temperature_hbm.shape) != (1,):
+        require_vector(function, "temperature_hbm", temperature_hbm, num_positions, like)
+    require(
+        temperature_hbm.dtype == nl.float32,
+        f"{function}: temperature_hbm must be float32, got {temperature_hbm.dtype}; cast it",
+    )
 
 
 def validate_wanted(function: str, wanted: Wanted, classes: Classes) -> None:

@@ -185,7 +185,7 @@ class EntropyPass:
     def take(self) -> None:
         """Issue the pass."""
         if self.is_masked:
-            raise_negligible(self.scores_sbuf, self.place.of(self.statistics.neg_max_sbuf), self.statistics.scale)
+            raise_negligible(self.scores_sbuf, self.place.of(self.statistics.neg_max_sbuf), self.statistics.scale.least)
         self.moment.take_terms(self.statistics, self.scores_sbuf, self.exponentials_sbuf, self.terms_sbuf, self.place)
 
 

@@ -21,7 +21,7 @@ from math import ceil
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows import arithmetic
 from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream
-from nkilib.experimental.loss.cross_entropy.launch import Options
+from nkilib.experimental.loss.cross_entropy.launch import TEMPERATURE_MIN, Options
 from nkilib.experimental.loss.cross_entropy.softcap import squared, through_cap
 from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
@@ -60,7 +60,6 @@ class GradientTiles:
         is_kept: whether the scores come from HBM. GpSimd then takes the last products; otherwise it takes the squares
             of a cap.
         masks: whether kept scores may be -inf, for masked classes under a cap; their tangent is then taken to be -1.
-        scale: the factor that turns scores into z.
         targets_sbuf: the targets, counted from the first class of the block, float32 [128, tiles]; for several target
             ids K per tile.
         class_weights: the class weights of a block; None for 1.
@@ -74,7 +73,6 @@ class GradientTiles:
     softcap: float | None
     is_kept: bool
     masks: bool
-    scale: float
     targets_sbuf: nl.NkiTensor
     class_weights: ClassRow | None
     count_sbuf: nl.NkiTensor
@@ -105,7 +103,6 @@ class GradientTiles:
             options.softcap,
             plan.keeps_logits,
             plan.keeps_logits and launch.bias_hbm is not None,
-            options.scale,
             nl.ndarray(columns.target_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf),
             class_weights,
             count_sbuf,
@@ -235,7 +232,7 @@ class GradientTiles:
                 dst=error_sbuf,
                 data=scores,
                 op0=nl.multiply,
-                operand0=self.scale,
+                operand0=self.columns.scale.of(place.column, place.rows),
                 op1=nl.add,
                 operand1=place.of(self.columns.neg_maximum_sbuf),
             )
@@ -284,7 +281,8 @@ class GradientTiles:
         """Write p; the scores stay as they are. With a maximum, ``dst_sbuf`` holds the exponents without their bias."""
         bias_sbuf = place.of(self.columns.bias_sbuf)
         if self.columns.neg_maximum_sbuf is None:
-            nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, bias=bias_sbuf, scale=self.scale)
+            scale = self.columns.scale.of(place.column, place.rows)
+            nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, bias=bias_sbuf, scale=scale)
         else:
             nisa.activation(dst=dst_sbuf, op=nl.exp, data=dst_sbuf, bias=bias_sbuf)
 
@@ -344,7 +342,8 @@ def problem_of_launch(launch: LinearLaunch, options: Options, upstream: Position
     lowest_bias = None
     # The gradient of the entropy multiplies p with its logit, of which none may be -inf.
     if upstream.grad_entropy_hbm is not None and options.softcap is None:
-        lowest_bias = _LOWEST_BIAS / max(1.0, options.scale)
+        least = 1.0 if launch.temperature_hbm is None else TEMPERATURE_MIN
+        lowest_bias = _LOWEST_BIAS / max(1.0, options.scale / least)
     pair = OperandPair(launch, options.softcap, lowest_bias)
 
     def make_tiles(plan: BackwardPlan) -> GradientTiles:

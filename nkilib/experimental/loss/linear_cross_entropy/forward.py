@@ -16,7 +16,7 @@ from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
-from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant, difference, float32_like, scaled, selected
+from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant, difference, float32_like, selected
 from nkilib.experimental.loss.cross_entropy.launch import Options
 from nkilib.experimental.loss.cross_entropy.results import (
     Group,
@@ -143,14 +143,7 @@ def _logprob(scores_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, group: Group, ta
         op1=nl.add,
         operand1=statistics.log_sum_sbuf,
     )
-    nisa.scalar_tensor_tensor(
-        dst=distance_sbuf,
-        data=distance_sbuf,
-        op0=nl.multiply,
-        operand0=statistics.scale,
-        op1=nl.subtract,
-        operand1=_of_ids(subtracted_sbuf, scores_sbuf),
-    )
+    statistics.scale.take_difference(distance_sbuf, distance_sbuf, _of_ids(subtracted_sbuf, scores_sbuf))
     if targets.masks is None:
         return distance_sbuf
     return selected(distance_sbuf, targets.masks.valid_sbuf)
@@ -172,7 +165,7 @@ def score_results(group: Group, results: ScoreResults, options: Options) -> list
         local_sbuf = selected(statistics.scaled(scores_sbuf), targets.masks.local_sbuf)
         pairs.append((one_or_several(results.target_logit_hbm), local_sbuf))
     if results.others.maximum_hbm is not None:
-        pairs.append((results.others.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -statistics.scale)))
+        pairs.append((results.others.maximum_hbm, statistics.scale.times(statistics.row_neg_max_sbuf, -1.0)))
         pairs.append((results.others.log_sum_hbm, statistics.log_sum_sbuf))
     return [GroupResult(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in pairs if vector_hbm is not None]
 
@@ -287,7 +280,8 @@ class _BlockForward:
         values = target_values(launch, options, targets_sbuf, float32_like(targets_sbuf))
         of_shared = len(schedule.shared)
         needs = forward_needs(launch, options)
-        statistics = PositionStatistics.make(StoredPositions(block), values, WINDOW, of_shared, options, needs)
+        scale = options.scale_of(launch.of_positions(block).temperatures())
+        statistics = PositionStatistics.make(StoredPositions(block), values, WINDOW, of_shared, scale, options, needs)
         tiles, shared = range(len(input_sbuf)), None
         own = _Pass.make(forward, targets_sbuf, statistics.picked_sbuf, tiles, schedule.first)
         shared_picked_sbuf = constant(targets_sbuf, FLOAT32_LOWEST) if of_shared > 0 else None

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.tiles import difference, float32_like, product, scaled, with_nan_of_infinite
 from nkilib.experimental.loss.cross_entropy.coefficients import (
     PositionUpstream,
@@ -48,6 +49,8 @@ ID_SLOTS: Final = 2
 _ID_INSTRUCTIONS = 7
 # A running sum and, for each buffer slot, indices and gradients.
 _ID_TILES = 1 + 2 * ID_SLOTS
+# The temperatures of positions, the scales and slopes that are made of them, and what is needed in between.
+_TEMPERATURE_COLUMNS = 10
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ def _weight_sum(launch: LinearLaunch, options: Options, upstream: PositionUpstre
 def _target_terms(
     launch: LinearLaunch,
     options: Options,
+    slope: Scale,
     upstream: PositionUpstream,
     lse_sbuf: nl.NkiTensor,
     target_sbuf: nl.NkiTensor,
@@ -108,10 +112,11 @@ def _target_terms(
     of_loss_hbm = upstream.grad_loss_hbm
     return TargetTerms.make(
         options,
+        slope,
         upstream,
         positions,
         lse_sbuf,
-        None if of_loss_hbm is None else loaded_gradient(positions, of_loss_hbm, options),
+        None if of_loss_hbm is None else loaded_gradient(positions, of_loss_hbm, slope),
         valid_sbuf,
         _target_weights(launch, options, upstream, target_sbuf),
         _weight_sum(launch, options, upstream),
@@ -168,7 +173,7 @@ class Exponents:
         return cls(lse_sbuf, scaled(log_sum_sbuf, -1.0), neg_maximum_sbuf, log_sum_sbuf)
 
     def entropy_terms(
-        self, grad_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor, options: Options
+        self, grad_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor, scale: Scale
     ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
         """Return slope and offset of -g (log p + H) over the scores, where g is the gradient of the entropy H.
 
@@ -179,7 +184,7 @@ class Exponents:
             return scaled(grad_sbuf, -1.0), product(difference(self.log_sum_sbuf, entropy_sbuf), grad_sbuf)
         if self.lost_sbuf is not None:
             entropy_sbuf = summed(entropy_sbuf, [self.lost_sbuf])
-        return scaled(grad_sbuf, -options.scale), product(difference(self.lse_sbuf, entropy_sbuf), grad_sbuf)
+        return scale.times(grad_sbuf, -1.0), product(difference(self.lse_sbuf, entropy_sbuf), grad_sbuf)
 
 
 def _present(*columns_sbuf: nl.NkiTensor | None) -> list[nl.NkiTensor]:
@@ -212,6 +217,7 @@ class GradientColumns:
     (A - D) h + D p - spread w (:mod:`.backward`).
 
     Attributes:
+        scale: the factor of the positions that turns scores into z.
         target_sbuf: the class of the target, counted from the first class that the launch holds.
         bias_sbuf: the bias of the exponents: -lse, or minus the log of the sum of exponentials relative to the maximum.
         neg_maximum_sbuf: minus the maximum, which is added to the logits first; None where the bias is -lse.
@@ -224,6 +230,7 @@ class GradientColumns:
         power: the power of two that the gradient is scaled by; None for 1.
     """
 
+    scale: Scale
     target_sbuf: nl.NkiTensor
     bias_sbuf: nl.NkiTensor
     neg_maximum_sbuf: nl.NkiTensor | None
@@ -238,14 +245,15 @@ class GradientColumns:
     def make(cls, launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> GradientColumns:
         """Compute the columns of all positions of a launch."""
         positions = AllPositions()
-        exponents = Exponents.make(positions, launch, upstream)
+        exponents, temperatures = Exponents.make(positions, launch, upstream), launch.temperatures()
+        scale, slope = options.scale_of(temperatures), options.slope_of(temperatures)
         target_sbuf = positions.loaded(launch.targets_hbm)
-        terms = _target_terms(launch, options, upstream, exponents.lse_sbuf, target_sbuf)
+        terms = _target_terms(launch, options, slope, upstream, exponents.lse_sbuf, target_sbuf)
         has_target = upstream.grad_loss_hbm is not None or upstream.grad_logprob_hbm is not None
         own_sbuf, rest_sbuf, spread_sbuf = terms.own_sbuf, terms.rest_sbuf, terms.spread_sbuf
         grad_entropy_sbuf = None
         if upstream.grad_entropy_hbm is not None:
-            grad_entropy_sbuf = loaded_gradient(positions, upstream.grad_entropy_hbm, options)
+            grad_entropy_sbuf = loaded_gradient(positions, upstream.grad_entropy_hbm, slope)
         power = None
         if launch.dtype == nl.float16:
             # |p (log p + H)| is less than 5, however many classes there are: its coefficient is the gradient alone.
@@ -258,7 +266,7 @@ class GradientColumns:
         slope_sbuf = None
         if grad_entropy_sbuf is not None and upstream.entropy_hbm is not None:
             entropy_sbuf = positions.loaded(upstream.entropy_hbm)
-            slope_sbuf, offset_sbuf = exponents.entropy_terms(grad_entropy_sbuf, entropy_sbuf, options)
+            slope_sbuf, offset_sbuf = exponents.entropy_terms(grad_entropy_sbuf, entropy_sbuf, scale)
             rest_sbuf = offset_sbuf if rest_sbuf is None else summed(offset_sbuf, [rest_sbuf])
         if exponents.factor_sbuf is not None:
             rest_sbuf = _with_factor(exponents.factor_sbuf, own_sbuf, rest_sbuf)
@@ -268,6 +276,7 @@ class GradientColumns:
         if options.classes.first > 0:
             target_sbuf = _shifted(target_sbuf, -float(options.classes.first))
         return cls(
+            scale,
             target_sbuf,
             exponents.bias_sbuf,
             exponents.neg_maximum_sbuf,
@@ -324,6 +333,7 @@ def tile_needs(
     ids: int = 1,
     keeps_logits: bool = False,
     sums_bias: bool = False,
+    has_temperatures: bool = False,
 ) -> TileNeeds:
     """Return the SBUF and instructions that a launch needs for its tiles of the gradient.
 
@@ -334,9 +344,10 @@ def tile_needs(
         ids: the number of target ids per position.
         keeps_logits: whether the logits come from HBM, with their bias and under their cap.
         sums_bias: whether db is summed from gradients before they are rounded.
+        has_temperatures: whether each position has a temperature.
     """
     return TileNeeds(
-        columns=GRADIENT_COLUMNS + columns_of_ids(ids),
+        columns=GRADIENT_COLUMNS + columns_of_ids(ids) + has_temperatures * _TEMPERATURE_COLUMNS,
         rows=has_bias + has_class_weights + sums_bias,
         rings=(has_bias and not sums_bias) + has_softcap + has_rest,
         tiles=tiles_of_ids(ids),
@@ -364,6 +375,7 @@ def backward_sizes(
             has_rest(launch, options, upstream),
             launch.ids,
             sums_bias=sums_bias,
+            has_temperatures=launch.temperature_hbm is not None,
         ),
         adds_to_weight,
         weight_itemsize=launch.casts.weight,

@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like, product, scaled, selected
 from nkilib.experimental.loss.cross_entropy.coefficients import PositionUpstream, loaded_gradient, rest_terms, summed
 from nkilib.experimental.loss.cross_entropy.launch import Options
@@ -255,7 +256,7 @@ class IdColumns:
     size_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, launch: LinearLaunch, options: Options, grad_logprob_hbm: nl.NkiTensor) -> IdColumns:
+    def make(cls, launch: LinearLaunch, options: Options, slope: Scale, grad_logprob_hbm: nl.NkiTensor) -> IdColumns:
         """Compute the columns of all positions of a launch, from gradients [N, K]."""
         tiles, searched = launch.position_tiles, searched_ids(launch.ids)
         columns = cls(
@@ -267,13 +268,20 @@ class IdColumns:
         nisa.memset(dst=columns.table_sbuf[:, :, 0:1], value=0.0)
         at_a_time = sorted_at_a_time(launch.ids)
         for first in range(0, tiles, at_a_time):
-            columns._make_tiles(launch, options, grad_logprob_hbm, first, min(first + at_a_time, tiles))
+            end = min(first + at_a_time, tiles)
+            columns._make_tiles(launch, options, slope.part(first, end), grad_logprob_hbm, first, end)
         return columns
 
     def _make_tiles(
-        self, launch: LinearLaunch, options: Options, grad_logprob_hbm: nl.NkiTensor, first: int, end: int
+        self,
+        launch: LinearLaunch,
+        options: Options,
+        slope: Scale,
+        grad_logprob_hbm: nl.NkiTensor,
+        first: int,
+        end: int,
     ) -> None:
-        """Compute tiles ``first`` to ``end`` of positions."""
+        """Compute tiles ``first`` to ``end`` of positions, of which ``slope`` is 1 over the temperature."""
         searched = self.sorted_sbuf.shape[2]
         start, last = first * PARTITIONS, min(end * PARTITIONS, launch.num_positions)
         ids_sbuf = load_ids(launch.targets_hbm.slice(0, start, last), -1.0, searched)
@@ -281,8 +289,8 @@ class IdColumns:
         valid_sbuf = nl.ndarray(ids_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=valid_sbuf, data=ids_sbuf, op0=nl.not_equal, operand0=float(options.recipe.ignore_index))
         gradients_sbuf = selected(gradients_sbuf, valid_sbuf)
-        if options.temperature != 1.0:
-            gradients_sbuf = scaled(gradients_sbuf, 1.0 / options.temperature)
+        if not slope.is_one:
+            gradients_sbuf = slope.times(gradients_sbuf)
         nisa.tensor_reduce(dst=self.negated_sum_sbuf[:, first:end], op=nl.add, data=gradients_sbuf, axis=2, negate=True)
         size_sbuf = float32_like(gradients_sbuf)
         nisa.activation(dst=size_sbuf, op=nl.abs, data=gradients_sbuf)
@@ -310,16 +318,17 @@ class IdGradient:
     def make(cls, launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> IdGradient:
         """Compute the values of all positions of a launch."""
         positions = AllPositions()
-        exponents = Exponents.make(positions, launch, upstream)
+        exponents, temperatures = Exponents.make(positions, launch, upstream), launch.temperatures()
+        scale, slope = options.scale_of(temperatures), options.slope_of(temperatures)
         ids = None
         if upstream.grad_logprob_hbm is not None:
-            ids = IdColumns.make(launch, options, upstream.grad_logprob_hbm)
+            ids = IdColumns.make(launch, options, slope, upstream.grad_logprob_hbm)
         terms_sbuf = [] if ids is None else [ids.negated_sum_sbuf]
-        terms_sbuf += rest_terms(upstream, positions, exponents.lse_sbuf, None, options)
+        terms_sbuf += rest_terms(upstream, positions, exponents.lse_sbuf, None, slope, options)
         rest_sbuf = summed(terms_sbuf[0], terms_sbuf[1:]) if terms_sbuf else None
         entropy_sbuf = None
         if upstream.grad_entropy_hbm is not None:
-            entropy_sbuf = loaded_gradient(positions, upstream.grad_entropy_hbm, options)
+            entropy_sbuf = loaded_gradient(positions, upstream.grad_entropy_hbm, slope)
         table_sbuf, power = None if ids is None else ids.table_sbuf, None
         if launch.dtype == nl.float16:
             sizes_sbuf = [None if ids is None else ids.size_sbuf, rest_sbuf, entropy_sbuf]
@@ -331,7 +340,7 @@ class IdGradient:
         slope_sbuf = None
         if entropy_sbuf is not None and upstream.entropy_hbm is not None:
             slope_sbuf, offset_sbuf = exponents.entropy_terms(
-                entropy_sbuf, positions.loaded(upstream.entropy_hbm), options
+                entropy_sbuf, positions.loaded(upstream.entropy_hbm), scale
             )
             rest_sbuf = offset_sbuf if rest_sbuf is None else summed(offset_sbuf, [rest_sbuf])
         if rest_sbuf is None:
@@ -340,6 +349,7 @@ class IdGradient:
             rest_sbuf = product(rest_sbuf, exponents.factor_sbuf)
             slope_sbuf = None if slope_sbuf is None else product(slope_sbuf, exponents.factor_sbuf)
         columns = GradientColumns(
+            scale=scale,
             target_sbuf=rest_sbuf if ids is None else ids.sorted_sbuf,
             bias_sbuf=exponents.bias_sbuf,
             neg_maximum_sbuf=exponents.neg_maximum_sbuf,

@@ -59,6 +59,7 @@ def linear_cross_entropy_forward(
     first_class: int = 0,
     num_classes: int | None = None,
     compute_dtype: nl.DType | None = None,
+    temperature_hbm: HbmTensor | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Compute the cross-entropy loss of every position from hidden states and output weights.
 
@@ -109,6 +110,10 @@ def linear_cross_entropy_forward(
         num_classes: the number of classes of all shards, up to 2^24; None: V.
         compute_dtype: bfloat16, float16 or float32. X and W are each rounded from their own dtype to it for the
             products. None takes the dtype of X.
+        temperature_hbm: [N] or [1], float32, in HBM: the temperature of each position or of all, in place of
+            ``temperature``; no value compiles the kernel again. Where one is not from 1e-6 to 1e6 (0, negative,
+            infinite, NaN), the results of the position that depend on it are NaN. The argmax is that of the logits
+            before it, whose order it keeps.
 
     Returns:
         Tuple of [N] float32 tensors in HBM: loss (nats) and lse, ``log(sum(exp(z)))``; then the requested results, in
@@ -129,6 +134,7 @@ def linear_cross_entropy_forward(
         weight_layout,
         compute_dtype,
         targets_hbm=targets_hbm,
+        temperature_hbm=temperature_hbm,
     )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     wanted = Wanted(
@@ -182,6 +188,7 @@ def linear_cross_entropy_backward(
     grad_weight_sum_hbm: HbmTensor | None = None,
     grad_input_float32: bool = False,
     compute_dtype: nl.DType | None = None,
+    temperature_hbm: HbmTensor | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Compute the gradients of the forward's results with respect to input, weight and bias.
 
@@ -211,8 +218,8 @@ def linear_cross_entropy_backward(
 
     Args:
         input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, ignore_index, label_smoothing,
-            logit_softcap, lse_square_scale, temperature, logit_scale, first_class, num_classes, compute_dtype: see
-            ``linear_cross_entropy_forward``.
+            logit_softcap, lse_square_scale, temperature, logit_scale, first_class, num_classes, compute_dtype,
+            temperature_hbm: see ``linear_cross_entropy_forward``.
         lse_hbm: [N], float32, in HBM: lse from the forward; on a vocabulary shard, the lse over all shards.
         grad_loss_hbm: [N], float32, in HBM: the upstream gradient of each loss. Values at ignored positions have no
             effect. None: no gradient of the loss; then its class weights and its options have no effect either.
@@ -253,6 +260,7 @@ def linear_cross_entropy_backward(
         weight_layout,
         compute_dtype,
         targets_hbm=targets_hbm,
+        temperature_hbm=temperature_hbm,
     )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     upstream = PositionUpstream(
@@ -304,6 +312,7 @@ def linear_cross_entropy_forward_backward(
     grad_weight_wanted: bool = True,
     grad_bias_wanted: bool | None = None,
     compute_dtype: nl.DType | None = None,
+    temperature_hbm: HbmTensor | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Compute the loss of every position and the gradients of ``grad_scale`` times their sum, in a single launch.
 
@@ -325,7 +334,7 @@ def linear_cross_entropy_forward_backward(
 
     Args:
         input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, ignore_index, label_smoothing,
-            logit_softcap, lse_square_scale, temperature, logit_scale, compute_dtype: see
+            logit_softcap, lse_square_scale, temperature, logit_scale, compute_dtype, temperature_hbm: see
             ``linear_cross_entropy_forward``.
         grad_scale: the factor of every loss: 1 over the number of valid positions for the mean, 1.0 for the sum.
         grad_scale_hbm: [1], float32, in HBM: the same factor, if only the device knows it. Give one of the two.
@@ -350,6 +359,7 @@ def linear_cross_entropy_forward_backward(
         weight_layout,
         compute_dtype,
         targets_hbm=targets_hbm,
+        temperature_hbm=temperature_hbm,
     )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     options = validated_linear_options(launch, recipe, logit_scale, 0, None)

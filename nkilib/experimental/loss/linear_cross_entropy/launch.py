@@ -11,15 +11,20 @@ them take memory or time. :mod:`.targets` loads the targets of positions.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Options, Wanted
+from nkilib.core.hardware import PARTITIONS
+from nkilib.experimental.loss.cross_entropy.launch import TEMPERATURE_LIMITS, LossOptions, Options, Wanted
 from nkilib.experimental.loss.linear.block_schedule import Block
 from nkilib.experimental.loss.linear.launch import LinearOperands
+from nkilib.experimental.loss.linear.operands import load_positions
+from nkilib.experimental.loss.temperatures import Temperatures
 from nkilib.nki import nl
 
 # Groups of tiles of logits: one is multiplied while the sums of the other one are computed.
 GROUPS = 2
+# Float32 numbers of a position while its temperature becomes a scale.
+_TEMPERATURE_NUMBERS = 8
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class ForwardNeeds:
         entropy, squares, mean, argmax: whether the entropy, log_sum_squares, the mean logit and the argmax are
             requested.
         products: whether the argmax compares z, a multiple of the scores in the tiles, and not the scores.
+        temperatures: whether each position has a temperature.
     """
 
     bias: bool = False
@@ -47,11 +53,12 @@ class ForwardNeeds:
     mean: bool = False
     argmax: bool = False
     products: bool = False
+    temperatures: bool = False
 
     @classmethod
     def everything(cls) -> ForwardNeeds:
         """Return all options at once: whatever fits with them fits with any of them."""
-        return cls(True, True, True, True, True, True, True, True, True, True)
+        return cls(*(True for _ in fields(cls)))
 
     @property
     def keeps_exponentials(self) -> bool:
@@ -74,17 +81,25 @@ class ForwardNeeds:
         return not (self.bias or self.softcap)
 
     @property
+    def ranks_scores(self) -> bool:
+        """Whether the maxima in the statistics are those by which an argmax compares blocks of classes: those of z, or
+        under temperatures of positions, which leave their order, those of the logits.
+        """
+        return self.has_exact_maxima and (self.temperatures or not self.scale)
+
+    @property
     def exchanged_statistics(self) -> int:
         """The number of values per position and block of classes that the cores swap, the target logit included."""
         of_mean = 1 + self.bias if self.mean else 0
-        of_argmax = 1 + (self.scale or not self.has_exact_maxima) if self.argmax else 0
+        of_argmax = 1 + (not self.ranks_scores) if self.argmax else 0
         return 3 + 2 * self.sums + self.entropy + self.squares + of_mean + of_argmax
 
     @property
     def further_statistics(self) -> int:
         """The number of values per position and block of classes that are computed when statistics are combined."""
         moments = self.sums or self.entropy or self.squares or self.mean
-        return 1 + self.scale + 2 * moments + 2 * (self.entropy or self.argmax)
+        of_scale = self.scale + _TEMPERATURE_NUMBERS * self.temperatures
+        return 1 + of_scale + 2 * moments + 2 * (self.entropy or self.argmax)
 
     @property
     def group_rings(self) -> int:
@@ -111,20 +126,48 @@ class ForwardNeeds:
 
 
 @dataclass(frozen=True)
+class _FilledPositions:
+    """Loads the values of all positions of a launch at once, with a number beyond the last one."""
+
+    fill: float
+
+    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        """Return the values of a vector [N] as float32 [128, tiles]."""
+        return load_positions(vector_hbm, self.fill)
+
+
+@dataclass(frozen=True)
 class LinearLaunch(LinearOperands):
     """The arguments that all kernels share: operands and targets.
 
     Attributes:
         targets_hbm: [N], int32; [N, K] for K target ids per position.
         ids: K, the number of target ids per position.
+        temperature_hbm: temperatures of positions, float32 [N] or [1], or None.
     """
 
     targets_hbm: nl.NkiTensor = field(kw_only=True)
     ids: int = field(default=1, kw_only=True)
+    temperature_hbm: nl.NkiTensor | None = field(default=None, kw_only=True)
 
     def of_positions(self, block: Block) -> LinearLaunch:
         """Return the launch for a block of positions."""
-        return replace(self, input_hbm=block.of(self.input_hbm), targets_hbm=block.of(self.targets_hbm))
+        temperature_hbm = self.temperature_hbm
+        if temperature_hbm is not None and tuple(temperature_hbm.shape) != (1,):
+            temperature_hbm = block.of(temperature_hbm)
+        return replace(
+            self,
+            input_hbm=block.of(self.input_hbm),
+            targets_hbm=block.of(self.targets_hbm),
+            temperature_hbm=temperature_hbm,
+        )
+
+    def temperatures(self) -> Temperatures | None:
+        """Load the temperatures of all positions, [128, tiles]; None without temperatures of positions."""
+        if self.temperature_hbm is None:
+            return None
+        shape = (PARTITIONS, self.position_tiles)
+        return Temperatures.load(self.temperature_hbm, _FilledPositions(1.0), shape, TEMPERATURE_LIMITS)
 
 
 def scaled_recipe(recipe: LossOptions, logit_scale: float) -> LossOptions:
@@ -168,13 +211,14 @@ def forward_needs(launch: LinearLaunch, options: Options) -> ForwardNeeds:
         bias=launch.bias_hbm is not None,
         class_weights=options.needs_class_weights,
         softcap=options.softcap is not None,
-        scale=options.scale != 1.0,
+        scale=options.scale != 1.0 or launch.temperature_hbm is not None,
         sums=options.sums_classes,
         entropy=wanted.entropy,
         squares=wanted.log_sum_squares,
         mean=wanted.mean_logit,
         argmax=wanted.argmax,
-        products=wanted.argmax and rounds_products(options.scale),
+        products=wanted.argmax and launch.temperature_hbm is None and rounds_products(options.scale),
+        temperatures=launch.temperature_hbm is not None,
     )
 
 
@@ -187,4 +231,5 @@ def has_options(launch: LinearLaunch, options: Options, *, of_backward: bool = F
     recipe = replace(options.recipe, ignore_index=usual.ignore_index)
     if of_backward:
         recipe = replace(recipe, temperature=usual.temperature)
-    return launch.bias_hbm is not None or options.is_weighted or recipe != usual or options.wanted != Wanted()
+    of_launch = launch.bias_hbm is not None or launch.temperature_hbm is not None
+    return of_launch or options.is_weighted or recipe != usual or options.wanted != Wanted()

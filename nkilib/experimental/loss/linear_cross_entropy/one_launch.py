@@ -164,6 +164,7 @@ def _plan(
             has_rest=options.spread != 0.0 or options.square != 0.0,
             keeps_logits=True,
             sums_bias=gradients.sums_bias_of(part),
+            has_temperatures=part.temperature_hbm is not None,
         ),
         adds_to_weight=parts > 1,
         keeps_logits=True,

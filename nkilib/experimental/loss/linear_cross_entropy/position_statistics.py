@@ -17,6 +17,7 @@ from nkilib.core.hardware import PARTITIONS
 from nkilib.core.rows.argmax import VALUES, Argmax
 from nkilib.core.rows.batches import StoredRows
 from nkilib.core.rows.moments import EntropyMoment, FirstMoment, MeanMoment, Moments, SquareMoment
+from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.statistics import Columns, Statistics
 from nkilib.core.rows.tiles import finite_limit, float32_like
 from nkilib.experimental.loss.cross_entropy.launch import Options
@@ -57,12 +58,14 @@ class PositionStatistics:
         targets: TargetValues,
         window: int,
         shared: int,
+        scale: Scale,
         options: Options,
         needs: ForwardNeeds,
     ) -> PositionStatistics:
         """Allocate the statistics before any class is added.
 
-        ``shared`` is the number of blocks of classes that the cores share; each has a column.
+        ``shared`` is the number of blocks of classes that the cores share; each has a column. ``scale`` is the factor
+        of the positions that turns scores into z.
         """
         tiles, own = targets.logits_sbuf.shape[1], window + 1
         swapped = nl.num_programs() * own
@@ -70,18 +73,19 @@ class PositionStatistics:
         exchanged_sbuf = nl.ndarray((PARTITIONS, swapped + shared, count, tiles), dtype=nl.float32, buffer=nl.sbuf)
         parts = iter([exchanged_sbuf[:, :, number].permute((0, 2, 1)) for number in range(count)])
         columns = Columns(PARTITIONS, tiles, swapped + shared)
-        picked_sbuf, statistics = next(parts), _statistics(columns, options.scale, needs, parts)
+        picked_sbuf, statistics = next(parts), _statistics(columns, scale, needs, parts)
         moments = _moments(columns, options, needs, parts)
         argmax = None
         if needs.argmax:
             # Maxima of z, by which the argmax of blocks is compared: without bias and cap those of the exponentials.
-            maxima_sbuf = statistics.bias_sbuf if needs.has_exact_maxima else next(parts)
+            maxima_sbuf = statistics.neg_max_sbuf if needs.temperatures else statistics.bias_sbuf
+            maxima_sbuf = maxima_sbuf if needs.has_exact_maxima else next(parts)
             argmax = _argmax(columns, options.classes.total, maxima_sbuf, parts)
         for start, end in ((0, own), (swapped, swapped + shared)):
             if start == end:
                 continue
             nisa.memset(dst=exchanged_sbuf[:, start:end], value=0.0)
-            nisa.memset(dst=statistics.neg_max_sbuf[:, :, start:end], value=finite_limit(options.scale))
+            nisa.memset(dst=statistics.neg_max_sbuf[:, :, start:end], value=finite_limit(scale.most))
             if argmax is not None:
                 if argmax.neg_max_sbuf is not statistics.neg_max_sbuf:
                     nisa.memset(dst=argmax.neg_max_sbuf[:, :, start:end], value=float("inf"))
@@ -170,14 +174,15 @@ class PositionStatistics:
             summed += moments.mean.of_chunks
         for sums_sbuf in summed:
             nisa.memset(dst=sums_sbuf[:, :, start:end], value=0.0)
-        nisa.memset(dst=statistics.neg_max_sbuf[:, :, start:end], value=finite_limit(statistics.scale))
+        nisa.memset(dst=statistics.neg_max_sbuf[:, :, start:end], value=finite_limit(statistics.scale.most))
 
 
-def _statistics(columns: Columns, scale: float, needs: ForwardNeeds, parts: Iterator[nl.NkiTensor]) -> Statistics:
+def _statistics(columns: Columns, scale: Scale, needs: ForwardNeeds, parts: Iterator[nl.NkiTensor]) -> Statistics:
     neg_max_sbuf, sums_sbuf = next(parts), next(parts)
     bias_sbuf = neg_max_sbuf
     if needs.scale:
-        bias_sbuf = next(parts) if needs.argmax and needs.has_exact_maxima else columns.tile()
+        is_exchanged = needs.argmax and needs.has_exact_maxima and not needs.temperatures
+        bias_sbuf = next(parts) if is_exchanged else columns.tile()
     return Statistics(
         columns,
         scale,

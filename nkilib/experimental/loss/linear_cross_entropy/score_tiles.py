@@ -299,14 +299,14 @@ class ScoreTiles:
         if self.options.softcap is not None:
             self._take_tangents(group, column_sbuf, self.options.softcap)
         elif self.has_bias:
-            clamp(column_sbuf, maxima_sbuf, self.options.scale)
-        if row.scale == 1.0:
+            clamp(column_sbuf, maxima_sbuf, row.scale.most)
+        if row.scale.is_one:
             return
         bias_sbuf = row.bias_sbuf[:, tiles, column]
         if self.ranking is not None and self.ranking.scale_sbuf is not None:
             multiply(bias_sbuf, column_sbuf, self.ranking.scale_sbuf)  # Vector has most to do then
         else:
-            nisa.tensor_scalar(dst=bias_sbuf, data=column_sbuf, op0=nl.multiply, operand0=row.scale)
+            row.scale.part(group.start, group.start + group.tiles).multiply(bias_sbuf, column_sbuf)
 
     def take_sums(
         self, group: ScoreGroup, classes: ClassTiles, statistics: PositionStatistics, column: int, first_bank: int

@@ -54,6 +54,7 @@ def linear_token_scores_forward(
     first_class: int = 0,
     num_classes: int | None = None,
     compute_dtype: nl.DType | None = None,
+    temperature_hbm: HbmTensor | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Compute the log-probabilities of K target ids of every position, from hidden states and output weights.
 
@@ -72,7 +73,8 @@ def linear_token_scores_forward(
 
     Args:
         input_hbm, weight_hbm, bias_hbm, weight_layout, position_block, class_block, ignore_index, logit_softcap,
-            temperature, logit_scale, num_classes, compute_dtype: see ``linear_cross_entropy_forward``.
+            temperature, logit_scale, num_classes, compute_dtype, temperature_hbm: see
+            ``linear_cross_entropy_forward``.
         targets_hbm: [N, K], int32, in HBM, each a class or ``ignore_index``. The ids of a position may be equal. The
             log-probability at any other value is undefined, but no memory out of bounds is touched for it.
         with_target: also return ``z`` at each id.
@@ -102,6 +104,7 @@ def linear_token_scores_forward(
         compute_dtype,
         targets_hbm=one_or_several(targets_hbm),
         ids=ids,
+        temperature_hbm=temperature_hbm,
     )
     recipe = LossOptions(ignore_index, logit_softcap=logit_softcap, temperature=temperature)
     wanted = Wanted(
@@ -147,6 +150,7 @@ def linear_token_scores_backward(
     grad_weight_sum_hbm: HbmTensor | None = None,
     grad_input_float32: bool = False,
     compute_dtype: nl.DType | None = None,
+    temperature_hbm: HbmTensor | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Compute the gradients of the results of ``linear_token_scores_forward`` with respect to input, weight and bias.
 
@@ -171,7 +175,8 @@ def linear_token_scores_backward(
 
     Args:
         input_hbm, weight_hbm, targets_hbm, bias_hbm, weight_layout, ignore_index, logit_softcap, temperature,
-            logit_scale, first_class, num_classes, compute_dtype: see ``linear_token_scores_forward``.
+            logit_scale, first_class, num_classes, compute_dtype, temperature_hbm: see
+            ``linear_token_scores_forward``.
         lse_hbm: [N], float32, in HBM: lse from the forward; on a vocabulary shard, the lse over all shards.
         grad_logprob_hbm: [N, K], float32, in HBM: the upstream gradient of each log-probability. Values at ignored ids
             have no effect.
@@ -198,6 +203,7 @@ def linear_token_scores_backward(
         compute_dtype,
         targets_hbm=one_or_several(targets_hbm),
         ids=ids,
+        temperature_hbm=temperature_hbm,
     )
     recipe = LossOptions(ignore_index, logit_softcap=logit_softcap, temperature=temperature)
     upstream = PositionUpstream(

@@ -17,6 +17,7 @@ from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Options, 
 from nkilib.experimental.loss.cross_entropy.validation import (
     validate_class_targets,
     validate_recipe,
+    validate_temperatures,
     validate_upstream,
     validate_wanted,
     validated_classes,
@@ -59,6 +60,7 @@ def validated_linear_options(
     classes = validated_classes(function, launch.vocab_size, "the classes of weight_hbm", first_class, num_classes)
     wanted = wanted or Wanted()
     validate_recipe(function, recipe)
+    validate_temperatures(function, launch.temperature_hbm, launch.num_positions, recipe.temperature, _LIKE)
     check_logit_scale(function, logit_scale)
     recipe = scaled_recipe(recipe, logit_scale)
     validate_wanted(function, wanted, classes)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields
 
 from nkilib.core.hardware import PARTITIONS
 from nkilib.core.rows.moments import EntropyMoment
+from nkilib.core.rows.scale import ConstantScale, Scale
 from nkilib.core.rows.statistics import Columns, Place, Statistics
 from nkilib.core.rows.tiles import constant, difference, float32_like, product, scaled, selected
 from nkilib.experimental.loss.cross_entropy.results import GroupResult, new_vector
@@ -156,13 +157,13 @@ class GapPass:
         )
 
 
-def _statistics(columns: Columns, scale: float, parts: Iterator[nl.NkiTensor]) -> Statistics:
+def _statistics(columns: Columns, scale: Scale, parts: Iterator[nl.NkiTensor]) -> Statistics:
     neg_max_sbuf, sums_sbuf = next(parts), next(parts)
     return Statistics(
         columns,
         scale,
         neg_max_sbuf=neg_max_sbuf,
-        bias_sbuf=neg_max_sbuf if scale == 1.0 else columns.tile(),
+        bias_sbuf=neg_max_sbuf if scale.is_one else columns.tile(),
         sums_sbuf=sums_sbuf,
         weights_sbuf=columns.tile(),
         exact_neg_max_sbuf=nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf),
@@ -210,8 +211,8 @@ class PairStatistics:
         exchanged_sbuf = nl.ndarray((PARTITIONS, swapped + shared, count, tiles), dtype=nl.float32, buffer=nl.sbuf)
         parts = iter([exchanged_sbuf[:, :, number].permute((0, 2, 1)) for number in range(count)])
         columns = Columns(PARTITIONS, tiles, swapped + shared)
-        student = _statistics(columns, launch.student.scale, parts)
-        teacher = _statistics(columns, launch.teacher.scale, parts)
+        student = _statistics(columns, ConstantScale(launch.student.scale), parts)
+        teacher = _statistics(columns, ConstantScale(launch.teacher.scale), parts)
         entropy = EntropyMoment(next(parts), columns.row_tile())
         gap = None if launch.is_mixed else GapMoment.make(columns, next(parts))
         picked_sbuf = next(parts)[:, :, 0] if needs.target else None
@@ -469,7 +470,7 @@ def results_of_models(statistics: PairStatistics, results: PairResults) -> list[
         (student, results.student_maximum_hbm, results.student_log_sum_hbm),
         (teacher, results.teacher_maximum_hbm, results.teacher_log_sum_hbm),
     ):
-        group_results.append(GroupResult(maximum_hbm, scaled(side.row_neg_max_sbuf, -side.scale)))
+        group_results.append(GroupResult(maximum_hbm, side.scale.times(side.row_neg_max_sbuf, -1.0)))
         group_results.append(GroupResult(log_sum_hbm, side.log_sum_sbuf))
     return group_results
 
@@ -541,7 +542,7 @@ def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
     if statistics.gap is None:
         raise ValueError(f"{launch.function}: a mixture has no weighted differences")
     sides = [
-        Exponentials(side.scale, side.row_neg_max_sbuf, side.row_neg_max_sbuf, side.row_sum_sbuf)
+        Exponentials(side.scale.most, side.row_neg_max_sbuf, side.row_neg_max_sbuf, side.row_sum_sbuf)
         for side in (teacher, student)
     ]
     ratio_sbuf = log_ratio(*sides)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Temperatures of positions as tensors: :class:`Temperatures` loads them, and makes scales of them.
+
+A temperature T of the logits gives the scale 1 / T, under a softcap c of the logits c / T
+(:class:`nkilib.core.rows.scale.RowScale`). A temperature that is a number is a constant of the compiled kernel; a
+tensor is read by the kernel, so that no value compiles anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from nkilib.core.rows.scale import RowScale
+from nkilib.core.rows.tiles import constant, float32_like, scaled, selected, with_nan_of_infinite
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class TemperatureLimits:
+    """The range of temperatures, in which the arithmetic of a kernel stays within float32."""
+
+    least: float
+    most: float
+
+
+class LoadedRows(Protocol):
+    """Rows whose numbers are loaded into one tile: a batch, a group of batches, or all rows of a launch."""
+
+    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        """Load the elements of a vector [N] that belong to the rows, into a tile [rows, batches]."""
+
+
+@dataclass(frozen=True)
+class Temperatures:
+    """The temperatures of a group of batches.
+
+    Attributes:
+        rows_sbuf: float32 [rows, batches]; NaN where a temperature is outside of the limits.
+        limits: the range of temperatures.
+    """
+
+    rows_sbuf: nl.NkiTensor
+    limits: TemperatureLimits
+
+    @classmethod
+    def load(
+        cls, temperature_hbm: nl.NkiTensor, rows: LoadedRows, shape: tuple[int, int], limits: TemperatureLimits
+    ) -> Temperatures:
+        """Load the temperatures of rows.
+
+        One outside of the limits, 0 and NaN among them, becomes NaN, and so do the results of its row that depend on
+        it.
+
+        Args:
+            temperature_hbm: the temperatures, float32 [N], or [1] for the same in all rows.
+            rows: the rows.
+            shape: (rows, batches).
+            limits: the range of temperatures.
+        """
+        if tuple(temperature_hbm.shape) == (1,):
+            loaded_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+            every_hbm = temperature_hbm.reshape((1, 1)).broadcast(0, shape[0]).broadcast(1, shape[1])
+            nisa.dma_copy(dst=loaded_sbuf, src=every_hbm)
+        else:
+            loaded_sbuf = rows.loaded(temperature_hbm)
+        within_sbuf = float32_like(loaded_sbuf)
+        nisa.tensor_scalar(
+            dst=within_sbuf,
+            data=loaded_sbuf,
+            op0=nl.maximum,
+            operand0=limits.least,
+            op1=nl.minimum,
+            operand1=limits.most,
+        )
+        # A NaN equals nothing, itself included.
+        is_outside_sbuf = nl.ndarray(shape, dtype=nl.uint32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=is_outside_sbuf, data1=loaded_sbuf, data2=within_sbuf, op=nl.not_equal)
+        suspects_sbuf = selected(constant(loaded_sbuf, float("inf")), is_outside_sbuf)
+        return cls(with_nan_of_infinite(within_sbuf, suspects_sbuf, nl.float32), limits)
+
+    def scale(self, unit: float) -> RowScale:
+        """Compute the scales unit / T."""
+        inverses_sbuf = float32_like(self.rows_sbuf)
+        nisa.reciprocal(dst=inverses_sbuf, data=self.rows_sbuf)
+        rows_sbuf = inverses_sbuf if unit == 1.0 else scaled(inverses_sbuf, unit)
+        return RowScale(rows_sbuf, unit / self.limits.most, unit / self.limits.least)
