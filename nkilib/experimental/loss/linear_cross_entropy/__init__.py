@@ -42,5 +42,5 @@ Token scores are the same launch with K ids instead of the target. K = 1 takes t
 additionally uses what has ``id`` in its name.
 
 ``host`` has the numpy and arithmetic around the kernels, and ``registry_entry`` the kernels to launch with their
-guarantees and their entry in the list of losses.
+guarantees and work, and their entry in the list of losses.
 """
