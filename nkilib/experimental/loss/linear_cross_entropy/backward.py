@@ -36,9 +36,9 @@ from nkilib.experimental.loss.linear.backward.tile_maker import (
 from nkilib.experimental.loss.linear.block_schedule import Block, Span, position_parts
 from nkilib.experimental.loss.linear.launch import Gradients, LinearTiling
 from nkilib.experimental.loss.linear.operands import ClassRow, with_rounded_input
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns, backward_sizes
+from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns
 from nkilib.experimental.loss.linear_cross_entropy.id_gradient import IdGradient, IdTiles
-from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, backward_sizes
 from nkilib.nki import nisa, nl
 
 # A masked class has a bias of -inf, and 0 * inf is NaN. With this bias its p is 0 too, and so is p times its logit.

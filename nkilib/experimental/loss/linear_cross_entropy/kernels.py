@@ -19,9 +19,14 @@ from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES, Gradients, Wan
 from nkilib.experimental.loss.linear.validation import validate_wanted_gradients
 from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD, FORWARD_BACKWARD
-from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, forward_needs, has_options, without_loss
+from nkilib.experimental.loss.linear_cross_entropy.launch import (
+    LinearLaunch,
+    forward_needs,
+    has_options,
+    has_rest,
+    without_loss,
+)
 from nkilib.experimental.loss.linear_cross_entropy.one_launch import one_launch
 from nkilib.experimental.loss.linear_cross_entropy.validation import (
     validate_linear_upstream,

@@ -29,9 +29,8 @@ from nkilib.experimental.loss.linear.logits import LogitsInHbm
 from nkilib.experimental.loss.linear.operands import with_rounded_input
 from nkilib.experimental.loss.linear_cross_entropy.backward import problem_of_launch
 from nkilib.experimental.loss.linear_cross_entropy.forward import Keeping, forward_of_core
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, choose_linear_tiling, logits_blocks
-from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, forward_needs
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, forward_needs, tile_needs
 from nkilib.nki import nisa, nl
 
 # The forward's share of the instructions that the program of a core may have.

@@ -19,9 +19,8 @@ from nkilib.experimental.loss.linear.launch import Gradients, WantedGradients
 from nkilib.experimental.loss.linear.validation import validate_wanted_gradients
 from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.forward import ScoreResults, forward_of_core
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD
-from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, has_options
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, has_options, has_rest
 from nkilib.experimental.loss.linear_cross_entropy.targets import one_or_several
 from nkilib.experimental.loss.linear_cross_entropy.validation import (
     validate_score_upstream,

@@ -33,7 +33,6 @@ from nkilib.experimental.loss.linear_cross_entropy.launch import ForwardNeeds, L
 from nkilib.nki import nisa, nl
 
 _LIKE = "the rows of the input"
-_LIKE = "the rows of the input"
 _VECTORS = ("maximum", "log_sum", "grad_lse", "entropy", "grad_entropy")
 _GRADIENTS = ("grad_logprob", "grad_lse", "grad_entropy")
 _PAIRS = (("maximum", "log_sum"), ("entropy", "grad_entropy"))

@@ -24,7 +24,6 @@ from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, p
 from nkilib.experimental.loss.linear.backward.rounds import planned_cover
 from nkilib.experimental.loss.linear.block_schedule import position_parts, shares_of_cores
 from nkilib.experimental.loss.linear.reference import LinearGradients
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
@@ -32,6 +31,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_forward_reference,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.launch import tile_needs
 from tests.experimental.loss.linear_cross_entropy.launch_checks import WANTED, Launch
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
     BF16,

@@ -55,11 +55,11 @@ def forward_of_core(
         has_divergence: whether divergence and moment are stored here; False leaves them to the caller.
     """
     if second is not None:
-        forward = _Forward.make(launch, tiling, sizes, second, False)
+        forward = _CoreForward.make(launch, tiling, sizes, second, False)
         second.run_blocks(lambda block, opens, reopens: forward.run(block, results, opens, reopens))
         return
     plan = sizes.position_plan(*tiling)
-    forward = _Forward.make(launch, tiling, sizes, None, has_divergence)
+    forward = _CoreForward.make(launch, tiling, sizes, None, has_divergence)
     looped = plan.whole * plan.size if plan.is_loop else 0
     if looped > 0:
         forward.open_classes()
@@ -70,7 +70,7 @@ def forward_of_core(
 
 
 @dataclass(frozen=True)
-class _Forward:
+class _CoreForward:
     """The operands and buffers that all blocks of positions share.
 
     Attributes:
@@ -103,7 +103,7 @@ class _Forward:
         sizes: PairForwardSizes,
         second: SecondVisit | None,
         has_divergence: bool,
-    ) -> _Forward:
+    ) -> _CoreForward:
         """Allocate the buffers for the blocks of positions of the tiling, or of the second visit."""
         if second is None:
             plan = sizes.position_plan(*tiling)
@@ -190,7 +190,7 @@ class _Pass:
     @classmethod
     def make(
         cls,
-        forward: _Forward,
+        forward: _CoreForward,
         labels_sbuf: nl.NkiTensor | None,
         picked_sbuf: nl.NkiTensor | None,
         tiles: range,
@@ -228,7 +228,7 @@ class _BlockForward:
         reopens: whether the last step loads the first classes again, for another block of positions.
     """
 
-    forward: _Forward
+    forward: _CoreForward
     block: Block
     inputs: PairInputs
     positions: PairPositions
@@ -240,7 +240,7 @@ class _BlockForward:
     reopens: bool
 
     @classmethod
-    def make(cls, forward: _Forward, block: Block, inputs: PairInputs, reopens: bool) -> _BlockForward:
+    def make(cls, forward: _CoreForward, block: Block, inputs: PairInputs, reopens: bool) -> _BlockForward:
         schedule, tiles = forward.schedule, range(len(inputs[0]))
         positions = PairPositions.load(forward.launch, block)
         of_shared = len(schedule.shared)
