@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of one core: the gradient of the logits of linear cross-entropy, handed to the shared backward.
+"""The backward of linear cross-entropy on one core: the gradient of the logits, handed to the shared backward.
 
 The shared backward (:mod:`nkilib.experimental.loss.linear.backward.one_core`) keeps blocks of the gradient in SBUF
-while W and X stream past; both linear losses use it.
+while W and X stream past; both linear losses use it. :func:`backward_of_core` runs it on the problem of a launch
+(:func:`problem_of_launch`).
 
 A tile of the gradient (:class:`GradientTiles`) is computed in float32 and rounded once, to the type of the products.
 With p the softmax and h = p - onehot the error, whose large terms cancel where a target is confident, the gradient of z

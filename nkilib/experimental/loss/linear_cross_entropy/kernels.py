@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Linear cross-entropy: the loss of an output layer, ``X W^T + b``, and its gradients, without its logits in HBM.
+"""The kernels of linear cross-entropy: the loss of an output layer, ``X W^T + b``, and its gradients, without its logits
+in HBM.
 
-The forward multiplies tiles of X and W, and folds each tile of logits into the running statistics of its positions. The
-backward recomputes the tiles, computes the gradient of each of them, and multiplies it with W and X. The cores of a
-launch split the vocabulary. A third kernel does both in a single launch, and keeps the logits of a block of positions
+:func:`linear_cross_entropy_forward` multiplies tiles of X and W, and folds each tile of logits into the running
+statistics of its positions. :func:`linear_cross_entropy_backward` recomputes the tiles, computes the gradient of each
+of them, and multiplies it with W and X. The cores of a launch split the vocabulary.
+:func:`linear_cross_entropy_forward_backward` does both in a single launch, and keeps the logits of a block of positions
 in HBM in between.
 """
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward's statistics of a block of positions: those of cross-entropy, with tiles of positions as batches.
+"""The statistics that a forward gathers for a block of positions (:class:`PositionStatistics`).
 
-The statistics of a few blocks of classes, a window, are side by side in the columns of
-:mod:`nkilib.core.rows.statistics`; a full window is combined into column 0. At the end both cores swap their columns
-and combine the columns of both at once, so that nothing is combined twice.
+They are those of cross-entropy, with tiles of positions as batches. The statistics of a few blocks of classes, a
+window, are side by side in the columns of :mod:`nkilib.core.rows.statistics`; a full window is combined into column 0.
+At the end both cores swap their columns and combine the columns of both at once, so that nothing is combined twice.
 """
 
 from __future__ import annotations

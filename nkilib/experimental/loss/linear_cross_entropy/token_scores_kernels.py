@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Log-probabilities of up to 64 target ids per position, and their gradients, without logits in HBM.
+"""The kernels of token scores: log-probabilities of up to 64 target ids per position, and their gradients, without logits
+in HBM.
 
-The forward reads every tile of logits anyway; GpSimd picks one element of the tile for each id of a position. The
-backward adds the gradients of the ids to a tile of gradients before it is rounded (:mod:`.id_gradient`). With a
-single id the kernels take the path of linear cross-entropy.
+:func:`linear_token_scores_forward` reads every tile of logits anyway; GpSimd picks one element of the tile for each id
+of a position. :func:`linear_token_scores_backward` adds the gradients of the ids to a tile of gradients before it is
+rounded (:mod:`.id_gradient`). With a single id the kernels take the path of linear cross-entropy.
 """
 
 from __future__ import annotations
