@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of linear cross-entropy: the loss of an output layer, ``X W^T + b``, and its gradients, without its logits
-in HBM.
+"""The kernels of linear cross-entropy: the loss of an output layer, ``X W^T + b``, and its gradients, without its
+logits in HBM.
 
 :func:`linear_cross_entropy_forward` multiplies tiles of X and W, and folds each tile of logits into the running
 statistics of its positions. :func:`linear_cross_entropy_backward` recomputes the tiles, computes the gradient of each

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of token scores: log-probabilities of up to 64 target ids per position, and their gradients, without logits
-in HBM.
+"""The kernels of token scores: log-probabilities of up to 64 target ids per position, and their gradients, without
+logits in HBM.
 
 :func:`linear_token_scores_forward` reads every tile of logits anyway; GpSimd picks one element of the tile for each id
 of a position. :func:`linear_token_scores_backward` adds the gradients of the ids to a tile of gradients before it is

@@ -3,7 +3,7 @@
 
 """Token scores in float64, log-probabilities of several target ids per position and their gradients, with bounds.
 
-:func:`scores_forward_reference` has the log-probabilities and other results, :func:`scores_forward_bounds` their bounds;
+:func:`scores_forward_reference` has the log-probabilities and other results, :func:`scores_forward_bounds` the bounds;
 :func:`scores_backward_reference` has the gradients, and :func:`scores_gradients_and_bounds` both gradients and bounds.
 :data:`OUTPUTS` are the names of further scores that a caller can ask for, which :func:`checked_outputs` checks.
 
