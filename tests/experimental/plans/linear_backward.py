@@ -26,10 +26,12 @@ from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, wei
 from nkilib.experimental.loss.linear.backward.memory_plan import (
     BackwardPlan,
     ClassBlocks,
+    ClassCover,
     plan_of_program,
     planned_blocks,
+    planned_cover,
 )
-from nkilib.experimental.loss.linear.backward.rounds import ClassCover, SharedBuffers, planned_cover
+from nkilib.experimental.loss.linear.backward.rounds import SharedBuffers
 from nkilib.experimental.loss.linear.block_schedule import Span, balanced_spans, cut, shares_of_cores
 from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES, LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import validation

@@ -22,9 +22,9 @@ from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, Ba
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, require_fitting_plan
 from nkilib.experimental.loss.linear.backward.one_core import write_gradients_of_positions
-from nkilib.experimental.loss.linear.backward.rounds import BackwardProblem
 from nkilib.experimental.loss.linear.backward.streams import OperandPair
 from nkilib.experimental.loss.linear.backward.tile_maker import (
+    BackwardProblem,
     LastProduct,
     TilePlace,
 )
