@@ -3,8 +3,9 @@
 
 """The forward on one core: X^T of both models stays on chip, and two streams of W^T of the core's classes pass by it.
 
-The cores divide the classes, and exchange their statistics at the end of a block of positions. A divergence from a
-mixture needs a second visit (:mod:`.visits`), for which this one keeps the scores.
+:func:`forward_of_core` goes through the blocks of positions. The cores divide the classes, and exchange their
+statistics at the end of a block. A divergence from a mixture needs a second visit (:mod:`.visits`), for which this one
+keeps the scores.
 """
 
 from __future__ import annotations
@@ -30,43 +31,9 @@ from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import
 )
 from nkilib.experimental.loss.linear_distillation.forward.pair_tiles import PairClasses, PairInputs, PairTiles
 from nkilib.experimental.loss.linear_distillation.forward.visits import PairTotals, SecondVisit
-from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes
+from nkilib.experimental.loss.linear_distillation.host.pair_sizes import PairForwardSizes
 from nkilib.experimental.loss.linear_distillation.launch import PairLaunch
 from nkilib.nki import nl
-
-
-def forward_of_core(
-    launch: PairLaunch,
-    tiling: LinearTiling,
-    results: PairResults,
-    sizes: PairForwardSizes,
-    second: SecondVisit | None = None,
-    *,
-    has_divergence: bool = True,
-) -> None:
-    """Write the results; each core stores some of them.
-
-    Args:
-        launch: the launch of the kernel.
-        tiling: a tiling that fits SBUF.
-        results: the results of all positions.
-        sizes: the sizes of the launch.
-        second: the second visit of a mixture, which stores the divergence and its moment; None without one.
-        has_divergence: whether divergence and moment are stored here; False leaves them to the caller.
-    """
-    if second is not None:
-        forward = _CoreForward.make(launch, tiling, sizes, second, False)
-        second.run_blocks(lambda block, opens, reopens: forward.run(block, results, opens, reopens))
-        return
-    plan = sizes.position_plan(*tiling)
-    forward = _CoreForward.make(launch, tiling, sizes, None, has_divergence)
-    looped = plan.whole * plan.size if plan.is_loop else 0
-    if looped > 0:
-        forward.open_classes()
-        nl.fori_loop(0, looped, lambda first: forward.run(Block(first, plan.size), results, False, True), plan.size)
-    for first in range(looped, launch.num_positions, plan.size):
-        left = launch.num_positions - first
-        forward.run(Block(first, min(plan.size, left)), results, first == 0, left > plan.size)
 
 
 @dataclass(frozen=True)
@@ -344,3 +311,37 @@ class _BlockForward:
         if second is not None and group.scores is not None:
             second.keep(group.scores, step)
         pairs.take_sums(group, self.statistics)
+
+
+def forward_of_core(
+    launch: PairLaunch,
+    tiling: LinearTiling,
+    results: PairResults,
+    sizes: PairForwardSizes,
+    second: SecondVisit | None = None,
+    *,
+    has_divergence: bool = True,
+) -> None:
+    """Write the results; each core stores some of them.
+
+    Args:
+        launch: the launch of the kernel.
+        tiling: a tiling that fits SBUF.
+        results: the results of all positions.
+        sizes: the sizes of the launch.
+        second: the second visit of a mixture, which stores the divergence and its moment; None without one.
+        has_divergence: whether divergence and moment are stored here; False leaves them to the caller.
+    """
+    if second is not None:
+        forward = _CoreForward.make(launch, tiling, sizes, second, False)
+        second.run_blocks(lambda block, opens, reopens: forward.run(block, results, opens, reopens))
+        return
+    plan = sizes.position_plan(*tiling)
+    forward = _CoreForward.make(launch, tiling, sizes, None, has_divergence)
+    looped = plan.whole * plan.size if plan.is_loop else 0
+    if looped > 0:
+        forward.open_classes()
+        nl.fori_loop(0, looped, lambda first: forward.run(Block(first, plan.size), results, False, True), plan.size)
+    for first in range(looped, launch.num_positions, plan.size):
+        left = launch.num_positions - first
+        forward.run(Block(first, min(plan.size, left)), results, first == 0, left > plan.size)

@@ -29,8 +29,8 @@ from nkilib.experimental.loss.linear.class_schedule import ClassTiles
 from nkilib.experimental.loss.linear.logit_passes import EntropyPass, WaitingPasses, multiply_by_column
 from nkilib.experimental.loss.linear.logits import LogitTiles
 from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import GapPass, PairStatistics
-from nkilib.experimental.loss.linear_distillation.forward.visits import ScoreGroup
-from nkilib.experimental.loss.linear_distillation.host.forward_tiling import ModelNeeds, PairNeeds
+from nkilib.experimental.loss.linear_distillation.forward.visits import PairScoreGroup
+from nkilib.experimental.loss.linear_distillation.host.pair_sizes import ModelNeeds, PairNeeds
 from nkilib.experimental.loss.linear_distillation.launch import ModelOperands, PairLaunch
 from nkilib.nki import nisa, nl
 
@@ -236,7 +236,7 @@ class PairGroup:
     column: int
     student: ModelGroup
     teacher: ModelGroup
-    scores: ScoreGroup | None
+    scores: PairScoreGroup | None
 
     @property
     def models(self) -> tuple[ModelGroup, ModelGroup]:
@@ -368,7 +368,7 @@ class PairTiles:
         self.waiting.take_all()
         scores = None
         if self.pair_scores is not None:
-            scores = ScoreGroup(start, self.pair_scores.next_tile()[:, :, 0:tiles, 0:size])
+            scores = PairScoreGroup(start, self.pair_scores.next_tile()[:, :, 0:tiles, 0:size])
         return PairGroup(start, column, groups[0], groups[1], scores)
 
     def take_sums(self, group: PairGroup, statistics: PairStatistics) -> None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The sums of the mixture from recomputed products: no logits are kept.
+"""The second visit from recomputed products (:func:`mixture_of_core`): no logits are kept.
 
-X^T of both models of a block of positions stays on chip, and W^T of both streams past it, as in the first
-visit. While Scalar and Vector process a group of tiles, Tensor multiplies the next one. The scores of both
-models go from the products to SBUF.
+X^T of both models of a block of positions stays on chip, and W^T of both streams past it, as in the first visit. While
+Scalar and Vector process a group of tiles, Tensor multiplies the next one. The scores of both models go from the
+products to SBUF (:class:`PairScores`).
 """
 
 from __future__ import annotations
@@ -135,29 +135,6 @@ class PairScores:
         tangents_sbuf = pair.student_logs_sbuf[:, 0]
         self.student.take(2 * number, pair.student_sbuf[:, 0], tangents_sbuf, inputs[0], classes[0])
         self.teacher.take(2 * number + 1, pair.teacher_sbuf[:, 0], tangents_sbuf, inputs[1], classes[1])
-
-
-def mixture_of_core(
-    launch: PairLaunch, vectors: PairVectors, sizes: MixtureSizes, tiling: LinearTiling, store: StoreSums
-) -> None:
-    """Compute the mixture sums of all positions, and pass those of each block, over all cores' classes, to ``store``.
-
-    Args:
-        launch: the launch of the kernel.
-        vectors: maxima and log sums of all positions.
-        sizes: the sizes of the launch.
-        tiling: a tiling that fits SBUF.
-        store: the function that stores the results of each block of positions.
-    """
-    plan = sizes.position_plan(tiling)
-    products = _Products.make(launch, vectors, sizes, tiling, plan, store)
-    looped = plan.whole * plan.size if plan.is_loop else 0
-    if looped > 0:
-        products.open()
-        nl.fori_loop(0, looped, lambda first: products.run(Block(first, plan.size), False, True), plan.size)
-    for first in range(looped, launch.num_positions, plan.size):
-        left = launch.num_positions - first
-        products.run(Block(first, min(plan.size, left)), first == 0, left > plan.size)
 
 
 @dataclass
@@ -309,3 +286,26 @@ class _Products:
             self.terms.take_exponentials(pair, rows, self.sums, group.step)
         for pair in group.pairs:
             self.terms.take_products(pair, self.sums, group.step)
+
+
+def mixture_of_core(
+    launch: PairLaunch, vectors: PairVectors, sizes: MixtureSizes, tiling: LinearTiling, store: StoreSums
+) -> None:
+    """Compute the mixture sums of all positions, and pass those of each block, over all cores' classes, to ``store``.
+
+    Args:
+        launch: the launch of the kernel.
+        vectors: maxima and log sums of all positions.
+        sizes: the sizes of the launch.
+        tiling: a tiling that fits SBUF.
+        store: the function that stores the results of each block of positions.
+    """
+    plan = sizes.position_plan(tiling)
+    products = _Products.make(launch, vectors, sizes, tiling, plan, store)
+    looped = plan.whole * plan.size if plan.is_loop else 0
+    if looped > 0:
+        products.open()
+        nl.fori_loop(0, looped, lambda first: products.run(Block(first, plan.size), False, True), plan.size)
+    for first in range(looped, launch.num_positions, plan.size):
+        left = launch.num_positions - first
+        products.run(Block(first, min(plan.size, left)), first == 0, left > plan.size)
