@@ -37,112 +37,6 @@ from nkilib.nki import nl
 
 
 @dataclass(frozen=True)
-class _CoreForward:
-    """The operands and buffers that all blocks of positions share.
-
-    Attributes:
-        launch: the launch of the kernel.
-        sizes: the sizes of the launch.
-        schedule: the order of the core's classes.
-        inputs: X^T of each model, [128, ceil(D / 128), 128] for each tile of a block.
-        streams: the streams of the classes of each model.
-        pairs: the tiles of logits.
-        staging: the staging of operands of other types than the products; None without any.
-        second: the second visit; None without one.
-        has_divergence: whether divergence and moment are stored here.
-    """
-
-    launch: PairLaunch
-    sizes: PairForwardSizes
-    schedule: ClassSchedule
-    inputs: tuple[list[nl.NkiTensor], list[nl.NkiTensor]]
-    streams: tuple[ClassStream, ClassStream]
-    pairs: PairTiles
-    staging: Staging | None
-    second: SecondVisit | None
-    has_divergence: bool
-
-    @classmethod
-    def make(
-        cls,
-        launch: PairLaunch,
-        tiling: LinearTiling,
-        sizes: PairForwardSizes,
-        second: SecondVisit | None,
-        has_divergence: bool,
-    ) -> _CoreForward:
-        """Allocate the buffers for the blocks of positions of the tiling, or of the second visit."""
-        if second is None:
-            plan = sizes.position_plan(*tiling)
-            tiles, bodies = plan.tiles, sizes.most_bodies(plan)
-            shared = sizes.shared_classes(plan, tiling.class_block)
-            division = divide_classes(launch.vocab_size, shared, nl.num_programs(), tiling.class_block)
-            schedule = ClassSchedule.make(division, nl.program_id(), tiling.class_block, bodies)
-        else:
-            tiles, schedule = second.tiles, second.schedule
-        largest = max(schedule.largest, 1)
-        staging = Staging.make(sizes.staging_bytes)
-
-        def inputs(num_features: int, dtype: nl.DType) -> list[nl.NkiTensor]:
-            shape = (PARTITIONS, div_ceil(num_features, PARTITIONS), PARTITIONS)
-            return [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(tiles)]
-
-        student, teacher = launch.models
-        return cls(
-            launch,
-            sizes,
-            schedule,
-            (inputs(student.num_features, student.dtype), inputs(teacher.num_features, teacher.dtype)),
-            (
-                ClassStream.make(student, largest, False, staging),
-                ClassStream.make(teacher, largest, False, staging),
-            ),
-            PairTiles.make(launch, sizes.needs, tiles, largest),
-            staging,
-            second,
-            has_divergence,
-        )
-
-    def open_classes(self) -> None:
-        """Load W^T and biases of the classes that the first step expects to be loaded."""
-        for stream in self.streams:
-            stream.open(self.schedule.opening)
-
-    def run(self, block: Block, results: PairResults, opens: bool, reopens: bool) -> None:
-        """Compute the results of a block of positions.
-
-        Args:
-            block: the positions.
-            results: the results of all positions.
-            opens: whether the first classes are still to be loaded; the first tile of positions does not wait for them.
-            reopens: whether the first classes are loaded again at the end, for the next block.
-        """
-        tiles = div_ceil(block.size, PARTITIONS)
-        inputs = (self.inputs[0][0:tiles], self.inputs[1][0:tiles])
-        self._load_inputs((inputs[0][0:1], inputs[1][0:1]), block)
-        if opens:
-            self.open_classes()
-        of_block = _BlockForward.make(self, block, inputs, reopens)
-        if tiles > 1:
-            other_positions = block.part(PARTITIONS, block.size - PARTITIONS)
-            self._load_inputs((inputs[0][1:], inputs[1][1:]), other_positions)
-        self.pairs.restart()
-        if self.second is not None:
-            self.second.begin(tiles)
-        self.schedule.run(of_block.step)
-        self.pairs.take_waiting()
-        of_block.statistics.exchange(self.schedule.count)
-        if self.second is not None:
-            self.second.exchange()
-        self.schedule.run_shared(of_block.shared_step)
-        of_block.finish(results)
-
-    def _load_inputs(self, inputs: PairInputs, block: Block) -> None:
-        for model, tiles_sbuf in zip(self.launch.models, inputs, strict=True):
-            load_input(tiles_sbuf, model.input_hbm, block, self.staging)
-
-
-@dataclass(frozen=True)
 class _Pass:
     """A pass of some tiles of positions over classes.
 
@@ -311,6 +205,112 @@ class _BlockForward:
         if second is not None and group.scores is not None:
             second.keep(group.scores, step)
         pairs.take_sums(group, self.statistics)
+
+
+@dataclass(frozen=True)
+class _CoreForward:
+    """The operands and buffers that all blocks of positions share.
+
+    Attributes:
+        launch: the launch of the kernel.
+        sizes: the sizes of the launch.
+        schedule: the order of the core's classes.
+        inputs: X^T of each model, [128, ceil(D / 128), 128] for each tile of a block.
+        streams: the streams of the classes of each model.
+        pairs: the tiles of logits.
+        staging: the staging of operands of other types than the products; None without any.
+        second: the second visit; None without one.
+        has_divergence: whether divergence and moment are stored here.
+    """
+
+    launch: PairLaunch
+    sizes: PairForwardSizes
+    schedule: ClassSchedule
+    inputs: tuple[list[nl.NkiTensor], list[nl.NkiTensor]]
+    streams: tuple[ClassStream, ClassStream]
+    pairs: PairTiles
+    staging: Staging | None
+    second: SecondVisit | None
+    has_divergence: bool
+
+    @classmethod
+    def make(
+        cls,
+        launch: PairLaunch,
+        tiling: LinearTiling,
+        sizes: PairForwardSizes,
+        second: SecondVisit | None,
+        has_divergence: bool,
+    ) -> _CoreForward:
+        """Allocate the buffers for the blocks of positions of the tiling, or of the second visit."""
+        if second is None:
+            plan = sizes.position_plan(*tiling)
+            tiles, bodies = plan.tiles, sizes.most_bodies(plan)
+            shared = sizes.shared_classes(plan, tiling.class_block)
+            division = divide_classes(launch.vocab_size, shared, nl.num_programs(), tiling.class_block)
+            schedule = ClassSchedule.make(division, nl.program_id(), tiling.class_block, bodies)
+        else:
+            tiles, schedule = second.tiles, second.schedule
+        largest = max(schedule.largest, 1)
+        staging = Staging.make(sizes.staging_bytes)
+
+        def inputs(num_features: int, dtype: nl.DType) -> list[nl.NkiTensor]:
+            shape = (PARTITIONS, div_ceil(num_features, PARTITIONS), PARTITIONS)
+            return [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(tiles)]
+
+        student, teacher = launch.models
+        return cls(
+            launch,
+            sizes,
+            schedule,
+            (inputs(student.num_features, student.dtype), inputs(teacher.num_features, teacher.dtype)),
+            (
+                ClassStream.make(student, largest, False, staging),
+                ClassStream.make(teacher, largest, False, staging),
+            ),
+            PairTiles.make(launch, sizes.needs, tiles, largest),
+            staging,
+            second,
+            has_divergence,
+        )
+
+    def open_classes(self) -> None:
+        """Load W^T and biases of the classes that the first step expects to be loaded."""
+        for stream in self.streams:
+            stream.open(self.schedule.opening)
+
+    def run(self, block: Block, results: PairResults, opens: bool, reopens: bool) -> None:
+        """Compute the results of a block of positions.
+
+        Args:
+            block: the positions.
+            results: the results of all positions.
+            opens: whether the first classes are still to be loaded; the first tile of positions does not wait for them.
+            reopens: whether the first classes are loaded again at the end, for the next block.
+        """
+        tiles = div_ceil(block.size, PARTITIONS)
+        inputs = (self.inputs[0][0:tiles], self.inputs[1][0:tiles])
+        self._load_inputs((inputs[0][0:1], inputs[1][0:1]), block)
+        if opens:
+            self.open_classes()
+        of_block = _BlockForward.make(self, block, inputs, reopens)
+        if tiles > 1:
+            other_positions = block.part(PARTITIONS, block.size - PARTITIONS)
+            self._load_inputs((inputs[0][1:], inputs[1][1:]), other_positions)
+        self.pairs.restart()
+        if self.second is not None:
+            self.second.begin(tiles)
+        self.schedule.run(of_block.step)
+        self.pairs.take_waiting()
+        of_block.statistics.exchange(self.schedule.count)
+        if self.second is not None:
+            self.second.exchange()
+        self.schedule.run_shared(of_block.shared_step)
+        of_block.finish(results)
+
+    def _load_inputs(self, inputs: PairInputs, block: Block) -> None:
+        for model, tiles_sbuf in zip(self.launch.models, inputs, strict=True):
+            load_input(tiles_sbuf, model.input_hbm, block, self.staging)
 
 
 def forward_of_core(

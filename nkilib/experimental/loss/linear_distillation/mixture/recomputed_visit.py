@@ -146,7 +146,7 @@ class _Group:
 
 
 @dataclass
-class _Products:
+class _RecomputedVisit:
     """The operands and buffers that all blocks of positions share.
 
     Attributes:
@@ -184,7 +184,7 @@ class _Products:
         tiling: LinearTiling,
         plan: PositionSplit,
         store: StoreSums,
-    ) -> _Products:
+    ) -> _RecomputedVisit:
         """Allocate the buffers for the blocks of positions of the plan."""
         student, teacher = launch.models
         division = divide_classes(launch.vocab_size, 0, nl.num_programs(), tiling.class_block)
@@ -301,7 +301,7 @@ def mixture_of_core(
         store: the function that stores the results of each block of positions.
     """
     plan = sizes.position_plan(tiling)
-    products = _Products.make(launch, vectors, sizes, tiling, plan, store)
+    products = _RecomputedVisit.make(launch, vectors, sizes, tiling, plan, store)
     looped = plan.whole * plan.size if plan.is_loop else 0
     if looped > 0:
         products.open()
