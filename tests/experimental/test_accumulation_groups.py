@@ -236,7 +236,7 @@ def test_every_place_that_sums_products_is_launched() -> None:
         "experimental/loss/linear_cross_entropy/gradient_columns.py",  # single products from here on
         "experimental/loss/linear/logits.py",  # and sums of the linear kernels
         "experimental/loss/linear/backward/gradient_block.py",
-        "experimental/loss/linear/backward/rounds.py",
+        "experimental/loss/linear/backward/input_gradient.py",
         "experimental/loss/linear/backward/weight_gradient.py",
     }
 

@@ -7,7 +7,7 @@ For host code, and in the simulator only.
 """
 
 from nkilib.experimental.loss.cross_entropy.profiling import profile_launch
-from nkilib.experimental.loss.distillation.profiling import profile_distillation_launch
+from nkilib.experimental.loss.distillation.host import profile_distillation_launch
 from nkilib.experimental.loss.linear_cross_entropy.host.profiling import (
     profile_linear_launch,
     profile_token_scores_launch,

@@ -26,14 +26,15 @@ from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, wei
 from nkilib.experimental.loss.linear.backward.memory_plan import (
     BackwardPlan,
     ClassBlocks,
+    ClassCover,
     plan_of_program,
     planned_blocks,
+    planned_cover,
 )
-from nkilib.experimental.loss.linear.backward.rounds import ClassCover, SharedBuffers, planned_cover
+from nkilib.experimental.loss.linear.backward.rounds import SharedBuffers
 from nkilib.experimental.loss.linear.block_schedule import Span, balanced_spans, cut, shares_of_cores
 from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES, LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import validation
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, linear_forward_reference
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
@@ -42,6 +43,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
     choose_linear_tiling,
     logits_blocks,
 )
+from nkilib.experimental.loss.linear_cross_entropy.launch import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.one_launch import COPIES_WITH_LOOP, FEWEST_IN_LOOP, FORWARD_SHARE
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import OPTIONS, arguments_of, upstream_of
 from tests.experimental.plans.coverage import Branches, PlanFamily, Row, Size

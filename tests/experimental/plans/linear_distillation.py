@@ -31,18 +31,18 @@ from nkilib.experimental.loss.linear.block_schedule import PositionSplit, positi
 from nkilib.experimental.loss.linear.class_schedule import BUFFERS, ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear.forward_tiling import fastest_tiling
 from nkilib.experimental.loss.linear.launch import LinearTiling
-from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
-    ModelNeeds,
-    PairForwardSizes,
-    PairNeeds,
-    StreamSizes,
-    gradient_needs,
-)
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import (
     MEMORY_LIMIT,
     KeptSizes,
     MixtureSizes,
     keeps_scores,
+)
+from nkilib.experimental.loss.linear_distillation.host.pair_sizes import (
+    ModelNeeds,
+    PairForwardSizes,
+    PairNeeds,
+    StreamSizes,
+    gradient_needs,
 )
 from nkilib.experimental.loss.linear_distillation.host.reference import PairProblem
 from nkilib.experimental.loss.linear_distillation.host.tiling import backward_tiling, forward_tiling

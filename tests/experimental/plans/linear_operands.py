@@ -30,7 +30,6 @@ from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.block_schedule import IDS_OF_SEARCH, PositionParts, position_parts, searched_ids
 from nkilib.experimental.loss.linear.launch import STAGED_ELEMENTS, CastBytes, LinearTiling
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, linear_forward_reference
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
@@ -43,6 +42,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import scores_forward_reference
 from nkilib.experimental.loss.linear_cross_entropy.id_gradient import sorted_at_a_time
+from nkilib.experimental.loss.linear_cross_entropy.launch import tile_needs
 from tests.experimental.loss.linear_cross_entropy.launch_checks import (
     ScoreLaunch,
     check_backward,

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The host side of distillation from logits: the kernels to launch, their float64 reference, and bounds on their error.
+"""The host side of distillation from logits: the kernels to launch, their modelled times, float64 reference and
+bounds on the error.
 
 - The registry entry: ``distillation_forward`` and ``distillation_backward`` with guarantees and work. The work is that
-  of any tiling: the minimum of HBM traffic, and activation functions. The simulator is imported only when a profile
-  asks for it: on hardware the kernels do not need it.
+  of any tiling: the minimum of HBM traffic, and activation functions.
+- Modelled times: :func:`profile_distillation_launch`. The simulator is imported only when a profile asks for it: on
+  hardware the kernels do not need it.
 - The reference: :func:`distillation_reference` and :func:`distillation_gradient_reference`.
 - The bounds: :func:`distillation_bound` and :func:`distillation_gradient_bound`, which
   docs/explanation/distillation.md derives.
@@ -17,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +30,15 @@ from nkilib.core.cores import positions_of_core
 from nkilib.core.hardware import FLOAT32_BYTES
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.host.launchable import launchable
-from nkilib.core.host.loss import TensorSize, tensor_bytes
+from nkilib.core.host.loss import TensorSize, launch_tensors, tensor_bytes
 from nkilib.core.rows.recomputation import BATCHES_MAX, most_trips
 from nkilib.core.rows.slots import ROWS_OF_TILE
 from nkilib.experimental.loss.distillation import kernels
 from nkilib.nki import nl
+
+if TYPE_CHECKING:
+    from nkilib.simulator import ModelParameters, Profile
+    from nkilib.simulator.profiling.profile import AskedTrips
 
 Array = NDArray[np.float64]
 
@@ -119,6 +125,55 @@ distillation_backward = launchable(
     ),
     backward_work,
 )
+
+
+def profile_distillation_launch(
+    num_positions: int,
+    vocab_size: int,
+    dtype: Any,
+    direction: str,
+    *,
+    teacher_dtype: Any = None,
+    target: str = "trn2",
+    cores: int = 2,
+    parameters: ModelParameters | None = None,
+    trips: AskedTrips | None = None,
+    **options: Any,
+) -> Profile:
+    """Return the profile of a kernel on logits [N, V]; modelled, not measured.
+
+    Example::
+
+        print(profile_distillation_launch(4096, 32128, "bfloat16", "forward", beta=0.5))
+
+    Args:
+        num_positions: N.
+        vocab_size: V.
+        dtype: the type of the student's logits, and of the teacher's unless ``teacher_dtype`` is passed.
+        direction: ``"forward"`` or ``"backward"``.
+        teacher_dtype: the type of the teacher's logits.
+        target: the generation of the device, such as ``"trn2"``.
+        cores: the number of cores of the launch.
+        parameters: the assumptions of the model where nothing is published.
+        trips: the number of iterations of the forward's loop over recomputed positions, in the form that
+            ``profile`` accepts.
+        options: further keyword arguments of the kernel, such as ``beta`` and ``chunk_size``.
+
+    Raises:
+        AssertionError: if the kernel does not take the arguments.
+        NkiValidationError: if the hardware does not accept them.
+    """
+    from nkilib.simulator import profile, spec, using
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    is_forward, shape = direction == "forward", (num_positions, vocab_size)
+    kernel: Any = distillation_forward if is_forward else distillation_backward
+    tensors = launch_tensors(kernel, lambda tensor: size_of(tensor, shape, options), as_dtype(dtype))
+    if teacher_dtype is not None:
+        tensors["teacher_hbm"] = spec(shape, as_dtype(teacher_dtype))
+    with using(target=target):
+        asked = trips if is_forward else None
+        return profile(kernel[cores], parameters=parameters, trips=asked, **{**tensors, **options})
 
 
 def _log_softmax(logits: Any, temperature: float) -> Array:

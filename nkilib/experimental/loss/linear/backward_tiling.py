@@ -6,7 +6,11 @@ arithmetic.
 
 Tensor takes the same time with every tiling. Tilings differ in how much the DMA engines have to do meanwhile, and in
 whether there is room for the buffers that let them do it meanwhile. So of all blocks of positions and classes that fit,
-those are chosen whose traffic, together with the cost of too few buffers, is estimated to delay Tensor least.
+those are chosen whose traffic, together with the cost of too few buffers, is estimated to delay Tensor least
+(:func:`choose_backward_tiling`, for the sizes of a :class:`BackwardLaunch`).
+
+:func:`backward_bytes` counts the bytes of HBM, :func:`split_backward_bytes` those of very many positions, which are
+split into parts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Target logits, and the passes for entropy and argmax, that a forward takes from its tiles of logits.
+"""Target logits, and the waiting passes for entropy and argmax, that a forward takes from its tiles of logits.
 
 Target logits are picked exactly from the tiles that hold them (:class:`TargetLogits`). For each position, each tile of
 logits has an element that would be the target's logit if the target were among the classes of the tile. GpSimd gathers
@@ -9,9 +9,10 @@ this element in any case. If it is not the target's, it is moved to the lowest f
 of classes is kept. All of it runs on GpSimd, which has nothing else to do. The time of a gather is not published; one
 gather serves up to four tiles. So the logit -inf of a masked class is found as the lowest float32 too.
 
-Entropy and argmax are passes of Vector that wait for another engine (:class:`WaitingPasses`). Meanwhile Vector computes
-the maxima of the next group of tiles. The passes of a tile of one group run between two maxima of the other, so that
-neither products nor exponentials wait for Vector, nor Vector for Scalar and GpSimd.
+Entropy and argmax are passes of Vector (:class:`EntropyPass`, :class:`SearchPass`) that wait for another engine
+(:class:`WaitingPasses`). Meanwhile Vector computes the maxima of the next group of tiles. The passes of a tile of one
+group run between two maxima of the other, so that neither products nor exponentials wait for Vector, nor Vector for
+Scalar and GpSimd.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.argmax import Search
+from nkilib.core.rows.arithmetic import multiply_on_gpsimd
 from nkilib.core.rows.moments import EntropyMoment, raise_negligible
 from nkilib.core.rows.statistics import Place, Statistics
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant, float32_like
@@ -53,6 +55,16 @@ def broadcast_like(column_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.Nki
     if len(like_sbuf.shape) == 2:
         return view_sbuf
     return over_ids(view_sbuf, like_sbuf.shape[2])
+
+
+def multiply_by_column(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
+    """Multiply each row by its factor, on GpSimd, whose operands are tiles, not numbers.
+
+    Args:
+        dst_sbuf, data_sbuf: float32 [rows, columns]; they may be the same tile.
+        factor_sbuf: float32 [rows, 1].
+    """
+    multiply_on_gpsimd(dst_sbuf, data_sbuf, factor_sbuf.broadcast(1, data_sbuf.shape[1]))
 
 
 @dataclass(frozen=True)

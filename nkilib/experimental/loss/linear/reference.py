@@ -3,7 +3,9 @@
 
 """An output layer in float64, and derived bounds of how far the kernels' products may be from it.
 
-Logits and gradients are computed in blocks of positions, so that no [N, V] array is in memory.
+:class:`OutputLayer` computes logits and gradients in blocks of positions, so that no [N, V] array is in memory.
+:func:`logit_bounds` has the bounds of logits, :func:`gradients_and_bounds` those of dX, dW and db, by the dtypes of the
+results (:class:`ResultTypes`).
 
 Notation of the bounds: u = 2^-24, the unit roundoff of float32; r the unit roundoff of the products' type (2^-8 for
 bfloat16, 2^-11 for float16, u for float32); K = ceil(size / 128), where size is the length of the sum of a product. The

@@ -3,7 +3,9 @@
 
 """Validation of the operands of output-layer kernels, under the names of their arguments.
 
-A kernel of two models has the arguments of each under a prefix, such as ``student_input_hbm``.
+:func:`validate_operands` checks input and weight, :func:`validate_bias` the bias, :func:`validate_wanted_gradients` the
+gradients that are asked for; :func:`validated_blocks` checks a tiling. A kernel of two models has the arguments of each
+under a prefix, such as ``student_input_hbm``.
 """
 
 from __future__ import annotations

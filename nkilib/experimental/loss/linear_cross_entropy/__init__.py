@@ -17,8 +17,8 @@ A launch goes through these steps, in this order; ``linear.`` stands for :mod:`n
    into a ``LinearLaunch`` (``launch``).
 2. ``validation`` rejects arguments that are not accepted, including K ids and upstream gradients, before anything is
    written.
-3. ``host.tiling`` chooses the tiling, with the needs of the options from ``launch`` for the forward, and with
-   ``linear.backward_tiling`` and the needs from ``gradient_columns`` for gradients.
+3. ``host.tiling`` chooses the tiling, with the needs of the options from ``launch``, and for gradients with
+   ``linear.backward_tiling``.
 4. ``forward`` computes the forward, for each block of positions:
 
    a. X^T and the targets of the block are loaded (``linear.operands``, ``targets``);
@@ -42,5 +42,5 @@ Token scores are the same launch with K ids instead of the target. K = 1 takes t
 additionally uses what has ``id`` in its name.
 
 ``host`` has the numpy and arithmetic around the kernels, and ``registry_entry`` the kernels to launch with their
-guarantees and their entry in the list of losses.
+guarantees and work, and their entry in the list of losses.
 """

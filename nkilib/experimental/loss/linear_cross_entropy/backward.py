@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of one core: the gradient of the logits of linear cross-entropy, handed to the shared backward.
+"""The backward of linear cross-entropy on one core: the gradient of the logits, handed to the shared backward.
 
 The shared backward (:mod:`nkilib.experimental.loss.linear.backward.one_core`) keeps blocks of the gradient in SBUF
-while W and X stream past; both linear losses use it.
+while W and X stream past; both linear losses use it. :func:`backward_of_core` runs it on the problem of a launch
+(:func:`problem_of_launch`).
 
 A tile of the gradient (:class:`GradientTiles`) is computed in float32 and rounded once, to the type of the products.
 With p the softmax and h = p - onehot the error, whose large terms cancel where a target is confident, the gradient of z
@@ -27,18 +28,18 @@ from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, program_share, require_fitting_plan
 from nkilib.experimental.loss.linear.backward.one_core import write_gradients_of_positions
-from nkilib.experimental.loss.linear.backward.rounds import BackwardProblem
 from nkilib.experimental.loss.linear.backward.streams import OperandPair
 from nkilib.experimental.loss.linear.backward.tile_maker import (
+    BackwardProblem,
     LastProduct,
     TilePlace,
 )
 from nkilib.experimental.loss.linear.block_schedule import Block, Span, position_parts
 from nkilib.experimental.loss.linear.launch import Gradients, LinearTiling
 from nkilib.experimental.loss.linear.operands import ClassRow, with_rounded_input
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns, backward_sizes
+from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns
 from nkilib.experimental.loss.linear_cross_entropy.id_gradient import IdGradient, IdTiles
-from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, backward_sizes
 from nkilib.nki import nisa, nl
 
 # A masked class has a bias of -inf, and 0 * inf is NaN. With this bias its p is 0 too, and so is p times its logit.

@@ -3,9 +3,10 @@
 
 """The forward of linear cross-entropy on one core: W^T of its classes streams past X^T of a block of positions.
 
-X^T stays on chip. The cores share the classes, and swap their statistics of the positions at the end of a block of
-positions. For several target ids per position the results are log-probabilities [N, K] instead of a loss
-(:class:`ScoreResults`).
+:func:`forward_of_core` goes through the blocks of positions. X^T of a block stays on chip. The cores share the classes,
+and swap their statistics of the positions at the end of a block. :class:`Keeping` keeps the logits for gradients in the
+same launch. For several target ids per position the results are log-probabilities [N, K] instead of a loss
+(:class:`ScoreResults`, :func:`score_results`).
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def score_results(group: Group, results: ScoreResults, options: Options) -> list
     return [GroupResult(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in pairs if vector_hbm is not None]
 
 
-def _sizes(launch: LinearLaunch, options: Options) -> ForwardSizes:
+def _forward_sizes(launch: LinearLaunch, options: Options) -> ForwardSizes:
     return ForwardSizes(
         launch.num_positions,
         launch.num_features,
@@ -191,7 +192,7 @@ def _require_room(launch: LinearLaunch, options: Options, tiling: LinearTiling) 
         AssertionError: if they do not; the message names function, requirement, value and remedy.
     """
     tiles = min(div_ceil(tiling.position_block, PARTITIONS), launch.position_tiles)
-    needed, most = _sizes(launch, options).bytes_of(tiles, tiling.class_block), usable_sbuf_bytes()
+    needed, most = _forward_sizes(launch, options).bytes_of(tiles, tiling.class_block), usable_sbuf_bytes()
     require(
         needed <= most,
         f"{launch.function}: position_block and class_block must leave the tiles of {launch.num_features} features at "
@@ -217,7 +218,7 @@ class _Pass:
 
     @classmethod
     def make(
-        cls, forward: _Forward, targets_sbuf: nl.NkiTensor, picked_sbuf: nl.NkiTensor, tiles: range, first: int
+        cls, forward: _CoreForward, targets_sbuf: nl.NkiTensor, picked_sbuf: nl.NkiTensor, tiles: range, first: int
     ) -> _Pass:
         """Return a pass that begins at class ``first`` of the weight."""
         first_class = forward.options.classes.first + first
@@ -263,7 +264,7 @@ class _BlockForward:
         reopens: whether the last step loads the first classes again, for another block of positions.
     """
 
-    forward: _Forward
+    forward: _CoreForward
     block: Block
     input_sbuf: list[nl.NkiTensor]
     statistics: PositionStatistics
@@ -274,7 +275,7 @@ class _BlockForward:
     reopens: bool
 
     @classmethod
-    def make(cls, forward: _Forward, block: Block, input_sbuf: list[nl.NkiTensor], reopens: bool) -> _BlockForward:
+    def make(cls, forward: _CoreForward, block: Block, input_sbuf: list[nl.NkiTensor], reopens: bool) -> _BlockForward:
         launch, options, schedule = forward.launch, forward.options, forward.schedule
         targets_sbuf = load_targets(launch, block)
         values = target_values(launch, options, targets_sbuf, float32_like(targets_sbuf))
@@ -400,7 +401,7 @@ class Keeping:
 
 
 @dataclass(frozen=True)
-class _Forward:
+class _CoreForward:
     """The operands and buffers that all blocks of positions share.
 
     Attributes:
@@ -429,9 +430,9 @@ class _Forward:
         plan: PositionSplit,
         bodies: int,
         keeping: Keeping | None,
-    ) -> _Forward:
+    ) -> _CoreForward:
         """Allocate memory for a program of at most ``bodies`` blocks of classes for each block of positions."""
-        tiles, sizes = plan.tiles, _sizes(launch, options)
+        tiles, sizes = plan.tiles, _forward_sizes(launch, options)
         depth = div_ceil(launch.num_features, PARTITIONS)
         if keeping is None:
             shared = sizes.shared_classes(plan, tiling.class_block)
@@ -487,14 +488,14 @@ def forward_of_core(
 ) -> None:
     """Compute the results; each core stores some of them. ``keeping`` is for gradients in the same launch."""
     _require_room(launch, options, tiling)
-    sizes = _sizes(launch, options)
+    sizes = _forward_sizes(launch, options)
     if keeping is not None:
         sizes = replace(sizes, program_share=keeping.program_share)
     plan = sizes.position_plan(*tiling)
     if keeping is not None:
         # The address of kept logits depends on the loop over classes, and cannot depend on another loop.
         plan = plan._replace(is_loop=False)
-    forward = _Forward.make(launch, options, tiling, plan, sizes.most_bodies(plan), keeping)
+    forward = _CoreForward.make(launch, options, tiling, plan, sizes.most_bodies(plan), keeping)
     looped = plan.whole * plan.size if plan.is_loop else 0
     if looped > 0:
         forward.classes.open(forward.schedule.opening)

@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The per-position scalars of the gradient of linear cross-entropy, and what its tiles need of SBUF and of the program.
+"""The per-position scalars of the gradient of linear cross-entropy, computed once per launch.
 
-The scalars (:class:`GradientColumns`) are float32 columns [128, tiles], computed once per launch. The terms are those
-of :mod:`nkilib.experimental.loss.cross_entropy.coefficients`. Column t holds positions 128 t to 128 t + 127, one per
-partition.
-
-The needs (:func:`tile_needs`) are arithmetic, before any tracing. With several target ids per position, sorted ids and
-their gradients stay in SBUF for all positions. For each tile of logits Vector looks for eight ids at a time, and the
-places that it finds become a tile of gradients.
+They are float32 columns [128, tiles]; column t holds positions 128 t to 128 t + 127, one per partition.
+:class:`GradientColumns` has all of them, :class:`Exponents` those from which a tile computes its softmax. The terms are
+those of :mod:`nkilib.experimental.loss.cross_entropy.coefficients`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
-from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.rows.scale import Scale
 from nkilib.core.rows.tiles import difference, float32_like, product, scaled, with_nan_of_infinite
 from nkilib.experimental.loss.cross_entropy.coefficients import (
@@ -28,38 +22,11 @@ from nkilib.experimental.loss.cross_entropy.coefficients import (
     summed,
 )
 from nkilib.experimental.loss.cross_entropy.launch import Options
-from nkilib.experimental.loss.linear.backward.geometry import (
-    GRADIENT_COLUMNS,
-    GRADIENT_INSTRUCTIONS,
-    SUM_INSTRUCTIONS,
-    BackwardSizes,
-    TileNeeds,
-)
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
-from nkilib.experimental.loss.linear.block_schedule import IDS_OF_SEARCH, searched_ids
 from nkilib.experimental.loss.linear.operands import load_positions
-from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.launch import AllPositions, LinearLaunch, is_factored
 from nkilib.experimental.loss.linear_cross_entropy.targets import weights_of_targets
 from nkilib.nki import nisa, nl
-
-# Tiles that are gathered at a time.
-ID_SLOTS: Final = 2
-# Instructions of a tile besides the searches: the ids of its positions, how many are below it, a running sum, places,
-# the same as indices, the gather and the sum.
-_ID_INSTRUCTIONS = 7
-# A running sum and, for each buffer slot, indices and gradients.
-_ID_TILES = 1 + 2 * ID_SLOTS
-# The temperatures of positions, the scales and slopes that are made of them, and what is needed in between.
-_TEMPERATURE_COLUMNS = 10
-
-
-@dataclass(frozen=True)
-class AllPositions:
-    """Loads the values of all positions of a launch at once."""
-
-    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Return the values of a vector [N] as float32 [128, tiles]; 0 beyond the last position."""
-        return load_positions(vector_hbm, 0.0)
 
 
 def _target_weights(
@@ -121,14 +88,6 @@ def _target_terms(
         _target_weights(launch, options, upstream, target_sbuf),
         _weight_sum(launch, options, upstream),
     )
-
-
-def is_factored(launch: LinearLaunch, upstream: PositionUpstream) -> bool:
-    """Return whether the rounding error of lse becomes a factor of the coefficients of p.
-
-    If it does not, correcting it takes another pass over every tile.
-    """
-    return upstream.maximum_hbm is not None and launch.dtype != nl.float32
 
 
 @dataclass(frozen=True)
@@ -287,97 +246,3 @@ class GradientColumns:
             spread_sbuf,
             power,
         )
-
-
-def has_rest(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> bool:
-    """Return whether the gradient has terms besides the error at the target; these terms take tiles."""
-    of_loss = options.spread != 0.0 or options.square != 0.0
-    of_others = upstream.grad_lse_hbm is not None or upstream.grad_entropy_hbm is not None
-    return of_loss or of_others or is_factored(launch, upstream)
-
-
-def columns_of_ids(ids: int) -> int:
-    """Return how many numbers a partition keeps for each tile of positions, if there are several ids per position.
-
-    They are the sorted ids, the ids counted from the first class of a block, and the gradients.
-    """
-    return 0 if ids == 1 else 3 * searched_ids(ids) + 1
-
-
-def tiles_of_ids(ids: int) -> int:
-    """Return the number of float32 tiles as large as a tile of logits that several ids per position need.
-
-    They hold the class numbers with and without marks, and are memory for gathers.
-    """
-    return 0 if ids == 1 else 2 + _ID_TILES
-
-
-def numbers_of_ids(ids: int) -> int:
-    """Return how many numbers per partition several ids per position need besides columns and tiles.
-
-    They are the ids behind the class numbers, and a mask of the ids below a tile.
-    """
-    return 0 if ids == 1 else 3 * searched_ids(ids)
-
-
-def instructions_of_ids(ids: int) -> int:
-    """Return the number of instructions that the ids add to a tile of the gradient."""
-    return 0 if ids == 1 else searched_ids(ids) // IDS_OF_SEARCH + _ID_INSTRUCTIONS
-
-
-def tile_needs(
-    has_bias: bool = False,
-    has_class_weights: bool = False,
-    has_softcap: bool = False,
-    has_rest: bool = False,
-    ids: int = 1,
-    keeps_logits: bool = False,
-    sums_bias: bool = False,
-    has_temperatures: bool = False,
-) -> TileNeeds:
-    """Return the SBUF and instructions that a launch needs for its tiles of the gradient.
-
-    Args:
-        has_bias, has_class_weights: whether a row of biases, or of class weights, is needed for the classes of a block.
-        has_softcap: whether the logits are capped.
-        has_rest: whether the gradient has terms besides the error at the target.
-        ids: the number of target ids per position.
-        keeps_logits: whether the logits come from HBM, with their bias and under their cap.
-        sums_bias: whether db is summed from gradients before they are rounded.
-        has_temperatures: whether each position has a temperature.
-    """
-    return TileNeeds(
-        columns=GRADIENT_COLUMNS + columns_of_ids(ids) + has_temperatures * _TEMPERATURE_COLUMNS,
-        rows=has_bias + has_class_weights + sums_bias,
-        rings=(has_bias and not sums_bias) + has_softcap + has_rest,
-        tiles=tiles_of_ids(ids),
-        numbers=numbers_of_ids(ids),
-        place_bytes=int(ids > 1),
-        opened=int(has_softcap and not keeps_logits),
-        instructions=GRADIENT_INSTRUCTIONS + instructions_of_ids(ids) + sums_bias * SUM_INSTRUCTIONS,
-    )
-
-
-def backward_sizes(
-    launch: LinearLaunch, options: Options, upstream: PositionUpstream, adds_to_weight: bool, sums_bias: bool
-) -> BackwardSizes:
-    """Return the sizes and options of a launch that the plan of its backward depends on."""
-    return BackwardSizes(
-        launch.num_positions,
-        launch.num_features,
-        launch.vocab_size,
-        dtype_bytes(launch.dtype),
-        launch.has_classes_first,
-        tile_needs(
-            launch.bias_hbm is not None,
-            options.needs_class_weights,
-            options.softcap is not None,
-            has_rest(launch, options, upstream),
-            launch.ids,
-            sums_bias=sums_bias,
-            has_temperatures=launch.temperature_hbm is not None,
-        ),
-        adds_to_weight,
-        weight_itemsize=launch.casts.weight,
-        staging_bytes=launch.casts.backward_staging(launch.has_classes_first),
-    )

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Linear cross-entropy: the loss of an output layer, ``X W^T + b``, and its gradients, without its logits in HBM.
+"""The kernels of linear cross-entropy: the loss of an output layer, ``X W^T + b``, and its gradients, without its
+logits in HBM.
 
-The forward multiplies tiles of X and W, and folds each tile of logits into the running statistics of its positions. The
-backward recomputes the tiles, computes the gradient of each of them, and multiplies it with W and X. The cores of a
-launch split the vocabulary. A third kernel does both in a single launch, and keeps the logits of a block of positions
+:func:`linear_cross_entropy_forward` multiplies tiles of X and W, and folds each tile of logits into the running
+statistics of its positions. :func:`linear_cross_entropy_backward` recomputes the tiles, computes the gradient of each
+of them, and multiplies it with W and X. The cores of a launch split the vocabulary.
+:func:`linear_cross_entropy_forward_backward` does both in a single launch, and keeps the logits of a block of positions
 in HBM in between.
 """
 
@@ -19,9 +21,14 @@ from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES, Gradients, Wan
 from nkilib.experimental.loss.linear.validation import validate_wanted_gradients
 from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD, FORWARD_BACKWARD
-from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, forward_needs, has_options, without_loss
+from nkilib.experimental.loss.linear_cross_entropy.launch import (
+    LinearLaunch,
+    forward_needs,
+    has_options,
+    has_rest,
+    without_loss,
+)
 from nkilib.experimental.loss.linear_cross_entropy.one_launch import one_launch
 from nkilib.experimental.loss.linear_cross_entropy.validation import (
     validate_linear_upstream,

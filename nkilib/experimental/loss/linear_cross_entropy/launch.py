@@ -1,21 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch of linear cross-entropy while its kernel is traced: its arguments, and what its options need of a forward.
+"""A launch of linear cross-entropy while its kernel is traced: its arguments, and what its options need.
 
-:class:`LinearLaunch` has operands and targets. The flags of the loss are those of cross-entropy: :func:`scaled_recipe`
-and :func:`without_loss` adapt them, :func:`forward_needs` (:class:`ForwardNeeds`) and :func:`has_options` tell which of
-them take memory or time. :mod:`.targets` loads the targets of positions.
+:class:`LinearLaunch` has operands and targets. The flags of the loss are those of cross-entropy; :func:`scaled_recipe`
+and :func:`without_loss` adapt them. :func:`forward_needs` (:class:`ForwardNeeds`) tells which of them take memory or
+time in a forward, :func:`tile_needs` and :func:`backward_sizes` in a backward; :func:`has_options` whether there are
+any. :mod:`.targets` loads the targets of positions.
+
+With several target ids per position, sorted ids and their gradients stay in SBUF for all positions of a backward. For
+each tile of logits Vector looks for eight ids at a time, and the places that it finds become a tile of gradients.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
+from typing import Final
 
 from nkilib.core.hardware import PARTITIONS
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.experimental.loss.cross_entropy.coefficients import (
+    PositionUpstream,
+)
 from nkilib.experimental.loss.cross_entropy.launch import TEMPERATURE_LIMITS, LossOptions, Options, Wanted
-from nkilib.experimental.loss.linear.block_schedule import Block
+from nkilib.experimental.loss.linear.backward.geometry import (
+    GRADIENT_COLUMNS,
+    GRADIENT_INSTRUCTIONS,
+    SUM_INSTRUCTIONS,
+    BackwardSizes,
+    TileNeeds,
+)
+from nkilib.experimental.loss.linear.block_schedule import IDS_OF_SEARCH, Block, searched_ids
 from nkilib.experimental.loss.linear.launch import LinearOperands
 from nkilib.experimental.loss.linear.operands import load_positions
 from nkilib.experimental.loss.temperatures import Temperatures
@@ -23,8 +39,16 @@ from nkilib.nki import nl
 
 # Groups of tiles of logits: one is multiplied while the sums of the other one are computed.
 GROUPS = 2
-# Float32 numbers of a position while its temperature becomes a scale.
+# Float32 numbers of a position while its temperature becomes a scale, in the forward; in the backward also the slopes.
 _TEMPERATURE_NUMBERS = 8
+_TEMPERATURE_COLUMNS = 10
+# With several target ids: tiles of gradients that are gathered at a time.
+ID_SLOTS: Final = 2
+# Instructions of a tile besides the searches: the ids of its positions, how many are below it, a running sum, places,
+# the same as indices, the gather and the sum.
+_INSTRUCTIONS_OF_IDS = 7
+# A running sum and, for each buffer slot, indices and gradients.
+_TILES_OF_IDS = 1 + 2 * ID_SLOTS
 
 
 @dataclass(frozen=True)
@@ -126,10 +150,14 @@ class ForwardNeeds:
 
 
 @dataclass(frozen=True)
-class _FilledPositions:
-    """Loads the values of all positions of a launch at once, with a number beyond the last one."""
+class AllPositions:
+    """Loads the values of all positions of a launch at once.
 
-    fill: float
+    Attributes:
+        fill: the value beyond the last position.
+    """
+
+    fill: float = 0.0
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
         """Return the values of a vector [N] as float32 [128, tiles]."""
@@ -167,7 +195,7 @@ class LinearLaunch(LinearOperands):
         if self.temperature_hbm is None:
             return None
         shape = (PARTITIONS, self.position_tiles)
-        return Temperatures.load(self.temperature_hbm, _FilledPositions(1.0), shape, TEMPERATURE_LIMITS)
+        return Temperatures.load(self.temperature_hbm, AllPositions(fill=1.0), shape, TEMPERATURE_LIMITS)
 
 
 def scaled_recipe(recipe: LossOptions, logit_scale: float) -> LossOptions:
@@ -233,3 +261,105 @@ def has_options(launch: LinearLaunch, options: Options, *, of_backward: bool = F
         recipe = replace(recipe, temperature=usual.temperature)
     of_launch = launch.bias_hbm is not None or launch.temperature_hbm is not None
     return of_launch or options.is_weighted or recipe != usual or options.wanted != Wanted()
+
+
+def is_factored(launch: LinearLaunch, upstream: PositionUpstream) -> bool:
+    """Return whether the rounding error of lse becomes a factor of the coefficients of p.
+
+    If it does not, correcting it takes another pass over every tile.
+    """
+    return upstream.maximum_hbm is not None and launch.dtype != nl.float32
+
+
+def has_rest(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> bool:
+    """Return whether the gradient has terms besides the error at the target; these terms take tiles."""
+    of_loss = options.spread != 0.0 or options.square != 0.0
+    of_others = upstream.grad_lse_hbm is not None or upstream.grad_entropy_hbm is not None
+    return of_loss or of_others or is_factored(launch, upstream)
+
+
+def columns_of_ids(ids: int) -> int:
+    """Return how many numbers a partition keeps for each tile of positions, if there are several ids per position.
+
+    They are the sorted ids, the ids counted from the first class of a block, and the gradients.
+    """
+    return 0 if ids == 1 else 3 * searched_ids(ids) + 1
+
+
+def tiles_of_ids(ids: int) -> int:
+    """Return the number of float32 tiles as large as a tile of logits that several ids per position need.
+
+    They hold the class numbers with and without marks, and are memory for gathers.
+    """
+    return 0 if ids == 1 else 2 + _TILES_OF_IDS
+
+
+def numbers_of_ids(ids: int) -> int:
+    """Return how many numbers per partition several ids per position need besides columns and tiles.
+
+    They are the ids behind the class numbers, and a mask of the ids below a tile.
+    """
+    return 0 if ids == 1 else 3 * searched_ids(ids)
+
+
+def instructions_of_ids(ids: int) -> int:
+    """Return the number of instructions that the ids add to a tile of the gradient."""
+    return 0 if ids == 1 else searched_ids(ids) // IDS_OF_SEARCH + _INSTRUCTIONS_OF_IDS
+
+
+def tile_needs(
+    has_bias: bool = False,
+    has_class_weights: bool = False,
+    has_softcap: bool = False,
+    has_rest: bool = False,
+    ids: int = 1,
+    keeps_logits: bool = False,
+    sums_bias: bool = False,
+    has_temperatures: bool = False,
+) -> TileNeeds:
+    """Return the SBUF and instructions that a launch needs for its tiles of the gradient.
+
+    Args:
+        has_bias, has_class_weights: whether a row of biases, or of class weights, is needed for the classes of a block.
+        has_softcap: whether the logits are capped.
+        has_rest: whether the gradient has terms besides the error at the target.
+        ids: the number of target ids per position.
+        keeps_logits: whether the logits come from HBM, with their bias and under their cap.
+        sums_bias: whether db is summed from gradients before they are rounded.
+        has_temperatures: whether each position has a temperature.
+    """
+    return TileNeeds(
+        columns=GRADIENT_COLUMNS + columns_of_ids(ids) + has_temperatures * _TEMPERATURE_COLUMNS,
+        rows=has_bias + has_class_weights + sums_bias,
+        rings=(has_bias and not sums_bias) + has_softcap + has_rest,
+        tiles=tiles_of_ids(ids),
+        numbers=numbers_of_ids(ids),
+        place_bytes=int(ids > 1),
+        opened=int(has_softcap and not keeps_logits),
+        instructions=GRADIENT_INSTRUCTIONS + instructions_of_ids(ids) + sums_bias * SUM_INSTRUCTIONS,
+    )
+
+
+def backward_sizes(
+    launch: LinearLaunch, options: Options, upstream: PositionUpstream, adds_to_weight: bool, sums_bias: bool
+) -> BackwardSizes:
+    """Return the sizes and options of a launch that the plan of its backward depends on."""
+    return BackwardSizes(
+        launch.num_positions,
+        launch.num_features,
+        launch.vocab_size,
+        dtype_bytes(launch.dtype),
+        launch.has_classes_first,
+        tile_needs(
+            launch.bias_hbm is not None,
+            options.needs_class_weights,
+            options.softcap is not None,
+            has_rest(launch, options, upstream),
+            launch.ids,
+            sums_bias=sums_bias,
+            has_temperatures=launch.temperature_hbm is not None,
+        ),
+        adds_to_weight,
+        weight_itemsize=launch.casts.weight,
+        staging_bytes=launch.casts.backward_staging(launch.has_classes_first),
+    )

@@ -3,8 +3,9 @@
 
 """Loss and gradients in a single launch: three products instead of four, because the backward reuses the logits.
 
-For a block of positions the forward keeps the logits of each core's classes in HBM and computes loss and lse over all
-classes. Then the backward loads the logits from there, so that a tile of their gradient costs a load and no product.
+For each block of positions, :func:`one_launch` runs the forward, which keeps the logits of each core's classes in HBM
+and computes loss and lse over all classes. Then it runs the backward, which loads the logits from there, so that a tile
+of their gradient costs a load and no product.
 
 All positions are one block if their logits take no more memory than ``scratch_bytes`` plus the float32 sum of dW that
 several blocks would need. Each block but the first adds to this sum, and the last block rounds it.
@@ -29,9 +30,8 @@ from nkilib.experimental.loss.linear.logits import LogitsInHbm
 from nkilib.experimental.loss.linear.operands import with_rounded_input
 from nkilib.experimental.loss.linear_cross_entropy.backward import problem_of_launch
 from nkilib.experimental.loss.linear_cross_entropy.forward import Keeping, forward_of_core
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, choose_linear_tiling, logits_blocks
-from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, forward_needs
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, forward_needs, tile_needs
 from nkilib.nki import nisa, nl
 
 # The forward's share of the instructions that the program of a core may have.
@@ -41,112 +41,7 @@ FORWARD_SHARE = 0.4
 FEWEST_IN_LOOP, COPIES_WITH_LOOP = 5, 3
 
 
-def one_launch(
-    launch: LinearLaunch,
-    options: Options,
-    tiling: LinearTiling,
-    scale: float | nl.NkiTensor,
-    scratch_bytes: int,
-    results: Results,
-    gradients: Gradients,
-) -> None:
-    """Write loss, lse and the gradients of ``scale`` times the sum of the losses.
-
-    Args:
-        launch, options: the operands and options of the kernel.
-        tiling: the tiling of the gradients.
-        scale: a number, or float32 [1] in HBM.
-        scratch_bytes: the number of bytes that the logits of a block may take if there are several blocks.
-        results, gradients: the tensors in HBM to write to.
-
-    Raises:
-        AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
-    """
-    cut_up = logits_blocks(launch.num_positions, launch.num_features, launch.vocab_size, scratch_bytes)
-    size, count = div_ceil(cut_up.positions, PARTITIONS) * PARTITIONS, cut_up.number
-    whole = Span(0, min(size, launch.num_positions))
-    copies = count if count < FEWEST_IN_LOOP else COPIES_WITH_LOOP
-    require_fitting_plan(
-        launch.function, tiling, _plan(launch.of_positions(Block(*whole)), options, tiling, count, copies, gradients)
-    )
-    launch = with_rounded_input(launch)
-    shares = shares_of_cores(launch.vocab_size, nl.num_programs())
-    share = shares[nl.program_id(0)]
-    parts = _Parts(
-        launch,
-        options,
-        tiling,
-        results,
-        _PartGradients.make(launch, gradients, share, size, count),
-        scale if isinstance(scale, nl.NkiTensor) else _constant(scale),
-        shares,
-        LogitsInHbm.make(whole.size, share) if share.size > 0 else None,
-        count,
-        copies,
-    )
-    parts.run(size)
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """The blocks of positions; each is a forward followed by a backward.
-
-    Attributes:
-        launch, options, tiling: the operands, options and tiling of the kernel.
-        results: loss and lse of all positions.
-        gradients: the gradients of all positions.
-        scale_hbm: the factor of the losses, float32 [1].
-        shares: the classes of each core.
-        kept: the memory for the logits of this core, which all blocks reuse; None if the core has no classes.
-        count: the number of blocks.
-        copies: the number of copies of a block in the program.
-    """
-
-    launch: LinearLaunch
-    options: Options
-    tiling: LinearTiling
-    results: Results
-    gradients: _PartGradients
-    scale_hbm: nl.NkiTensor
-    shares: list[Span]
-    kept: LogitsInHbm | None
-    count: int
-    copies: int
-
-    def run(self, size: int) -> None:
-        """Run all blocks, of ``size`` positions each; the last one may have fewer.
-
-        The first block stores its dW, and the last one rounds the sum. If the blocks in between are many, they are a
-        device loop.
-        """
-        last = (self.count - 1) * size
-        rest = self.launch.num_positions - last
-        if self.count == self.copies:
-            for first in range(0, last, size):
-                self._run(Block(first, size), first == 0, False)
-            self._run(Block(last, rest), last == 0, True)
-            return
-        self._run(Block(0, size), True, False)
-        nl.fori_loop(size, last, lambda first: self._run(Block(first, size), False, False), size)
-        self._run(Block(last, rest), False, True)
-
-    def _run(self, block: Block, is_first: bool, is_last: bool) -> None:
-        part = self.launch.of_positions(block)
-        results = Results(block.of(self.results.loss_hbm), block.of(self.results.lse_hbm))
-        keeping = Keeping(self.kept, self.shares, FORWARD_SHARE / self.copies)
-        forward_of_core(part, self.options, _forward_tiling(part, self.options), results, keeping)
-        # Each core has stored some of the results, and reads the results of the other one.
-        synchronise(self.results.lse_hbm)
-        upstream = PositionUpstream(
-            results.lse_hbm, self.scale_hbm.broadcast(0, block.size), None, None, None, None, None, None
-        )
-        plan = _plan(part, self.options, self.tiling, self.count, self.copies, self.gradients.gradients)
-        gradients = self.gradients.of_part(block, is_first, is_last)
-        write_gradients(problem_of_launch(part, self.options, upstream), plan, gradients, self.kept)
-        self.gradients.finish_part(block, is_first)
-
-
-def _plan(
+def _gradient_plan(
     part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int, copies: int, gradients: Gradients
 ) -> BackwardPlan:
     """Return the plan of the gradients of one of ``parts`` blocks of positions.
@@ -192,7 +87,7 @@ def _forward_tiling(part: LinearLaunch, options: Options) -> LinearTiling:
     )
 
 
-def _constant(value: float) -> nl.NkiTensor:
+def _constant_in_hbm(value: float) -> nl.NkiTensor:
     """Return a private float32 [1] tensor in HBM of this core that holds ``value``."""
     value_hbm = nl.ndarray((1,), dtype=nl.float32, buffer=nl.private_hbm, name="grad_scale_of_core_hbm")
     value_sbuf = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -273,3 +168,110 @@ class _PartGradients:
             nisa.dma_copy(dst=sum_hbm, src=part_hbm)
         else:
             nisa.dma_compute(dst=sum_hbm, srcs=[sum_hbm, part_hbm], reduce_op=nl.add)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The blocks of positions; each is a forward followed by a backward.
+
+    Attributes:
+        launch, options, tiling: the operands, options and tiling of the kernel.
+        results: loss and lse of all positions.
+        gradients: the gradients of all positions.
+        scale_hbm: the factor of the losses, float32 [1].
+        shares: the classes of each core.
+        kept: the memory for the logits of this core, which all blocks reuse; None if the core has no classes.
+        count: the number of blocks.
+        copies: the number of copies of a block in the program.
+    """
+
+    launch: LinearLaunch
+    options: Options
+    tiling: LinearTiling
+    results: Results
+    gradients: _PartGradients
+    scale_hbm: nl.NkiTensor
+    shares: list[Span]
+    kept: LogitsInHbm | None
+    count: int
+    copies: int
+
+    def run(self, size: int) -> None:
+        """Run all blocks, of ``size`` positions each; the last one may have fewer.
+
+        The first block stores its dW, and the last one rounds the sum. If the blocks in between are many, they are a
+        device loop.
+        """
+        last = (self.count - 1) * size
+        rest = self.launch.num_positions - last
+        if self.count == self.copies:
+            for first in range(0, last, size):
+                self._run_part(Block(first, size), first == 0, False)
+            self._run_part(Block(last, rest), last == 0, True)
+            return
+        self._run_part(Block(0, size), True, False)
+        nl.fori_loop(size, last, lambda first: self._run_part(Block(first, size), False, False), size)
+        self._run_part(Block(last, rest), False, True)
+
+    def _run_part(self, block: Block, is_first: bool, is_last: bool) -> None:
+        part = self.launch.of_positions(block)
+        results = Results(block.of(self.results.loss_hbm), block.of(self.results.lse_hbm))
+        keeping = Keeping(self.kept, self.shares, FORWARD_SHARE / self.copies)
+        forward_of_core(part, self.options, _forward_tiling(part, self.options), results, keeping)
+        # Each core has stored some of the results, and reads the results of the other one.
+        synchronise(self.results.lse_hbm)
+        upstream = PositionUpstream(
+            results.lse_hbm, self.scale_hbm.broadcast(0, block.size), None, None, None, None, None, None
+        )
+        plan = _gradient_plan(part, self.options, self.tiling, self.count, self.copies, self.gradients.gradients)
+        gradients = self.gradients.of_part(block, is_first, is_last)
+        write_gradients(problem_of_launch(part, self.options, upstream), plan, gradients, self.kept)
+        self.gradients.finish_part(block, is_first)
+
+
+def one_launch(
+    launch: LinearLaunch,
+    options: Options,
+    tiling: LinearTiling,
+    scale: float | nl.NkiTensor,
+    scratch_bytes: int,
+    results: Results,
+    gradients: Gradients,
+) -> None:
+    """Write loss, lse and the gradients of ``scale`` times the sum of the losses.
+
+    Args:
+        launch, options: the operands and options of the kernel.
+        tiling: the tiling of the gradients.
+        scale: a number, or float32 [1] in HBM.
+        scratch_bytes: the number of bytes that the logits of a block may take if there are several blocks.
+        results, gradients: the tensors in HBM to write to.
+
+    Raises:
+        AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
+    """
+    cut_up = logits_blocks(launch.num_positions, launch.num_features, launch.vocab_size, scratch_bytes)
+    size, count = div_ceil(cut_up.positions, PARTITIONS) * PARTITIONS, cut_up.number
+    whole = Span(0, min(size, launch.num_positions))
+    copies = count if count < FEWEST_IN_LOOP else COPIES_WITH_LOOP
+    require_fitting_plan(
+        launch.function,
+        tiling,
+        _gradient_plan(launch.of_positions(Block(*whole)), options, tiling, count, copies, gradients),
+    )
+    launch = with_rounded_input(launch)
+    shares = shares_of_cores(launch.vocab_size, nl.num_programs())
+    share = shares[nl.program_id(0)]
+    parts = _Parts(
+        launch,
+        options,
+        tiling,
+        results,
+        _PartGradients.make(launch, gradients, share, size, count),
+        scale if isinstance(scale, nl.NkiTensor) else _constant_in_hbm(scale),
+        shares,
+        LogitsInHbm.make(whole.size, share) if share.size > 0 else None,
+        count,
+        copies,
+    )
+    parts.run(size)

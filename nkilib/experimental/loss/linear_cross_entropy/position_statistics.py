@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward's statistics of a block of positions: those of cross-entropy, with tiles of positions as batches.
+"""The statistics that a forward gathers for a block of positions (:class:`PositionStatistics`).
 
-The statistics of a few blocks of classes, a window, are side by side in the columns of
-:mod:`nkilib.core.rows.statistics`; a full window is combined into column 0. At the end both cores swap their columns
-and combine the columns of both at once, so that nothing is combined twice.
+They are those of cross-entropy, with tiles of positions as batches. The statistics of a few blocks of classes, a
+window, are side by side in the columns of :mod:`nkilib.core.rows.statistics`; a full window is combined into column 0.
+At the end both cores swap their columns and combine the columns of both at once, so that nothing is combined twice.
 """
 
 from __future__ import annotations
@@ -25,6 +25,59 @@ from nkilib.experimental.loss.cross_entropy.results import Group
 from nkilib.experimental.loss.cross_entropy.targets import TargetValues
 from nkilib.experimental.loss.linear_cross_entropy.launch import ForwardNeeds
 from nkilib.nki import nisa, nl
+
+
+def _statistics(columns: Columns, scale: Scale, needs: ForwardNeeds, parts: Iterator[nl.NkiTensor]) -> Statistics:
+    neg_max_sbuf, sums_sbuf = next(parts), next(parts)
+    bias_sbuf = neg_max_sbuf
+    if needs.scale:
+        is_exchanged = needs.argmax and needs.has_exact_maxima and not needs.temperatures
+        bias_sbuf = next(parts) if is_exchanged else columns.tile()
+    return Statistics(
+        columns,
+        scale,
+        neg_max_sbuf=neg_max_sbuf,
+        bias_sbuf=bias_sbuf,
+        sums_sbuf=sums_sbuf,
+        weights_sbuf=columns.tile(),
+        exact_neg_max_sbuf=nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf),
+        row_neg_max_sbuf=columns.row_tile(),
+        row_sum_sbuf=columns.row_tile(),
+        log_sum_sbuf=columns.row_tile(),
+    )
+
+
+def _moments(columns: Columns, options: Options, needs: ForwardNeeds, parts: Iterator[nl.NkiTensor]) -> Moments | None:
+    if not (needs.sums or needs.entropy or needs.squares or needs.mean):
+        return None
+    first = entropy = squares = mean = None
+    if needs.sums:
+        first = FirstMoment(next(parts), next(parts), columns.row_tile(), columns.row_tile())
+    if needs.entropy:
+        entropy = EntropyMoment(next(parts), columns.row_tile())
+    if needs.squares:
+        squares = SquareMoment(next(parts), columns.row_tile())
+    if needs.mean:
+        counts = (next(parts), columns.row_tile()) if needs.counts_classes else (None, None)
+        mean = MeanMoment(columns, options.classes.count, next(parts), columns.row_tile(), *counts)
+    return Moments(columns, first, entropy, columns.tile(), columns.tile(), squares, mean)
+
+
+def _argmax(columns: Columns, num_classes: int, neg_max_sbuf: nl.NkiTensor, parts: Iterator[nl.NkiTensor]) -> Argmax:
+    def eight(dtype: nl.DType) -> nl.NkiTensor:
+        return nl.ndarray((PARTITIONS, VALUES), dtype=dtype, buffer=nl.sbuf)
+
+    return Argmax(
+        columns,
+        num_classes,
+        neg_max_sbuf=neg_max_sbuf,
+        found_sbuf=next(parts),
+        row_neg_max_sbuf=columns.row_tile(),
+        row_found_sbuf=columns.row_tile(),
+        short_sbuf=eight(nl.float32),
+        values_sbuf=eight(nl.float32),
+        places_sbuf=eight(nl.uint32),
+    )
 
 
 @dataclass(frozen=True)
@@ -175,56 +228,3 @@ class PositionStatistics:
         for sums_sbuf in summed:
             nisa.memset(dst=sums_sbuf[:, :, start:end], value=0.0)
         nisa.memset(dst=statistics.neg_max_sbuf[:, :, start:end], value=finite_limit(statistics.scale.most))
-
-
-def _statistics(columns: Columns, scale: Scale, needs: ForwardNeeds, parts: Iterator[nl.NkiTensor]) -> Statistics:
-    neg_max_sbuf, sums_sbuf = next(parts), next(parts)
-    bias_sbuf = neg_max_sbuf
-    if needs.scale:
-        is_exchanged = needs.argmax and needs.has_exact_maxima and not needs.temperatures
-        bias_sbuf = next(parts) if is_exchanged else columns.tile()
-    return Statistics(
-        columns,
-        scale,
-        neg_max_sbuf=neg_max_sbuf,
-        bias_sbuf=bias_sbuf,
-        sums_sbuf=sums_sbuf,
-        weights_sbuf=columns.tile(),
-        exact_neg_max_sbuf=nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf),
-        row_neg_max_sbuf=columns.row_tile(),
-        row_sum_sbuf=columns.row_tile(),
-        log_sum_sbuf=columns.row_tile(),
-    )
-
-
-def _moments(columns: Columns, options: Options, needs: ForwardNeeds, parts: Iterator[nl.NkiTensor]) -> Moments | None:
-    if not (needs.sums or needs.entropy or needs.squares or needs.mean):
-        return None
-    first = entropy = squares = mean = None
-    if needs.sums:
-        first = FirstMoment(next(parts), next(parts), columns.row_tile(), columns.row_tile())
-    if needs.entropy:
-        entropy = EntropyMoment(next(parts), columns.row_tile())
-    if needs.squares:
-        squares = SquareMoment(next(parts), columns.row_tile())
-    if needs.mean:
-        counts = (next(parts), columns.row_tile()) if needs.counts_classes else (None, None)
-        mean = MeanMoment(columns, options.classes.count, next(parts), columns.row_tile(), *counts)
-    return Moments(columns, first, entropy, columns.tile(), columns.tile(), squares, mean)
-
-
-def _argmax(columns: Columns, num_classes: int, neg_max_sbuf: nl.NkiTensor, parts: Iterator[nl.NkiTensor]) -> Argmax:
-    def eight(dtype: nl.DType) -> nl.NkiTensor:
-        return nl.ndarray((PARTITIONS, VALUES), dtype=dtype, buffer=nl.sbuf)
-
-    return Argmax(
-        columns,
-        num_classes,
-        neg_max_sbuf=neg_max_sbuf,
-        found_sbuf=next(parts),
-        row_neg_max_sbuf=columns.row_tile(),
-        row_found_sbuf=columns.row_tile(),
-        short_sbuf=eight(nl.float32),
-        values_sbuf=eight(nl.float32),
-        places_sbuf=eight(nl.uint32),
-    )

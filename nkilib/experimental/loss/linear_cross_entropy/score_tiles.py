@@ -4,6 +4,8 @@
 """The tiles of logits of linear cross-entropy's forward: their maxima, exponentials, and the sums that the options
 need.
 
+:class:`ScoreTiles` computes tiles in groups (:class:`ScoreGroup`), :class:`Ranking` prepares the search for the argmax.
+
 Vector reads a bank of PSUM once: it copies the product into SBUF, adds the bias and takes the maximum. Then the bank is
 free for Tensor, and Scalar and GpSimd read SBUF. Tiles are processed in groups, side by side, so that the small steps
 between tiles are done once for a group, and so that Scalar loads the tables of a tangent and of an exponential once for
@@ -35,7 +37,7 @@ from nkilib.core.rows.tiles import FLOAT32_LOWEST, clamp
 from nkilib.experimental.loss.cross_entropy.launch import Options
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.linear.class_schedule import ClassTiles
-from nkilib.experimental.loss.linear.logit_passes import EntropyPass, SearchPass, WaitingPasses
+from nkilib.experimental.loss.linear.logit_passes import EntropyPass, SearchPass, WaitingPasses, multiply_by_column
 from nkilib.experimental.loss.linear.logits import LogitTiles
 from nkilib.experimental.loss.linear_cross_entropy.launch import GROUPS, ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics
@@ -43,17 +45,6 @@ from nkilib.nki import nisa, nl
 
 # Banks of PSUM that tiles use round-robin; one is left for transposes of positions.
 _BANKS = 7
-
-
-def multiply(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-    """Write values times a factor [rows, 1], on GpSimd, whose operands are tiles, not numbers."""
-    nisa.tensor_tensor(
-        dst=dst_sbuf,
-        data1=values_sbuf,
-        data2=factor_sbuf.broadcast(1, values_sbuf.shape[1]),
-        op=nl.multiply,
-        engine=nisa.engine.gpsimd,
-    )
 
 
 @dataclass(frozen=True)
@@ -110,7 +101,7 @@ class Ranking:
                 for number, tile_scores_sbuf in enumerate(scores)
             ]
             for score_sbuf, tile_sbuf in zip(scores, tiles, strict=True):
-                multiply(tile_sbuf, score_sbuf, self.scale_sbuf)
+                multiply_by_column(tile_sbuf, score_sbuf, self.scale_sbuf)
         known_sbuf = None if self.needs.softcap else neg_max_sbuf
         factor = self.scale if self.needs.products else 1.0
         return argmax.search(tiles, place, first_class_sbuf, known_sbuf, factor, not self.needs.has_exact_maxima)
@@ -304,7 +295,7 @@ class ScoreTiles:
             return
         bias_sbuf = row.bias_sbuf[:, tiles, column]
         if self.ranking is not None and self.ranking.scale_sbuf is not None:
-            multiply(bias_sbuf, column_sbuf, self.ranking.scale_sbuf)  # Vector has most to do then
+            multiply_by_column(bias_sbuf, column_sbuf, self.ranking.scale_sbuf)  # Vector has most to do then
         else:
             row.scale.part(group.start, group.start + group.tiles).multiply(bias_sbuf, column_sbuf)
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Log-probabilities of up to 64 target ids per position, and their gradients, without logits in HBM.
+"""The kernels of token scores: log-probabilities of up to 64 target ids per position, and their gradients, without
+logits in HBM.
 
-The forward reads every tile of logits anyway; GpSimd picks one element of the tile for each id of a position. The
-backward adds the gradients of the ids to a tile of gradients before it is rounded (:mod:`.id_gradient`). With a
-single id the kernels take the path of linear cross-entropy.
+:func:`linear_token_scores_forward` reads every tile of logits anyway; GpSimd picks one element of the tile for each id
+of a position. :func:`linear_token_scores_backward` adds the gradients of the ids to a tile of gradients before it is
+rounded (:mod:`.id_gradient`). With a single id the kernels take the path of linear cross-entropy.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from nkilib.experimental.loss.linear.launch import Gradients, WantedGradients
 from nkilib.experimental.loss.linear.validation import validate_wanted_gradients
 from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.forward import ScoreResults, forward_of_core
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD
-from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, has_options
+from nkilib.experimental.loss.linear_cross_entropy.launch import LinearLaunch, has_options, has_rest
 from nkilib.experimental.loss.linear_cross_entropy.targets import one_or_several
 from nkilib.experimental.loss.linear_cross_entropy.validation import (
     validate_score_upstream,

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Validation of the kernels' arguments. Everything that is not accepted is rejected before anything is written.
+"""The checks of the arguments of linear cross-entropy and token scores, before anything is written.
 
-The kernels for several target ids accept K ids per position and upstream gradients of their log-probabilities.
+Operands and upstream gradients of a loss are checked by :func:`validate_linear_arrays` and
+:func:`validate_linear_upstream`, options by :func:`validated_linear_options`, tilings by :func:`validated_tiling`. A
+single launch has :func:`validated_grad_scale` and :func:`validate_scratch_bytes`. The kernels for several target ids
+accept K ids per position (:func:`validated_ids`) and upstream gradients of their log-probabilities
+(:func:`validate_score_upstream`).
 """
 
 from __future__ import annotations
@@ -33,7 +37,6 @@ from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, c
 from nkilib.experimental.loss.linear_cross_entropy.launch import ForwardNeeds, LinearLaunch, scaled_recipe
 from nkilib.nki import nisa, nl
 
-_LIKE = "the rows of the input"
 _LIKE = "the rows of the input"
 _VECTORS = ("maximum", "log_sum", "grad_lse", "entropy", "grad_entropy")
 _GRADIENTS = ("grad_logprob", "grad_lse", "grad_entropy")

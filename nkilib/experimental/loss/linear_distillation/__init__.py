@@ -16,8 +16,7 @@ A launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.los
 1. ``kernels``: the signatures. They put the arguments into a ``PairLaunch`` of two models (``launch``).
 2. ``validation`` checks the arguments before anything is written.
 3. The tiling: ``launch`` derives the sizes and options that ``host.tiling`` needs. ``host.tiling`` uses
-   ``host.forward_tiling`` for a first visit, with the room and time that options need, and ``host.mixture_tiling`` for
-   a second visit.
+   ``host.pair_sizes``, which has the room and time that options need, and ``host.mixture_tiling`` for a second visit.
 4. First visit of all classes, ``forward.one_core``, for each block of positions:
 
    a. X^T of both models, labels and weights are loaded (``linear.operands``, ``forward.pair_statistics``);

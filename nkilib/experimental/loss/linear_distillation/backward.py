@@ -6,7 +6,8 @@
 Both linear losses share the loop that keeps blocks of the gradient in SBUF while W and X of the student stream by
 (:mod:`nkilib.experimental.loss.linear.backward.one_core`); :func:`backward_of_core` runs it. The teacher's operands
 stream too, only for the logits. The per-position inputs of the gradient are computed once per launch
-(:class:`PairColumns`), and its tiles from them and from the scores of both models (:class:`PairGradientTiles`).
+(:class:`PairColumns`), and its tiles from them and from the scores of both models (:class:`PairGradientTiles`). The
+gradient of log-probabilities at labels has inputs and tiles of its own (:class:`LabelColumns`, :class:`LabelTiles`).
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, Ba
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
 from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, require_fitting_plan
 from nkilib.experimental.loss.linear.backward.one_core import write_gradients_of_positions
-from nkilib.experimental.loss.linear.backward.rounds import BackwardProblem
 from nkilib.experimental.loss.linear.backward.streams import OperandPair
 from nkilib.experimental.loss.linear.backward.tile_maker import (
+    BackwardProblem,
     LastProduct,
     TilePlace,
 )
 from nkilib.experimental.loss.linear.block_schedule import Block, Span
 from nkilib.experimental.loss.linear.launch import Gradients, LinearTiling
 from nkilib.experimental.loss.linear.operands import ClassRow, load_positions, with_rounded_input
-from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
+from nkilib.experimental.loss.linear_distillation.host.pair_sizes import (
     PairNeeds,
     copies_student,
     copies_teacher,
@@ -544,7 +545,7 @@ def _operands_of_model(launch: PairLaunch, model: ModelOperands) -> OperandPair:
     return OperandPair(model, model.score_cap, lowest_bias, masked_score, stays)
 
 
-def _problem(launch: PairLaunch, upstream: PairUpstream) -> BackwardProblem:
+def _problem_of_launch(launch: PairLaunch, upstream: PairUpstream) -> BackwardProblem:
     """Return the problem that the shared backward computes gradients of."""
     needs = backward_needs(launch, upstream)
 
@@ -571,7 +572,7 @@ def backward_of_core(
 
     def problem_of(block: Block) -> BackwardProblem:
         if not parts.is_split:
-            return _problem(launch, upstream)
-        return _problem(launch.of_positions(block), upstream.of_positions(block))
+            return _problem_of_launch(launch, upstream)
+        return _problem_of_launch(launch.of_positions(block), upstream.of_positions(block))
 
     write_gradients_of_positions(launch.student, gradients, parts, sizes, tiling, problem_of)

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Distillation from hidden states: the divergence of a student from a teacher and its gradients, without logits in HBM.
+"""The kernels of distillation from hidden states: the divergence of a student from a teacher and its gradients, without
+logits in HBM.
 
-The forward multiplies tiles of X and W of both models and adds each pair of tiles of logits to the statistics of its
-positions. The cores of a launch split the vocabulary. The divergence from a mixture of both distributions needs a
-second visit of the classes, for which the forward keeps the scores or runs both products twice.
-``linear_distillation_mixture`` computes its sums over a vocabulary shard.
+:func:`linear_distillation_forward` multiplies tiles of X and W of both models and adds each pair of tiles of logits to
+the statistics of its positions. The cores of a launch split the vocabulary. The divergence from a mixture of both
+distributions needs a second visit of the classes, for which the forward keeps the scores or runs both products twice.
+:func:`linear_distillation_mixture` computes its sums over a vocabulary shard. :func:`linear_distillation_backward`
+computes the gradients of the student's operands.
 """
 
 from __future__ import annotations
@@ -53,6 +55,46 @@ from nkilib.nki import nl
 
 # The share of the instructions of a program for each of the two visits of a mixture, which both have products.
 _VISIT_SHARE = 0.5
+
+
+def _mixed_forward(
+    launch: PairLaunch, memory_limit: int, position_block: int | None, class_block: int | None
+) -> PairResults:
+    """Compute the results of a launch over all classes, whose beta is strictly between 0 and 1.
+
+    Args:
+        launch: the launch of the kernel.
+        memory_limit: bytes of HBM that kept scores may take.
+        position_block, class_block: the blocks of the first visit; None for the chosen ones.
+
+    Raises:
+        AssertionError: before anything is written, if a block is not accepted.
+    """
+    if keeps_scores(launch.num_positions, launch.vocab_size, memory_limit):
+        sizes = KeptSizes(forward_sizes(launch), memory_limit)
+        tiling = validated_forward_tiling(launch, sizes, position_block, class_block)
+        results = PairResults.of_launch(launch)
+        store = MixtureStore(launch, results.divergence_hbm, results.moment_hbm)
+        forward_of_core(launch, tiling, results, sizes.forward, KeptVisit.make(launch, sizes, tiling, store))
+        return results
+    of_half = forward_sizes(launch, _VISIT_SHARE)
+    tiling = validated_forward_tiling(launch, of_half, position_block, class_block)
+    second = MixtureSizes(of_half)
+    tiling_of_second = validated_mixture_tiling(launch, second, None, None)
+    results = PairResults.of_launch(launch)
+    forward_of_core(launch, tiling, results, of_half, has_divergence=False)
+    vectors = PairVectors(
+        results.student_maximum_hbm,
+        results.student_log_sum_hbm,
+        results.teacher_maximum_hbm,
+        results.teacher_log_sum_hbm,
+    )
+    # A core stores some of the vectors, and both need all of them.
+    for vector_hbm in vectors.named().values():
+        synchronise(vector_hbm)
+    store = MixtureStore(launch, results.divergence_hbm, results.moment_hbm)
+    mixture_of_core(launch, vectors, second, tiling_of_second, store.store_of_vectors)
+    return results
 
 
 def linear_distillation_mixture(
@@ -160,46 +202,6 @@ def linear_distillation_mixture(
     results = MixtureResults.make(launch.num_positions)
     mixture_of_core(launch, vectors, sizes, tiling, results.store)
     return results.returned()
-
-
-def mixed_forward(
-    launch: PairLaunch, memory_limit: int, position_block: int | None, class_block: int | None
-) -> PairResults:
-    """Compute the results of a launch over all classes, whose beta is strictly between 0 and 1.
-
-    Args:
-        launch: the launch of the kernel.
-        memory_limit: bytes of HBM that kept scores may take.
-        position_block, class_block: the blocks of the first visit; None for the chosen ones.
-
-    Raises:
-        AssertionError: before anything is written, if a block is not accepted.
-    """
-    if keeps_scores(launch.num_positions, launch.vocab_size, memory_limit):
-        sizes = KeptSizes(forward_sizes(launch), memory_limit)
-        tiling = validated_forward_tiling(launch, sizes, position_block, class_block)
-        results = PairResults.of_launch(launch)
-        store = MixtureStore(launch, results.divergence_hbm, results.moment_hbm)
-        forward_of_core(launch, tiling, results, sizes.forward, KeptVisit.make(launch, sizes, tiling, store))
-        return results
-    of_half = forward_sizes(launch, _VISIT_SHARE)
-    tiling = validated_forward_tiling(launch, of_half, position_block, class_block)
-    second = MixtureSizes(of_half)
-    tiling_of_second = validated_mixture_tiling(launch, second, None, None)
-    results = PairResults.of_launch(launch)
-    forward_of_core(launch, tiling, results, of_half, has_divergence=False)
-    vectors = PairVectors(
-        results.student_maximum_hbm,
-        results.student_log_sum_hbm,
-        results.teacher_maximum_hbm,
-        results.teacher_log_sum_hbm,
-    )
-    # A core stores some of the vectors, and both need all of them.
-    for vector_hbm in vectors.named().values():
-        synchronise(vector_hbm)
-    store = MixtureStore(launch, results.divergence_hbm, results.moment_hbm)
-    mixture_of_core(launch, vectors, second, tiling_of_second, store.store_of_vectors)
-    return results
 
 
 def linear_distillation_forward(
@@ -345,7 +347,7 @@ def linear_distillation_forward(
     validate_memory_limit(launch, memory_limit)
     if launch.is_mixed and not launch.classes.is_shard:
         limit = MEMORY_LIMIT if memory_limit is None else memory_limit
-        return mixed_forward(launch, limit, position_block, class_block).returned()
+        return _mixed_forward(launch, limit, position_block, class_block).returned()
     sizes = forward_sizes(launch)
     tiling = validated_forward_tiling(launch, sizes, position_block, class_block)
     results = PairResults.of_launch(launch)

@@ -4,7 +4,10 @@
 """A launch of distillation from hidden states: operands and options, and their sizes as host code needs them for a
 tiling.
 
-A backward also receives results of the forward and upstream gradients, :class:`PairUpstream`.
+:class:`PairLaunch` has the operands of both models (:class:`ModelOperands`), the options (:class:`PairOptions`) and the
+results that are asked for (:class:`PairWanted`). A backward also receives results of the forward and upstream
+gradients, :class:`PairUpstream`. The sizes for a tiling are :func:`forward_sizes` and :func:`backward_sizes`, the
+options that take room or time :func:`pair_needs` and :func:`backward_needs`.
 
 A tile of logits of a model holds scores: the product with its bias, or ``tanh(scale * (product + bias) / cap)`` under a
 softcap. The factor that turns scores into z, :attr:`ModelOperands.scale`, is a constant of the host, so that logit
@@ -25,7 +28,7 @@ from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, Pai
 from nkilib.experimental.loss.linear.backward.memory_plan import program_share
 from nkilib.experimental.loss.linear.block_schedule import Block, PositionParts
 from nkilib.experimental.loss.linear.launch import LinearOperands, LinearTiling
-from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
+from nkilib.experimental.loss.linear_distillation.host.pair_sizes import (
     ModelNeeds,
     PairForwardSizes,
     PairNeeds,

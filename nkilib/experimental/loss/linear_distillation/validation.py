@@ -3,8 +3,11 @@
 
 """The checks of the kernels' arguments, before anything is written.
 
-The backward also takes results of the forward and upstream gradients; the second visit of a mixture, which recomputes
-the scores, takes log-sum-exps.
+All launches: :func:`validated_pair_classes` checks the operands, :func:`validate_pair` options, labels and row weights.
+Forward: :func:`validate_memory_limit`, :func:`validated_forward_tiling`. Backward, which also takes results of the
+forward and upstream gradients: :func:`validate_pair_upstream`, :func:`validated_backward_tiling`. The second visit of a
+mixture, which recomputes the scores and takes log-sum-exps: :func:`validate_mixture`,
+:func:`validated_mixture_tiling`.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ from nkilib.experimental.loss.linear.validation import (
     validate_operands,
     validated_blocks,
 )
-from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import KeptSizes, MixtureSizes
+from nkilib.experimental.loss.linear_distillation.host.pair_sizes import PairForwardSizes
 from nkilib.experimental.loss.linear_distillation.host.tiling import backward_tiling, forward_tiling
 from nkilib.experimental.loss.linear_distillation.launch import (
     ModelOperands,
@@ -41,6 +44,56 @@ _INT32 = 2**31
 # Masked classes have a finite score in the unit of the other model too.
 _UNITS_APART_MOST = 1e12
 _CHOOSER = "choose_linear_distillation_tiling"
+
+
+def _validate_options(function: str, options: PairOptions) -> None:
+    """Check the options of the loss."""
+    beta, temperature = options.beta, options.temperature
+    require(
+        is_number(beta) and 0.0 <= beta <= 1.0,
+        f"{function}: beta must be a number from 0, for KL(teacher || student), to 1, for KL(student || teacher), "
+        f"got {beta}; 0.5 is the Jensen-Shannon divergence",
+    )
+    require(
+        is_number(temperature) and LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE,
+        f"{function}: temperature must be a number from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE}, "
+        f"got {temperature}; it divides the logits, and 1.0 leaves them",
+    )
+    ignore_index = options.ignore_index
+    require(
+        is_integer(ignore_index) and -_INT32 <= ignore_index < _INT32,
+        f"{function}: ignore_index must be an int32, got {ignore_index}; use a label that is none, as -100",
+    )
+
+
+def _validate_logits(model: ModelOperands) -> None:
+    """Check scale and softcap of one model's logits."""
+    function, prefix = model.function, model.prefix
+    scale, cap = model.logit_scale, model.softcap
+    require(
+        is_number(scale) and LOGIT_SCALE_MIN <= scale <= LOGIT_SCALE_MAX,
+        f"{function}: {prefix}logit_scale must be a number from {LOGIT_SCALE_MIN} to {LOGIT_SCALE_MAX}, got {scale}; "
+        f"pass 1.0 for none",
+    )
+    require(
+        cap is None or (is_number(cap) and SOFTCAP_MIN <= cap <= OPTION_MAX),
+        f"{function}: {prefix}logit_softcap must be a number from {SOFTCAP_MIN} to {OPTION_MAX} or None, got {cap}; "
+        f"pass None for no cap",
+    )
+
+
+def _validate_labels(launch: PairLaunch, labels_hbm: nl.NkiTensor) -> None:
+    """Check that there is an int32 for each position."""
+    function, positions = launch.function, launch.num_positions
+    require(
+        tuple(labels_hbm.shape) == (positions,),
+        f"{function}: labels_hbm must have shape ({positions},), one label for each row of student_input_hbm, "
+        f"got {labels_hbm.shape}; flatten the labels as the rows",
+    )
+    require(
+        labels_hbm.dtype == nl.int32,
+        f"{function}: labels_hbm must be int32, got {labels_hbm.dtype}; cast the labels to int32",
+    )
 
 
 def validated_pair_classes(
@@ -141,56 +194,6 @@ def validated_forward_tiling(
     )
     require_room(launch, tiling, sizes.bytes_of, chooser)
     return tiling
-
-
-def _validate_options(function: str, options: PairOptions) -> None:
-    """Check the options of the loss."""
-    beta, temperature = options.beta, options.temperature
-    require(
-        is_number(beta) and 0.0 <= beta <= 1.0,
-        f"{function}: beta must be a number from 0, for KL(teacher || student), to 1, for KL(student || teacher), "
-        f"got {beta}; 0.5 is the Jensen-Shannon divergence",
-    )
-    require(
-        is_number(temperature) and LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE,
-        f"{function}: temperature must be a number from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE}, "
-        f"got {temperature}; it divides the logits, and 1.0 leaves them",
-    )
-    ignore_index = options.ignore_index
-    require(
-        is_integer(ignore_index) and -_INT32 <= ignore_index < _INT32,
-        f"{function}: ignore_index must be an int32, got {ignore_index}; use a label that is none, as -100",
-    )
-
-
-def _validate_logits(model: ModelOperands) -> None:
-    """Check scale and softcap of one model's logits."""
-    function, prefix = model.function, model.prefix
-    scale, cap = model.logit_scale, model.softcap
-    require(
-        is_number(scale) and LOGIT_SCALE_MIN <= scale <= LOGIT_SCALE_MAX,
-        f"{function}: {prefix}logit_scale must be a number from {LOGIT_SCALE_MIN} to {LOGIT_SCALE_MAX}, got {scale}; "
-        f"pass 1.0 for none",
-    )
-    require(
-        cap is None or (is_number(cap) and SOFTCAP_MIN <= cap <= OPTION_MAX),
-        f"{function}: {prefix}logit_softcap must be a number from {SOFTCAP_MIN} to {OPTION_MAX} or None, got {cap}; "
-        f"pass None for no cap",
-    )
-
-
-def _validate_labels(launch: PairLaunch, labels_hbm: nl.NkiTensor) -> None:
-    """Check that there is an int32 for each position."""
-    function, positions = launch.function, launch.num_positions
-    require(
-        tuple(labels_hbm.shape) == (positions,),
-        f"{function}: labels_hbm must have shape ({positions},), one label for each row of student_input_hbm, "
-        f"got {labels_hbm.shape}; flatten the labels as the rows",
-    )
-    require(
-        labels_hbm.dtype == nl.int32,
-        f"{function}: labels_hbm must be int32, got {labels_hbm.dtype}; cast the labels to int32",
-    )
 
 
 def validate_pair_upstream(launch: PairLaunch, upstream: PairUpstream) -> None:

@@ -11,7 +11,7 @@ import math
 
 import pytest
 
-from nkilib.experimental.loss.distillation.profiling import profile_distillation_launch
+from nkilib.experimental.loss.distillation.host import profile_distillation_launch
 from nkilib.experimental.loss.distillation.tiling import (
     Form,
     choose_distillation_tiling,

@@ -20,11 +20,9 @@ from nkilib.core.plan_limits import PlanLimits, shrunk
 from nkilib.experimental.loss import linear_cross_entropy_backward, linear_cross_entropy_forward
 from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs
 from nkilib.experimental.loss.linear.backward.geometry import BackwardBuffers, BackwardSizes
-from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, planned_blocks
-from nkilib.experimental.loss.linear.backward.rounds import planned_cover
+from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, planned_blocks, planned_cover
 from nkilib.experimental.loss.linear.block_schedule import position_parts, shares_of_cores
 from nkilib.experimental.loss.linear.reference import LinearGradients
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
@@ -32,6 +30,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_forward_reference,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.launch import tile_needs
 from tests.experimental.loss.linear_cross_entropy.launch_checks import WANTED, Launch
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
     BF16,

@@ -29,8 +29,12 @@ from nkilib.experimental.loss import (
     linear_cross_entropy_forward_backward,
 )
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
-from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, plan_of_program, planned_blocks
-from nkilib.experimental.loss.linear.backward.rounds import planned_cover
+from nkilib.experimental.loss.linear.backward.memory_plan import (
+    BackwardPlan,
+    plan_of_program,
+    planned_blocks,
+    planned_cover,
+)
 from nkilib.experimental.loss.linear.backward_tiling import backward_bytes
 from nkilib.experimental.loss.linear.block_schedule import shares_of_cores
 from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES

@@ -23,7 +23,7 @@ from nkilib.experimental.loss.linear_distillation.host.bounds import (
     pair_gradients_and_bounds,
 )
 from nkilib.experimental.loss.linear_distillation.host.reference import (
-    MixtureSums,
+    ExactMixtureSums,
     ModelProblem,
     PairProblem,
     PairUpstream,
@@ -221,7 +221,7 @@ def check_backward(
     return result
 
 
-def check_mixture(problem: PairProblem, launch: Launch = USUAL) -> MixtureSums:
+def check_mixture(problem: PairProblem, launch: Launch = USUAL) -> ExactMixtureSums:
     """Launch the sums of a mixture, with log-sum-exps of all classes of the problem, and hold them to their bounds."""
     expected = rounded(problem, launch.compute_dtype)
     statistics, _ = float32_statistics(expected)
@@ -229,9 +229,9 @@ def check_mixture(problem: PairProblem, launch: Launch = USUAL) -> MixtureSums:
     for name in ("labels_hbm", "row_weight_hbm", "ignore_index"):
         arguments.pop(name, None)
     returned = linear_distillation_mixture[launch.cores](**arguments, **vectors_of(statistics), **launch.options)
-    results = MixtureSums(*map(np.asarray, returned))
+    results = ExactMixtureSums(*map(np.asarray, returned))
     exact, bounds = mixture_reference(expected, statistics), mixture_bounds(expected, statistics)
-    for name, value, other, bound in zip(MixtureSums._fields, results, exact, bounds, strict=True):
+    for name, value, other, bound in zip(ExactMixtureSums._fields, results, exact, bounds, strict=True):
         worst = worst_error(value, other, bound)
         assert worst <= 1.0, (name, worst)
     return results

@@ -21,7 +21,7 @@ import pytest
 from benchmarks._program_size import program_instructions
 from nkilib.core.plan_limits import PlanLimits, shrunk
 from nkilib.experimental.loss import linear_distillation_forward
-from nkilib.experimental.loss.linear_distillation.host import forward_tiling
+from nkilib.experimental.loss.linear_distillation.host import pair_sizes
 from nkilib.experimental.loss.linear_distillation.host.reference import PairProblem, pair_forward_reference
 from nkilib.nki import nl
 from nkilib.simulator import Profile, profile, spec
@@ -32,7 +32,7 @@ from .pair_inputs import BF16, FP16, FP32, PROBLEMS, Sizes, pair_of
 # All options that take tiles of their own.
 EVERYTHING: dict[str, Any] = {"temperature": 0.7, "with_bias": True, "logit_scale": 1.5, "logit_softcap": 5.0}
 
-BYTES_OF = forward_tiling.PairForwardSizes.bytes_of
+BYTES_OF = pair_sizes.PairForwardSizes.bytes_of
 # N, Ds, Dt and V of three pairs of models.
 LARGE = ((2048, 1024, 2048, 151_936), (4096, 2048, 4096, 151_936), (2048, 2560, 5120, 151_936))
 LONGEST = 29_000
@@ -314,7 +314,7 @@ def test_tensor_is_kept_busy(sizes: tuple[int, int, int, int], beta: float, most
 def test_options_leave_tensor_busy(options: dict[str, Any], most: float) -> None:
     """Modelled likewise. And what a tiling counts is enough for what the launch takes of SBUF."""
     sizes = (1024, 1024, 1024, 16_000)
-    with mock.patch.object(forward_tiling.PairForwardSizes, "bytes_of", autospec=True, side_effect=BYTES_OF) as counted:
+    with mock.patch.object(pair_sizes.PairForwardSizes, "bytes_of", autospec=True, side_effect=BYTES_OF) as counted:
         result = profiled(*sizes, beta=1.0, **options)
     assert result.time_us <= most * products_us(*sizes)
     assert result.sbuf_peak_bytes_per_partition <= BYTES_OF(counted.call_args.args[0], 8, 512)

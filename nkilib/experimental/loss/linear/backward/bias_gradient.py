@@ -3,11 +3,11 @@
 
 """The gradient of the bias, db = G^T 1, float32 [V].
 
-Where G is float32 or in the type of the bias, Vector sums the transposed block of G along the positions. Where 16-bit
-products round G and the bias has another type, db is summed from G before it is rounded: GpSimd, which has little else
-to do, adds the float32 tiles of G to one another, and sums the result over its partitions once for a block
-of classes. With kept logits GpSimd multiplies the tiles instead if Vector has time to add: without a cap, and if G has
-one term.
+Where G is float32 or in the type of the bias, Vector sums the transposed block of G along the positions
+(:class:`BiasGradient`). Where 16-bit products round G and the bias has another type, db is summed from G before it is
+rounded (:class:`UnroundedBiasGradient`): GpSimd, which has little else to do, adds the float32 tiles of
+G to one another, and sums the result over its partitions once for a block of classes. With kept logits GpSimd
+multiplies the tiles instead if Vector has time to add: without a cap, and if G has one term.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 
 """The second half of a round: dX, dW and db of a block of the gradient, one stripe of features after another.
 
-Meanwhile pieces of X and groups of tiles of dW stream past the block.
+:class:`GradientProducts` multiplies. Meanwhile pieces of X (:class:`StreamLoads`) and groups of tiles of dW
+(:class:`WeightGroups`) stream past the block.
 """
 
 from __future__ import annotations

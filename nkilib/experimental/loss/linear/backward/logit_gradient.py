@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The first half of a round: the block of the gradient of the logits, and its transpose."""
+"""The first half of a round: the block of the gradient of the logits, and its transpose (:class:`LogitGradient`)."""
 
 from __future__ import annotations
 

@@ -3,13 +3,20 @@
 
 """The plan of a backward: the buffers beside a block of the gradient, and the blocks of classes of a core.
 
-The buffers (:class:`BackwardPlan`) take the memory that the block leaves; the blocks (:class:`ClassBlocks`) are those
-of a program within its limit of instructions (:func:`plan_of_program`, :func:`planned_blocks`). All of it is
-arithmetic, before anything is traced; :mod:`.geometry` computes the memory and instructions of a plan.
+The buffers (:class:`BackwardPlan`) take the memory that the block leaves; :func:`require_fitting_plan` checks that the
+block leaves enough. The blocks (:class:`ClassBlocks`) are those of a program within its limit of instructions
+(:func:`plan_of_program`, :func:`planned_blocks`). Plans are arithmetic, before anything is traced; :mod:`.geometry`
+computes the memory and instructions of a plan.
+
+A program that has no room for another copy of its body has a loop over all classes of a core (:class:`ClassCover`,
+:func:`planned_cover`). All of its blocks have one size. Where they do not fill the share of a core, they reach into the
+share of the other one: both cores write the same dW and db of the classes that they share, and each adds only its own
+classes to dX. So a vocabulary needs neither whole blocks nor whole tiles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
@@ -19,6 +26,7 @@ from nkilib.experimental.loss.linear.backward.geometry import (
     COPIES_OF_PROGRAM,
     FEWEST_RESULTS,
     GRADIENT_SLOTS,
+    LEAST_ROOM,
     LOGIT_BANKS,
     POSITIONS_OF_PROGRAM,
     SLOTS_OF_MEMORY,
@@ -28,13 +36,16 @@ from nkilib.experimental.loss.linear.backward.geometry import (
 )
 from nkilib.experimental.loss.linear.block_schedule import (
     FEWEST_ITERATIONS,
+    Block,
     BlockSchedule,
     PositionParts,
     Span,
+    Step,
     plan_blocks,
 )
 from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear.logits import CLASSES_OF_TILE
+from nkilib.nki import nisa, nl
 
 # Tiles of positions that are loaded at a time.
 _TILES_OF_PIECE = 4
@@ -358,3 +369,69 @@ def plan_of_program(plan: BackwardPlan, shares: list[Span], num_positions: int) 
         if instructions(plan) < instructions(shortest):
             shortest = plan
     return plan
+
+
+@dataclass(frozen=True)
+class ClassCover:
+    """The classes that the loop of a core covers.
+
+    Attributes:
+        first: the first class.
+        size: the number of classes of a block, a multiple of 128.
+        iterations: the number of iterations, the same for all cores.
+        own: the core's own share of the classes.
+        shared: the number of classes that the loops of both cores cover.
+    """
+
+    first: int
+    size: int
+    iterations: int
+    own: Span
+    shared: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the loop covers no classes but the core's own."""
+        return self.first == self.own.first and self.iterations * self.size == self.own.size
+
+    def synchronise(self, gradients_hbm: list[nl.NkiTensor]) -> None:
+        """Synchronise the cores at a barrier at the end of an iteration.
+
+        Classes that both cores write are written by one core in its first iterations, and by the other one in its last.
+        """
+        if self.shared > 0:
+            for gradient_hbm in gradients_hbm:
+                nisa.core_barrier(gradient_hbm, tuple(range(nl.num_programs())))
+
+    def run(self, body: Callable[[Step], None]) -> None:
+        """Call ``body`` for each block; nothing of a block is loaded before."""
+
+        def iteration(first: nisa.NkiScalar) -> None:
+            body(Step(Block(first, self.size), 0, 0, None))
+
+        nl.fori_loop(self.first, self.first + self.iterations * self.size, iteration, self.size)
+
+
+def planned_cover(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassCover | None:
+    """Return the loop of a core; None if the program has room for more copies of its body, or if there is no such loop.
+
+    The loop needs more than one block of positions and a vocabulary of at least the covered classes. If the cores share
+    classes, it also needs a dW that is not added to, because it would be added twice, and enough iterations for the
+    cores to write the shared classes one after the other.
+    """
+    has_room = plan.blocks_of_program(num_positions) >= LEAST_ROOM
+    if has_room or plan.keeps_logits or plan.position_blocks == 1:
+        return None
+    while plan.blocks_of_program(num_positions) < 1.0 and plan.class_tiles > 1:
+        plan = plan.shorter()
+    tiles = max(div_ceil(share.size, PARTITIONS) for share in shares)
+    iterations = div_ceil(tiles, plan.class_tiles)
+    size = div_ceil(tiles, iterations) * PARTITIONS
+    vocab_size, covered = shares[-1].end, iterations * size
+    if iterations < FEWEST_ITERATIONS or covered > vocab_size:
+        return None
+    shared = len(shares) * covered - vocab_size
+    if shared > 0 and (plan.adds_to_weight or iterations < 2 * div_ceil(shared, size)):
+        return None
+    share = shares[core]
+    return ClassCover(min(share.first, vocab_size - covered), size, iterations, share, shared)

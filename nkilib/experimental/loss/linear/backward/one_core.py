@@ -13,12 +13,12 @@
 Each core has a share of the classes. At the end the cores add up their float32 sums of dX: one stripe of the last block
 of classes while the next stripe is computed. The first block stores its dX, and all others add theirs to it; so the
 first one is before the device loop (:class:`.memory_plan.ClassBlocks`). A program without room for that clears dX
-first, and a program with room for a single block has the loop alone (:class:`.rounds.ClassCover`).
+first, and a program with room for a single block has the loop alone (:class:`.memory_plan.ClassCover`).
 
 Per-position values take SBUF, and each tile of positions takes instructions. So a launch of very many positions
-(:func:`write_gradients_of_positions`) splits them into parts, and repeats the backward for each part in a device loop
-(:func:`write_gradients_of_parts`). dW and db are added up in float32 over the parts, and dW is rounded once, at the
-end. dX of a part is the dX of a launch of these positions.
+(:func:`write_gradients_of_positions`) splits them into parts, and repeats the backward for each part in a device loop.
+dW and db are added up in float32 over the parts, and dW is rounded once, at the end. dX of a part is the dX of a launch
+of these positions.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.gradient_products import GradientProducts
 from nkilib.experimental.loss.linear.backward.logit_gradient import LogitGradient
-from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, plan_of_program, planned_blocks
-from nkilib.experimental.loss.linear.backward.rounds import (
-    BackwardProblem,
+from nkilib.experimental.loss.linear.backward.memory_plan import (
+    BackwardPlan,
     ClassCover,
-    Round,
-    SharedBuffers,
+    plan_of_program,
+    planned_blocks,
     planned_cover,
 )
+from nkilib.experimental.loss.linear.backward.rounds import Round, SharedBuffers
+from nkilib.experimental.loss.linear.backward.tile_maker import BackwardProblem
 from nkilib.experimental.loss.linear.block_schedule import Block, PositionParts, Span, Step, cut, shares_of_cores
 from nkilib.experimental.loss.linear.launch import Gradients, LinearOperands, LinearTiling
 from nkilib.experimental.loss.linear.logits import LogitsInHbm
@@ -56,7 +57,7 @@ def _partials(operands: LinearOperands, gradients: Gradients, cores: int) -> lis
 
 
 @dataclass(frozen=True)
-class _Backward:
+class _CoreBackward:
     """The backward of all rounds of a core.
 
     Attributes:
@@ -173,7 +174,7 @@ def write_gradients(
     if cover is None:
         plan = plan_of_program(plan, shares, operands.num_positions)
     shared = SharedBuffers.make(problem, plan, gradients, partials_hbm, core, kept, cover)
-    backward = _Backward(shared, LogitGradient(shared), GradientProducts(shared))
+    backward = _CoreBackward(shared, LogitGradient(shared), GradientProducts(shared))
     if cover is None:
         backward.run(shares)
     else:
@@ -201,7 +202,7 @@ def _store_zeros(sum_hbm: nl.NkiTensor) -> None:
 
 
 @dataclass(frozen=True)
-class _Sums:
+class _PartSums:
     """The gradients, and the tensors that they are summed in.
 
     Attributes:
@@ -223,7 +224,7 @@ class _Sums:
     part_input_hbm: nl.NkiTensor | None
 
     @classmethod
-    def make(cls, launch: LinearOperands, gradients: Gradients, size: int) -> _Sums:
+    def make(cls, launch: LinearOperands, gradients: Gradients, size: int) -> _PartSums:
         """Allocate the sums for parts of ``size`` positions."""
 
         def scratch(name: str, shape: tuple[int, ...], dtype: nl.DType) -> nl.NkiTensor:
@@ -293,7 +294,7 @@ class _Sums:
 WriteGradients = Callable[[Block, Gradients], None]
 
 
-def write_gradients_of_parts(
+def _write_in_parts(
     operands: LinearOperands, gradients: Gradients, parts: PositionParts, write: WriteGradients
 ) -> None:
     """Write the gradients of all positions.
@@ -303,7 +304,7 @@ def write_gradients_of_parts(
         parts: the parts of the positions, several.
         write: a function that writes the gradients of a part. It must add dW to the sum in the gradients.
     """
-    sums = _Sums.make(operands, gradients, parts.size)
+    sums = _PartSums.make(operands, gradients, parts.size)
     sums.clear()
 
     def run(block: Block) -> None:
@@ -341,6 +342,6 @@ def write_gradients_of_positions(
         write_gradients(problem_of(block), plan, of_part)
 
     if parts.is_split:
-        write_gradients_of_parts(operands, gradients, parts, write)
+        _write_in_parts(operands, gradients, parts, write)
     else:
         write(Block(0, operands.num_positions), gradients)

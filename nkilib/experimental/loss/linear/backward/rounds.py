@@ -3,35 +3,29 @@
 
 """The rounds of a backward: a block of classes and a block of positions each, with what all rounds of a core share.
 
-:class:`Round` and :class:`Unit` are the units of work. :class:`SharedBuffers` has the buffers and banks of all rounds
-and the objects that use them. :class:`InputGradient` adds up dX = G W over the blocks of classes in HBM, and
-:class:`InputSum` adds it up over the cores.
-
-A program that has no room for another copy of its body has a loop over all classes of a core (:class:`ClassCover`). All
-of its blocks have one size. Where they do not fill the share of a core, they reach into the share of the other one:
-both cores write the same dW and db of the classes that they share, and each adds only its own classes to dX. So a
-vocabulary needs neither whole blocks nor whole tiles.
+A :class:`Round` has the blocks that it works on, a :class:`Unit` a part of its work on a stripe of features.
+:class:`SharedBuffers` has the buffers of all rounds, the banks of PSUM, and the objects that compute logits, their
+gradient, dX, dW and db from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
 from nkilib.core.rows.sbuf import Ring
 from nkilib.experimental.loss.linear.backward.bias_gradient import BiasGradient, UnroundedBiasGradient
-from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, LEAST_ROOM, weight_tiles
-from nkilib.experimental.loss.linear.backward.gradient_block import GradientBlock, PowerOfTwo
-from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
+from nkilib.experimental.loss.linear.backward.geometry import GRADIENT_SLOTS, weight_tiles
+from nkilib.experimental.loss.linear.backward.gradient_block import GradientBlock
+from nkilib.experimental.loss.linear.backward.input_gradient import InputGradient, InputSum, OwnClasses
+from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan, ClassCover
 from nkilib.experimental.loss.linear.backward.streams import BackwardStreams, OperandPair
-from nkilib.experimental.loss.linear.backward.tile_maker import TileMaker
+from nkilib.experimental.loss.linear.backward.tile_maker import BackwardProblem, TileMaker
 from nkilib.experimental.loss.linear.backward.weight_gradient import WeightGradient
-from nkilib.experimental.loss.linear.block_schedule import FEWEST_ITERATIONS, Block, Span, Step, balanced_spans, cut
+from nkilib.experimental.loss.linear.block_schedule import Block, Span, balanced_spans
 from nkilib.experimental.loss.linear.launch import Gradients, LinearOperands
 from nkilib.experimental.loss.linear.logits import CLASSES_OF_TILE, LogitsInHbm, LogitTiles
-from nkilib.nki import nisa, nl
+from nkilib.nki import nl
 
 # Banks of PSUM. The first logits of a block take the banks that dX leaves first. Two operand pairs have three tiles of
 # logits each at a time.
@@ -97,260 +91,6 @@ class Unit:
     piece: range
     group: int
     loads: bool
-
-
-@dataclass(frozen=True)
-class ClassCover:
-    """The classes that the loop of a core covers.
-
-    Attributes:
-        first: the first class.
-        size: the number of classes of a block, a multiple of 128.
-        iterations: the number of iterations, the same for all cores.
-        own: the core's own share of the classes.
-        shared: the number of classes that the loops of both cores cover.
-    """
-
-    first: int
-    size: int
-    iterations: int
-    own: Span
-    shared: int
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the loop covers no classes but the core's own."""
-        return self.first == self.own.first and self.iterations * self.size == self.own.size
-
-    def synchronise(self, gradients_hbm: list[nl.NkiTensor]) -> None:
-        """Synchronise the cores at a barrier at the end of an iteration.
-
-        Classes that both cores write are written by one core in its first iterations, and by the other one in its last.
-        """
-        if self.shared > 0:
-            for gradient_hbm in gradients_hbm:
-                nisa.core_barrier(gradient_hbm, tuple(range(nl.num_programs())))
-
-    def run(self, body: Callable[[Step], None]) -> None:
-        """Call ``body`` for each block; nothing of a block is loaded before."""
-
-        def iteration(first: nisa.NkiScalar) -> None:
-            body(Step(Block(first, self.size), 0, 0, None))
-
-        nl.fori_loop(self.first, self.first + self.iterations * self.size, iteration, self.size)
-
-
-def planned_cover(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassCover | None:
-    """Return the loop of a core; None if the program has room for more copies of its body, or if there is no such loop.
-
-    The loop needs more than one block of positions and a vocabulary of at least the covered classes. If the cores share
-    classes, it also needs a dW that is not added to, because it would be added twice, and enough iterations for the
-    cores to write the shared classes one after the other.
-    """
-    has_room = plan.blocks_of_program(num_positions) >= LEAST_ROOM
-    if has_room or plan.keeps_logits or plan.position_blocks == 1:
-        return None
-    while plan.blocks_of_program(num_positions) < 1.0 and plan.class_tiles > 1:
-        plan = plan.shorter()
-    tiles = max(div_ceil(share.size, PARTITIONS) for share in shares)
-    iterations = div_ceil(tiles, plan.class_tiles)
-    size = div_ceil(tiles, iterations) * PARTITIONS
-    vocab_size, covered = shares[-1].end, iterations * size
-    if iterations < FEWEST_ITERATIONS or covered > vocab_size:
-        return None
-    shared = len(shares) * covered - vocab_size
-    if shared > 0 and (plan.adds_to_weight or iterations < 2 * div_ceil(shared, size)):
-        return None
-    share = shares[core]
-    return ClassCover(min(share.first, vocab_size - covered), size, iterations, share, shared)
-
-
-@dataclass(frozen=True)
-class OwnClasses:
-    """A mask of the core's own classes of a block: 1 for own classes, and 0 for others.
-
-    Attributes:
-        count: the number of the core's own classes.
-        places_sbuf: the classes of the block, counted from the core's first one, float32 [128, tiles of classes].
-        mask_sbuf: the mask, float32 [128, tiles of classes].
-    """
-
-    count: int
-    places_sbuf: nl.NkiTensor
-    mask_sbuf: nl.NkiTensor
-
-    @classmethod
-    def make(cls, cover: ClassCover) -> OwnClasses:
-        """Allocate the tiles, with ``places_sbuf`` for the first block; the mask is still to be computed."""
-        shape = (PARTITIONS, cover.size // PARTITIONS)
-        places_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.iota(dst=places_sbuf, pattern=[[PARTITIONS, shape[1]]], offset=0, channel_multiplier=1)
-        own = cls(cover.own.size, places_sbuf, nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf))
-        own.step(cover.first - cover.own.first)
-        return own
-
-    def find(self) -> None:
-        """Compute the mask of the block."""
-        nisa.tensor_scalar(dst=self.mask_sbuf, data=self.places_sbuf, op0=nl.greater_equal, operand0=0.0)
-        nisa.scalar_tensor_tensor(
-            dst=self.mask_sbuf,
-            data=self.places_sbuf,
-            op0=nl.less,
-            operand0=float(self.count),
-            op1=nl.multiply,
-            operand1=self.mask_sbuf,
-        )
-
-    def step(self, classes: int) -> None:
-        """Make ``places_sbuf`` the class numbers of the block that begins ``classes`` classes later."""
-        nisa.tensor_scalar(dst=self.places_sbuf, data=self.places_sbuf, op0=nl.add, operand0=float(classes))
-
-    def keep(self, weight_sbuf: nl.NkiTensor) -> None:
-        """Set the rows of W of classes that are not the core's own to 0, in a stripe [128, tiles of classes, features].
-
-        GpSimd does so, because Vector has more to do.
-        """
-        for tile in range(self.mask_sbuf.shape[1]):
-            tile_sbuf = weight_sbuf[:, tile, :]
-            nisa.tensor_tensor(
-                dst=tile_sbuf,
-                data1=tile_sbuf,
-                data2=self.mask_sbuf[:, tile : tile + 1].broadcast(1, tile_sbuf.shape[1]),
-                op=nl.multiply,
-                engine=nisa.engine.gpsimd,
-            )
-
-
-@dataclass(frozen=True)
-class InputGradient:
-    """The dX of this core, summed over blocks of classes in HBM.
-
-    Attributes:
-        partial_hbm: the sum, float32 [N, D].
-        banks: banks of PSUM.
-        results: tiles on their way to HBM, float32 [128, stripe].
-        power: the power of two that the gradient of the logits is scaled by; None for 1.
-    """
-
-    partial_hbm: nl.NkiTensor
-    banks: Ring
-    results: Ring
-    power: PowerOfTwo | None
-
-    def restart(self) -> None:
-        """Begin a block: restart the ring buffer of the results."""
-        self.results.restart()
-
-    def clear(self) -> None:
-        """Store zeros as the sum, for loops where all blocks add to it, because none is known to be the first."""
-        zeros_sbuf = self.results.tiles[0]
-        nisa.memset(dst=zeros_sbuf, value=0.0)
-        positions, features = self.partial_hbm.shape
-        for rows in cut(positions, PARTITIONS):
-            for columns in cut(features, zeros_sbuf.shape[1]):
-                place_hbm = self.partial_hbm[rows.first : rows.end, columns.first : columns.end]
-                nisa.dma_copy(dst=place_hbm, src=zeros_sbuf[0 : rows.size, 0 : columns.size])
-
-    def add_tile(
-        self,
-        gradient: GradientBlock,
-        weight_sbuf: nl.NkiTensor,
-        place_hbm: nl.NkiTensor,
-        tile: int,
-        classes: int,
-        is_first: bool,
-    ) -> None:
-        """Compute dX of a tile of positions and a stripe of features, and store it or add it to the sum.
-
-        Args:
-            gradient: the block of the gradient.
-            weight_sbuf: W, [128, tiles of classes, stripe].
-            place_hbm: the place of the result in ``partial_hbm``, [rows, stripe].
-            tile: the number of the tile of positions in the block.
-            classes: the number of classes of the block.
-            is_first: whether the result is stored; otherwise it is added.
-        """
-        rows, features = place_hbm.shape
-        first = tile * PARTITIONS
-        bank_psum = self.banks.next_tile()[0:rows, 0:features]
-        for number, span in enumerate(cut(classes, PARTITIONS)):
-            nisa.nc_matmul(
-                dst=bank_psum,
-                stationary=gradient.classes_first_sbuf[0 : span.size, number, first : first + rows],
-                moving=weight_sbuf[0 : span.size, number, 0:features],
-                accumulate=number > 0,
-            )
-        result_sbuf = self.results.next_tile()[0:rows, 0:features]
-        if self.power is None:
-            nisa.tensor_copy(dst=result_sbuf, src=bank_psum, engine=nisa.engine.scalar)
-        else:
-            nisa.activation(dst=result_sbuf, op=nl.copy, data=bank_psum, scale=self.power.inverse_sbuf[0:rows, :])
-        if is_first:
-            nisa.dma_copy(dst=place_hbm, src=result_sbuf)
-        else:
-            nisa.dma_compute(dst=place_hbm, srcs=[place_hbm, result_sbuf], reduce_op=nl.add)
-
-
-@dataclass(frozen=True)
-class InputSum:
-    """The sum of dX over the cores, rounded once, by DMA alone; each core sums an equal share of the rows.
-
-    Attributes:
-        gradient_hbm: dX, [N, D].
-        partials_hbm: the partial sums of the cores that have classes, float32 [N, D].
-        core: the core of this launch, one that has classes.
-    """
-
-    gradient_hbm: nl.NkiTensor
-    partials_hbm: list[nl.NkiTensor]
-    core: int
-
-    def synchronise(self, positions: Span, features: Span) -> None:
-        """Synchronise at a barrier, until all cores have their partial sums of a region of dX."""
-        if len(self.partials_hbm) == 1:
-            return
-        for partial_hbm in self.partials_hbm:
-            place_hbm = partial_hbm[positions.first : positions.end, features.first : features.end]
-            nisa.core_barrier(place_hbm, tuple(range(len(self.partials_hbm))))
-
-    def add(self, positions: Span, features: Span, part: int, parts: int) -> None:
-        """Add up the cores' partial sums of a part of this core's rows of a region, after its :meth:`synchronise`.
-
-        Args:
-            positions, features: the region.
-            part, parts: the number of the part, and the number of parts. Each part is a transfer; with several short
-                ones, other transfers need not wait for a long one.
-        """
-        share = div_ceil(positions.size, len(self.partials_hbm))
-        of_core = min(share, positions.size - self.core * share)
-        of_part = div_ceil(of_core, parts)
-        first = positions.first + self.core * share + part * of_part
-        end = min(first + of_part, positions.first + self.core * share + of_core)
-        if first >= end:
-            return
-        place = slice(first, end), slice(features.first, features.end)
-        partials_hbm = [partial_hbm[place] for partial_hbm in self.partials_hbm]
-        if len(partials_hbm) == 1:
-            nisa.dma_copy(dst=self.gradient_hbm[place], src=partials_hbm[0])
-        else:
-            nisa.dma_compute(dst=self.gradient_hbm[place], srcs=partials_hbm, reduce_op=nl.add)
-
-
-class BackwardProblem(NamedTuple):
-    """The problem that a loss hands to the backward.
-
-    Attributes:
-        pairs: the operand pairs that logits are computed from: one or two. The gradients are those of the first one.
-        make_tiles: a function of a plan that returns the tile maker of the gradient of the logits.
-    """
-
-    pairs: list[OperandPair]
-    make_tiles: Callable[[BackwardPlan], TileMaker]
-
-    @property
-    def operands(self) -> LinearOperands:
-        """The operands X and W whose gradients are computed."""
-        return self.pairs[0].operands
 
 
 def _bias_gradient(

@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The interface that computes tiles of the gradient of the logits; every loss has its own implementation.
+"""The interface of a loss to the shared backward: its operands, and its way to compute tiles of the gradient of logits.
 
-A tile is computed in float32 and rounded once, to the type of the products. Some losses open several tiles before they
-compute the first of them, because opening a tile needs another table of functions on Scalar.
+A loss hands a :class:`BackwardProblem` to the backward, with operands and a :class:`TileMaker` of its own. A tile is
+computed in float32 and rounded once, to the type of the products; :class:`TilePlace` says where it is, and
+:class:`LastProduct` is a last step that may wait. Some losses open several tiles before they compute the first of them,
+because opening a tile needs another table of functions on Scalar.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from nkilib.core.rows import arithmetic
 from nkilib.experimental.loss.linear.backward.gradient_block import PowerOfTwo
+from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
+from nkilib.experimental.loss.linear.backward.streams import OperandPair
 from nkilib.experimental.loss.linear.block_schedule import Span
+from nkilib.experimental.loss.linear.launch import LinearOperands
 from nkilib.experimental.loss.linear.operands import ClassRow
 from nkilib.nki import nisa, nl
 
@@ -179,3 +185,20 @@ class TileMaker(Protocol):
     @property
     def may_hold_scores(self) -> bool:
         """Whether a slot of ``float32_tiles`` may hold the scores that its tile is computed from."""
+
+
+class BackwardProblem(NamedTuple):
+    """The problem that a loss hands to the backward.
+
+    Attributes:
+        pairs: the operand pairs that logits are computed from: one or two. The gradients are those of the first one.
+        make_tiles: a function of a plan that returns the tile maker of the gradient of the logits.
+    """
+
+    pairs: list[OperandPair]
+    make_tiles: Callable[[BackwardPlan], TileMaker]
+
+    @property
+    def operands(self) -> LinearOperands:
+        """The operands X and W whose gradients are computed."""
+        return self.pairs[0].operands

@@ -3,7 +3,8 @@
 
 """The gradient of the weight, dW = G^T X: summed over positions in banks of PSUM, written once for a block of classes.
 
-G comes from ``gradient_block.py``.
+:class:`WeightGradient` makes groups of tiles (:class:`WeightGroup`) that are summed at the same time, each as a
+:class:`WeightProduct`. G comes from :mod:`.gradient_block`.
 """
 
 from __future__ import annotations

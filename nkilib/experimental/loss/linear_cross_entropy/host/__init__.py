@@ -3,7 +3,7 @@
 
 """Host code around the kernels, in numpy and arithmetic.
 
-``tiling``: the choice of a tiling, and bytes of HBM; ``work``: the work of a launch, for profiles;
-``profiling``: launches to profile; ``reference``: float64 results; ``bounds``: how far kernels may be off;
-``token_scores``: results and bounds for several ids. The kernels use only the tiling, while they are traced.
+``tiling``: the choice of a tiling, and bytes of HBM; ``profiling``: modelled times of launches; ``reference``: float64
+results; ``bounds``: how far kernels may be off; ``token_scores``: results and bounds for several ids. The kernels use
+only the tiling, while they are traced.
 """

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Modelled times of a launch of the kernels, from shapes alone: for host code, and in the simulator only."""
+"""The modelled times of launches, from shapes alone: for host code, and in the simulator only.
+
+:func:`profile_linear_launch` has those of linear cross-entropy, :func:`profile_token_scores_launch` those of token
+scores.
+"""
 
 from __future__ import annotations
 

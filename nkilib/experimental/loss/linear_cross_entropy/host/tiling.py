@@ -6,7 +6,10 @@
 Of the blocks that fit SBUF, those with the least estimated time are chosen (:func:`choose_linear_tiling`): for the
 forward by :class:`ForwardSizes`, for gradients in :mod:`nkilib.experimental.loss.linear.backward_tiling`. The more
 positions are on chip, the less often W is read; the more classes a block has, the fewer instructions there are.
-``nkilib.simulator.profile`` models times; tests check the choice against it. :func:`form_bytes` counts bytes of HBM.
+``nkilib.simulator.profile`` models times; tests check the choice against it.
+
+:func:`form_bytes` counts the bytes of HBM of two launches and of one; :func:`logits_blocks` gives the blocks of
+positions whose logits one launch keeps.
 """
 
 from __future__ import annotations
@@ -50,8 +53,7 @@ from nkilib.experimental.loss.linear.launch import (
     CastBytes,
     LinearTiling,
 )
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import tile_needs
-from nkilib.experimental.loss.linear_cross_entropy.launch import GROUPS, ForwardNeeds
+from nkilib.experimental.loss.linear_cross_entropy.launch import GROUPS, ForwardNeeds, tile_needs
 
 __all__ = ["BACKWARD", "FORWARD", "FORWARD_BACKWARD", "LinearTiling", "choose_linear_tiling"]
 
@@ -343,7 +345,7 @@ def _within(name: str, size: int, least: int, most: int) -> int:
     return size
 
 
-def _forward(launch: _Launch) -> LinearTiling:
+def _choose_for_forward(launch: _Launch) -> LinearTiling:
     sizes = ForwardSizes(
         launch.num_positions,
         launch.num_features,
@@ -364,7 +366,7 @@ def _tile_needs(launch: _Launch, keeps_logits: bool) -> TileNeeds:
     return tile_needs(has, has, has, has, ids=launch.ids, keeps_logits=keeps_logits)
 
 
-def _of_gradients(launch: _Launch, adds_to_weight: bool, keeps_logits: bool) -> LinearTiling:
+def _choose_for_gradients(launch: _Launch, adds_to_weight: bool, keeps_logits: bool) -> LinearTiling:
     sizes = BackwardSizes(
         launch.num_positions,
         launch.num_features,
@@ -381,23 +383,23 @@ def _of_gradients(launch: _Launch, adds_to_weight: bool, keeps_logits: bool) -> 
     return choose_backward_tiling(BackwardLaunch(sizes, launch.cores, launch.target, available_bytes))
 
 
-def _backward(launch: _Launch) -> LinearTiling:
+def _choose_for_backward(launch: _Launch) -> LinearTiling:
     """Return the tiling of the backward: of a part of the positions if they are split."""
     parts = position_parts(launch.num_positions, launch.num_features, launch.ids)
-    return _of_gradients(launch._replace(num_positions=parts.size), parts.is_split, keeps_logits=False)
+    return _choose_for_gradients(launch._replace(num_positions=parts.size), parts.is_split, keeps_logits=False)
 
 
-def _forward_backward(launch: _Launch) -> LinearTiling:
+def _choose_for_one_launch(launch: _Launch) -> LinearTiling:
     """Return the tiling of the gradients of a block of positions whose logits are kept."""
     blocks = logits_blocks(launch.num_positions, launch.num_features, launch.vocab_size, launch.scratch_bytes)
     block = launch._replace(num_positions=min(blocks.positions, launch.num_positions))
-    return _of_gradients(block, adds_to_weight=blocks.number > 1, keeps_logits=True)
+    return _choose_for_gradients(block, adds_to_weight=blocks.number > 1, keeps_logits=True)
 
 
 _CHOICES: Final[dict[str, Callable[[_Launch], LinearTiling]]] = {
-    FORWARD: _forward,
-    BACKWARD: _backward,
-    FORWARD_BACKWARD: _forward_backward,
+    FORWARD: _choose_for_forward,
+    BACKWARD: _choose_for_backward,
+    FORWARD_BACKWARD: _choose_for_one_launch,
 }
 
 

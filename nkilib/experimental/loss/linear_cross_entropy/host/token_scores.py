@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Token scores: their names, float64 log-probabilities of several target ids per position, gradients, and bounds.
+"""Token scores in float64, log-probabilities of several target ids per position and their gradients, with bounds.
+
+:func:`scores_forward_reference` has the log-probabilities and other results, :func:`scores_forward_bounds` the bounds;
+:func:`scores_backward_reference` has the gradients, and :func:`scores_gradients_and_bounds` both gradients and bounds.
+:data:`OUTPUTS` are the names of further scores that a caller can ask for, which :func:`checked_outputs` checks.
 
 The log-probability of an id is minus the loss of linear cross-entropy, and has the same bounds. The gradient of the
 logits is that of log-sum-exp and entropy, plus ``sum_k g_k (1[t_k = v] - p_v)`` for gradients g_k of the ids t_k,

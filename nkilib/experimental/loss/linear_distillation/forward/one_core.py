@@ -3,8 +3,9 @@
 
 """The forward on one core: X^T of both models stays on chip, and two streams of W^T of the core's classes pass by it.
 
-The cores divide the classes, and exchange their statistics at the end of a block of positions. A divergence from a
-mixture needs a second visit (:mod:`.visits`), for which this one keeps the scores.
+:func:`forward_of_core` goes through the blocks of positions. The cores divide the classes, and exchange their
+statistics at the end of a block. A divergence from a mixture needs a second visit (:mod:`.visits`), for which this one
+keeps the scores.
 """
 
 from __future__ import annotations
@@ -30,149 +31,9 @@ from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import
 )
 from nkilib.experimental.loss.linear_distillation.forward.pair_tiles import PairClasses, PairInputs, PairTiles
 from nkilib.experimental.loss.linear_distillation.forward.visits import PairTotals, SecondVisit
-from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes
+from nkilib.experimental.loss.linear_distillation.host.pair_sizes import PairForwardSizes
 from nkilib.experimental.loss.linear_distillation.launch import PairLaunch
 from nkilib.nki import nl
-
-
-def forward_of_core(
-    launch: PairLaunch,
-    tiling: LinearTiling,
-    results: PairResults,
-    sizes: PairForwardSizes,
-    second: SecondVisit | None = None,
-    *,
-    has_divergence: bool = True,
-) -> None:
-    """Write the results; each core stores some of them.
-
-    Args:
-        launch: the launch of the kernel.
-        tiling: a tiling that fits SBUF.
-        results: the results of all positions.
-        sizes: the sizes of the launch.
-        second: the second visit of a mixture, which stores the divergence and its moment; None without one.
-        has_divergence: whether divergence and moment are stored here; False leaves them to the caller.
-    """
-    if second is not None:
-        forward = _Forward.make(launch, tiling, sizes, second, False)
-        second.run_blocks(lambda block, opens, reopens: forward.run(block, results, opens, reopens))
-        return
-    plan = sizes.position_plan(*tiling)
-    forward = _Forward.make(launch, tiling, sizes, None, has_divergence)
-    looped = plan.whole * plan.size if plan.is_loop else 0
-    if looped > 0:
-        forward.open_classes()
-        nl.fori_loop(0, looped, lambda first: forward.run(Block(first, plan.size), results, False, True), plan.size)
-    for first in range(looped, launch.num_positions, plan.size):
-        left = launch.num_positions - first
-        forward.run(Block(first, min(plan.size, left)), results, first == 0, left > plan.size)
-
-
-@dataclass(frozen=True)
-class _Forward:
-    """The operands and buffers that all blocks of positions share.
-
-    Attributes:
-        launch: the launch of the kernel.
-        sizes: the sizes of the launch.
-        schedule: the order of the core's classes.
-        inputs: X^T of each model, [128, ceil(D / 128), 128] for each tile of a block.
-        streams: the streams of the classes of each model.
-        pairs: the tiles of logits.
-        staging: the staging of operands of other types than the products; None without any.
-        second: the second visit; None without one.
-        has_divergence: whether divergence and moment are stored here.
-    """
-
-    launch: PairLaunch
-    sizes: PairForwardSizes
-    schedule: ClassSchedule
-    inputs: tuple[list[nl.NkiTensor], list[nl.NkiTensor]]
-    streams: tuple[ClassStream, ClassStream]
-    pairs: PairTiles
-    staging: Staging | None
-    second: SecondVisit | None
-    has_divergence: bool
-
-    @classmethod
-    def make(
-        cls,
-        launch: PairLaunch,
-        tiling: LinearTiling,
-        sizes: PairForwardSizes,
-        second: SecondVisit | None,
-        has_divergence: bool,
-    ) -> _Forward:
-        """Allocate the buffers for the blocks of positions of the tiling, or of the second visit."""
-        if second is None:
-            plan = sizes.position_plan(*tiling)
-            tiles, bodies = plan.tiles, sizes.most_bodies(plan)
-            shared = sizes.shared_classes(plan, tiling.class_block)
-            division = divide_classes(launch.vocab_size, shared, nl.num_programs(), tiling.class_block)
-            schedule = ClassSchedule.make(division, nl.program_id(), tiling.class_block, bodies)
-        else:
-            tiles, schedule = second.tiles, second.schedule
-        largest = max(schedule.largest, 1)
-        staging = Staging.make(sizes.staging_bytes)
-
-        def inputs(num_features: int, dtype: nl.DType) -> list[nl.NkiTensor]:
-            shape = (PARTITIONS, div_ceil(num_features, PARTITIONS), PARTITIONS)
-            return [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(tiles)]
-
-        student, teacher = launch.models
-        return cls(
-            launch,
-            sizes,
-            schedule,
-            (inputs(student.num_features, student.dtype), inputs(teacher.num_features, teacher.dtype)),
-            (
-                ClassStream.make(student, largest, False, staging),
-                ClassStream.make(teacher, largest, False, staging),
-            ),
-            PairTiles.make(launch, sizes.needs, tiles, largest),
-            staging,
-            second,
-            has_divergence,
-        )
-
-    def open_classes(self) -> None:
-        """Load W^T and biases of the classes that the first step expects to be loaded."""
-        for stream in self.streams:
-            stream.open(self.schedule.opening)
-
-    def run(self, block: Block, results: PairResults, opens: bool, reopens: bool) -> None:
-        """Compute the results of a block of positions.
-
-        Args:
-            block: the positions.
-            results: the results of all positions.
-            opens: whether the first classes are still to be loaded; the first tile of positions does not wait for them.
-            reopens: whether the first classes are loaded again at the end, for the next block.
-        """
-        tiles = div_ceil(block.size, PARTITIONS)
-        inputs = (self.inputs[0][0:tiles], self.inputs[1][0:tiles])
-        self._load_inputs((inputs[0][0:1], inputs[1][0:1]), block)
-        if opens:
-            self.open_classes()
-        of_block = _BlockForward.make(self, block, inputs, reopens)
-        if tiles > 1:
-            other_positions = block.part(PARTITIONS, block.size - PARTITIONS)
-            self._load_inputs((inputs[0][1:], inputs[1][1:]), other_positions)
-        self.pairs.restart()
-        if self.second is not None:
-            self.second.begin(tiles)
-        self.schedule.run(of_block.step)
-        self.pairs.take_waiting()
-        of_block.statistics.exchange(self.schedule.count)
-        if self.second is not None:
-            self.second.exchange()
-        self.schedule.run_shared(of_block.shared_step)
-        of_block.finish(results)
-
-    def _load_inputs(self, inputs: PairInputs, block: Block) -> None:
-        for model, tiles_sbuf in zip(self.launch.models, inputs, strict=True):
-            load_input(tiles_sbuf, model.input_hbm, block, self.staging)
 
 
 @dataclass(frozen=True)
@@ -190,7 +51,7 @@ class _Pass:
     @classmethod
     def make(
         cls,
-        forward: _Forward,
+        forward: _CoreForward,
         labels_sbuf: nl.NkiTensor | None,
         picked_sbuf: nl.NkiTensor | None,
         tiles: range,
@@ -228,7 +89,7 @@ class _BlockForward:
         reopens: whether the last step loads the first classes again, for another block of positions.
     """
 
-    forward: _Forward
+    forward: _CoreForward
     block: Block
     inputs: PairInputs
     positions: PairPositions
@@ -240,7 +101,7 @@ class _BlockForward:
     reopens: bool
 
     @classmethod
-    def make(cls, forward: _Forward, block: Block, inputs: PairInputs, reopens: bool) -> _BlockForward:
+    def make(cls, forward: _CoreForward, block: Block, inputs: PairInputs, reopens: bool) -> _BlockForward:
         schedule, tiles = forward.schedule, range(len(inputs[0]))
         positions = PairPositions.load(forward.launch, block)
         of_shared = len(schedule.shared)
@@ -344,3 +205,143 @@ class _BlockForward:
         if second is not None and group.scores is not None:
             second.keep(group.scores, step)
         pairs.take_sums(group, self.statistics)
+
+
+@dataclass(frozen=True)
+class _CoreForward:
+    """The operands and buffers that all blocks of positions share.
+
+    Attributes:
+        launch: the launch of the kernel.
+        sizes: the sizes of the launch.
+        schedule: the order of the core's classes.
+        inputs: X^T of each model, [128, ceil(D / 128), 128] for each tile of a block.
+        streams: the streams of the classes of each model.
+        pairs: the tiles of logits.
+        staging: the staging of operands of other types than the products; None without any.
+        second: the second visit; None without one.
+        has_divergence: whether divergence and moment are stored here.
+    """
+
+    launch: PairLaunch
+    sizes: PairForwardSizes
+    schedule: ClassSchedule
+    inputs: tuple[list[nl.NkiTensor], list[nl.NkiTensor]]
+    streams: tuple[ClassStream, ClassStream]
+    pairs: PairTiles
+    staging: Staging | None
+    second: SecondVisit | None
+    has_divergence: bool
+
+    @classmethod
+    def make(
+        cls,
+        launch: PairLaunch,
+        tiling: LinearTiling,
+        sizes: PairForwardSizes,
+        second: SecondVisit | None,
+        has_divergence: bool,
+    ) -> _CoreForward:
+        """Allocate the buffers for the blocks of positions of the tiling, or of the second visit."""
+        if second is None:
+            plan = sizes.position_plan(*tiling)
+            tiles, bodies = plan.tiles, sizes.most_bodies(plan)
+            shared = sizes.shared_classes(plan, tiling.class_block)
+            division = divide_classes(launch.vocab_size, shared, nl.num_programs(), tiling.class_block)
+            schedule = ClassSchedule.make(division, nl.program_id(), tiling.class_block, bodies)
+        else:
+            tiles, schedule = second.tiles, second.schedule
+        largest = max(schedule.largest, 1)
+        staging = Staging.make(sizes.staging_bytes)
+
+        def inputs(num_features: int, dtype: nl.DType) -> list[nl.NkiTensor]:
+            shape = (PARTITIONS, div_ceil(num_features, PARTITIONS), PARTITIONS)
+            return [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(tiles)]
+
+        student, teacher = launch.models
+        return cls(
+            launch,
+            sizes,
+            schedule,
+            (inputs(student.num_features, student.dtype), inputs(teacher.num_features, teacher.dtype)),
+            (
+                ClassStream.make(student, largest, False, staging),
+                ClassStream.make(teacher, largest, False, staging),
+            ),
+            PairTiles.make(launch, sizes.needs, tiles, largest),
+            staging,
+            second,
+            has_divergence,
+        )
+
+    def open_classes(self) -> None:
+        """Load W^T and biases of the classes that the first step expects to be loaded."""
+        for stream in self.streams:
+            stream.open(self.schedule.opening)
+
+    def run(self, block: Block, results: PairResults, opens: bool, reopens: bool) -> None:
+        """Compute the results of a block of positions.
+
+        Args:
+            block: the positions.
+            results: the results of all positions.
+            opens: whether the first classes are still to be loaded; the first tile of positions does not wait for them.
+            reopens: whether the first classes are loaded again at the end, for the next block.
+        """
+        tiles = div_ceil(block.size, PARTITIONS)
+        inputs = (self.inputs[0][0:tiles], self.inputs[1][0:tiles])
+        self._load_inputs((inputs[0][0:1], inputs[1][0:1]), block)
+        if opens:
+            self.open_classes()
+        of_block = _BlockForward.make(self, block, inputs, reopens)
+        if tiles > 1:
+            other_positions = block.part(PARTITIONS, block.size - PARTITIONS)
+            self._load_inputs((inputs[0][1:], inputs[1][1:]), other_positions)
+        self.pairs.restart()
+        if self.second is not None:
+            self.second.begin(tiles)
+        self.schedule.run(of_block.step)
+        self.pairs.take_waiting()
+        of_block.statistics.exchange(self.schedule.count)
+        if self.second is not None:
+            self.second.exchange()
+        self.schedule.run_shared(of_block.shared_step)
+        of_block.finish(results)
+
+    def _load_inputs(self, inputs: PairInputs, block: Block) -> None:
+        for model, tiles_sbuf in zip(self.launch.models, inputs, strict=True):
+            load_input(tiles_sbuf, model.input_hbm, block, self.staging)
+
+
+def forward_of_core(
+    launch: PairLaunch,
+    tiling: LinearTiling,
+    results: PairResults,
+    sizes: PairForwardSizes,
+    second: SecondVisit | None = None,
+    *,
+    has_divergence: bool = True,
+) -> None:
+    """Write the results; each core stores some of them.
+
+    Args:
+        launch: the launch of the kernel.
+        tiling: a tiling that fits SBUF.
+        results: the results of all positions.
+        sizes: the sizes of the launch.
+        second: the second visit of a mixture, which stores the divergence and its moment; None without one.
+        has_divergence: whether divergence and moment are stored here; False leaves them to the caller.
+    """
+    if second is not None:
+        forward = _CoreForward.make(launch, tiling, sizes, second, False)
+        second.run_blocks(lambda block, opens, reopens: forward.run(block, results, opens, reopens))
+        return
+    plan = sizes.position_plan(*tiling)
+    forward = _CoreForward.make(launch, tiling, sizes, None, has_divergence)
+    looped = plan.whole * plan.size if plan.is_loop else 0
+    if looped > 0:
+        forward.open_classes()
+        nl.fori_loop(0, looped, lambda first: forward.run(Block(first, plan.size), results, False, True), plan.size)
+    for first in range(looped, launch.num_positions, plan.size):
+        left = launch.num_positions - first
+        forward.run(Block(first, min(plan.size, left)), results, first == 0, left > plan.size)

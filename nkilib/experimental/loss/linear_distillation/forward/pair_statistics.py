@@ -30,7 +30,7 @@ from nkilib.experimental.loss.distillation.totals import log_ratio
 from nkilib.experimental.loss.linear.block_schedule import WINDOW, Block
 from nkilib.experimental.loss.linear.operands import load_positions
 from nkilib.experimental.loss.linear_distillation.forward.visits import ModelTotals
-from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairNeeds
+from nkilib.experimental.loss.linear_distillation.host.pair_sizes import PairNeeds
 from nkilib.experimental.loss.linear_distillation.launch import ModelOperands, PairLaunch
 from nkilib.nki import nisa, nl
 

@@ -26,11 +26,11 @@ from nkilib.core.rows.sbuf import Ring
 from nkilib.core.rows.statistics import Place, Statistics
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents
 from nkilib.experimental.loss.linear.class_schedule import ClassTiles
-from nkilib.experimental.loss.linear.logit_passes import EntropyPass, WaitingPasses
+from nkilib.experimental.loss.linear.logit_passes import EntropyPass, WaitingPasses, multiply_by_column
 from nkilib.experimental.loss.linear.logits import LogitTiles
 from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import GapPass, PairStatistics
-from nkilib.experimental.loss.linear_distillation.forward.visits import ScoreGroup
-from nkilib.experimental.loss.linear_distillation.host.forward_tiling import ModelNeeds, PairNeeds
+from nkilib.experimental.loss.linear_distillation.forward.visits import PairScoreGroup
+from nkilib.experimental.loss.linear_distillation.host.pair_sizes import ModelNeeds, PairNeeds
 from nkilib.experimental.loss.linear_distillation.launch import ModelOperands, PairLaunch
 from nkilib.nki import nisa, nl
 
@@ -42,17 +42,6 @@ _BANKS = 7
 PairInputs = tuple[Sequence[nl.NkiTensor], Sequence[nl.NkiTensor]]
 # A block of classes of student and teacher.
 PairClasses = tuple[ClassTiles, ClassTiles]
-
-
-def multiply_by(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-    """Compute data * factor on GpSimd, which takes no scalar operands but tiles.
-
-    Args:
-        dst_sbuf, data_sbuf: float32 [128, columns]; they may be the same tile.
-        factor_sbuf: float32 [128, 1].
-    """
-    factors_sbuf = factor_sbuf.broadcast(1, data_sbuf.shape[1])
-    nisa.tensor_tensor(dst=dst_sbuf, data1=data_sbuf, data2=factors_sbuf, op=nl.multiply, engine=_GPSIMD)
 
 
 @dataclass(frozen=True)
@@ -208,12 +197,12 @@ class ModelTiles:
             for place in range(group.tiles):
                 self._mask(group, place)
         if self.negative_sbuf is not None:
-            multiply_by(column_sbuf, group.maxima_sbuf, self.negative_sbuf)
+            multiply_by_column(column_sbuf, group.maxima_sbuf, self.negative_sbuf)
 
     def take_bias(self, row: Statistics, tiles: slice, column: int) -> None:
         """Compute the addend of the exponentials, minus the maximum times the scale, from the maxima of a group."""
         if self.scale_sbuf is not None:
-            multiply_by(row.bias_sbuf[:, tiles, column], row.neg_max_sbuf[:, tiles, column], self.scale_sbuf)
+            multiply_by_column(row.bias_sbuf[:, tiles, column], row.neg_max_sbuf[:, tiles, column], self.scale_sbuf)
 
     def _mask(self, group: ModelGroup, place: int) -> None:
         """Write min(x - lowest, tanh), where x is the biased product, and compute the maximum of the results.
@@ -247,7 +236,7 @@ class PairGroup:
     column: int
     student: ModelGroup
     teacher: ModelGroup
-    scores: ScoreGroup | None
+    scores: PairScoreGroup | None
 
     @property
     def models(self) -> tuple[ModelGroup, ModelGroup]:
@@ -379,7 +368,7 @@ class PairTiles:
         self.waiting.take_all()
         scores = None
         if self.pair_scores is not None:
-            scores = ScoreGroup(start, self.pair_scores.next_tile()[:, :, 0:tiles, 0:size])
+            scores = PairScoreGroup(start, self.pair_scores.next_tile()[:, :, 0:tiles, 0:size])
         return PairGroup(start, column, groups[0], groups[1], scores)
 
     def take_sums(self, group: PairGroup, statistics: PairStatistics) -> None:
@@ -433,6 +422,6 @@ class PairTiles:
     ) -> None:
         """Compute first - second in the student's unit; one of them belongs to the teacher."""
         if self.ratio_sbuf is not None:
-            multiply_by(dst_sbuf, first_sbuf if scales_first else second_sbuf, self.ratio_sbuf)
+            multiply_by_column(dst_sbuf, first_sbuf if scales_first else second_sbuf, self.ratio_sbuf)
             first_sbuf, second_sbuf = (dst_sbuf, second_sbuf) if scales_first else (first_sbuf, dst_sbuf)
         nisa.tensor_tensor(dst=dst_sbuf, data1=first_sbuf, data2=second_sbuf, op=nl.subtract, engine=_GPSIMD)

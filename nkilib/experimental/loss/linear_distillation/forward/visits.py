@@ -3,6 +3,9 @@
 
 """The data that a first visit of the classes hands to the second visit, which a mixture of both distributions needs.
 
+:class:`SecondVisit` is the interface that the first visit calls. It hands over statistics (:class:`PairTotals`) and
+scores (:class:`PairScoreGroup`), which :class:`KeptPair` keeps in HBM.
+
 The mixture M = beta P + (1 - beta) Q of teacher P and student Q needs the log-sum-exps of both models, which
 are known only after all classes have been visited. So the scores of a block of positions are kept, or are
 recomputed, and a second visit computes the sums of the mixture. It has no products, or only products that the
@@ -28,7 +31,7 @@ _MODELS = 2
 
 
 @dataclass(frozen=True)
-class ScoreGroup:
+class PairScoreGroup:
     """The scores of both models for some tiles of positions and a block of classes.
 
     Attributes:
@@ -112,7 +115,7 @@ class SecondVisit(Protocol):
     def begin(self, tiles: int) -> None:
         """Begin the first visit of a block of positions, and the second visit of the previous block, if any."""
 
-    def keep(self, scores: ScoreGroup, step: Step) -> None:
+    def keep(self, scores: PairScoreGroup, step: Step) -> None:
         """Keep the scores of some tiles, which are complete, for the second visit."""
 
     def beside(self, step: Step, is_last: bool) -> Iterator[None]:
@@ -152,7 +155,7 @@ class KeptPair:
         name = f"kept_scores_{number}_hbm"
         return cls(share.first, nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm, name=name))
 
-    def store(self, scores: ScoreGroup, classes: Block) -> None:
+    def store(self, scores: PairScoreGroup, classes: Block) -> None:
         """Store the scores of a group of tiles, including rows behind the last position."""
         for number in range(scores.tiles):
             nisa.dma_copy(

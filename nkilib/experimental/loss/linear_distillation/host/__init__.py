@@ -3,7 +3,7 @@
 
 """Host code of distillation from hidden states, in numpy and arithmetic.
 
-``tiling``: the choice of a tiling, with ``forward_tiling`` for the first visit of the classes and ``mixture_tiling``
-for the second; ``reference``: float64 results; ``bounds``: how far kernels may be off; ``profiling``: launches to
-profile.
+``tiling``: the choice of a tiling, with ``pair_sizes`` for the first visit of the classes and the backward, and
+``mixture_tiling`` for the second visit; ``reference``: float64 results; ``bounds``: how far kernels may be off;
+``profiling``: modelled times of launches.
 """

@@ -3,6 +3,9 @@
 
 """Bounds on the error of the kernels against float64, derived from the very inputs.
 
+:func:`pair_forward_bounds`, :func:`mixture_bounds` and :func:`pair_gradients_and_bounds` have those of the three
+kernels; :class:`StatisticsErrors` are the errors of the statistics that a backward received.
+
 Notation: u = 2^-23, the unit in the last place of 1; P, Q, M the distributions of teacher, student and mixture;
 z their logits after scale, softcap and temperature T; r = log(P / Q); dz the error of z, and likewise for other
 letters; E_P the mean under P.
@@ -60,7 +63,7 @@ from nkilib.experimental.loss.linear.reference import (
     logit_bounds,
 )
 from nkilib.experimental.loss.linear_distillation.host.reference import (
-    MixtureSums,
+    ExactMixtureSums,
     ModelProblem,
     PairProblem,
     PairUpstream,
@@ -111,67 +114,9 @@ class _Rows(NamedTuple):
         return np.asarray(self.of_student.max(axis=1) + self.of_teacher.max(axis=1))
 
 
-def pair_forward_bounds(problem: PairProblem) -> dict[str, Float64Array]:
-    """Return the largest accepted errors by name of a result, [N] each, for positions whose results are finite.
-
-    ``student_lse`` and ``teacher_lse``, sums of maximum and log_sum, have bounds as well.
-    """
-    weights = problem.classes_first
-    blocks = [_forward_bounds_of(problem, rows, weights) for rows in problem.row_blocks()]
-    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
-
-
-def mixture_bounds(problem: PairProblem, statistics: Statistics) -> MixtureSums:
-    """Return the largest accepted errors of ``linear_distillation_mixture`` for the log-sum-exps that it received."""
-    weights = problem.classes_first
-    blocks = [_mixture_bounds_of(problem, statistics, rows, weights) for rows in problem.row_blocks()]
-    return MixtureSums(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
-
-
-def pair_gradients_and_bounds(
-    problem: PairProblem,
-    upstream: PairUpstream,
-    classes: slice = EVERY_CLASS,
-    *,
-    errors: StatisticsErrors | None = None,
-    input_dtype: npt.DTypeLike | None = None,
-    weight_dtype: npt.DTypeLike | None = None,
-) -> tuple[LinearGradients, LinearGradients]:
-    """Return what ``pair_backward_reference`` does, and the largest accepted errors of every element of it.
-
-    Args:
-        problem: the problem with operands in the type of the products: rounded to it if the kernel rounds them.
-        upstream, classes: see ``pair_backward_reference``.
-        errors: the errors of the statistics in ``upstream``; None: the kernel received these very numbers.
-        input_dtype, weight_dtype: types of dX and dW; None: the type of the products.
-    """
-    student = problem.student
-    sizes = np.abs(np.where(problem.counts, upstream.grad_divergence.astype(np.float64), 0.0) * problem.weights)
-    if upstream.grad_logprob is not None:
-        sizes = sizes + np.where(problem.counts, np.abs(upstream.grad_logprob.astype(np.float64)), 0.0)
-    largest = float(sizes.max(initial=0.0)) * student.logit_scale / student.temperature
-    blocks = logit_gradient_blocks(problem, upstream, errors)
-    return gradients_and_bounds(student, blocks, largest, classes, ResultTypes(input_dtype, weight_dtype))
-
-
-def logit_gradient_blocks(
-    problem: PairProblem, upstream: PairUpstream, errors: StatisticsErrors | None = None
-) -> Iterator[GradientRows]:
-    """Yield the gradient G of the logits and its error bound before rounding, for blocks that cover the positions."""
-    student, weights = problem.student, problem.classes_first
-    cap, unit = student.logit_softcap, student.logit_scale / student.temperature
-    for rows in problem.row_blocks():
-        logits = student.logits_of(rows, weights[0])
-        models = _rows_of(problem, rows, weights)
-        pair = upstream.statistics.distributions(rows, models.student, models.teacher)
-        of_z = z_gradient_of(problem, upstream, rows, pair)
-        off, slopes = _z_gradient_bound(problem, upstream, rows, models, pair, errors), student.slopes_of(logits)
-        of_logit = off * slopes
-        if cap is not None:
-            tangents = np.tanh(student.logit_scale * logits / cap)
-            of_product = logit_bounds(student, rows, weights[0]) * student.logit_scale / cap
-            of_logit += (np.abs(of_z) + off) * (2.0 * np.abs(tangents) * of_product * slopes + 3.0 * UNIT * unit)
-        yield GradientRows(rows, of_z * slopes, of_logit)
+def _log_softmax(z: Float64Array) -> Float64Array:
+    distance = z - z.max(axis=1, keepdims=True)
+    return np.asarray(distance - np.log(np.exp(distance).sum(axis=1, keepdims=True)))
 
 
 def _of_z(problem: PairProblem, model: ModelProblem, rows: slice, weight: Float64Array) -> Float64Array:
@@ -203,11 +148,6 @@ def _rows_of(problem: PairProblem, rows: slice, weights: tuple[Float64Array, Flo
         _size(student) + further,
         _size(teacher) + further,
     )
-
-
-def _log_softmax(z: Float64Array) -> Float64Array:
-    distance = z - z.max(axis=1, keepdims=True)
-    return np.asarray(distance - np.log(np.exp(distance).sum(axis=1, keepdims=True)))
 
 
 def _centred(log_p: Float64Array, values: Float64Array) -> Float64Array:
@@ -298,9 +238,19 @@ def _forward_bounds_of(
     return bounds | {"divergence": weighted + SMALLEST_NORMAL, "moment": moment + SMALLEST_NORMAL}
 
 
+def _of_log_probabilities(models: _Rows, statistics: Statistics, rows: slice) -> tuple[Float64Array, Float64Array]:
+    """Return the errors of log Q and log P, [R, V].
+
+    The received log-sum-exps may be larger than any z at hand.
+    """
+    of_student = UNIT * (models.student_size + np.abs(statistics.student_lse[rows]))
+    of_teacher = UNIT * (models.teacher_size + np.abs(statistics.teacher_lse[rows]))
+    return models.of_student + of_student[:, np.newaxis], models.of_teacher + of_teacher[:, np.newaxis]
+
+
 def _mixture_bounds_of(
     problem: PairProblem, statistics: Statistics, rows: slice, weights: tuple[Float64Array, Float64Array]
-) -> MixtureSums:
+) -> ExactMixtureSums:
     models = _rows_of(problem, rows, weights)
     pair = statistics.distributions(rows, models.student, models.teacher)
     of_student, of_teacher = _of_log_probabilities(models, statistics, rows)
@@ -319,19 +269,37 @@ def _mixture_bounds_of(
             terms = p * (distance * (relative + _SUM_UNITS * UNIT) + sensitivity * of_ratio + 4.0 * UNIT)
             bounds.append((terms.sum(axis=1), (p * (relative + _SUM_UNITS * UNIT)).sum(axis=1)))
     (student_terms, student_mass), (teacher_terms, teacher_mass) = bounds
-    return MixtureSums(
+    return ExactMixtureSums(
         *(bound + SMALLEST_NORMAL for bound in (student_terms, teacher_terms, student_mass, teacher_mass))
     )
 
 
-def _of_log_probabilities(models: _Rows, statistics: Statistics, rows: slice) -> tuple[Float64Array, Float64Array]:
-    """Return the errors of log Q and log P, [R, V].
-
-    The received log-sum-exps may be larger than any z at hand.
-    """
-    of_student = UNIT * (models.student_size + np.abs(statistics.student_lse[rows]))
-    of_teacher = UNIT * (models.teacher_size + np.abs(statistics.teacher_lse[rows]))
-    return models.of_student + of_student[:, np.newaxis], models.of_teacher + of_teacher[:, np.newaxis]
+def _divergence_gradient_bound(
+    problem: PairProblem,
+    pair: Distributions,
+    moment: npt.NDArray[np.floating],
+    of_student: Float64Array,
+    of_teacher: Float64Array,
+    of_moment: Float64Array,
+) -> Float64Array:
+    """Return the bound of the gradient of an unweighted divergence, from the errors of log Q, log P and the moment."""
+    student, rounded = pair.student, 4.0 * UNIT
+    if problem.beta == 0.0:
+        teacher = pair.teacher
+        terms = student * (np.expm1(of_student) + rounded) + teacher * (np.expm1(of_teacher) + rounded)
+        return np.asarray(terms + 2.0 * SMALLEST_NORMAL)
+    factor, share = 1.0, np.ones_like(student)
+    against = pair.teacher_log
+    if problem.is_mixed:
+        factor, against = 1.0 - problem.beta, pair.mixture_log(problem.beta)
+        share = np.where(np.isneginf(pair.teacher_log), 0.0, problem.beta * np.exp(pair.teacher_log - against))
+    distance = np.abs(np.where(student == 0.0, 0.0, pair.student_log - against))
+    size = np.abs(divergence_gradient(problem, moment, pair))
+    of_ratio = share * (of_student + of_teacher) + rounded * (1.0 + distance) + of_moment[:, np.newaxis]
+    floor = SMALLEST_NORMAL * (2.0 + distance + np.abs(moment.astype(np.float64))[:, np.newaxis])
+    # The error of a ratio is multiplied by a probability that has an error too.
+    moved = np.exp(of_student)
+    return np.asarray(size * (np.expm1(of_student) + rounded) + factor * (student * of_ratio * moved + floor))
 
 
 def _z_gradient_bound(
@@ -366,29 +334,64 @@ def _z_gradient_bound(
     return np.asarray(bound)
 
 
-def _divergence_gradient_bound(
+def _logit_gradient_blocks(
+    problem: PairProblem, upstream: PairUpstream, errors: StatisticsErrors | None = None
+) -> Iterator[GradientRows]:
+    """Yield the gradient G of the logits and its error bound before rounding, for blocks that cover the positions."""
+    student, weights = problem.student, problem.classes_first
+    cap, unit = student.logit_softcap, student.logit_scale / student.temperature
+    for rows in problem.row_blocks():
+        logits = student.logits_of(rows, weights[0])
+        models = _rows_of(problem, rows, weights)
+        pair = upstream.statistics.distributions(rows, models.student, models.teacher)
+        of_z = z_gradient_of(problem, upstream, rows, pair)
+        off, slopes = _z_gradient_bound(problem, upstream, rows, models, pair, errors), student.slopes_of(logits)
+        of_logit = off * slopes
+        if cap is not None:
+            tangents = np.tanh(student.logit_scale * logits / cap)
+            of_product = logit_bounds(student, rows, weights[0]) * student.logit_scale / cap
+            of_logit += (np.abs(of_z) + off) * (2.0 * np.abs(tangents) * of_product * slopes + 3.0 * UNIT * unit)
+        yield GradientRows(rows, of_z * slopes, of_logit)
+
+
+def pair_forward_bounds(problem: PairProblem) -> dict[str, Float64Array]:
+    """Return the largest accepted errors by name of a result, [N] each, for positions whose results are finite.
+
+    ``student_lse`` and ``teacher_lse``, sums of maximum and log_sum, have bounds as well.
+    """
+    weights = problem.classes_first
+    blocks = [_forward_bounds_of(problem, rows, weights) for rows in problem.row_blocks()]
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def mixture_bounds(problem: PairProblem, statistics: Statistics) -> ExactMixtureSums:
+    """Return the largest accepted errors of ``linear_distillation_mixture`` for the log-sum-exps that it received."""
+    weights = problem.classes_first
+    blocks = [_mixture_bounds_of(problem, statistics, rows, weights) for rows in problem.row_blocks()]
+    return ExactMixtureSums(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
+
+
+def pair_gradients_and_bounds(
     problem: PairProblem,
-    pair: Distributions,
-    moment: npt.NDArray[np.floating],
-    of_student: Float64Array,
-    of_teacher: Float64Array,
-    of_moment: Float64Array,
-) -> Float64Array:
-    """Return the bound of the gradient of an unweighted divergence, from the errors of log Q, log P and the moment."""
-    student, rounded = pair.student, 4.0 * UNIT
-    if problem.beta == 0.0:
-        teacher = pair.teacher
-        terms = student * (np.expm1(of_student) + rounded) + teacher * (np.expm1(of_teacher) + rounded)
-        return np.asarray(terms + 2.0 * SMALLEST_NORMAL)
-    factor, share = 1.0, np.ones_like(student)
-    against = pair.teacher_log
-    if problem.is_mixed:
-        factor, against = 1.0 - problem.beta, pair.mixture_log(problem.beta)
-        share = np.where(np.isneginf(pair.teacher_log), 0.0, problem.beta * np.exp(pair.teacher_log - against))
-    distance = np.abs(np.where(student == 0.0, 0.0, pair.student_log - against))
-    size = np.abs(divergence_gradient(problem, moment, pair))
-    of_ratio = share * (of_student + of_teacher) + rounded * (1.0 + distance) + of_moment[:, np.newaxis]
-    floor = SMALLEST_NORMAL * (2.0 + distance + np.abs(moment.astype(np.float64))[:, np.newaxis])
-    # The error of a ratio is multiplied by a probability that has an error too.
-    moved = np.exp(of_student)
-    return np.asarray(size * (np.expm1(of_student) + rounded) + factor * (student * of_ratio * moved + floor))
+    upstream: PairUpstream,
+    classes: slice = EVERY_CLASS,
+    *,
+    errors: StatisticsErrors | None = None,
+    input_dtype: npt.DTypeLike | None = None,
+    weight_dtype: npt.DTypeLike | None = None,
+) -> tuple[LinearGradients, LinearGradients]:
+    """Return what ``pair_backward_reference`` does, and the largest accepted errors of every element of it.
+
+    Args:
+        problem: the problem with operands in the type of the products: rounded to it if the kernel rounds them.
+        upstream, classes: see ``pair_backward_reference``.
+        errors: the errors of the statistics in ``upstream``; None: the kernel received these very numbers.
+        input_dtype, weight_dtype: types of dX and dW; None: the type of the products.
+    """
+    student = problem.student
+    sizes = np.abs(np.where(problem.counts, upstream.grad_divergence.astype(np.float64), 0.0) * problem.weights)
+    if upstream.grad_logprob is not None:
+        sizes = sizes + np.where(problem.counts, np.abs(upstream.grad_logprob.astype(np.float64)), 0.0)
+    largest = float(sizes.max(initial=0.0)) * student.logit_scale / student.temperature
+    blocks = _logit_gradient_blocks(problem, upstream, errors)
+    return gradients_and_bounds(student, blocks, largest, classes, ResultTypes(input_dtype, weight_dtype))

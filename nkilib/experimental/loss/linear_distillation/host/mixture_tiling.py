@@ -9,7 +9,7 @@ Recomputed (:class:`MixtureSizes`): the more positions are on chip, the less oft
 Kept (:class:`KeptSizes`): the float32 scores of both models stay in HBM from the first visit to the second one, for two
 blocks of positions at a time, in two scratch tensors that blocks use alternately: 8 V bytes for each position. If the
 limit of a launch has no room for two blocks of 128 positions, or for the only one, nothing is kept
-(:func:`keeps_scores`). A Kullback-Leibler divergence keeps nothing.
+(:func:`keeps_scores`). A Kullback-Leibler divergence keeps nothing. :func:`choose_kept_tiling` chooses the tiling.
 
 The second visit of a block has no products and runs during the first visit of the next one: then Scalar computes four
 more functions for each pair of tiles. The second visit of the last block has nothing to overlap with. So blocks get
@@ -29,7 +29,7 @@ from nkilib.core.plan_limits import limited_instructions, limited_positions
 from nkilib.experimental.loss.linear.block_schedule import POSITIONS_UNSPLIT, WINDOW, PositionSplit
 from nkilib.experimental.loss.linear.forward_tiling import CLASS_BLOCKS, POSITION_TILES_MAX
 from nkilib.experimental.loss.linear.launch import LinearTiling
-from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes
+from nkilib.experimental.loss.linear_distillation.host.pair_sizes import PairForwardSizes
 
 # Columns of a group of tiles, of which Scalar computes softplus before the exponentials, and groups on chip.
 GROUP_COLUMNS, GROUPS = 2048, 2

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Modelled times of launches of the kernels, from shapes alone: for host code, and in the simulator only."""
+"""The modelled times of launches of the kernels, from shapes alone: for host code, and in the simulator only.
+
+:func:`profile_linear_distillation_launch` models the three kernels.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,10 @@
 
 """Distillation from hidden states and its gradients in float64, from the very inputs: the kernels' reference.
 
-Products, divergences and gradients are float64 throughout. Positions are processed in blocks, so that no [N, V] is in
-memory.
+:class:`PairProblem` has the inputs of a launch, :class:`ModelProblem` those of one model.
+:func:`pair_forward_reference`, :func:`mixture_reference` and :func:`pair_backward_reference` compute the results of the
+three kernels. Products, divergences and gradients are float64 throughout. Positions are processed in blocks, so that no
+[N, V] is in memory.
 """
 
 from __future__ import annotations
@@ -127,15 +129,15 @@ class PairProblem:
         return student, teacher
 
     @cached_property
-    def forward(self) -> PairResults:
+    def forward(self) -> ExactResults:
         """The results of :func:`pair_forward_reference`, read-only."""
         weights = self.classes_first
         blocks = [_forward_of(self, rows, weights) for rows in self.row_blocks()]
-        names = [result.name for result in fields(PairResults)]
+        names = [result.name for result in fields(ExactResults)]
         results = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in names}
         for values in results.values():
             values.flags.writeable = False
-        return PairResults(**results)
+        return ExactResults(**results)
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class PairResults(Statistics):
+class ExactResults(Statistics):
     """The results of ``linear_distillation_forward``, float64 [N] each.
 
     Attributes:
@@ -182,7 +184,7 @@ class PairResults(Statistics):
     target_logit: Float64Array
 
 
-class MixtureSums(NamedTuple):
+class ExactMixtureSums(NamedTuple):
     """The results of ``linear_distillation_mixture``, float64 [N] each, or bounds on their errors.
 
     All sums are over the classes of the shard; p, q and M are the probabilities of teacher, student and mixture.
@@ -217,13 +219,92 @@ class PairUpstream:
 
     @classmethod
     def of_results(
-        cls, results: PairResults, grad_divergence: npt.NDArray[Any], grad_logprob: npt.NDArray[Any] | None = None
+        cls, results: ExactResults, grad_divergence: npt.NDArray[Any], grad_logprob: npt.NDArray[Any] | None = None
     ) -> PairUpstream:
         """Return the inputs with statistics and moment from the results of a forward."""
         return cls(results, results.moment, grad_divergence, grad_logprob)
 
 
-def pair_forward_reference(problem: PairProblem) -> PairResults:
+def divergence_of(problem: PairProblem, pair: Distributions) -> Float64Array:
+    """Return the unweighted divergence of every position."""
+    if not problem.is_mixed:
+        student, teacher = pair.student_log, pair.teacher_log
+        return kl(teacher, student) if problem.beta == 0.0 else kl(student, teacher)
+    mixture = pair.mixture_log(problem.beta)
+    divergence = problem.beta * kl(pair.teacher_log, mixture) + (1.0 - problem.beta) * kl(pair.student_log, mixture)
+    return np.asarray(divergence)
+
+
+def moment_of(problem: PairProblem, pair: Distributions) -> Float64Array:
+    """Return KL(student || mixture), KL(student || teacher) or 0, by beta."""
+    if problem.beta == 0.0:
+        return np.zeros(len(pair.student_log))
+    return kl(pair.student_log, pair.mixture_log(problem.beta) if problem.is_mixed else pair.teacher_log)
+
+
+def divergence_gradient(problem: PairProblem, moment: npt.NDArray[Any], pair: Distributions) -> Float64Array:
+    """Return the gradient of an unweighted divergence with respect to the student's z, [R, V].
+
+    A class that is masked in the student has the gradient 0, except for beta 0, where it is the formula's -P.
+    """
+    if problem.beta == 0.0:
+        return pair.student - pair.teacher
+    against = pair.mixture_log(problem.beta) if problem.is_mixed else pair.teacher_log
+    factor = 1.0 - problem.beta if problem.is_mixed else 1.0
+    with np.errstate(invalid="ignore"):
+        distance = pair.student_log - against - moment.astype(np.float64)[:, np.newaxis]
+        return np.asarray(np.where(np.isneginf(pair.student_log), 0.0, factor * pair.student * distance))
+
+
+def z_gradient_of(problem: PairProblem, upstream: PairUpstream, rows: slice, pair: Distributions) -> Float64Array:
+    """Return the gradient of the student's z at some positions, [R, V]; ``pair`` has the distributions there."""
+    coefficient = upstream.grad_divergence[rows].astype(np.float64) * problem.weights[rows]
+    coefficient = np.where(problem.counts[rows], coefficient, 0.0)
+    gradient = np.where(
+        problem.counts[rows, np.newaxis], divergence_gradient(problem, upstream.moment[rows], pair), 0.0
+    )
+    gradient = coefficient[:, np.newaxis] * gradient
+    if upstream.grad_logprob is not None:
+        of_logprob = np.where(problem.counts[rows], upstream.grad_logprob[rows].astype(np.float64), 0.0)
+        gradient = gradient - of_logprob[:, np.newaxis] * pair.student
+        labels = problem.local_labels[rows]
+        labelled = np.flatnonzero(labels >= 0)
+        gradient[labelled, labels[labelled]] += of_logprob[labelled]
+    return np.asarray(gradient)
+
+
+def _forward_of(problem: PairProblem, rows: slice, weights: tuple[Float64Array, Float64Array]) -> ExactResults:
+    student, teacher = problem.scores_of(rows, weights)
+    maxima = student.max(axis=1), teacher.max(axis=1)
+    sums = tuple(
+        np.exp(z - maximum[:, np.newaxis]).sum(axis=1) for z, maximum in zip((student, teacher), maxima, strict=True)
+    )
+    log_sums = np.log(sums[0]), np.log(sums[1])
+    pair = Distributions(
+        student - maxima[0][:, np.newaxis] - log_sums[0][:, np.newaxis],
+        teacher - maxima[1][:, np.newaxis] - log_sums[1][:, np.newaxis],
+    )
+    counts, labels = problem.counts[rows], problem.local_labels[rows]
+    with np.errstate(invalid="ignore"):
+        divergence = np.where(counts, divergence_of(problem, pair) * problem.weights[rows], 0.0)
+        terms = np.where(np.isneginf(pair.student_log), 0.0, pair.student * pair.student_log)
+    positions = np.arange(len(labels))
+    at_label = np.where(labels >= 0, student[positions, labels], 0.0)
+    logprob = np.where(counts & (labels >= 0), pair.student_log[positions, labels], 0.0)
+    return ExactResults(
+        maxima[0],
+        log_sums[0],
+        maxima[1],
+        log_sums[1],
+        divergence,
+        -terms.sum(axis=1),
+        moment_of(problem, pair),
+        logprob,
+        at_label,
+    )
+
+
+def pair_forward_reference(problem: PairProblem) -> ExactResults:
     """Compute all results of ``linear_distillation_forward`` over all classes; for a shard the results that it defines.
 
     PyTorch equivalent, in float64, for beta 0 and without ignored labels::
@@ -236,7 +317,7 @@ def pair_forward_reference(problem: PairProblem) -> PairResults:
     return problem.forward
 
 
-def mixture_reference(problem: PairProblem, statistics: Statistics) -> MixtureSums:
+def mixture_reference(problem: PairProblem, statistics: Statistics) -> ExactMixtureSums:
     """Compute all results of ``linear_distillation_mixture``, with the log-sum-exps that it received.
 
     Args:
@@ -249,14 +330,14 @@ def mixture_reference(problem: PairProblem, statistics: Statistics) -> MixtureSu
         pair = statistics.distributions(rows, *problem.scores_of(rows, weights))
         mixture = pair.mixture_log(problem.beta)
         blocks.append(
-            MixtureSums(
+            ExactMixtureSums(
                 kl(pair.student_log, mixture),
                 kl(pair.teacher_log, mixture),
                 pair.student.sum(axis=1),
                 pair.teacher.sum(axis=1),
             )
         )
-    return MixtureSums(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
+    return ExactMixtureSums(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
 
 
 def pair_backward_reference(
@@ -282,82 +363,3 @@ def pair_backward_reference(
         for pair in (upstream.statistics.distributions(rows, *problem.scores_of(rows, weights)),)
     )
     return problem.student.gradients(blocks, weights[0], classes)
-
-
-def z_gradient_of(problem: PairProblem, upstream: PairUpstream, rows: slice, pair: Distributions) -> Float64Array:
-    """Return the gradient of the student's z at some positions, [R, V]; ``pair`` has the distributions there."""
-    coefficient = upstream.grad_divergence[rows].astype(np.float64) * problem.weights[rows]
-    coefficient = np.where(problem.counts[rows], coefficient, 0.0)
-    gradient = np.where(
-        problem.counts[rows, np.newaxis], divergence_gradient(problem, upstream.moment[rows], pair), 0.0
-    )
-    gradient = coefficient[:, np.newaxis] * gradient
-    if upstream.grad_logprob is not None:
-        of_logprob = np.where(problem.counts[rows], upstream.grad_logprob[rows].astype(np.float64), 0.0)
-        gradient = gradient - of_logprob[:, np.newaxis] * pair.student
-        labels = problem.local_labels[rows]
-        labelled = np.flatnonzero(labels >= 0)
-        gradient[labelled, labels[labelled]] += of_logprob[labelled]
-    return np.asarray(gradient)
-
-
-def divergence_gradient(problem: PairProblem, moment: npt.NDArray[Any], pair: Distributions) -> Float64Array:
-    """Return the gradient of an unweighted divergence with respect to the student's z, [R, V].
-
-    A class that is masked in the student has the gradient 0, except for beta 0, where it is the formula's -P.
-    """
-    if problem.beta == 0.0:
-        return pair.student - pair.teacher
-    against = pair.mixture_log(problem.beta) if problem.is_mixed else pair.teacher_log
-    factor = 1.0 - problem.beta if problem.is_mixed else 1.0
-    with np.errstate(invalid="ignore"):
-        distance = pair.student_log - against - moment.astype(np.float64)[:, np.newaxis]
-        return np.asarray(np.where(np.isneginf(pair.student_log), 0.0, factor * pair.student * distance))
-
-
-def divergence_of(problem: PairProblem, pair: Distributions) -> Float64Array:
-    """Return the unweighted divergence of every position."""
-    if not problem.is_mixed:
-        student, teacher = pair.student_log, pair.teacher_log
-        return kl(teacher, student) if problem.beta == 0.0 else kl(student, teacher)
-    mixture = pair.mixture_log(problem.beta)
-    divergence = problem.beta * kl(pair.teacher_log, mixture) + (1.0 - problem.beta) * kl(pair.student_log, mixture)
-    return np.asarray(divergence)
-
-
-def moment_of(problem: PairProblem, pair: Distributions) -> Float64Array:
-    """Return KL(student || mixture), KL(student || teacher) or 0, by beta."""
-    if problem.beta == 0.0:
-        return np.zeros(len(pair.student_log))
-    return kl(pair.student_log, pair.mixture_log(problem.beta) if problem.is_mixed else pair.teacher_log)
-
-
-def _forward_of(problem: PairProblem, rows: slice, weights: tuple[Float64Array, Float64Array]) -> PairResults:
-    student, teacher = problem.scores_of(rows, weights)
-    maxima = student.max(axis=1), teacher.max(axis=1)
-    sums = tuple(
-        np.exp(z - maximum[:, np.newaxis]).sum(axis=1) for z, maximum in zip((student, teacher), maxima, strict=True)
-    )
-    log_sums = np.log(sums[0]), np.log(sums[1])
-    pair = Distributions(
-        student - maxima[0][:, np.newaxis] - log_sums[0][:, np.newaxis],
-        teacher - maxima[1][:, np.newaxis] - log_sums[1][:, np.newaxis],
-    )
-    counts, labels = problem.counts[rows], problem.local_labels[rows]
-    with np.errstate(invalid="ignore"):
-        divergence = np.where(counts, divergence_of(problem, pair) * problem.weights[rows], 0.0)
-        terms = np.where(np.isneginf(pair.student_log), 0.0, pair.student * pair.student_log)
-    positions = np.arange(len(labels))
-    at_label = np.where(labels >= 0, student[positions, labels], 0.0)
-    logprob = np.where(counts & (labels >= 0), pair.student_log[positions, labels], 0.0)
-    return PairResults(
-        maxima[0],
-        log_sums[0],
-        maxima[1],
-        log_sums[1],
-        divergence,
-        -terms.sum(axis=1),
-        moment_of(problem, pair),
-        logprob,
-        at_label,
-    )

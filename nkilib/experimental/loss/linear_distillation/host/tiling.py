@@ -3,12 +3,13 @@
 
 """The choice of the tiling of the kernels of two models: arithmetic only.
 
-Among the blocks that fit SBUF the choice is the one that is estimated to be fastest. ``nkilib.simulator.profile``
-models times; tests check the choice against it.
+Among the blocks that fit SBUF the choice is the one that is estimated to be fastest:
+:func:`choose_linear_distillation_tiling` from sizes and options, :func:`forward_tiling` and :func:`backward_tiling`
+from the known sizes of a launch. ``nkilib.simulator.profile`` models times; tests check the choice against it.
 
-The estimate of a backward is the one of both linear losses
-(:mod:`nkilib.experimental.loss.linear.backward_tiling`), with X^T and W^T of the teacher in the work of Tensor and
-the DMA engines.
+A backward of very many positions is split into parts (:func:`pair_parts`). Its estimate is the one of both linear
+losses (:mod:`nkilib.experimental.loss.linear.backward_tiling`), with X^T and W^T of the teacher in the work of Tensor
+and the DMA engines.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from nkilib.experimental.loss.linear.launch import (
     CastBytes,
     LinearTiling,
 )
-from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
-    PairForwardSizes,
-    PairNeeds,
-    StreamSizes,
-    gradient_needs,
-)
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import (
     MEMORY_LIMIT,
     KeptSizes,
     MixtureSizes,
     choose_kept_tiling,
     keeps_scores,
+)
+from nkilib.experimental.loss.linear_distillation.host.pair_sizes import (
+    PairForwardSizes,
+    PairNeeds,
+    StreamSizes,
+    gradient_needs,
 )
 
 # Bytes of a partition for X^T and W^T of both models, for 128 positions and classes. Above this size the columns of so
@@ -71,22 +72,8 @@ def pair_parts(num_positions: int, student_features: int, teacher_features: int,
     return position_parts(num_positions, max(student_features, teacher_features), unsplit=unsplit)
 
 
-def backward_tiling(sizes: BackwardSizes, cores: int, target: str) -> LinearTiling:
-    """Return the tiling of a backward with known sizes and needs. Results are cached.
-
-    Args:
-        sizes: the sizes of the launch, or of a part of the positions if they are split.
-        cores: the number of cores of the launch.
-        target: ``"trn2"`` or ``"trn3"``.
-
-    Raises:
-        ValueError: if not even the smallest blocks fit.
-    """
-    return _chosen(BackwardLaunch(sizes, cores, target, limited_sbuf_bytes(SBUF_BYTES[target])), limits_in_force())
-
-
 @lru_cache(maxsize=1024)
-def _chosen(launch: BackwardLaunch, limits: PlanLimits) -> LinearTiling:
+def _chosen_backward(launch: BackwardLaunch, limits: PlanLimits) -> LinearTiling:
     """Return the tiling of a launch.
 
     The choice depends on the limits, which are an argument so that the key of the cache includes them.
@@ -102,6 +89,22 @@ def _chosen(launch: BackwardLaunch, limits: PlanLimits) -> LinearTiling:
             f"the student and {teacher} of the teacher each for 128 positions and classes; let the products be "
             f"bfloat16, by compute_dtype"
         ) from error
+
+
+def backward_tiling(sizes: BackwardSizes, cores: int, target: str) -> LinearTiling:
+    """Return the tiling of a backward with known sizes and needs. Results are cached.
+
+    Args:
+        sizes: the sizes of the launch, or of a part of the positions if they are split.
+        cores: the number of cores of the launch.
+        target: ``"trn2"`` or ``"trn3"``.
+
+    Raises:
+        ValueError: if not even the smallest blocks fit.
+    """
+    return _chosen_backward(
+        BackwardLaunch(sizes, cores, target, limited_sbuf_bytes(SBUF_BYTES[target])), limits_in_force()
+    )
 
 
 class _Launch(NamedTuple):
@@ -124,6 +127,93 @@ class _Launch(NamedTuple):
     extended: bool
     beta: float
     memory_limit: int
+
+
+@lru_cache(maxsize=1024)
+def _chosen_forward(sizes: PairForwardSizes | KeptSizes, sbuf_bytes: int, limits: PlanLimits) -> LinearTiling:
+    """Return the tiling of a forward.
+
+    The choice depends on the limits, which are an argument so that the key of the cache includes them.
+    """
+    if isinstance(sizes, KeptSizes):
+        return choose_kept_tiling(sizes, sbuf_bytes)
+    return fastest_tiling(sizes, sbuf_bytes)
+
+
+def forward_tiling(sizes: PairForwardSizes | KeptSizes, target: str) -> LinearTiling:
+    """Return the tiling of a forward with known sizes and needs. Results are cached."""
+    return _chosen_forward(sizes, limited_sbuf_bytes(SBUF_BYTES[target]), limits_in_force())
+
+
+def _stream(features: int, product: str, operands: list[str], layout: str) -> StreamSizes:
+    casts = CastBytes(*(0 if operand == product else _ITEMSIZES[operand] for operand in operands))
+    staging = casts.forward_staging(layout == CLASSES_FIRST)
+    return StreamSizes(features, _ITEMSIZES[product], weight_itemsize=casts.weight, staging_bytes=staging)
+
+
+def _within(name: str, value: int, least: int, most: int) -> int:
+    size = checked_size(_CALLER, name, value, "operands")
+    if not least <= size <= most:
+        raise ValueError(f"{_CALLER}: {name} must be from {least} to {most}, got {size}")
+    return size
+
+
+def _forward_sizes(launch: _Launch, mixed: bool) -> PairForwardSizes:
+    """Return the sizes of a visit of the classes that computes the products of both models."""
+    needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=launch.beta == 1.0)
+    return PairForwardSizes(
+        launch.num_positions,
+        launch.vocab_size,
+        launch.student,
+        launch.teacher,
+        launch.cores,
+        needs.of_products(launch.student.products + launch.teacher.products),
+    )
+
+
+def _choose_for_mixture(launch: _Launch) -> LinearTiling:
+    sizes = MixtureSizes(_forward_sizes(launch, mixed=True))
+    return fastest_tiling(sizes, limited_sbuf_bytes(SBUF_BYTES[launch.target]))
+
+
+def _choose_for_forward(launch: _Launch) -> LinearTiling:
+    mixed = 0.0 < launch.beta < 1.0
+    sizes = _forward_sizes(launch, mixed)
+    if mixed and keeps_scores(launch.num_positions, launch.vocab_size, launch.memory_limit):
+        return forward_tiling(KeptSizes(sizes, launch.memory_limit), launch.target)
+    return forward_tiling(sizes, launch.target)
+
+
+def _choose_for_backward(launch: _Launch) -> LinearTiling:
+    """Return the tiling of a backward, or of a part of the positions if they are split."""
+    mixed, reverse = 0.0 < launch.beta < 1.0, launch.beta == 1.0
+    student, teacher = launch.student, launch.teacher
+    first, teacher_first = (layout == CLASSES_FIRST for layout in launch.layouts)
+    feature_bytes = student.num_features * student.itemsize + teacher.num_features * teacher.itemsize
+    parts = pair_parts(launch.num_positions, student.num_features, teacher.num_features, feature_bytes)
+    further = PairSizes.of_weight(teacher.num_features, teacher.itemsize, teacher_first, teacher.weight_itemsize)
+    staging = CastBytes(weight=student.weight_itemsize).backward_staging(first)
+    needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=reverse)
+    sizes = BackwardSizes(
+        parts.size,
+        student.num_features,
+        launch.vocab_size,
+        student.itemsize,
+        first,
+        gradient_needs(replace(needs, target=launch.extended)),
+        parts.is_split or launch.extended,
+        weight_itemsize=student.weight_itemsize,
+        staging_bytes=max(staging, further.staging_bytes),
+        further=(further,),
+    )
+    return backward_tiling(sizes, launch.cores, launch.target)
+
+
+_CHOICES: Final[dict[str, Callable[[_Launch], LinearTiling]]] = {
+    FORWARD: _choose_for_forward,
+    BACKWARD: _choose_for_backward,
+    MIXTURE: _choose_for_mixture,
+}
 
 
 def choose_linear_distillation_tiling(
@@ -226,90 +316,3 @@ def choose_linear_distillation_tiling(
         positions, classes, student, teacher, both_layouts, cores, target, bool(extended), float(beta), limit
     )
     return _CHOICES[direction](launch)
-
-
-def forward_tiling(sizes: PairForwardSizes | KeptSizes, target: str) -> LinearTiling:
-    """Return the tiling of a forward with known sizes and needs. Results are cached."""
-    return _chosen_forward(sizes, limited_sbuf_bytes(SBUF_BYTES[target]), limits_in_force())
-
-
-def _stream(features: int, product: str, operands: list[str], layout: str) -> StreamSizes:
-    casts = CastBytes(*(0 if operand == product else _ITEMSIZES[operand] for operand in operands))
-    staging = casts.forward_staging(layout == CLASSES_FIRST)
-    return StreamSizes(features, _ITEMSIZES[product], weight_itemsize=casts.weight, staging_bytes=staging)
-
-
-def _within(name: str, value: int, least: int, most: int) -> int:
-    size = checked_size(_CALLER, name, value, "operands")
-    if not least <= size <= most:
-        raise ValueError(f"{_CALLER}: {name} must be from {least} to {most}, got {size}")
-    return size
-
-
-@lru_cache(maxsize=1024)
-def _chosen_forward(sizes: PairForwardSizes | KeptSizes, sbuf_bytes: int, limits: PlanLimits) -> LinearTiling:
-    """Return the tiling of a forward.
-
-    The choice depends on the limits, which are an argument so that the key of the cache includes them.
-    """
-    if isinstance(sizes, KeptSizes):
-        return choose_kept_tiling(sizes, sbuf_bytes)
-    return fastest_tiling(sizes, sbuf_bytes)
-
-
-def _forward_sizes(launch: _Launch, mixed: bool) -> PairForwardSizes:
-    """Return the sizes of a visit of the classes that computes the products of both models."""
-    needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=launch.beta == 1.0)
-    return PairForwardSizes(
-        launch.num_positions,
-        launch.vocab_size,
-        launch.student,
-        launch.teacher,
-        launch.cores,
-        needs.of_products(launch.student.products + launch.teacher.products),
-    )
-
-
-def _mixture(launch: _Launch) -> LinearTiling:
-    sizes = MixtureSizes(_forward_sizes(launch, mixed=True))
-    return fastest_tiling(sizes, limited_sbuf_bytes(SBUF_BYTES[launch.target]))
-
-
-def _forward(launch: _Launch) -> LinearTiling:
-    mixed = 0.0 < launch.beta < 1.0
-    sizes = _forward_sizes(launch, mixed)
-    if mixed and keeps_scores(launch.num_positions, launch.vocab_size, launch.memory_limit):
-        return forward_tiling(KeptSizes(sizes, launch.memory_limit), launch.target)
-    return forward_tiling(sizes, launch.target)
-
-
-def _backward(launch: _Launch) -> LinearTiling:
-    """Return the tiling of a backward, or of a part of the positions if they are split."""
-    mixed, reverse = 0.0 < launch.beta < 1.0, launch.beta == 1.0
-    student, teacher = launch.student, launch.teacher
-    first, teacher_first = (layout == CLASSES_FIRST for layout in launch.layouts)
-    feature_bytes = student.num_features * student.itemsize + teacher.num_features * teacher.itemsize
-    parts = pair_parts(launch.num_positions, student.num_features, teacher.num_features, feature_bytes)
-    further = PairSizes.of_weight(teacher.num_features, teacher.itemsize, teacher_first, teacher.weight_itemsize)
-    staging = CastBytes(weight=student.weight_itemsize).backward_staging(first)
-    needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=reverse)
-    sizes = BackwardSizes(
-        parts.size,
-        student.num_features,
-        launch.vocab_size,
-        student.itemsize,
-        first,
-        gradient_needs(replace(needs, target=launch.extended)),
-        parts.is_split or launch.extended,
-        weight_itemsize=student.weight_itemsize,
-        staging_bytes=max(staging, further.staging_bytes),
-        further=(further,),
-    )
-    return backward_tiling(sizes, launch.cores, launch.target)
-
-
-_CHOICES: Final[dict[str, Callable[[_Launch], LinearTiling]]] = {
-    FORWARD: _forward,
-    BACKWARD: _backward,
-    MIXTURE: _mixture,
-}

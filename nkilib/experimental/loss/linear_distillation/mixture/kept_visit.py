@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The second visit of kept scores, during the first visit of the next block of positions.
+"""The second visit of kept scores (:class:`KeptVisit`), during the first visit of the next block of positions.
 
 It has no product: its work on Scalar, Vector and GpSimd fits beside the products of another block, and it advances
 between that block's pairs of tiles. Only the second visit of the last block runs alone, and uses wider tiles.
@@ -17,7 +17,7 @@ from nkilib.core.hardware import PARTITIONS
 from nkilib.experimental.loss.linear.block_schedule import WINDOW, Block, Span, Step
 from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear.launch import LinearTiling
-from nkilib.experimental.loss.linear_distillation.forward.visits import KeptPair, PairTotals, RunBlock, ScoreGroup
+from nkilib.experimental.loss.linear_distillation.forward.visits import KeptPair, PairScoreGroup, PairTotals, RunBlock
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import KeptSizes, MixtureBlocks, group_tiles
 from nkilib.experimental.loss.linear_distillation.launch import PairLaunch
 from nkilib.experimental.loss.linear_distillation.mixture.sums import (
@@ -109,6 +109,81 @@ class _WaitingProducts:
         self.waiting.clear()
 
 
+def _spans(schedule: ClassSchedule) -> list[Span]:
+    """Return all blocks of classes of a core, in the order of the schedule."""
+    plan = schedule.plan
+    head = [] if schedule.head is None else [schedule.head]
+    count = plan.iterations * plan.blocks_per_iteration
+    return [*head, *(Span(plan.first + number * plan.size, plan.size) for number in range(count)), *plan.rest]
+
+
+def _runs(blocks: list[Span], most: int) -> list[list[Span]]:
+    """Group the blocks into runs of at most ``most`` blocks with the same number of classes."""
+    runs: list[list[Span]] = []
+    for block in blocks:
+        if runs and len(runs[-1]) < most and runs[-1][0].size == block.size:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return runs
+
+
+class _StepVisit:
+    """The second visit of a block of classes.
+
+    Attributes:
+        pending: the block of positions.
+        terms: the tiles on chip.
+        products: the passes that wait.
+        step: the step with the block of classes, or the first one of several blocks of the same size.
+        blocks: the number of blocks.
+    """
+
+    def __init__(
+        self, pending: _Pending, terms: MixtureTerms, products: _WaitingProducts, step: Step, blocks: int = 1
+    ) -> None:
+        self.pending, self.terms, self.products, self.step, self.blocks = pending, terms, products, step, blocks
+        self._loaded: list[MixturePair] = []
+        self._opened: list[MixturePair] = []
+        self._tiles_loaded = self._tiles_taken = 0
+
+    @property
+    def tiles(self) -> int:
+        """The number of tiles of positions."""
+        return self.pending.tiles
+
+    def load_group(self) -> None:
+        """Load the scores of the next group, if any, and compute their differences."""
+        end = min(self._tiles_loaded + self.terms.group, self.tiles)
+        kept = self.pending.slot.kept
+        if kept is None:
+            return
+        for tile in range(self._tiles_loaded, end):
+            pair = self.terms.next_pair(tile, self.blocks, self.step.block.size)
+            kept.load(pair.scores_sbuf, tile, self.step.block)
+            self.terms.take_difference(pair)
+            self._loaded.append(pair)
+        self._tiles_loaded = end
+
+    def take_until(self, end: int) -> None:
+        """Compute logs and exponentials of the tiles before ``end``; their products wait."""
+        rows = self.pending.slot.rows
+        while self._tiles_taken < end:
+            opens = not self._opened
+            if opens:
+                self._opened, self._loaded = self._loaded, []
+                for pair in self._opened:
+                    self.terms.take_logs(pair, rows)
+            pair = self._opened.pop(0)
+            self.terms.take_exponentials(pair, rows, self.products.sums, self.step)
+            if opens:
+                # The next group overwrites the previous one, so nothing of that may wait any more.
+                self.products.take_all()
+                self.load_group()
+            self.products.add(self.step, pair)
+            self._tiles_taken += 1
+
+
 @dataclass
 class KeptVisit:
     """The second visit of all blocks of positions.
@@ -190,7 +265,7 @@ class KeptVisit:
             self.sums.clear()
             self.terms.restart()
 
-    def keep(self, scores: ScoreGroup, step: Step) -> None:
+    def keep(self, scores: PairScoreGroup, step: Step) -> None:
         """Keep the scores of some tiles."""
         kept = self._next_slot.kept
         if kept is not None:
@@ -298,78 +373,3 @@ class KeptVisit:
         visit.load_group()
         visit.take_until(visit.tiles)
         self._close(step, step.number == steps - 1)
-
-
-def _spans(schedule: ClassSchedule) -> list[Span]:
-    """Return all blocks of classes of a core, in the order of the schedule."""
-    plan = schedule.plan
-    head = [] if schedule.head is None else [schedule.head]
-    count = plan.iterations * plan.blocks_per_iteration
-    return [*head, *(Span(plan.first + number * plan.size, plan.size) for number in range(count)), *plan.rest]
-
-
-def _runs(blocks: list[Span], most: int) -> list[list[Span]]:
-    """Group the blocks into runs of at most ``most`` blocks with the same number of classes."""
-    runs: list[list[Span]] = []
-    for block in blocks:
-        if runs and len(runs[-1]) < most and runs[-1][0].size == block.size:
-            runs[-1].append(block)
-        else:
-            runs.append([block])
-    return runs
-
-
-class _StepVisit:
-    """The second visit of a block of classes.
-
-    Attributes:
-        pending: the block of positions.
-        terms: the tiles on chip.
-        products: the passes that wait.
-        step: the step with the block of classes, or the first one of several blocks of the same size.
-        blocks: the number of blocks.
-    """
-
-    def __init__(
-        self, pending: _Pending, terms: MixtureTerms, products: _WaitingProducts, step: Step, blocks: int = 1
-    ) -> None:
-        self.pending, self.terms, self.products, self.step, self.blocks = pending, terms, products, step, blocks
-        self._loaded: list[MixturePair] = []
-        self._opened: list[MixturePair] = []
-        self._tiles_loaded = self._tiles_taken = 0
-
-    @property
-    def tiles(self) -> int:
-        """The number of tiles of positions."""
-        return self.pending.tiles
-
-    def load_group(self) -> None:
-        """Load the scores of the next group, if any, and compute their differences."""
-        end = min(self._tiles_loaded + self.terms.group, self.tiles)
-        kept = self.pending.slot.kept
-        if kept is None:
-            return
-        for tile in range(self._tiles_loaded, end):
-            pair = self.terms.next_pair(tile, self.blocks, self.step.block.size)
-            kept.load(pair.scores_sbuf, tile, self.step.block)
-            self.terms.take_difference(pair)
-            self._loaded.append(pair)
-        self._tiles_loaded = end
-
-    def take_until(self, end: int) -> None:
-        """Compute logs and exponentials of the tiles before ``end``; their products wait."""
-        rows = self.pending.slot.rows
-        while self._tiles_taken < end:
-            opens = not self._opened
-            if opens:
-                self._opened, self._loaded = self._loaded, []
-                for pair in self._opened:
-                    self.terms.take_logs(pair, rows)
-            pair = self._opened.pop(0)
-            self.terms.take_exponentials(pair, rows, self.products.sums, self.step)
-            if opens:
-                # The next group overwrites the previous one, so nothing of that may wait any more.
-                self.products.take_all()
-                self.load_group()
-            self.products.add(self.step, pair)
-            self._tiles_taken += 1

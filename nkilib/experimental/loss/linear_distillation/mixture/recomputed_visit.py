@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The sums of the mixture from recomputed products: no logits are kept.
+"""The second visit from recomputed products (:func:`mixture_of_core`): no logits are kept.
 
-X^T of both models of a block of positions stays on chip, and W^T of both streams past it, as in the first
-visit. While Scalar and Vector process a group of tiles, Tensor multiplies the next one. The scores of both
-models go from the products to SBUF.
+X^T of both models of a block of positions stays on chip, and W^T of both streams past it, as in the first visit. While
+Scalar and Vector process a group of tiles, Tensor multiplies the next one. The scores of both models go from the
+products to SBUF (:class:`PairScores`).
 """
 
 from __future__ import annotations
@@ -137,29 +137,6 @@ class PairScores:
         self.teacher.take(2 * number + 1, pair.teacher_sbuf[:, 0], tangents_sbuf, inputs[1], classes[1])
 
 
-def mixture_of_core(
-    launch: PairLaunch, vectors: PairVectors, sizes: MixtureSizes, tiling: LinearTiling, store: StoreSums
-) -> None:
-    """Compute the mixture sums of all positions, and pass those of each block, over all cores' classes, to ``store``.
-
-    Args:
-        launch: the launch of the kernel.
-        vectors: maxima and log sums of all positions.
-        sizes: the sizes of the launch.
-        tiling: a tiling that fits SBUF.
-        store: the function that stores the results of each block of positions.
-    """
-    plan = sizes.position_plan(tiling)
-    products = _Products.make(launch, vectors, sizes, tiling, plan, store)
-    looped = plan.whole * plan.size if plan.is_loop else 0
-    if looped > 0:
-        products.open()
-        nl.fori_loop(0, looped, lambda first: products.run(Block(first, plan.size), False, True), plan.size)
-    for first in range(looped, launch.num_positions, plan.size):
-        left = launch.num_positions - first
-        products.run(Block(first, min(plan.size, left)), first == 0, left > plan.size)
-
-
 @dataclass
 class _Group:
     """Tiles whose scores are computed, and whose sums are still to be computed."""
@@ -169,7 +146,7 @@ class _Group:
 
 
 @dataclass
-class _Products:
+class _RecomputedVisit:
     """The operands and buffers that all blocks of positions share.
 
     Attributes:
@@ -207,7 +184,7 @@ class _Products:
         tiling: LinearTiling,
         plan: PositionSplit,
         store: StoreSums,
-    ) -> _Products:
+    ) -> _RecomputedVisit:
         """Allocate the buffers for the blocks of positions of the plan."""
         student, teacher = launch.models
         division = divide_classes(launch.vocab_size, 0, nl.num_programs(), tiling.class_block)
@@ -309,3 +286,26 @@ class _Products:
             self.terms.take_exponentials(pair, rows, self.sums, group.step)
         for pair in group.pairs:
             self.terms.take_products(pair, self.sums, group.step)
+
+
+def mixture_of_core(
+    launch: PairLaunch, vectors: PairVectors, sizes: MixtureSizes, tiling: LinearTiling, store: StoreSums
+) -> None:
+    """Compute the mixture sums of all positions, and pass those of each block, over all cores' classes, to ``store``.
+
+    Args:
+        launch: the launch of the kernel.
+        vectors: maxima and log sums of all positions.
+        sizes: the sizes of the launch.
+        tiling: a tiling that fits SBUF.
+        store: the function that stores the results of each block of positions.
+    """
+    plan = sizes.position_plan(tiling)
+    products = _RecomputedVisit.make(launch, vectors, sizes, tiling, plan, store)
+    looped = plan.whole * plan.size if plan.is_loop else 0
+    if looped > 0:
+        products.open()
+        nl.fori_loop(0, looped, lambda first: products.run(Block(first, plan.size), False, True), plan.size)
+    for first in range(looped, launch.num_positions, plan.size):
+        left = launch.num_positions - first
+        products.run(Block(first, min(plan.size, left)), first == 0, left > plan.size)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nkilib.experimental.loss.linear_cross_entropy.host.work import (
+from nkilib.experimental.loss.linear_cross_entropy.registry_entry import (
     linear_backward_work,
     linear_forward_backward_work,
 )

@@ -20,9 +20,9 @@ from nkilib.experimental.loss.linear_distillation.host.bounds import (
     pair_gradients_and_bounds,
 )
 from nkilib.experimental.loss.linear_distillation.host.reference import (
+    ExactResults,
     ModelProblem,
     PairProblem,
-    PairResults,
     PairUpstream,
     mixture_reference,
     pair_backward_reference,
@@ -57,7 +57,7 @@ def _off(problem: PairProblem) -> PairProblem:
     return replace(problem, student=student, teacher=teacher)
 
 
-def _upstream(problem: PairProblem, results: PairResults) -> PairUpstream:
+def _upstream(problem: PairProblem, results: ExactResults) -> PairUpstream:
     of_divergence, of_logprob = np.random.default_rng(2).standard_normal((2, problem.num_positions))
     return PairUpstream.of_results(results, of_divergence, of_logprob)
 
@@ -72,7 +72,7 @@ def test_results_of_products_that_are_off_are_within_bounds(beta: float, options
     problem = pair_of(beta=beta, **options)
     exact, result = pair_forward_reference(problem), pair_forward_reference(_off(problem))
     bounds = pair_forward_bounds(problem)
-    for field in fields(PairResults):
+    for field in fields(ExactResults):
         value, error = getattr(exact, field.name), bounds[field.name]
         assert _worst(getattr(result, field.name), value, error) < 1.0 + 1e-9, field.name
         if np.any(value):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nkilib.core.plan_limits import PlanLimits, shrunk
 from nkilib.experimental.loss import linear_distillation_forward
 from nkilib.experimental.loss.linear.launch import SBUF_BYTES, LinearTiling
-from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
+from nkilib.experimental.loss.linear_distillation.host.pair_sizes import (
     ModelNeeds,
     PairForwardSizes,
     PairNeeds,

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The needs and sizes of a forward of two models: its room in SBUF, the length of its program, and its modelled time.
-
-As in linear cross-entropy, with two streams of W^T: both use the same blocks of classes and of positions.
+"""The needs and sizes of a launch of two models: its room in SBUF, the length of its program, and its modelled time.
 
 :class:`PairNeeds` has the room and instructions that pairs of tiles of logits need, by the options of a launch. In the
 first visit they are tiles of both models; in the backward they become tiles of the gradient of the student's logits
-(:func:`gradient_needs`).
+(:func:`gradient_needs`, with functions such as :func:`copies_student`, which the backward asks too).
+
+:class:`PairForwardSizes` has the sizes of a forward, from which its tiling is chosen, and :class:`StreamSizes` those of
+one model. As in linear cross-entropy, with two streams of W^T: both use the same blocks of classes and of positions.
 """
 
 from __future__ import annotations

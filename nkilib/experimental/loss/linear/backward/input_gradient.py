@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The gradient of the input, dX = G W: summed over blocks of classes in HBM, then over the cores.
+
+:class:`InputGradient` sums the dX of a core over blocks of classes, :class:`InputSum` that of all cores.
+Where both cores compute the same classes (:class:`.memory_plan.ClassCover`), each adds only its own classes to dX
+(:class:`OwnClasses`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.hardware import PARTITIONS, div_ceil
+from nkilib.core.rows.sbuf import Ring
+from nkilib.experimental.loss.linear.backward.gradient_block import GradientBlock, PowerOfTwo
+from nkilib.experimental.loss.linear.backward.memory_plan import ClassCover
+from nkilib.experimental.loss.linear.block_schedule import Span, cut
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class InputGradient:
+    """The dX of this core, summed over blocks of classes in HBM.
+
+    Attributes:
+        partial_hbm: the sum, float32 [N, D].
+        banks: banks of PSUM.
+        results: tiles on their way to HBM, float32 [128, stripe].
+        power: the power of two that the gradient of the logits is scaled by; None for 1.
+    """
+
+    partial_hbm: nl.NkiTensor
+    banks: Ring
+    results: Ring
+    power: PowerOfTwo | None
+
+    def restart(self) -> None:
+        """Begin a block: restart the ring buffer of the results."""
+        self.results.restart()
+
+    def clear(self) -> None:
+        """Store zeros as the sum, for loops where all blocks add to it, because none is known to be the first."""
+        zeros_sbuf = self.results.tiles[0]
+        nisa.memset(dst=zeros_sbuf, value=0.0)
+        positions, features = self.partial_hbm.shape
+        for rows in cut(positions, PARTITIONS):
+            for columns in cut(features, zeros_sbuf.shape[1]):
+                place_hbm = self.partial_hbm[rows.first : rows.end, columns.first : columns.end]
+                nisa.dma_copy(dst=place_hbm, src=zeros_sbuf[0 : rows.size, 0 : columns.size])
+
+    def add_tile(
+        self,
+        gradient: GradientBlock,
+        weight_sbuf: nl.NkiTensor,
+        place_hbm: nl.NkiTensor,
+        tile: int,
+        classes: int,
+        is_first: bool,
+    ) -> None:
+        """Compute dX of a tile of positions and a stripe of features, and store it or add it to the sum.
+
+        Args:
+            gradient: the block of the gradient.
+            weight_sbuf: W, [128, tiles of classes, stripe].
+            place_hbm: the place of the result in ``partial_hbm``, [rows, stripe].
+            tile: the number of the tile of positions in the block.
+            classes: the number of classes of the block.
+            is_first: whether the result is stored; otherwise it is added.
+        """
+        rows, features = place_hbm.shape
+        first = tile * PARTITIONS
+        bank_psum = self.banks.next_tile()[0:rows, 0:features]
+        for number, span in enumerate(cut(classes, PARTITIONS)):
+            nisa.nc_matmul(
+                dst=bank_psum,
+                stationary=gradient.classes_first_sbuf[0 : span.size, number, first : first + rows],
+                moving=weight_sbuf[0 : span.size, number, 0:features],
+                accumulate=number > 0,
+            )
+        result_sbuf = self.results.next_tile()[0:rows, 0:features]
+        if self.power is None:
+            nisa.tensor_copy(dst=result_sbuf, src=bank_psum, engine=nisa.engine.scalar)
+        else:
+            nisa.activation(dst=result_sbuf, op=nl.copy, data=bank_psum, scale=self.power.inverse_sbuf[0:rows, :])
+        if is_first:
+            nisa.dma_copy(dst=place_hbm, src=result_sbuf)
+        else:
+            nisa.dma_compute(dst=place_hbm, srcs=[place_hbm, result_sbuf], reduce_op=nl.add)
+
+
+@dataclass(frozen=True)
+class InputSum:
+    """The sum of dX over the cores, rounded once, by DMA alone; each core sums an equal share of the rows.
+
+    Attributes:
+        gradient_hbm: dX, [N, D].
+        partials_hbm: the partial sums of the cores that have classes, float32 [N, D].
+        core: the core of this launch, one that has classes.
+    """
+
+    gradient_hbm: nl.NkiTensor
+    partials_hbm: list[nl.NkiTensor]
+    core: int
+
+    def synchronise(self, positions: Span, features: Span) -> None:
+        """Synchronise at a barrier, until all cores have their partial sums of a region of dX."""
+        if len(self.partials_hbm) == 1:
+            return
+        for partial_hbm in self.partials_hbm:
+            place_hbm = partial_hbm[positions.first : positions.end, features.first : features.end]
+            nisa.core_barrier(place_hbm, tuple(range(len(self.partials_hbm))))
+
+    def add(self, positions: Span, features: Span, part: int, parts: int) -> None:
+        """Add up the cores' partial sums of a part of this core's rows of a region, after its :meth:`synchronise`.
+
+        Args:
+            positions, features: the region.
+            part, parts: the number of the part, and the number of parts. Each part is a transfer; with several short
+                ones, other transfers need not wait for a long one.
+        """
+        share = div_ceil(positions.size, len(self.partials_hbm))
+        of_core = min(share, positions.size - self.core * share)
+        of_part = div_ceil(of_core, parts)
+        first = positions.first + self.core * share + part * of_part
+        end = min(first + of_part, positions.first + self.core * share + of_core)
+        if first >= end:
+            return
+        place = slice(first, end), slice(features.first, features.end)
+        partials_hbm = [partial_hbm[place] for partial_hbm in self.partials_hbm]
+        if len(partials_hbm) == 1:
+            nisa.dma_copy(dst=self.gradient_hbm[place], src=partials_hbm[0])
+        else:
+            nisa.dma_compute(dst=self.gradient_hbm[place], srcs=partials_hbm, reduce_op=nl.add)
+
+
+@dataclass(frozen=True)
+class OwnClasses:
+    """A mask of the core's own classes of a block: 1 for own classes, and 0 for others.
+
+    Attributes:
+        count: the number of the core's own classes.
+        places_sbuf: the classes of the block, counted from the core's first one, float32 [128, tiles of classes].
+        mask_sbuf: the mask, float32 [128, tiles of classes].
+    """
+
+    count: int
+    places_sbuf: nl.NkiTensor
+    mask_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, cover: ClassCover) -> OwnClasses:
+        """Allocate the tiles, with ``places_sbuf`` for the first block; the mask is still to be computed."""
+        shape = (PARTITIONS, cover.size // PARTITIONS)
+        places_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.iota(dst=places_sbuf, pattern=[[PARTITIONS, shape[1]]], offset=0, channel_multiplier=1)
+        own = cls(cover.own.size, places_sbuf, nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf))
+        own.step(cover.first - cover.own.first)
+        return own
+
+    def find(self) -> None:
+        """Compute the mask of the block."""
+        nisa.tensor_scalar(dst=self.mask_sbuf, data=self.places_sbuf, op0=nl.greater_equal, operand0=0.0)
+        nisa.scalar_tensor_tensor(
+            dst=self.mask_sbuf,
+            data=self.places_sbuf,
+            op0=nl.less,
+            operand0=float(self.count),
+            op1=nl.multiply,
+            operand1=self.mask_sbuf,
+        )
+
+    def step(self, classes: int) -> None:
+        """Make ``places_sbuf`` the class numbers of the block that begins ``classes`` classes later."""
+        nisa.tensor_scalar(dst=self.places_sbuf, data=self.places_sbuf, op0=nl.add, operand0=float(classes))
+
+    def keep(self, weight_sbuf: nl.NkiTensor) -> None:
+        """Set the rows of W of classes that are not the core's own to 0, in a stripe [128, tiles of classes, features].
+
+        GpSimd does so, because Vector has more to do.
+        """
+        for tile in range(self.mask_sbuf.shape[1]):
+            tile_sbuf = weight_sbuf[:, tile, :]
+            nisa.tensor_tensor(
+                dst=tile_sbuf,
+                data1=tile_sbuf,
+                data2=self.mask_sbuf[:, tile : tile + 1].broadcast(1, tile_sbuf.shape[1]),
+                op=nl.multiply,
+                engine=nisa.engine.gpsimd,
+            )
