@@ -276,7 +276,7 @@ def extended_forward_bounds(
     - the mean of z: factors, additions and quotient are 16 u of the mean of abs(z);
     - a temperature: 1 / t is rounded, and so is its product with a logit and with the maximum, so the error of the
       argument of an exponential is 2 u abs(z) more. Differences that are scaled after they are formed have a relative
-      error of 1 u.
+      error of 1 u. A temperature of a tensor is inverted on the device, whose reciprocal is granted 2 u more.
 
     Args:
         logits, targets, dtype, options: see ``extended_forward_reference``.
@@ -292,10 +292,10 @@ def extended_forward_bounds(
         p = np.exp(z - expected.lse[:, np.newaxis])
         spread = np.where(factors == 0.0, 0.0, factors * below).sum(axis=1)
         total = factors.sum(axis=1)
-        of_cap = CAP_UNITS * UNIT * (options.logit_softcap or 0.0) / options.temperature
+        of_cap = CAP_UNITS * UNIT * (options.logit_softcap or 0.0) / options.divisor
         weights = options.weights(z.shape[1])
         second = np.where(p == 0.0, 0.0, p * np.square(below)).sum(axis=1)
-        of_scale = 0.0 if options.temperature == 1.0 else 2.0 * UNIT
+        of_scale = options.scale_units * UNIT
         of_z = of_scale * (maximum + np.where(p == 0.0, 0.0, p * below).sum(axis=1))
         of_entropy = of_scale * (maximum * 2.0 * (1.0 + expected.entropy) + 2.0 * second)
         lse = FORWARD_UNITS * UNIT * np.maximum(1.0, np.maximum(maximum, log_sum)) + of_cap + of_z
@@ -369,7 +369,8 @@ def extended_gradient_bound(
     magnitudes of the terms of A - D, times |1 - p|, plus |g (e / V) w|. The factor 1 - tanh^2 of a cap adds an
     error of 3 u of dz.
 
-    A temperature t doubles |z - lse| + |lse|, divides 4 c by t, and divides the bound by t. The gradient h of
+    A temperature t doubles |z - lse| + |lse|, as a tensor it trebles them; it divides 4 c and the bound by t, which for
+    a tensor is granted 2 u more of dz. The gradient h of
     the entropy H adds h p (log p + H), in which p has the relative error above. For h (log p + H), the
     difference z - m, its product with h, log d - H and the sum are rounded: 4 u (|z - lse| + |lse| + |H| + 1)
     more.
@@ -398,8 +399,8 @@ def extended_gradient_bound(
             own += np.abs(of_logprob[rows, 0])
             at_target = np.abs(of_loss[rows, 0]) * spread[classes]
             drawn[rows, classes] = at_target + own * np.abs(1.0 - p[rows, classes])
-        cap, t = options.logit_softcap or 0.0, options.temperature
-        exponent = (np.abs(z - exact_lse) + np.abs(exact_lse)) * (1.0 if t == 1.0 else 2.0) + 4.0 * cap / t
+        cap, t = options.logit_softcap or 0.0, options.element_divisor
+        exponent = (np.abs(z - exact_lse) + np.abs(exact_lse)) * (1.0 + 0.5 * options.scale_units) + 4.0 * cap / t
         of_entropy = np.zeros_like(z)
         if inputs.entropy is not None and inputs.grad_entropy is not None:
             of_log_p = np.abs(z - exact_lse + inputs.entropy[:, np.newaxis])
@@ -407,4 +408,5 @@ def extended_gradient_bound(
             of_entropy = np.abs(inputs.grad_entropy[:, np.newaxis]) * p * terms
         units = np.where(p == 0.0, 0.0, sizes * p * (12.0 + exponent) + of_entropy)
         units += 4.0 * drawn + (4.0 * (sizes * p + drawn) if cap else 0.0)
+        units += max(0.0, options.scale_units - 2.0) * (sizes * p + drawn + of_entropy / 12.0)
         return UNIT * units / t + SMALLEST_NORMAL

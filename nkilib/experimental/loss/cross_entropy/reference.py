@@ -15,7 +15,7 @@ Only numpy and ml_dtypes are needed. Rows are processed in blocks, so the workin
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -229,7 +229,7 @@ class ExtendedLoss:
     """The options of the extended kernels, under the names of their parameters, in float64 arithmetic.
 
     There is no option for a shard of the vocabulary: the results over the whole vocabulary are computed and cut
-    afterwards.
+    afterwards. ``temperature`` is a number, or an array of one for each position, [N], or of one for all, [1].
     """
 
     class_weight: npt.NDArray[Any] | None = None
@@ -237,15 +237,41 @@ class ExtendedLoss:
     label_smoothing: float = 0.0
     logit_softcap: float | None = None
     lse_square_scale: float = 0.0
-    temperature: float = 1.0
+    temperature: float | npt.NDArray[Any] = 1.0
+
+    def of_rows(self, rows: slice) -> ExtendedLoss:
+        """Return the options of a range of positions."""
+        temperature = self.temperature
+        if isinstance(temperature, float) or len(temperature) == 1:
+            return self
+        return replace(self, temperature=temperature[rows])
+
+    @property
+    def divisor(self) -> float | Float64Array:
+        """The temperature, as a divisor of numbers of positions, [N]."""
+        return self.temperature if isinstance(self.temperature, float) else self.temperature.astype(np.float64)
+
+    @property
+    def element_divisor(self) -> float | Float64Array:
+        """The temperature, as a divisor of elements, [N, V]."""
+        return self.divisor if isinstance(self.divisor, float) else self.divisor[:, np.newaxis]
+
+    @property
+    def scale_units(self) -> float:
+        """The relative error of z by the temperature, in units u: its inverse and two products are rounded, and the
+        device's reciprocal of a tensor is granted 2 u more.
+        """
+        if not isinstance(self.temperature, float):
+            return 4.0
+        return 0.0 if self.temperature == 1.0 else 2.0
 
     def scores(self, logits: npt.NDArray[Any], dtype: Any) -> Float64Array:
         """Return z: the logits, rounded to ``dtype``, capped, and divided by the temperature."""
         x = rounded_to(logits, dtype)
         if self.logit_softcap is None:
-            return x / self.temperature
+            return x / self.element_divisor
         capped = np.where(np.isneginf(x), x, self.logit_softcap * np.tanh(x / self.logit_softcap))
-        return capped / self.temperature
+        return capped / self.element_divisor
 
     def weights(self, vocabulary: int) -> Float64Array:
         """Return the class weights w, [V]."""
@@ -390,7 +416,7 @@ def extended_backward_reference(
         with np.errstate(invalid="ignore"):
             terms = p * (log_p + known[:, np.newaxis])
         gradient -= of_entropy[:, np.newaxis] * np.where(p == 0.0, 0.0, terms)  # p log p goes to 0 with p
-    gradient /= options.temperature
+    gradient /= options.element_divisor
     if options.logit_softcap is not None:
         gradient *= 1.0 - np.square(np.tanh(rounded_to(logits, dtype) / options.logit_softcap))
     return gradient

@@ -67,8 +67,8 @@ def _means(values: Float64Array, z: Float64Array) -> Float64Array:
 
 def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array) -> dict[str, Float64Array]:
     """Return the forward bounds of some positions."""
-    options, targets = problem.recipe, problem.targets[rows]
-    logits, off = problem.logits_of(rows, weight), logit_bounds(problem.layer, rows, weight) / options.temperature
+    options, targets = problem.recipe.of_rows(rows), problem.targets[rows]
+    logits, off = problem.logits_of(rows, weight), logit_bounds(problem.layer, rows, weight) / options.element_divisor
     bounds = extended_forward_bounds(logits, targets, None, options, problem.forward.of_rows(rows))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         z = options.scores(logits, None)
@@ -124,7 +124,7 @@ def bounded_gradients(
         classes: see ``linear_backward_reference``.
         types: the types of the results.
     """
-    return gradients_and_bounds(problem.layer, blocks, largest / problem.recipe.temperature, classes, types)
+    return gradients_and_bounds(problem.layer, blocks, largest / float(np.min(problem.recipe.divisor)), classes, types)
 
 
 def logit_gradient_blocks(
@@ -138,8 +138,9 @@ def logit_gradient_blocks(
         sizes: for each position, the sum of the magnitudes of all terms in the factor of p, [N].
         weight: ``problem.classes_first``.
     """
-    options, cap = problem.recipe, problem.recipe.logit_softcap
+    cap = problem.recipe.logit_softcap
     for rows in problem.row_blocks():
+        options = problem.recipe.of_rows(rows)
         row_upstream, targets = upstream.of_rows(rows), problem.targets[rows]
         logits, off = problem.logits_of(rows, weight), logit_bounds(problem.layer, rows, weight)
         gradient = gradient_of_logits(problem, upstream, rows, weight)
@@ -152,14 +153,14 @@ def logit_gradient_blocks(
         )
         with np.errstate(invalid="ignore", over="ignore"):
             log_p = options.scores(logits, None) - row_upstream.lse.astype(np.float64)[:, np.newaxis]
-            p, of_log_p = np.exp(log_p), (off + off.max(axis=1, keepdims=True)) / options.temperature
-            of_p = sizes[rows, np.newaxis] * p * np.expm1(of_log_p) / options.temperature
+            p, of_log_p = np.exp(log_p), (off + off.max(axis=1, keepdims=True)) / options.element_divisor
+            of_p = sizes[rows, np.newaxis] * p * np.expm1(of_log_p) / options.element_divisor
             if row_upstream.entropy is not None and row_upstream.grad_entropy is not None:
                 terms = np.abs(log_p + row_upstream.entropy[:, np.newaxis]) * np.expm1(of_log_p) + of_log_p * np.exp(
                     of_log_p
                 )
                 of_entropy = np.abs(row_upstream.grad_entropy[:, np.newaxis]) * np.where(p == 0.0, 0.0, p * terms)
-                of_p = of_p + of_entropy / options.temperature
+                of_p = of_p + of_entropy / options.element_divisor
             if cap is not None:
                 tangents = np.tanh(logits / cap)
                 of_p = of_p * (1.0 - np.square(tangents)) + np.abs(gradient) * 2.0 * np.abs(tangents) * off / cap

@@ -84,7 +84,9 @@ class LinearProblem:
         """The results of :func:`linear_forward_reference`, read-only."""
         weight = self.classes_first
         blocks = [
-            extended_forward_reference(self.logits_of(rows, weight), self.targets[rows], None, self.recipe)
+            extended_forward_reference(
+                self.logits_of(rows, weight), self.targets[rows], None, self.recipe.of_rows(rows)
+            )
             for rows in self.row_blocks()
         ]
         joined = {name: [getattr(block, name) for block in blocks] for name in _RESULTS}
@@ -134,7 +136,7 @@ def gradient_of_logits(
         problem.logits_of(rows, weight),
         problem.targets[rows],
         None,
-        problem.recipe,
+        problem.recipe.of_rows(rows),
         upstream.of_rows(rows),
     )
 

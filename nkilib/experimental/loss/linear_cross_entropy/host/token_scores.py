@@ -87,9 +87,10 @@ class _AtIds:
         classes = np.where(problem.targets == recipe.ignore_index, 0, problem.targets)
         parts: list[list[Float64Array]] = [[], [], [], []]
         for rows in problem.row_blocks():
-            z = recipe.scores(problem.logits_of(rows, weight), None)
+            of_rows = recipe.of_rows(rows)
+            z = of_rows.scores(problem.logits_of(rows, weight), None)
             maximum = z.max(axis=1, keepdims=True)
-            off = logit_bounds(problem.layer, rows, weight) / recipe.temperature
+            off = logit_bounds(problem.layer, rows, weight) / of_rows.element_divisor
             scores = np.take_along_axis(z, classes[rows], axis=1)
             with np.errstate(invalid="ignore"):
                 log_sum = np.log(np.exp(z - maximum).sum(axis=1, keepdims=True))
@@ -136,8 +137,10 @@ def scores_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
     """
     bounds, ids = linear_forward_bounds(_of_largest(problem)), _AtIds.of(problem)
     recipe = problem.recipe
-    of_cap = CAP_UNITS * UNIT * (recipe.logit_softcap or 0.0) / recipe.temperature
-    of_scale = 0.0 if recipe.temperature == 1.0 else 2.0 * UNIT
+    of_cap, of_scale = (
+        CAP_UNITS * UNIT * (recipe.logit_softcap or 0.0) / recipe.element_divisor,
+        recipe.scale_units * UNIT,
+    )
     with np.errstate(invalid="ignore"):
         bounds["logprob"] = bounds["loss"][:, np.newaxis] - FORWARD_UNITS * UNIT * ids.below
         bounds["target_logit"] = of_cap + SMALLEST_NORMAL + of_scale * np.abs(ids.scores) + ids.off
@@ -195,12 +198,12 @@ class _Ids:
 
     def gradient(self, rows: slice, weight: Float64Array) -> Float64Array:
         """Return the gradient G of the logits of some positions, [R, V]."""
-        problem, recipe = self.problem, self.problem.recipe
+        problem, recipe = self.problem, self.problem.recipe.of_rows(rows)
         logits, lse = problem.logits_of(rows, weight), self.upstream.lse[rows].astype(np.float64)
         with np.errstate(invalid="ignore", over="ignore"):
             p = np.exp(recipe.scores(logits, None) - np.where(np.isfinite(lse), lse, np.nan)[:, np.newaxis])
         drawn = self.scattered(self.gradients, rows, len(weight))
-        gradient = (drawn - self.gradients[rows].sum(axis=1, keepdims=True) * p) / recipe.temperature
+        gradient = (drawn - self.gradients[rows].sum(axis=1, keepdims=True) * p) / recipe.element_divisor
         if recipe.logit_softcap is not None:
             gradient *= 1.0 - np.square(np.tanh(logits / recipe.logit_softcap))
         of_rest: Float64Array = gradient_of_logits(self.rest, self.upstream, rows, weight)
@@ -230,7 +233,8 @@ class _Ids:
         )
         for block in logit_gradient_blocks(first, upstream, sizes, weight):
             gradient = self.gradient(block.rows, weight)
-            off = block.off + self.scattered(of_sums, block.rows, len(weight)) / recipe.temperature
+            divisor = recipe.of_rows(block.rows).element_divisor
+            off = block.off + self.scattered(of_sums, block.rows, len(weight)) / divisor
             off += 8.0 * ROUNDOFF * np.abs(gradient)
             if recipe.logit_softcap is not None:
                 logits = problem.logits_of(block.rows, weight)
