@@ -38,6 +38,19 @@ from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
 )
 
 
+def _bytes(*arrays: Any) -> int:
+    """Return the bytes of arrays in HBM, 0 for None."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return sum(prod(array.shape) * as_dtype(array.dtype).itemsize for array in arrays if array is not None)
+
+
+def _dtype(dtype: Any) -> Any:
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return as_dtype(dtype)
+
+
 def _work(
     input_hbm: Any,
     compute_dtype: Any,
@@ -88,19 +101,6 @@ def _gradient_bytes(
 def _exponentials(elements: int, logit_softcap: Any) -> int:
     """Return the number of function evaluations: an exponential for each element, and a tangent under a cap."""
     return elements if logit_softcap is None else 2 * elements
-
-
-def _bytes(*arrays: Any) -> int:
-    """Return the bytes of arrays in HBM, 0 for None."""
-    from nkilib.simulator.terms.dtypes import as_dtype
-
-    return sum(prod(array.shape) * as_dtype(array.dtype).itemsize for array in arrays if array is not None)
-
-
-def _dtype(dtype: Any) -> Any:
-    from nkilib.simulator.terms.dtypes import as_dtype
-
-    return as_dtype(dtype)
 
 
 def linear_forward_work(
