@@ -25,9 +25,9 @@ from nkilib.core.hardware import FLOAT32_BYTES
 from nkilib.core.host.launchable import launchable
 from nkilib.core.host.loss import Loss, ModelledLaunch
 from nkilib.core.host.sizes import dtype_name
-from nkilib.experimental.loss.linear.backward_tiling import backward_bytes, split_backward_bytes
 from nkilib.experimental.loss.linear.block_schedule import position_parts
 from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES, LinearTiling
+from nkilib.experimental.loss.linear.tiling import backward_bytes, split_backward_bytes
 from nkilib.experimental.loss.linear_cross_entropy import kernels, token_scores_kernels
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
     BACKWARD,
