@@ -319,7 +319,7 @@ class PairStatistics:
             nisa.memset(dst=side.neg_max_sbuf[:, :, start:end], value=-self.launch.lowest(model))
 
 
-def _compared(labels_sbuf: nl.NkiTensor, ignore_index: float) -> nl.NkiTensor:
+def _valid_labels(labels_sbuf: nl.NkiTensor, ignore_index: float) -> nl.NkiTensor:
     valid_sbuf = nl.ndarray(labels_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=valid_sbuf, data=labels_sbuf, op0=nl.not_equal, operand0=ignore_index)
     return valid_sbuf
@@ -378,7 +378,7 @@ class PairPositions:
             weights_sbuf = load_positions(block.of(launch.row_weight_hbm), fill=0.0)
         if launch.labels_hbm is not None:
             labels_sbuf = load_positions(block.of(launch.labels_hbm), fill=-1.0)
-            valid_sbuf = _compared(labels_sbuf, float(launch.options.ignore_index))
+            valid_sbuf = _valid_labels(labels_sbuf, float(launch.options.ignore_index))
             if launch.wanted.needs_target:
                 is_local_sbuf, picked_sbuf = _local_labels(launch, labels_sbuf), float32_like(labels_sbuf)
         return cls(labels_sbuf, weights_sbuf, valid_sbuf, is_local_sbuf, picked_sbuf)
