@@ -18,7 +18,7 @@ from nkilib.experimental.loss import (
     linear_distillation_backward,
     linear_distillation_forward,
 )
-from nkilib.experimental.loss.linear.backward_tiling import backward_bytes
+from nkilib.experimental.loss.linear.tiling import backward_bytes
 
 CORES = 2
 _BFLOAT16_BYTES = 2

@@ -354,7 +354,7 @@ def documented() -> Iterator[tuple[str, str, str]]:
 
 
 # Imports of private modules: an example that compares memory counts workspace as the plan of the kernels does.
-PRIVATE = {("_distillation_costs.py", "nkilib.experimental.loss.linear.backward_tiling", "backward_bytes")}
+PRIVATE = {("_distillation_costs.py", "nkilib.experimental.loss.linear.tiling", "backward_bytes")}
 
 
 def is_public(module: str, name: str) -> bool:

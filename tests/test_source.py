@@ -325,7 +325,6 @@ KERNELS = [*sorted((PACKAGE / "core").rglob("*.py")), *sorted((PACKAGE / "experi
 # Code beside the device, which no kernel calls: in folders named host, and in files of these names.
 UNTRACED = {
     "bounds.py",
-    "guarantees.py",
     "host.py",
     "profiling.py",
     "public_kernels.py",

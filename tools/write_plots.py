@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from nkilib.experimental.loss import choose_linear_tiling, choose_tiling, mse_loss_forward, profiling
-from nkilib.experimental.loss.linear.backward_tiling import backward_bytes, split_backward_bytes
 from nkilib.experimental.loss.linear.block_schedule import position_parts
+from nkilib.experimental.loss.linear.tiling import backward_bytes, split_backward_bytes
 from nkilib.experimental.softmax import softmax_forward
 from nkilib.simulator import Profile, profile, spec
 

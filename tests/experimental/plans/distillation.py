@@ -58,7 +58,7 @@ def launch_of(size: Size) -> Launch:
     if size["direction"] == "backward":
         kernel = distillation_backward
         arguments |= {name: spec(shape[:1], nl.float32) for name in (*_SAVED, "grad_loss_hbm")}
-    launch: Launch = result_of(f"{kernels.__name__}._launch", kernel, **arguments)
+    launch: Launch = result_of(f"{kernels.__name__}._checked_launch", kernel, **arguments)
     return launch
 
 

@@ -29,8 +29,8 @@ from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.rounds import SharedBuffers
 from nkilib.experimental.loss.linear.block_schedule import PositionSplit, position_parts
 from nkilib.experimental.loss.linear.class_schedule import BUFFERS, ClassSchedule, divide_classes
-from nkilib.experimental.loss.linear.forward_tiling import fastest_tiling
 from nkilib.experimental.loss.linear.launch import LinearTiling
+from nkilib.experimental.loss.linear.tiling import fastest_tiling
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import (
     MEMORY_LIMIT,
     KeptSizes,

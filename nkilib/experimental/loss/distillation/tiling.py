@@ -57,6 +57,16 @@ class Form(Enum):
         return cls.MIXTURE_GRADIENT if is_backward else cls.MIXTURE
 
 
+def _bytes_of_group(group: int, bytes_of_pair: int) -> int:
+    """Return the bytes per column: logits, differences of group + 2 chunks, two weight tiles, 16-bit numbers."""
+    return (IN_FLIGHT + group + 1) * bytes_of_pair + (group + 4) * _FLOAT32_BYTES + 2
+
+
+def _even_chunks(vocab_size: int, most: int) -> int:
+    even = div_ceil(vocab_size, div_ceil(vocab_size, most))
+    return min(most, div_ceil(even, _ROUND) * _ROUND)
+
+
 def most_columns(vocab_size: int, bytes_of_pair: int, form: Form) -> int:
     """Return the number of columns of the largest chunk that fits.
 
@@ -133,11 +143,6 @@ def gradient_group(chunk_size: int, bytes_of_pair: int) -> int:
     return max(fitting, default=_LEAST_GROUP)
 
 
-def _bytes_of_group(group: int, bytes_of_pair: int) -> int:
-    """Return the bytes per column: logits, differences of group + 2 chunks, two weight tiles, 16-bit numbers."""
-    return (IN_FLIGHT + group + 1) * bytes_of_pair + (group + 4) * _FLOAT32_BYTES + 2
-
-
 def choose_distillation_tiling(
     vocab_size: int, bytes_of_pair: int, is_mixed: bool, is_backward: bool = False
 ) -> DistillationTiling:
@@ -156,8 +161,3 @@ def choose_distillation_tiling(
     if form is Form.MIXTURE and mixture_plan(vocab_size, kept, bytes_of_pair).keeps_rows:
         return DistillationTiling(kept)
     return DistillationTiling(_even_chunks(vocab_size, most_columns(vocab_size, bytes_of_pair, form)))
-
-
-def _even_chunks(vocab_size: int, most: int) -> int:
-    even = div_ceil(vocab_size, div_ceil(vocab_size, most))
-    return min(most, div_ceil(even, _ROUND) * _ROUND)

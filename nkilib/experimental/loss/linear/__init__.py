@@ -14,6 +14,6 @@ The kernels are in :mod:`nkilib.experimental.loss.linear_cross_entropy` and
 - Forward: the loss has the loop over positions. ``class_schedule`` has a core's blocks of classes and the stream of
   W^T, ``logit_passes`` the target logits and the passes for entropy and argmax.
 - ``backward``: the loop of the backward. A loss computes the tiles of the gradient of its logits.
-- Host code: ``forward_tiling`` and ``backward_tiling`` choose the tiling, and the latter counts the bytes of HBM of a
-  backward; ``reference`` has the layer in float64 and the errors of its products.
+- Host code: ``tiling`` chooses the tilings, and counts the bytes of HBM of a backward; ``reference`` has the layer in
+  float64 and the errors of its products.
 """

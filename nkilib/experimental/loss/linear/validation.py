@@ -27,6 +27,80 @@ from nkilib.nki import nl
 _TYPES = (nl.bfloat16, nl.float32, nl.float16)
 
 
+def _validate_input(function: str, prefix: str, input_hbm: nl.NkiTensor) -> None:
+    """Check that the input is [N, D], with sizes that fit the chip."""
+    shape, who = input_hbm.shape, f"{function}: {prefix}input_hbm"
+    require(
+        len(shape) == 2,
+        f"{who} must be 2-D [num_positions, num_features], got shape {shape}; "
+        f"reshape [batch, sequence, num_features] to [batch * sequence, num_features]",
+    )
+    require(
+        0 < shape[0] <= POSITIONS_MAX,
+        f"{who} must have 1 to {POSITIONS_MAX} rows, got shape {shape}; "
+        f"launch nothing for no position, and several times for more",
+    )
+    require(
+        FEATURES_MIN <= shape[1] <= FEATURES_MAX,
+        f"{who} must have {FEATURES_MIN} to {FEATURES_MAX} features, got shape {shape}; "
+        f"pad fewer with zeros, here and in {prefix}weight_hbm",
+    )
+    require(
+        input_hbm.dtype in _TYPES,
+        f"{who} must be bfloat16, float32 or float16, got {input_hbm.dtype}; cast it and {prefix}weight_hbm",
+    )
+
+
+def _validate_compute_dtype(operands: LinearOperands, prefix: str) -> None:
+    """Check that the compute dtype is one that products have."""
+    require(
+        operands.compute_dtype is None or operands.compute_dtype in _TYPES,
+        f"{operands.function}: compute_dtype must be bfloat16, float32, float16 or None, got {operands.compute_dtype}; "
+        f"None takes the type of {prefix}input_hbm",
+    )
+
+
+def _validate_weight(operands: LinearOperands, prefix: str) -> None:
+    """Check that the weight has as many features as the input, and its dtype."""
+    function, features = operands.function, operands.num_features
+    who, input_name = f"{function}: {prefix}weight_hbm", f"{prefix}input_hbm"
+    layout_name = f"{prefix}weight_layout"
+    layouts = " or ".join(f'"{layout}"' for layout in WEIGHT_LAYOUTS)
+    require(
+        operands.weight_layout in WEIGHT_LAYOUTS,
+        f"{function}: {layout_name} must be {layouts}, got {operands.weight_layout!r}; "
+        f'"vd" is [vocab_size, num_features], as the weight of torch.nn.Linear',
+    )
+    shape = operands.weight_hbm.shape
+    layout = "[vocab_size, num_features]" if operands.has_classes_first else "[num_features, vocab_size]"
+    require(
+        len(shape) == 2,
+        f"{who} must be 2-D {layout} by {layout_name}={operands.weight_layout!r}, got shape {shape}; reshape it",
+    )
+    weight_features = shape[1] if operands.has_classes_first else shape[0]
+    other = WEIGHT_LAYOUTS[1 if operands.has_classes_first else 0]
+    require(
+        weight_features == features,
+        f"{who} must be {layout} with the {features} features of {input_name} by "
+        f"{layout_name}={operands.weight_layout!r}, got shape {shape}; pass {layout_name}={other!r} for its transpose",
+    )
+    require(
+        0 < operands.vocab_size <= CLASSES_MAX,
+        f"{who} must have 1 to {CLASSES_MAX} classes, which are counted in float32, "
+        f"got shape {shape}; there is no launch for a larger vocabulary",
+    )
+    if operands.compute_dtype is None:
+        require(
+            operands.weight_hbm.dtype == operands.dtype,
+            f"{who} must have the dtype of {input_name}, {operands.dtype}, got {operands.weight_hbm.dtype}; "
+            f"cast one of them, or pass the compute_dtype that both are rounded to",
+        )
+    require(
+        operands.weight_hbm.dtype in _TYPES,
+        f"{who} must be bfloat16, float32 or float16, got {operands.weight_hbm.dtype}; cast it",
+    )
+
+
 def validate_operands(operands: LinearOperands, prefix: str = "") -> None:
     """Check that input and weight fit each other, and that the kernels accept them.
 
@@ -126,80 +200,6 @@ def validate_wanted_gradients(
     require(
         weight_sum_hbm.dtype == nl.float32,
         f"{function}: grad_weight_sum_hbm must be float32, got {weight_sum_hbm.dtype}; keep the sum in float32",
-    )
-
-
-def _validate_input(function: str, prefix: str, input_hbm: nl.NkiTensor) -> None:
-    """Check that the input is [N, D], with sizes that fit the chip."""
-    shape, who = input_hbm.shape, f"{function}: {prefix}input_hbm"
-    require(
-        len(shape) == 2,
-        f"{who} must be 2-D [num_positions, num_features], got shape {shape}; "
-        f"reshape [batch, sequence, num_features] to [batch * sequence, num_features]",
-    )
-    require(
-        0 < shape[0] <= POSITIONS_MAX,
-        f"{who} must have 1 to {POSITIONS_MAX} rows, got shape {shape}; "
-        f"launch nothing for no position, and several times for more",
-    )
-    require(
-        FEATURES_MIN <= shape[1] <= FEATURES_MAX,
-        f"{who} must have {FEATURES_MIN} to {FEATURES_MAX} features, got shape {shape}; "
-        f"pad fewer with zeros, here and in {prefix}weight_hbm",
-    )
-    require(
-        input_hbm.dtype in _TYPES,
-        f"{who} must be bfloat16, float32 or float16, got {input_hbm.dtype}; cast it and {prefix}weight_hbm",
-    )
-
-
-def _validate_compute_dtype(operands: LinearOperands, prefix: str) -> None:
-    """Check that the compute dtype is one that products have."""
-    require(
-        operands.compute_dtype is None or operands.compute_dtype in _TYPES,
-        f"{operands.function}: compute_dtype must be bfloat16, float32, float16 or None, got {operands.compute_dtype}; "
-        f"None takes the type of {prefix}input_hbm",
-    )
-
-
-def _validate_weight(operands: LinearOperands, prefix: str) -> None:
-    """Check that the weight has as many features as the input, and its dtype."""
-    function, features = operands.function, operands.num_features
-    who, input_name = f"{function}: {prefix}weight_hbm", f"{prefix}input_hbm"
-    layout_name = f"{prefix}weight_layout"
-    layouts = " or ".join(f'"{layout}"' for layout in WEIGHT_LAYOUTS)
-    require(
-        operands.weight_layout in WEIGHT_LAYOUTS,
-        f"{function}: {layout_name} must be {layouts}, got {operands.weight_layout!r}; "
-        f'"vd" is [vocab_size, num_features], as the weight of torch.nn.Linear',
-    )
-    shape = operands.weight_hbm.shape
-    layout = "[vocab_size, num_features]" if operands.has_classes_first else "[num_features, vocab_size]"
-    require(
-        len(shape) == 2,
-        f"{who} must be 2-D {layout} by {layout_name}={operands.weight_layout!r}, got shape {shape}; reshape it",
-    )
-    weight_features = shape[1] if operands.has_classes_first else shape[0]
-    other = WEIGHT_LAYOUTS[1 if operands.has_classes_first else 0]
-    require(
-        weight_features == features,
-        f"{who} must be {layout} with the {features} features of {input_name} by "
-        f"{layout_name}={operands.weight_layout!r}, got shape {shape}; pass {layout_name}={other!r} for its transpose",
-    )
-    require(
-        0 < operands.vocab_size <= CLASSES_MAX,
-        f"{who} must have 1 to {CLASSES_MAX} classes, which are counted in float32, "
-        f"got shape {shape}; there is no launch for a larger vocabulary",
-    )
-    if operands.compute_dtype is None:
-        require(
-            operands.weight_hbm.dtype == operands.dtype,
-            f"{who} must have the dtype of {input_name}, {operands.dtype}, got {operands.weight_hbm.dtype}; "
-            f"cast one of them, or pass the compute_dtype that both are rounded to",
-        )
-    require(
-        operands.weight_hbm.dtype in _TYPES,
-        f"{who} must be bfloat16, float32 or float16, got {operands.weight_hbm.dtype}; cast it",
     )
 
 

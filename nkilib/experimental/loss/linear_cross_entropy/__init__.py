@@ -18,7 +18,7 @@ A launch goes through these steps, in this order; ``linear.`` stands for :mod:`n
 2. ``validation`` rejects arguments that are not accepted, including K ids and upstream gradients, before anything is
    written.
 3. ``host.tiling`` chooses the tiling, with the needs of the options from ``launch``, and for gradients with
-   ``linear.backward_tiling``.
+   ``linear.tiling``.
 4. ``forward`` computes the forward, for each block of positions:
 
    a. X^T and the targets of the block are loaded (``linear.operands``, ``targets``);

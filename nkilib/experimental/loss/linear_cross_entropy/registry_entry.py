@@ -25,9 +25,9 @@ from nkilib.core.hardware import FLOAT32_BYTES
 from nkilib.core.host.launchable import launchable
 from nkilib.core.host.loss import Loss, ModelledLaunch
 from nkilib.core.host.sizes import dtype_name
-from nkilib.experimental.loss.linear.backward_tiling import backward_bytes, split_backward_bytes
 from nkilib.experimental.loss.linear.block_schedule import position_parts
 from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES, LinearTiling
+from nkilib.experimental.loss.linear.tiling import backward_bytes, split_backward_bytes
 from nkilib.experimental.loss.linear_cross_entropy import kernels, token_scores_kernels
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
     BACKWARD,
@@ -36,6 +36,19 @@ from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
     logits_blocks,
     one_launch_bytes,
 )
+
+
+def _bytes(*arrays: Any) -> int:
+    """Return the bytes of arrays in HBM, 0 for None."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return sum(prod(array.shape) * as_dtype(array.dtype).itemsize for array in arrays if array is not None)
+
+
+def _dtype(dtype: Any) -> Any:
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return as_dtype(dtype)
 
 
 def _work(
@@ -88,19 +101,6 @@ def _gradient_bytes(
 def _exponentials(elements: int, logit_softcap: Any) -> int:
     """Return the number of function evaluations: an exponential for each element, and a tangent under a cap."""
     return elements if logit_softcap is None else 2 * elements
-
-
-def _bytes(*arrays: Any) -> int:
-    """Return the bytes of arrays in HBM, 0 for None."""
-    from nkilib.simulator.terms.dtypes import as_dtype
-
-    return sum(prod(array.shape) * as_dtype(array.dtype).itemsize for array in arrays if array is not None)
-
-
-def _dtype(dtype: Any) -> Any:
-    from nkilib.simulator.terms.dtypes import as_dtype
-
-    return as_dtype(dtype)
 
 
 def linear_forward_work(

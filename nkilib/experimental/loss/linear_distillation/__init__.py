@@ -23,7 +23,8 @@ A launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.los
    b. blocks of classes stream by: tiles of scores of each model, and the sums of each pair of tiles
       (``forward.pair_tiles``);
    c. the sums go into ``forward.pair_statistics``: windows of blocks are combined, then the statistics of both cores;
-   d. the results are stored: KL(teacher || student) or KL(student || teacher), entropy, log-probability.
+   d. the results are computed (``forward.pair_results``) and stored: KL(teacher || student) or KL(student || teacher),
+      entropy, log-probability.
 
 5. Second visit, for a mixture (0 < beta < 1), which needs both log-sum-exps. ``forward.visits`` has the data that the
    first visit hands over. ``kernels`` chooses one of two ways: the scores are kept in HBM, and the second visit runs

@@ -19,7 +19,7 @@ from nkilib.experimental.loss.linear.launch import Gradients, WantedGradients
 from nkilib.experimental.loss.linear.validation import validate_wanted_gradients
 from nkilib.experimental.loss.linear_distillation.backward import backward_of_core
 from nkilib.experimental.loss.linear_distillation.forward.one_core import forward_of_core
-from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import PairResults
+from nkilib.experimental.loss.linear_distillation.forward.pair_results import PairResults
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import (
     MEMORY_LIMIT,
     KeptSizes,

@@ -22,9 +22,9 @@ from nkilib.base.statements import Work
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.host.launchable import launchable
 from nkilib.core.host.sizes import dtype_name
-from nkilib.experimental.loss.linear.backward_tiling import backward_bytes, split_backward_bytes
 from nkilib.experimental.loss.linear.block_schedule import position_parts
 from nkilib.experimental.loss.linear.launch import LinearTiling
+from nkilib.experimental.loss.linear.tiling import backward_bytes, split_backward_bytes
 from nkilib.experimental.loss.linear_distillation import kernels
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import most_kept_bytes
 

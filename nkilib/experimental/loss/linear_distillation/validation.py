@@ -19,8 +19,8 @@ from nkilib.experimental.loss.cross_entropy.launch import OPTION_MAX, SOFTCAP_MI
 from nkilib.experimental.loss.cross_entropy.validation import validated_classes
 from nkilib.experimental.loss.distillation.launch import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
-from nkilib.experimental.loss.linear.forward_tiling import fastest_tiling
 from nkilib.experimental.loss.linear.launch import LOGIT_SCALE_MAX, LOGIT_SCALE_MIN, LinearTiling
+from nkilib.experimental.loss.linear.tiling import fastest_tiling
 from nkilib.experimental.loss.linear.validation import (
     validate_bias,
     validate_num_classes,

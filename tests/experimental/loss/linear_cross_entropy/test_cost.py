@@ -35,9 +35,9 @@ from nkilib.experimental.loss.linear.backward.memory_plan import (
     planned_blocks,
     planned_cover,
 )
-from nkilib.experimental.loss.linear.backward_tiling import backward_bytes
 from nkilib.experimental.loss.linear.block_schedule import shares_of_cores
 from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES
+from nkilib.experimental.loss.linear.tiling import backward_bytes
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import logits_blocks, one_launch_bytes
 from nkilib.experimental.loss.linear_cross_entropy.registry_entry import (
     backward_workspace_bytes,

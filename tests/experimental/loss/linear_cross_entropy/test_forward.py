@@ -24,7 +24,7 @@ from nkilib.experimental.loss import linear_cross_entropy_forward
 from nkilib.experimental.loss.cross_entropy.bounds import error_over_bound
 from nkilib.experimental.loss.cross_entropy.reference import ExtendedLoss
 from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, divide_classes
-from nkilib.experimental.loss.linear.forward_tiling import fastest_tiling
+from nkilib.experimental.loss.linear.tiling import fastest_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host import tiling as forward_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem

@@ -23,6 +23,26 @@ from nkilib.nki import nisa, nl
 
 
 @dataclass(frozen=True)
+class _EqualTiles:
+    """Tiles ``start`` to ``end`` of a block, of ``rows`` classes each."""
+
+    start: int
+    end: int
+    rows: int
+
+    @property
+    def classes(self) -> int:
+        return (self.end - self.start) * self.rows
+
+
+def _equal_tiles(classes: int) -> list[_EqualTiles]:
+    """Return the whole tiles of a block, and the shorter tile behind them if there is one."""
+    whole, rest = divmod(classes, PARTITIONS)
+    tiles = [_EqualTiles(0, whole, PARTITIONS)] if whole > 0 else []
+    return tiles if rest == 0 else [*tiles, _EqualTiles(whole, whole + 1, rest)]
+
+
+@dataclass(frozen=True)
 class BiasGradient:
     """db as sums of G^T along the positions.
 
@@ -124,23 +144,3 @@ class UnroundedBiasGradient:
                 nisa.tensor_scalar(dst=row_sbuf, data=row_sbuf, op0=nl.multiply, operand0=inverse_sbuf)
             classes_hbm = block.part(span.first, span.size).of(self.gradient_hbm)
             nisa.dma_copy(dst=classes_hbm.expand_dim(0), src=row_sbuf)
-
-
-@dataclass(frozen=True)
-class _EqualTiles:
-    """Tiles ``start`` to ``end`` of a block, of ``rows`` classes each."""
-
-    start: int
-    end: int
-    rows: int
-
-    @property
-    def classes(self) -> int:
-        return (self.end - self.start) * self.rows
-
-
-def _equal_tiles(classes: int) -> list[_EqualTiles]:
-    """Return the whole tiles of a block, and the shorter tile behind them if there is one."""
-    whole, rest = divmod(classes, PARTITIONS)
-    tiles = [_EqualTiles(0, whole, PARTITIONS)] if whole > 0 else []
-    return tiles if rest == 0 else [*tiles, _EqualTiles(whole, whole + 1, rest)]

@@ -36,6 +36,38 @@ SCORE_KERNELS: Final[dict[str, Launchable[..., Any]]] = {
 _CORES: Final = 2
 
 
+class _Sizes(NamedTuple):
+    """The sizes N, D and V of a launch, and the layout of W."""
+
+    positions: int
+    features: int
+    classes: int
+    weight_layout: str
+
+
+def _profile(
+    launched: Any,
+    sizes: _Sizes,
+    targets: tuple[int, ...],
+    dtype: Any,
+    target: str,
+    parameters: ModelParameters | None,
+    arguments: dict[str, Any],
+) -> Profile:
+    operand, layout = as_dtype(dtype), sizes.weight_layout
+    shape = (sizes.classes, sizes.features) if layout == "vd" else (sizes.features, sizes.classes)
+    with using(target=target):
+        return profile(
+            launched,
+            spec((sizes.positions, sizes.features), operand),
+            spec(shape, operand),
+            spec(targets, "int32"),
+            parameters=parameters,
+            weight_layout=layout,
+            **arguments,
+        )
+
+
 def profile_linear_launch(
     num_positions: int,
     num_features: int,
@@ -126,35 +158,3 @@ def profile_token_scores_launch(
     sizes = _Sizes(num_positions, num_features, vocab_size, weight_layout)
     arguments = {**further, **options}
     return _profile(SCORE_KERNELS[direction][cores], sizes, (num_positions, ids), dtype, target, parameters, arguments)
-
-
-class _Sizes(NamedTuple):
-    """The sizes N, D and V of a launch, and the layout of W."""
-
-    positions: int
-    features: int
-    classes: int
-    weight_layout: str
-
-
-def _profile(
-    launched: Any,
-    sizes: _Sizes,
-    targets: tuple[int, ...],
-    dtype: Any,
-    target: str,
-    parameters: ModelParameters | None,
-    arguments: dict[str, Any],
-) -> Profile:
-    operand, layout = as_dtype(dtype), sizes.weight_layout
-    shape = (sizes.classes, sizes.features) if layout == "vd" else (sizes.features, sizes.classes)
-    with using(target=target):
-        return profile(
-            launched,
-            spec((sizes.positions, sizes.features), operand),
-            spec(shape, operand),
-            spec(targets, "int32"),
-            parameters=parameters,
-            weight_layout=layout,
-            **arguments,
-        )

@@ -4,7 +4,7 @@
 """The choice of a tiling for the linear cross-entropy kernels, and the bytes of HBM that they take: arithmetic only.
 
 Of the blocks that fit SBUF, those with the least estimated time are chosen (:func:`choose_linear_tiling`): for the
-forward by :class:`ForwardSizes`, for gradients in :mod:`nkilib.experimental.loss.linear.backward_tiling`. The more
+forward by :class:`ForwardSizes`, for gradients in :mod:`nkilib.experimental.loss.linear.tiling`. The more
 positions are on chip, the less often W is read; the more classes a block has, the fewer instructions there are.
 ``nkilib.simulator.profile`` models times; tests check the choice against it.
 
@@ -23,21 +23,12 @@ from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_instructions, limited_sbuf_bytes, limits_in_force
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, TileNeeds
-from nkilib.experimental.loss.linear.backward_tiling import BackwardLaunch, backward_bytes, choose_backward_tiling
 from nkilib.experimental.loss.linear.block_schedule import (
     WINDOW,
     PositionSplit,
     looped_positions,
     position_parts,
     unrolled_positions,
-)
-from nkilib.experimental.loss.linear.forward_tiling import (
-    CLASS_BLOCKS,
-    SHARED_BLOCKS_MAX,
-    SwapTimes,
-    fastest_tiling,
-    shared_by_override,
-    shared_classes,
 )
 from nkilib.experimental.loss.linear.launch import (
     CLASSES_FIRST,
@@ -52,6 +43,17 @@ from nkilib.experimental.loss.linear.launch import (
     WEIGHT_LAYOUTS,
     CastBytes,
     LinearTiling,
+)
+from nkilib.experimental.loss.linear.tiling import (
+    CLASS_BLOCKS,
+    SHARED_BLOCKS_MAX,
+    BackwardLaunch,
+    SwapTimes,
+    backward_bytes,
+    choose_backward_tiling,
+    fastest_tiling,
+    shared_by_override,
+    shared_classes,
 )
 from nkilib.experimental.loss.linear_cross_entropy.launch import GROUPS, ForwardNeeds, tile_needs
 

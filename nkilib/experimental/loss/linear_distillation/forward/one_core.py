@@ -21,14 +21,13 @@ from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, ClassS
 from nkilib.experimental.loss.linear.launch import LinearTiling
 from nkilib.experimental.loss.linear.logit_passes import TargetLogits
 from nkilib.experimental.loss.linear.operands import Staging, load_input, store_positions
-from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import (
-    PairPositions,
+from nkilib.experimental.loss.linear_distillation.forward.pair_results import (
     PairResults,
-    PairStatistics,
     divergence_results,
     label_results,
     results_of_models,
 )
+from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import PairPositions, PairStatistics
 from nkilib.experimental.loss.linear_distillation.forward.pair_tiles import PairClasses, PairInputs, PairTiles
 from nkilib.experimental.loss.linear_distillation.forward.visits import PairTotals, SecondVisit
 from nkilib.experimental.loss.linear_distillation.host.pair_sizes import PairForwardSizes

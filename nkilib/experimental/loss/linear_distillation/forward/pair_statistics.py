@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The statistics of both models that the first visit gathers for a block of positions, and the results of these
+"""The statistics of both models that the first visit gathers for a block of positions, and the inputs of these
 positions.
 
-:class:`PairStatistics` are the maxima and sums over the classes, :class:`PairPositions` the caller's inputs for the
-positions: labels, which positions are valid, and row weights. :class:`PairResults` are the vectors of the results,
-which :func:`results_of_models`, :func:`divergence_results` and :func:`label_results` compute: divergence, entropy,
-log-probability, and the statistics that are saved.
+:class:`PairStatistics` are the maxima and sums over the classes, with the weighted differences of scores that a
+divergence needs (:class:`GapMoment`, :class:`GapPass`). :class:`PairPositions` are the caller's inputs: labels, which
+positions are valid, and row weights. :mod:`.pair_results` computes results from both.
 
 As in linear cross-entropy, the statistics of a few blocks of classes, a window, stand side by side in the columns of
 :mod:`nkilib.core.rows.statistics`; a full window is combined into column 0. At the end the cores exchange their
@@ -17,30 +16,22 @@ columns, and combine the columns of both at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from nkilib.core.hardware import PARTITIONS
 from nkilib.core.rows.moments import EntropyMoment
 from nkilib.core.rows.scale import ConstantScale, Scale
 from nkilib.core.rows.statistics import Columns, Place, Statistics
-from nkilib.core.rows.tiles import constant, difference, float32_like, product, scaled, selected
-from nkilib.experimental.loss.cross_entropy.results import GroupResult, new_vector
-from nkilib.experimental.loss.distillation.pair import Exponentials
-from nkilib.experimental.loss.distillation.totals import log_ratio
+from nkilib.core.rows.tiles import constant, float32_like, product, selected
 from nkilib.experimental.loss.linear.block_schedule import WINDOW, Block
 from nkilib.experimental.loss.linear.operands import load_positions
 from nkilib.experimental.loss.linear_distillation.forward.visits import ModelTotals
 from nkilib.experimental.loss.linear_distillation.host.pair_sizes import PairNeeds
-from nkilib.experimental.loss.linear_distillation.launch import ModelOperands, PairLaunch
+from nkilib.experimental.loss.linear_distillation.launch import PairLaunch
 from nkilib.nki import nisa, nl
 
 # W stays finite, so that a weight of 0 gives 0 with it.
 _LARGEST_MOMENT = 2.0**126
-
-# The overflow of float32.
-_OVERFLOW = 2.0**128
-# A masked score times this factor is infinite; any other score times it is finite.
-_FACTOR_OF_MASKED = 2.0**20
 
 
 @dataclass(frozen=True)
@@ -329,7 +320,7 @@ class PairStatistics:
             nisa.memset(dst=side.neg_max_sbuf[:, :, start:end], value=-self.launch.lowest(model))
 
 
-def _compared(labels_sbuf: nl.NkiTensor, ignore_index: float) -> nl.NkiTensor:
+def _valid_labels(labels_sbuf: nl.NkiTensor, ignore_index: float) -> nl.NkiTensor:
     valid_sbuf = nl.ndarray(labels_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=valid_sbuf, data=labels_sbuf, op0=nl.not_equal, operand0=ignore_index)
     return valid_sbuf
@@ -388,7 +379,7 @@ class PairPositions:
             weights_sbuf = load_positions(block.of(launch.row_weight_hbm), fill=0.0)
         if launch.labels_hbm is not None:
             labels_sbuf = load_positions(block.of(launch.labels_hbm), fill=-1.0)
-            valid_sbuf = _compared(labels_sbuf, float(launch.options.ignore_index))
+            valid_sbuf = _valid_labels(labels_sbuf, float(launch.options.ignore_index))
             if launch.wanted.needs_target:
                 is_local_sbuf, picked_sbuf = _local_labels(launch, labels_sbuf), float32_like(labels_sbuf)
         return cls(labels_sbuf, weights_sbuf, valid_sbuf, is_local_sbuf, picked_sbuf)
@@ -421,175 +412,3 @@ class PairPositions:
         nisa.tensor_scalar(dst=is_masked_sbuf, data=self.picked_sbuf, op0=nl.less_equal, operand0=lowest)
         infinite_sbuf = constant(self.picked_sbuf, float("-inf"))
         nisa.tensor_copy_predicated(dst=self.picked_sbuf, src=infinite_sbuf, predicate=is_masked_sbuf)
-
-
-@dataclass(frozen=True)
-class PairResults:
-    """Vectors [N] in HBM, float32, in the order in which the forward returns them; None for results not requested."""
-
-    divergence_hbm: nl.NkiTensor
-    entropy_hbm: nl.NkiTensor
-    moment_hbm: nl.NkiTensor
-    student_maximum_hbm: nl.NkiTensor
-    student_log_sum_hbm: nl.NkiTensor
-    teacher_maximum_hbm: nl.NkiTensor
-    teacher_log_sum_hbm: nl.NkiTensor
-    logprob_hbm: nl.NkiTensor | None
-    target_logit_hbm: nl.NkiTensor | None
-
-    @classmethod
-    def of_launch(cls, launch: PairLaunch) -> PairResults:
-        """Allocate the vectors of a launch."""
-
-        def vector(name: str) -> nl.NkiTensor:
-            return new_vector(name, launch.num_positions, nl.float32)
-
-        return cls(
-            vector("divergence_hbm"),
-            vector("entropy_hbm"),
-            vector("moment_hbm"),
-            vector("student_maximum_hbm"),
-            vector("student_log_sum_hbm"),
-            vector("teacher_maximum_hbm"),
-            vector("teacher_log_sum_hbm"),
-            vector("logprob_hbm") if launch.wanted.logprob else None,
-            vector("target_logit_hbm") if launch.wanted.target else None,
-        )
-
-    def returned(self) -> tuple[nl.NkiTensor, ...]:
-        """Return the vectors that the kernel returns."""
-        vectors: list[nl.NkiTensor | None] = [getattr(self, field.name) for field in fields(self)]
-        return tuple(vector_hbm for vector_hbm in vectors if vector_hbm is not None)
-
-
-def results_of_models(statistics: PairStatistics, results: PairResults) -> list[GroupResult]:
-    """Return the entropy and the statistics of both models, once the logs of the statistics are computed."""
-    student, teacher = statistics.models
-    group_results = [GroupResult(results.entropy_hbm, statistics.entropy.entropies(student))]
-    for side, maximum_hbm, log_sum_hbm in (
-        (student, results.student_maximum_hbm, results.student_log_sum_hbm),
-        (teacher, results.teacher_maximum_hbm, results.teacher_log_sum_hbm),
-    ):
-        group_results.append(GroupResult(maximum_hbm, side.scale.times(side.row_neg_max_sbuf, -1.0)))
-        group_results.append(GroupResult(log_sum_hbm, side.log_sum_sbuf))
-    return group_results
-
-
-def _beyond(launch: PairLaunch, model: ModelOperands) -> float:
-    """Return the factor that takes a masked score out of the range of float32; 1 if a shard may mask all classes."""
-    if launch.classes.is_shard:
-        return 1.0
-    return _FACTOR_OF_MASKED * 2.0**116 / -launch.lowest(model)
-
-
-def add_nan_of_empty(
-    launch: PairLaunch, values_sbuf: nl.NkiTensor, neg_maxima: tuple[nl.NkiTensor, nl.NkiTensor]
-) -> None:
-    """Add NaN where a model masks every class, as in PyTorch, or has a logit of +inf or NaN.
-
-    A shard of the vocabulary may mask all of its classes: its probability is 0 then, and it adds 0.
-
-    Args:
-        launch: the launch of the kernel.
-        values_sbuf: the values of positions that NaN is added to, float32 [128, tiles].
-        neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
-    """
-    for model, suspects_sbuf in zip(launch.models, neg_maxima, strict=True):
-        nan_sbuf = float32_like(suspects_sbuf)
-        nisa.tensor_scalar(
-            dst=nan_sbuf,
-            data=suspects_sbuf,
-            op0=nl.multiply,
-            operand0=_beyond(launch, model),
-            op1=nl.multiply,
-            operand1=0.0,
-        )
-        nisa.tensor_tensor(dst=values_sbuf, data1=values_sbuf, data2=nan_sbuf, op=nl.add)
-
-
-def _overflown(values_sbuf: nl.NkiTensor, factor: float, inverse: float) -> nl.NkiTensor:
-    """Multiply the values by both factors, in place; the first factor makes large values overflow float32."""
-    nisa.tensor_scalar(
-        dst=values_sbuf, data=values_sbuf, op0=nl.multiply, operand0=factor, op1=nl.multiply, operand1=inverse
-    )
-    return values_sbuf
-
-
-def _logits_of_scores(launch: PairLaunch, mean_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Multiply a mean of differences of scores by the student's scale: infinite from ``launch.infinite`` on.
-
-    Large values overflow before they are multiplied by a unit of less than 1, and after they are multiplied by a unit
-    of more than 1. So the factor that makes them overflow stays below 2^121 whatever the units are.
-    """
-    unit, temperature = launch.student.unit, launch.options.temperature
-    if unit < 1.0:
-        factor = _OVERFLOW / (launch.infinite / unit)
-        return scaled(_overflown(mean_sbuf, factor, 1.0 / factor), unit / temperature)
-    if unit != 1.0:
-        mean_sbuf = scaled(mean_sbuf, unit)
-    factor = _OVERFLOW / launch.infinite
-    return _overflown(mean_sbuf, factor, 1.0 / (factor * temperature))
-
-
-def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
-    """Compute scale * W / S - log(S_t / S_s), at least 0.
-
-    S_t and S_s are the sums of exponentials of teacher and student, S is that of the model whose probabilities are the
-    weights, and W is the sum of :class:`GapMoment`. With the student's weights this expression is the mean of log P -
-    log Q, so its sign is reversed.
-    """
-    student, teacher = statistics.models
-    if statistics.gap is None:
-        raise ValueError(f"{launch.function}: a mixture has no weighted differences")
-    sides = [
-        Exponentials(side.scale.most, side.row_neg_max_sbuf, side.row_neg_max_sbuf, side.row_sum_sbuf)
-        for side in (teacher, student)
-    ]
-    ratio_sbuf = log_ratio(*sides)
-    inverse_sbuf = float32_like(ratio_sbuf)
-    nisa.reciprocal(dst=inverse_sbuf, data=statistics.weighting.row_sum_sbuf)
-    mean_sbuf = product(statistics.gap.row_weighted_sbuf, inverse_sbuf)
-    mean_sbuf = _logits_of_scores(launch, mean_sbuf)
-    # KL(t||s) = mean - log(S_t / S_s), and KL(s||t) = log(S_t / S_s) - mean.
-    first_sbuf, second_sbuf = (ratio_sbuf, mean_sbuf) if launch.is_reverse else (mean_sbuf, ratio_sbuf)
-    divergence_sbuf = difference(first_sbuf, second_sbuf)
-    nisa.tensor_scalar(dst=divergence_sbuf, data=divergence_sbuf, op0=nl.maximum, operand0=0.0)
-    add_nan_of_empty(launch, divergence_sbuf, (student.row_neg_max_sbuf, teacher.row_neg_max_sbuf))
-    return divergence_sbuf
-
-
-def divergence_results(
-    launch: PairLaunch, statistics: PairStatistics, positions: PairPositions, results: PairResults
-) -> list[GroupResult]:
-    """Return the Kullback-Leibler divergence, weighted, and its moment.
-
-    The moment is the unweighted divergence for KL(student || teacher), and 0 for KL(teacher || student). A shard of the
-    vocabulary cannot know the divergence from a mixture: both are 0 then.
-    """
-    if launch.is_mixed:
-        nothing_sbuf = constant(statistics.student.row_sum_sbuf, 0.0)
-        return [GroupResult(results.divergence_hbm, nothing_sbuf), GroupResult(results.moment_hbm, nothing_sbuf)]
-    divergence_sbuf = _divergence(launch, statistics)
-    moment_sbuf = divergence_sbuf if launch.is_reverse else constant(divergence_sbuf, 0.0)
-    return [
-        GroupResult(results.divergence_hbm, positions.weighted(divergence_sbuf)),
-        GroupResult(results.moment_hbm, moment_sbuf),
-    ]
-
-
-def label_results(statistics: PairStatistics, positions: PairPositions, results: PairResults) -> list[GroupResult]:
-    """Return the log-probabilities and the logits at the labels."""
-    score_sbuf = positions.picked_sbuf
-    if score_sbuf is None:
-        return []
-    group_results: list[GroupResult] = []
-    student = statistics.student
-    if results.logprob_hbm is not None:
-        distance_sbuf = float32_like(score_sbuf)
-        nisa.tensor_tensor(dst=distance_sbuf, data1=score_sbuf, data2=student.row_neg_max_sbuf, op=nl.add)
-        logprob_sbuf = difference(student.scaled(distance_sbuf), student.log_sum_sbuf)
-        group_results.append(GroupResult(results.logprob_hbm, positions.where_local(logprob_sbuf)))
-    if results.target_logit_hbm is not None:
-        logit_sbuf = student.scaled(score_sbuf)
-        group_results.append(GroupResult(results.target_logit_hbm, positions.where_local(logit_sbuf)))
-    return group_results

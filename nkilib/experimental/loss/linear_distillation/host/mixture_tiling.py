@@ -27,8 +27,8 @@ from typing import NamedTuple
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.plan_limits import limited_instructions, limited_positions
 from nkilib.experimental.loss.linear.block_schedule import POSITIONS_UNSPLIT, WINDOW, PositionSplit
-from nkilib.experimental.loss.linear.forward_tiling import CLASS_BLOCKS, POSITION_TILES_MAX
 from nkilib.experimental.loss.linear.launch import LinearTiling
+from nkilib.experimental.loss.linear.tiling import CLASS_BLOCKS, POSITION_TILES_MAX
 from nkilib.experimental.loss.linear_distillation.host.pair_sizes import PairForwardSizes
 
 # Columns of a group of tiles, of which Scalar computes softplus before the exponentials, and groups on chip.

@@ -19,14 +19,14 @@ from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.core.plan_limits import limited_instructions, limits_in_force
 from nkilib.experimental.loss.linear.backward.geometry import SUM_INSTRUCTIONS, TileNeeds
 from nkilib.experimental.loss.linear.block_schedule import WINDOW, PositionSplit, looped_positions, unrolled_positions
-from nkilib.experimental.loss.linear.forward_tiling import (
+from nkilib.experimental.loss.linear.launch import STAGED_ELEMENTS
+from nkilib.experimental.loss.linear.tiling import (
     CLASS_BLOCKS,
     SHARED_BLOCKS_MAX,
     SwapTimes,
     shared_by_override,
     shared_classes,
 )
-from nkilib.experimental.loss.linear.launch import STAGED_ELEMENTS
 
 # Tiles of positions whose scores stand side by side if Scalar computes tangents: it loads the tables of a tangent and
 # of an exponential once for a group of pairs. More where products are short.

@@ -8,7 +8,7 @@ Among the blocks that fit SBUF the choice is the one that is estimated to be fas
 from the known sizes of a launch. ``nkilib.simulator.profile`` models times; tests check the choice against it.
 
 A backward of very many positions is split into parts (:func:`pair_parts`). Its estimate is the one of both linear
-losses (:mod:`nkilib.experimental.loss.linear.backward_tiling`), with X^T and W^T of the teacher in the work of Tensor
+losses (:mod:`nkilib.experimental.loss.linear.tiling`), with X^T and W^T of the teacher in the work of Tensor
 and the DMA engines.
 """
 
@@ -22,9 +22,7 @@ from typing import Any, Final, NamedTuple
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
 from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, PairSizes
-from nkilib.experimental.loss.linear.backward_tiling import BackwardLaunch, choose_backward_tiling
 from nkilib.experimental.loss.linear.block_schedule import POSITIONS_UNSPLIT, PositionParts, position_parts
-from nkilib.experimental.loss.linear.forward_tiling import fastest_tiling
 from nkilib.experimental.loss.linear.launch import (
     CLASSES_FIRST,
     CLASSES_MAX,
@@ -36,6 +34,7 @@ from nkilib.experimental.loss.linear.launch import (
     CastBytes,
     LinearTiling,
 )
+from nkilib.experimental.loss.linear.tiling import BackwardLaunch, choose_backward_tiling, fastest_tiling
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import (
     MEMORY_LIMIT,
     KeptSizes,

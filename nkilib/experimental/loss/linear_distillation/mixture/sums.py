@@ -29,7 +29,8 @@ from nkilib.experimental.loss.distillation.pair import Exponentials
 from nkilib.experimental.loss.distillation.totals import log_ratio, sum_of_products
 from nkilib.experimental.loss.linear.block_schedule import WINDOW, Block, Step
 from nkilib.experimental.loss.linear.operands import load_positions, store_positions
-from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import PairPositions, add_nan_of_empty
+from nkilib.experimental.loss.linear_distillation.forward.pair_results import add_nan_of_empty
+from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import PairPositions
 from nkilib.experimental.loss.linear_distillation.forward.visits import ModelTotals
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import GROUPS, SUMS
 from nkilib.experimental.loss.linear_distillation.launch import PairLaunch

@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nkilib.experimental.loss import LinearTiling, choose_linear_tiling
-from nkilib.experimental.loss.linear.backward_tiling import backward_bytes
 from nkilib.experimental.loss.linear.launch import SBUF_BYTES, SCRATCH_BYTES
+from nkilib.experimental.loss.linear.tiling import backward_bytes
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
     LogitsBlocks,
     form_bytes,

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The choice of the backward's tiling, and the bytes of HBM that a backward takes beyond inputs and outputs:
-arithmetic.
+"""The choice of the tilings of both linear losses, and the bytes of HBM that a backward takes: arithmetic only.
 
-Tensor takes the same time with every tiling. Tilings differ in how much the DMA engines have to do meanwhile, and in
-whether there is room for the buffers that let them do it meanwhile. So of all blocks of positions and classes that fit,
-those are chosen whose traffic, together with the cost of too few buffers, is estimated to delay Tensor least
-(:func:`choose_backward_tiling`, for the sizes of a :class:`BackwardLaunch`).
+Forward: :func:`fastest_tiling` searches the blocks of positions and classes that fit SBUF for those with the least
+estimated time, which a loss computes from its sizes (:class:`TiledSizes`). :func:`shared_classes` tells how many of the
+last classes both cores work on, so that they swap their statistics meanwhile.
 
-:func:`backward_bytes` counts the bytes of HBM, :func:`split_backward_bytes` those of very many positions, which are
-split into parts.
+Backward: :func:`choose_backward_tiling`, for the sizes of a :class:`BackwardLaunch`. Tensor takes the same time with
+every tiling. Tilings differ in how much the DMA engines have to do meanwhile, and in whether there is room for the
+buffers that let them do it meanwhile. So of all blocks of positions and classes that fit, those are chosen whose
+traffic, together with the cost of too few buffers, is estimated to delay Tensor least. :func:`backward_bytes` counts
+the bytes of HBM beyond inputs and outputs, :func:`split_backward_bytes` those of very many positions, split into parts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from nkilib.core.hardware import FLOAT32_BYTES, PARTITIONS, div_ceil
 from nkilib.experimental.loss.linear.backward.geometry import LEAST_ROOM, BackwardSizes
@@ -23,7 +25,13 @@ from nkilib.experimental.loss.linear.backward.memory_plan import BackwardPlan
 from nkilib.experimental.loss.linear.block_schedule import PositionParts
 from nkilib.experimental.loss.linear.launch import LinearTiling
 
-# The largest number of tiles of 128 classes of a block, and of blocks of positions.
+# The largest number of blocks of classes that the cores share.
+SHARED_BLOCKS_MAX = 4
+# Possible numbers of classes of a block; the largest fills a bank of PSUM.
+CLASS_BLOCKS = (512, 384, 256, 128)
+# Beyond so many tiles of positions nothing is gained, and statistics take too much.
+POSITION_TILES_MAX = 64
+# Of a backward: the largest number of tiles of 128 classes of a block, and of blocks of positions.
 _CLASS_TILES_MAX, _POSITION_BLOCKS_MAX = 16, 128
 # Tiles of classes whose dW is accumulated at a time: for each such group X is loaded once.
 _TILES_OF_GROUP = 6
@@ -61,6 +69,74 @@ _OF_TURNS, _BLOCKS_IN_TURNS, _FEATURES_IN_TURNS = 0.05, 2, range(6145, 8193)
 _CLASS_TILES_OF_DEEP_PROGRAM, _FEATURES_OF_DEEP_PROGRAM, _TILES_OF_SHORT_PROGRAM = 6, 6144, 4
 # Of two tilings that are nearly alike, the one of smaller blocks of classes leaves less of the last one unused.
 _AS_GOOD = 0.002
+
+
+class TiledSizes(Protocol):
+    """The sizes of a forward that the search for a tiling needs."""
+
+    @property
+    def position_tiles(self) -> int:
+        """The number of tiles of positions."""
+
+    def bytes_of(self, tiles: int, class_block: int) -> int:
+        """Return the bytes per partition of SBUF for blocks of ``tiles`` position tiles and ``class_block`` classes."""
+
+    def time_us(self, tiles: int, class_block: int) -> float:
+        """Return the approximate time of the launch in us."""
+
+
+def fastest_tiling(sizes: TiledSizes, sbuf_bytes: int) -> LinearTiling:
+    """Return the tiling that is modelled to be fastest of those that fit ``sbuf_bytes`` bytes of a partition."""
+    best, least_us = LinearTiling(PARTITIONS, PARTITIONS), float("inf")
+    for class_block in CLASS_BLOCKS:
+        for tiles in range(min(sizes.position_tiles, POSITION_TILES_MAX), 0, -1):
+            if sizes.bytes_of(tiles, class_block) > sbuf_bytes:
+                continue
+            time_us = sizes.time_us(tiles, class_block)
+            if time_us < least_us:
+                best, least_us = LinearTiling(tiles * PARTITIONS, class_block), time_us
+    return best
+
+
+class SwapTimes(NamedTuple):
+    """The time of a swap of the cores' statistics, and of a load until its first byte arrives, in us."""
+
+    swap: float
+    load: float
+
+
+def shared_classes(of_class: float, load: float, class_block: int, vocab_size: int, times: SwapTimes) -> int:
+    """Return how many of the last classes the cores share, so that their products take longer than a swap does.
+
+    It is 0 where a block of them would be multiplied before the next one is loaded, or where they would be more than
+    an eighth of the classes.
+
+    Args:
+        of_class: the time of the products of a class, in us, for half the positions of a block.
+        load: the time to load the weights of a class, in us.
+        class_block: the number of classes of a block.
+        vocab_size: the number of all classes.
+        times: the times of the device.
+    """
+    if class_block * (of_class - load) < times.load:
+        return 0
+    classes = div_ceil(int(times.swap / of_class), PARTITIONS) * PARTITIONS
+    return classes - PARTITIONS + 1 if 8 * classes <= vocab_size else 0
+
+
+def shared_by_override(function: str, override: int, class_block: int, vocab_size: int) -> int:
+    """Return the number of shared classes that a test requests, reduced so that at least 128 classes are not shared.
+
+    Raises:
+        ValueError: if the statistics have no columns for so many.
+    """
+    most = SHARED_BLOCKS_MAX * class_block
+    if override > most:
+        raise ValueError(
+            f"{function}: PlanLimits.shared_classes must be at most {SHARED_BLOCKS_MAX} blocks of {class_block} "
+            f"classes, for which the statistics have room, got {override}; give at most {most}"
+        )
+    return max(0, min(override, vocab_size - PARTITIONS))
 
 
 @dataclass(frozen=True)
