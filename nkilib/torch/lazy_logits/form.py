@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The form of logits that are not computed: products of hidden states with weights, a scale, a cap, and a dtype.
+"""The form of logits that are not computed: products of hidden states with weights, a scale, a cap, and a dtype; and
+the functions of torch that make another form of it.
 
-:class:`Form` says it. The registry :data:`RECORDED` has a function for each function of torch whose result is a form
-again: views and selections of positions, a cut of the vocabulary, scales, caps, casts, softmax and log-softmax. Each of
-them returns None for arguments with which the result is no form; the logits are then computed.
+:class:`Form` is the sum of its products (:class:`Term`), or a function of that (:class:`Kind`). The registry
+:data:`RECORDED` has a :class:`Handler` for each function of torch whose result is a form again: views and selections of
+positions, a cut of the vocabulary, scales, caps, casts, softmax and log-softmax. Each of them returns None for
+arguments with which the result is no form; the logits are then computed. :func:`registering` fills such a registry.
 """
 
 from __future__ import annotations
@@ -54,6 +56,11 @@ class Term:
     layer: nn.Linear
     parameters: tuple[Tensor, ...]
     factor: float = 1.0
+
+
+def _near(number: float) -> float:
+    """Return the number, or 1 where rounding alone keeps it from that, as in c * tanh(x / c)."""
+    return 1.0 if abs(number - 1.0) < 1e-12 else number
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,9 +145,7 @@ class Form:
         return self.is_alike(other) and all(mine.hidden is theirs.hidden for mine, theirs in pairs)
 
 
-def _near(number: float) -> float:
-    """Return the number, or 1 where rounding alone keeps it from that, as in c * tanh(x / c)."""
-    return 1.0 if abs(number - 1.0) < 1e-12 else number
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,6 @@ def registering(registry: dict[str, Handler]) -> Callable[..., Callable[[Functio
     return of_names
 
 
-Function = Callable[..., Any]
 RECORDED: Final[dict[str, Handler]] = {}
 _records: Final = registering(RECORDED)
 
@@ -244,6 +248,10 @@ def _unsqueezed(form: Form, dim: int) -> Form:
     return form.mapped(lambda hidden: hidden.unsqueeze(at), form.class_dim + (at <= form.class_dim))
 
 
+def _ordered(form: Form, order: Sequence[int]) -> Form:
+    return form.mapped(lambda hidden: hidden.permute(*order), list(order).index(form.class_dim))
+
+
 @_records("transpose", "swapaxes", "swapdims")
 def _transposed(form: Form, dim0: int, dim1: int) -> Form:
     order = list(range(form.ndim))
@@ -267,10 +275,6 @@ def _moved(form: Form, source: Any, destination: Any) -> Form | None:
     return _ordered(form, order)
 
 
-def _ordered(form: Form, order: Sequence[int]) -> Form:
-    return form.mapped(lambda hidden: hidden.permute(*order), list(order).index(form.class_dim))
-
-
 @_records("contiguous")
 def _unchanged(form: Form, **other: Any) -> Form | None:
     return None if other else form
@@ -285,6 +289,40 @@ def _detached(form: Form) -> Form:
 @_records("clone")
 def _cloned(form: Form, **other: Any) -> Form:
     return form
+
+
+def _is_index(item: Any) -> bool:
+    is_known = item is None or (
+        isinstance(item, (int, slice, EllipsisType, torch.SymInt)) and not isinstance(item, bool)
+    )
+    return is_known or (isinstance(item, Tensor) and (item.dtype == torch.bool or not item.is_floating_point()))
+
+
+def _dimensions(item: Any) -> int:
+    """Return the number of dimensions of the indexed tensor that an index takes."""
+    if item is None or item is Ellipsis:
+        return 0
+    return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1
+
+
+def _rank(form: Form, items: tuple[Any, ...]) -> int:
+    """Return the number of dimensions of what an index gives; indices that are tensors are broadcast to one."""
+    tensors = [item for item in items if isinstance(item, Tensor)]
+    broadcast = max([0, *(1 if item.dtype == torch.bool else item.dim() for item in tensors)])
+    dropped = sum(_dimensions(item) for item in items if not isinstance(item, slice))
+    return form.ndim - dropped + broadcast + sum(item is None for item in items)
+
+
+def _cut(form: Form, classes: slice) -> Form | None:
+    """Return the form of the first classes; None for other classes than those from the first one on."""
+    if classes.step not in (None, 1) or classes.start not in (None, 0):
+        return None
+    stop = form.classes if classes.stop is None else classes.stop
+    if not isinstance(stop, int):
+        return None
+    stop = stop + form.classes if stop < 0 else min(stop, form.classes)
+    is_whole = stop == form.classes
+    return replace(form, classes=stop) if is_whole or (form.kind is Kind.LOGITS and stop > 0) else None
 
 
 @_records("select")
@@ -360,47 +398,14 @@ def _indexed(form: Form, index: Any) -> Form | None:
     return cut.mapped(lambda hidden: hidden[whole], _rank(form, whole) - 1)
 
 
-def _is_index(item: Any) -> bool:
-    is_known = item is None or (
-        isinstance(item, (int, slice, EllipsisType, torch.SymInt)) and not isinstance(item, bool)
-    )
-    return is_known or (isinstance(item, Tensor) and (item.dtype == torch.bool or not item.is_floating_point()))
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _dimensions(item: Any) -> int:
-    """Return the number of dimensions of the indexed tensor that an index takes."""
-    if item is None or item is Ellipsis:
-        return 0
-    return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1
-
-
-def _rank(form: Form, items: tuple[Any, ...]) -> int:
-    """Return the number of dimensions of what an index gives; indices that are tensors are broadcast to one."""
-    tensors = [item for item in items if isinstance(item, Tensor)]
-    broadcast = max([0, *(1 if item.dtype == torch.bool else item.dim() for item in tensors)])
-    dropped = sum(_dimensions(item) for item in items if not isinstance(item, slice))
-    return form.ndim - dropped + broadcast + sum(item is None for item in items)
-
-
-def _cut(form: Form, classes: slice) -> Form | None:
-    """Return the form of the first classes; None for other classes than those from the first one on."""
-    if classes.step not in (None, 1) or classes.start not in (None, 0):
-        return None
-    stop = form.classes if classes.stop is None else classes.stop
-    if not isinstance(stop, int):
-        return None
-    stop = stop + form.classes if stop < 0 else min(stop, form.classes)
-    is_whole = stop == form.classes
-    return replace(form, classes=stop) if is_whole or (form.kind is Kind.LOGITS and stop > 0) else None
-
-
-@_records("mul", "multiply", "__mul__", "__rmul__")
-def _multiplied(form: Any, other: Any) -> Form | None:
-    if isinstance(form, Form) and isinstance(other, Form):
-        return _product(form, other)
-    if not isinstance(form, Form):
-        form, other = other, form
-    return form.scaled(float(other)) if _is_number(other) else None
+_PRODUCTS: Final = {
+    frozenset((Kind.SOFTMAX, Kind.LOG_SOFTMAX)): Kind.P_LOG_P,
+    frozenset((Kind.SOFTMAX, Kind.LOGITS)): Kind.P_Z,
+}
 
 
 def _product(first: Form, second: Form) -> Form | None:
@@ -414,10 +419,13 @@ def _product(first: Form, second: Form) -> Form | None:
     return replace(first, kind=kind, factor=first.factor * second.factor, dtype=dtype)
 
 
-_PRODUCTS: Final = {
-    frozenset((Kind.SOFTMAX, Kind.LOG_SOFTMAX)): Kind.P_LOG_P,
-    frozenset((Kind.SOFTMAX, Kind.LOGITS)): Kind.P_Z,
-}
+@_records("mul", "multiply", "__mul__", "__rmul__")
+def _multiplied(form: Any, other: Any) -> Form | None:
+    if isinstance(form, Form) and isinstance(other, Form):
+        return _product(form, other)
+    if not isinstance(form, Form):
+        form, other = other, form
+    return form.scaled(float(other)) if _is_number(other) else None
 
 
 @_records("div", "divide", "true_divide", "__truediv__")
@@ -429,10 +437,6 @@ def _divided(form: Any, other: Any, *, rounding_mode: str | None = None) -> Form
 @_records("neg", "negative", "__neg__")
 def _negated(form: Form) -> Form | None:
     return form.scaled(-1.0)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @_records("tanh")
@@ -463,6 +467,17 @@ for _name, _dtype in (("float", torch.float32), ("half", torch.float16), ("bfloa
     _records(_name)(_cast_to(_dtype))
 
 
+def _is_device_of(value: Any, tensor: Tensor) -> bool:
+    """Return whether a value is the device of the tensor, or no device at all."""
+    if not isinstance(value, (str, torch.device)):
+        return True
+    try:
+        device = torch.device(value)
+    except RuntimeError:  # the name of a type
+        return False
+    return device.type == tensor.device.type and device.index in (None, tensor.device.index)
+
+
 @_records("to", "type")
 def _converted(form: Form, *given: Any, **named: Any) -> Form | None:
     """A cast to a floating dtype, or to the device of the hidden states; flags about copies have no effect."""
@@ -484,17 +499,6 @@ def _converted(form: Form, *given: Any, **named: Any) -> Form | None:
 def _converted_as(form: Form, other: Any) -> Form | None:
     is_here = isinstance(other, Tensor) and other.device == form.hidden.device
     return replace(form, dtype=other.dtype) if is_here and other.dtype in FLOAT_DTYPES else None
-
-
-def _is_device_of(value: Any, tensor: Tensor) -> bool:
-    """Return whether a value is the device of the tensor, or no device at all."""
-    if not isinstance(value, (str, torch.device)):
-        return True
-    try:
-        device = torch.device(value)
-    except RuntimeError:  # the name of a type
-        return False
-    return device.type == tensor.device.type and device.index in (None, tensor.device.index)
 
 
 def _normalized(kind: Kind) -> Function:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The options of ``fuse_linear_loss`` as its layer keeps them, the record of what ran without logits, and the warning
-where logits were computed after all.
+"""The state of a fused output layer: the options of ``fuse_linear_loss``, and the record of its calls.
+
+:class:`FusedOptions` holds both. The record (:class:`FusedCalls`) counts what ran without logits, and each
+:class:`Place` where logits were computed after all, of which a :class:`LogitsComputedWarning` tells.
 """
 
 from __future__ import annotations
