@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Packages named nkilib on this machine, the way to install the extras of this one, and the Neuron devices.
+"""The installation on this machine: the packages named nkilib, how to install the extras of this one, and Neuron
+devices.
+
+:func:`refuse_mixture` and :func:`other_copies` find packages named nkilib, :func:`extra_remedy` tells how to install an
+extra, and :func:`visible_devices` lists the devices that can be opened.
 
 The imported nkilib may be this one, another one, or a mixture of both. The Neuron compiler of AWS installs a package
 that is called nkilib too, with modules of its own. This package may precede it on the import path

@@ -92,6 +92,30 @@ def of_variable() -> Choice | None:
     return _of_variable(os.environ.get(VARIABLE, ""))
 
 
+def _options(flags: str) -> Iterator[tuple[str, str]]:
+    """Yield each option for the number of cores in the compiler's flags, with its value.
+
+    The forms are ``--lnc=2``, ``--lnc 2`` and ``-lnc 2``.
+    """
+    try:
+        words = shlex.split(flags)
+    except ValueError:  # a quotation mark without its other half: the compiler has its own opinion
+        words = flags.split()
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        option, is_joined, value = word.partition("=")
+        if option in _OPTIONS:
+            yield option, value if is_joined else following
+
+
+def _size(name: str, value: str, cure: str) -> int:
+    if value not in map(str, SIZES):
+        raise ValueError(
+            f"{name} must be {' or '.join(map(str, SIZES))}, the physical cores of a logical NeuronCore, got "
+            f"{value!r}; {cure}"
+        )
+    return int(value)
+
+
 def _of_variable(value: str) -> Choice | None:
     if value == "":
         return None
@@ -247,6 +271,15 @@ def library_grid() -> int | None:
     return LncSettings(variable, of_flags() if variable is None else None).library_grid()
 
 
+@lru_cache(maxsize=_MOST_LAUNCHES)
+def _library_grid(name: str, variable: str, flags: str) -> int | None:
+    """Return the grid of a launch with these values of the environment variables."""
+    settings = LncSettings(_of_variable(variable), _of_flags(flags))
+    grid = settings.library_grid()
+    settings.launch_cores(name, grid)
+    return grid
+
+
 def library_launch(name: str, kernel: Any) -> Any:
     """Return one of this library's kernels in the form in which a wrapper should call it: ``kernel`` if
     ``NEURON_LOGICAL_NC_CONFIG`` gives the cores of launches without brackets, else ``kernel[cores]``.
@@ -261,15 +294,6 @@ def library_launch(name: str, kernel: Any) -> Any:
     """
     grid = _library_grid(name, os.environ.get(VARIABLE, ""), os.environ.get(FLAGS, ""))
     return kernel if grid is None else kernel[grid]
-
-
-@lru_cache(maxsize=_MOST_LAUNCHES)
-def _library_grid(name: str, variable: str, flags: str) -> int | None:
-    """Return the grid of a launch with these values of the environment variables."""
-    settings = LncSettings(_of_variable(variable), _of_flags(flags))
-    grid = settings.library_grid()
-    settings.launch_cores(name, grid)
-    return grid
 
 
 def explanation() -> str:
@@ -291,27 +315,3 @@ def explanation() -> str:
         f"kernel[{grid}](...) or set {VARIABLE}={grid}, because kernel(...) is made for {bare.cores} core, which the "
         f"compiler refuses (NCC_EVRF066)"
     )
-
-
-def _options(flags: str) -> Iterator[tuple[str, str]]:
-    """Yield each option for the number of cores in the compiler's flags, with its value.
-
-    The forms are ``--lnc=2``, ``--lnc 2`` and ``-lnc 2``.
-    """
-    try:
-        words = shlex.split(flags)
-    except ValueError:  # a quotation mark without its other half: the compiler has its own opinion
-        words = flags.split()
-    for word, following in zip_longest(words, words[1:], fillvalue=""):
-        option, is_joined, value = word.partition("=")
-        if option in _OPTIONS:
-            yield option, value if is_joined else following
-
-
-def _size(name: str, value: str, cure: str) -> int:
-    if value not in map(str, SIZES):
-        raise ValueError(
-            f"{name} must be {' or '.join(map(str, SIZES))}, the physical cores of a logical NeuronCore, got "
-            f"{value!r}; {cure}"
-        )
-    return int(value)

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The end of a command that is interrupted, or whose output cannot be written: one line or none, and no traceback."""
+"""The end of a command that is interrupted, or whose output cannot be written: one line or none, and no traceback.
+
+A command runs in a block of :func:`ending_quietly`.
+"""
 
 from __future__ import annotations
 

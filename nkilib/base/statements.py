@@ -3,7 +3,10 @@
 
 """Statements about a kernel, made next to it: its work, the iterations of its loops, and that it may be replayed.
 
-Profiles compare the modelled time with the least time in which the hardware could do this work.
+- :func:`states_work` states the :class:`Work`. Profiles compare the modelled time with the least time in which the
+  hardware could do it.
+- :func:`states_trips` states the most iterations of loops that only the device counts.
+- :func:`replayable` states that launches may be replayed; in a block of :func:`unreplayed` none is.
 
 This module imports nothing of this library, so that kernels make statements also on a device, without a simulator.
 """

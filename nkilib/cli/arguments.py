@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The parser of all commands, the arguments of a modelled launch, and checks of output files.
+"""Arguments that commands share: the parser, the arguments of a modelled launch, and checks of output files.
 
-Output files are checked before the run, which may take a while.
+:class:`Parser` is the parser of all commands, and :func:`fail` ends one with an error. :func:`add_launch_arguments`
+adds the arguments of a launch, and :func:`reason_against_profiles` tells whether one can be modelled.
+:func:`output_file` and :func:`picture_file` check output files before the run, which may take a while.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 
 """The guarantees of the public kernels, as text for a terminal and as tables for docs/reference/guarantees.md.
 
-``python -m nkilib.cli.guarantees`` prints the tables. The functions that format a Markdown table are here too.
+``python -m nkilib.cli.guarantees`` prints the tables. The functions that format a Markdown table, :func:`table`,
+:func:`in_cell` and :func:`yes_or_no`, also serve ``losses``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The command line of nkilib, with one subcommand in each file."""
+"""The command line of nkilib: the :func:`parser` of all commands, which have a file each, and the call of one
+(:func:`main`).
+"""
 
 from __future__ import annotations
 

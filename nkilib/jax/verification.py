@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The functions that ``python -m nkilib verify`` runs through JAX. Their results are numpy arrays."""
+"""The JAX calls of ``python -m nkilib verify``: cross-entropy under ``jax.jit`` and ``jax.shard_map``, with results as
+numpy arrays.
+
+A call whose prerequisite is missing raises an :class:`AbsentError`.
+"""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@
 """The runner of the steps of ``python -m nkilib verify``, each in processes of its own with a time limit, and its
 report.
 
-A run is at a place (:class:`LaunchPlace`), a device or the simulator. The report (:class:`Report`) is one JSON file
-that is complete after every step, from which a run can be resumed.
+:func:`run_steps` runs steps with :class:`Settings`. A run is at a place (:func:`chosen_place`), a device or the
+simulator. The report (:class:`Report`) is one JSON file that is complete after every step, from which a run can be
+resumed. :func:`run_limited` runs a process, and ends what it has started.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Classes of floating-point values, and the distance of two arrays in units in the last place."""
+"""Classes of floating-point values, such as NaN, and the distance of two arrays in units in the last place.
+
+:func:`class_difference` compares two arrays by the classes of their elements, and :func:`distance` by their values.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A process of a step: ``python -m nkilib.verify.worker STAGE DIRECTORY STEP``."""
+"""A process of a step: ``python -m nkilib.verify.worker STAGE DIRECTORY STEP``.
+
+:func:`read_verdict` reads what the last process of a step has left.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The families for the output layer of a language model: softmax, cross-entropy from logits, and losses from hidden
-states and output weights.
+"""The models of the kernels for the output layer of a language model: softmax, cross-entropy from logits, and losses
+and token scores from hidden states and output weights.
 
 The library has a function for each that profiles a launch of given sizes.
 """

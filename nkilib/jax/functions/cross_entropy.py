@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``cross_entropy``: softmax cross-entropy on the kernels, with the options of large-vocabulary training."""
+"""``cross_entropy``: softmax cross-entropy on the kernels, with the options of large-vocabulary training.
+
+:func:`returned_values` makes what the function returns from the results of the rows: the reduced loss or
+:class:`CrossEntropyOutputs`; ``linear_cross_entropy`` returns the same.
+"""
 
 from __future__ import annotations
 

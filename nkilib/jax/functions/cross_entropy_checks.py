@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Checks of the arguments of ``cross_entropy``: of shapes and types, and of known targets' values."""
+"""Checks of the arguments of ``cross_entropy``, of which the functions of hidden states share several.
+
+:func:`checked_options` and :func:`python_numbers` check the options, and :func:`check_arguments` the shapes and types
+of the arrays. :func:`check_range` checks the values of targets, where these are known. :func:`check_weight`,
+:func:`check_normalizer` and :func:`check_outputs` check one argument each.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 
 """The cross-entropy of rows of logits, which are positions, and its derivative for ``jax.grad``.
 
-:func:`launched_forward` and :func:`launched_backward` launch the kernels with the options of a :class:`Recipe`.
-Targets are class indices (:func:`class_indices`) or class probabilities.
+:func:`loss_of_rows` computes the results of a :class:`Recipe`. :func:`launched_forward` and :func:`launched_backward`
+launch its kernels. Targets are class indices (:func:`class_indices`) or class probabilities.
 
 Kernels compute the loss and the gradient of the logits. XLA computes those of class probabilities and of their class
 weights, in several times the memory of the logits, and only if one of the two is differentiated.

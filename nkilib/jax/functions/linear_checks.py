@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Checks of the arguments of the functions of hidden states, by shapes and types alone."""
+"""Checks of the arguments of ``linear_cross_entropy`` and ``linear_token_scores``, by shapes and types alone.
+
+:class:`LinearArguments` holds the arguments; :func:`check_operands` checks hidden states, weight and bias, and
+:func:`check_indices` the targets. :func:`checked_scale` and :func:`checked_compute_dtype` check one option each.
+"""
 
 from __future__ import annotations
 

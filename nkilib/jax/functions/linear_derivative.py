@@ -3,8 +3,8 @@
 
 """The losses and scores of positions from hidden states, row by row, and their derivative for ``jax.grad``.
 
-:func:`computed_rows` computes the results of a :class:`LinearRecipe`; :func:`launched_forward` and
-:func:`launched_backward` launch its kernels.
+:func:`computed_rows` computes the results of a :class:`LinearRecipe`, for targets that :func:`narrowed` has made int32;
+:func:`launched_forward` and :func:`launched_backward` launch its kernels.
 
 ``rows`` have an entry for each position; ``shared`` holds the arrays that all positions share: the output layer and the
 class weights.

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch of a kernel of the library, and its expected results."""
+"""A launch of a kernel of the library, and the comparison of its results with float64 and the simulator.
+
+:class:`Case` is the launch, :class:`Reference` the expected value of a result, and :func:`judged` compares the two.
+"""
 
 from __future__ import annotations
 

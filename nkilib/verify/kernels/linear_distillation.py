@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of distillation from hidden states and output weights of both models."""
+"""Cases of distillation from hidden states and output weights of both models: forward, backward, and the sums of a
+mixture.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 
 """Probes that run through PyTorch and JAX: operators, graphs, overwritten memory, collectives.
 
-The functions that run are in ``nkilib.torch.verification`` and ``nkilib.jax.verification``. They are imported where a
-probe runs: neither framework needs to be installed.
+Each is a :class:`FrameworkProbe`. The functions that run are in ``nkilib.torch.verification`` and
+``nkilib.jax.verification``. They are imported where a probe runs: neither framework needs to be installed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The clocks that time launches, on the device or on the wall, and the launches that they time (:class:`Timed`).
+"""The timing of launches: the launches that are timed (:class:`Timed`), and the clocks, on the device or on the wall.
 
-The clocks of the Neuron SDK time a compiled program (NEFF) on the device, without the host. If none of them answers,
-the wall clock does.
+The clocks of the Neuron SDK (:data:`CLOCKS`) time a compiled program (NEFF) on the device, without the host, and
+:func:`measured` takes the first that answers. If none of them does, the wall clock is left (:func:`wall_times`).
 
 - nrtpy, the Python package of the runtime: ``NrtpyModel.load_from_neff`` and ``benchmark(mode="device")``
   (``neuron-runtime/nrtpy/model`` of SDK 2.33).

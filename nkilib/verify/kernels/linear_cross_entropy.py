@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of linear cross-entropy, whose inputs are hidden states and output weights."""
+"""Cases of linear cross-entropy, whose inputs are hidden states and output weights.
+
+They are a forward, a backward and the fused forward-backward, with options (:func:`launch_of`), for a shard of the
+classes, for transposed weights and for masked classes. The cases of token scores use its sizes and :func:`problem_of`.
+"""
 
 from __future__ import annotations
 
