@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Timing of contenders that share a machine."""
+"""Timing of several ways to do the same work that share a machine: they take turns, and the shortest run of each
+counts.
+"""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from typing import Final
 import numpy as np
 
 from nkilib.verify.kernels import inputs
-from nkilib.verify.probes.arithmetic import PROMISES
-from nkilib.verify.probes.probe import Probe, Reading, same_arguments
+from nkilib.verify.probes.probe import PROMISES, Probe, Reading, same_arguments
 from nkilib.verify.step import Array, Observation, Status, Verdict
 
 _TORCH: Final = "nkilib.torch.verification"
