@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Random calls of ``softmax`` and ``log_softmax``: any dimension of tensors of any rank, long middle ones among them."""
+"""Random calls of ``softmax`` and ``log_softmax``: any dimension of tensors of any rank, also long middle ones."""
 
 from __future__ import annotations
 
