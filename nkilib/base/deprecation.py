@@ -30,6 +30,13 @@ LEAST_VERSIONS: Final = 2
 """Minor versions from the first warning to the removal, at least."""
 
 
+def _numbers(version: str) -> tuple[int, int]:
+    major, dot, minor = version.partition(".")
+    if not (dot and major.isdecimal() and minor.isdecimal()):
+        raise ValueError(f"nkilib.base.deprecation: a version must be major.minor, such as '0.3'; got {version!r}")
+    return int(major), int(minor)
+
+
 @dataclass(frozen=True)
 class Deprecation:
     """A deprecated name: since when, until when, and its replacement.
@@ -124,10 +131,3 @@ def moved_names(module: str, moved: Mapping[str, str], *, since: str, removed_in
         return getattr(import_module(home), now)
 
     return get
-
-
-def _numbers(version: str) -> tuple[int, int]:
-    major, dot, minor = version.partition(".")
-    if not (dot and major.isdecimal() and minor.isdecimal()):
-        raise ValueError(f"nkilib.base.deprecation: a version must be major.minor, such as '0.3'; got {version!r}")
-    return int(major), int(minor)

@@ -83,6 +83,22 @@ class Choice:
         return f"{self.source} means {self.cores} core{'s' if self.cores > 1 else ''}"
 
 
+def _size(name: str, value: str, cure: str) -> int:
+    if value not in map(str, SIZES):
+        raise ValueError(
+            f"{name} must be {' or '.join(map(str, SIZES))}, the physical cores of a logical NeuronCore, got "
+            f"{value!r}; {cure}"
+        )
+    return int(value)
+
+
+def _of_variable(value: str) -> Choice | None:
+    if value == "":
+        return None
+    cores = _size(VARIABLE, value, "set it to what the Neuron runtime uses, or unset it")
+    return Choice(cores, f"{VARIABLE}={cores}")
+
+
 def of_variable() -> Choice | None:
     """Return the choice of ``NEURON_LOGICAL_NC_CONFIG``; None where it is unset or empty.
 
@@ -107,20 +123,13 @@ def _options(flags: str) -> Iterator[tuple[str, str]]:
             yield option, value if is_joined else following
 
 
-def _size(name: str, value: str, cure: str) -> int:
-    if value not in map(str, SIZES):
-        raise ValueError(
-            f"{name} must be {' or '.join(map(str, SIZES))}, the physical cores of a logical NeuronCore, got "
-            f"{value!r}; {cure}"
-        )
-    return int(value)
-
-
-def _of_variable(value: str) -> Choice | None:
-    if value == "":
-        return None
-    cores = _size(VARIABLE, value, "set it to what the Neuron runtime uses, or unset it")
-    return Choice(cores, f"{VARIABLE}={cores}")
+@lru_cache(maxsize=_MOST_FLAGS)
+def _of_flags(flags: str) -> Choice | None:
+    choice: Choice | None = None
+    for option, value in _options(flags):
+        cores = _size(f"{option} in {FLAGS}", value, f"take it out, and set {VARIABLE}")
+        choice = Choice(cores, f"{option}={cores} in {FLAGS}")
+    return choice
 
 
 def of_flags() -> Choice | None:
@@ -130,15 +139,6 @@ def of_flags() -> Choice | None:
         ValueError: if it is neither 1 nor 2.
     """
     return _of_flags(os.environ.get(FLAGS, ""))
-
-
-@lru_cache(maxsize=_MOST_FLAGS)
-def _of_flags(flags: str) -> Choice | None:
-    choice: Choice | None = None
-    for option, value in _options(flags):
-        cores = _size(f"{option} in {FLAGS}", value, f"take it out, and set {VARIABLE}")
-        choice = Choice(cores, f"{option}={cores} in {FLAGS}")
-    return choice
 
 
 @dataclass(frozen=True)

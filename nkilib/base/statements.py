@@ -54,6 +54,16 @@ _REPLAYABLE: WeakSet[Callable[..., Any]] = WeakSet()
 _UNREPLAYED: list[None] = []
 
 
+def _states(
+    known: WeakKeyDictionary[Callable[..., Any], Statement], statement: Statement
+) -> Callable[[Function], Function]:
+    def state(function: Function) -> Function:
+        known[function] = statement
+        return function
+
+    return state
+
+
 def states_work(work: StatesWork) -> Callable[[Function], Function]:
     """Attach a statement of work to a kernel function, from which ``nkilib.simulator.profile`` computes a lower bound
     of its time.
@@ -142,6 +152,15 @@ def is_unreplayed() -> bool:
     return bool(_UNREPLAYED)
 
 
+def _stated(known: WeakKeyDictionary[Callable[..., Any], Statement], function: Callable[..., Any]) -> Statement | None:
+    try:
+        stated = known.get(function)
+    except TypeError:  # a callable without a hash, or that no weak reference can point to
+        return None
+    wrapped: Callable[..., Any] | None = getattr(function, "__wrapped__", None)
+    return stated if stated is not None or wrapped is None else _stated(known, wrapped)
+
+
 def stated_work(function: Callable[..., Any]) -> StatesWork | None:
     """Return the statement of work of a kernel function, or of the function that it wraps; None if there is none."""
     return _stated(_WORK, function)
@@ -150,22 +169,3 @@ def stated_work(function: Callable[..., Any]) -> StatesWork | None:
 def stated_trips(function: Callable[..., Any]) -> StatesTrips | None:
     """Return the iteration counts stated for a kernel function, or for the function that it wraps; None without any."""
     return _stated(_TRIPS, function)
-
-
-def _states(
-    known: WeakKeyDictionary[Callable[..., Any], Statement], statement: Statement
-) -> Callable[[Function], Function]:
-    def state(function: Function) -> Function:
-        known[function] = statement
-        return function
-
-    return state
-
-
-def _stated(known: WeakKeyDictionary[Callable[..., Any], Statement], function: Callable[..., Any]) -> Statement | None:
-    try:
-        stated = known.get(function)
-    except TypeError:  # a callable without a hash, or that no weak reference can point to
-        return None
-    wrapped: Callable[..., Any] | None = getattr(function, "__wrapped__", None)
-    return stated if stated is not None or wrapped is None else _stated(known, wrapped)

@@ -94,6 +94,12 @@ class Distance:
         return f"{self.same_bits:.1%} have the simulator's bits, the others are at most {self.most_ulp} ulp from it"
 
 
+def _in_order(bits: npt.NDArray[np.int64], dtype: np.dtype[np.generic]) -> npt.NDArray[np.int64]:
+    """Return the bits of floats as integers in the order of the floats: neighbouring floats differ by 1."""
+    lowest = int(np.iinfo(dtype).min)  # type: ignore[type-var]
+    return np.where(bits < 0, lowest - bits, bits)
+
+
 def distance(came: Array, expected: Array) -> Distance:
     """Return the distance of two arrays of one shape and type."""
     if not is_float(came):
@@ -105,9 +111,3 @@ def distance(came: Array, expected: Array) -> Distance:
     finite = np.isfinite(came.astype(np.float32)) & np.isfinite(expected.astype(np.float32))
     steps = np.abs(first - second)[finite]
     return Distance(float((first == second).mean()), int(steps.max(initial=0)))
-
-
-def _in_order(bits: npt.NDArray[np.int64], dtype: np.dtype[np.generic]) -> npt.NDArray[np.int64]:
-    """Return the bits of floats as integers in the order of the floats: neighbouring floats differ by 1."""
-    lowest = int(np.iinfo(dtype).min)  # type: ignore[type-var]
-    return np.where(bits < 0, lowest - bits, bits)

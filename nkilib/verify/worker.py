@@ -20,6 +20,11 @@ from nkilib.verify.step import Observation, Stage, Status, Verdict
 _VERDICT: Final = "verdict.json"
 
 
+def _save(verdict: Verdict, directory: Path) -> None:
+    text = json.dumps({**asdict(verdict), "status": verdict.status.value}, allow_nan=False)
+    (directory / _VERDICT).write_text(text, encoding="utf-8")
+
+
 def main(stage: str, directory: str, name: str) -> None:
     """Run one stage of the step ``name``, and leave its results in the directory for the next stage."""
     step, home = step_named(name), Path(directory)
@@ -41,11 +46,6 @@ def read_verdict(directory: Path) -> Verdict:
     """
     read = json.loads((directory / _VERDICT).read_text(encoding="utf-8"))
     return Verdict(Status(read["status"]), read["text"], read["details"])
-
-
-def _save(verdict: Verdict, directory: Path) -> None:
-    text = json.dumps({**asdict(verdict), "status": verdict.status.value}, allow_nan=False)
-    (directory / _VERDICT).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

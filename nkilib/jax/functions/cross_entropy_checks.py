@@ -27,27 +27,6 @@ from nkilib.jax.rows import axis_of, rows_shape
 from nkilib.nki import SIMULATED
 
 
-def checked_options(caller: str, function: Callable[..., Any], **keywords: Any) -> LossOptions:
-    """Return the options as Python numbers.
-
-    Args:
-        caller: the name that errors begin with.
-        function: the function that the options were passed to.
-        keywords: the options by name; missing ones get their default.
-
-    Raises:
-        TypeError: an unknown option; a value that is not a number, or not an integer for ``ignore_index``; an array of
-            JAX.
-        ValueError: a value out of range.
-    """
-    options = python_numbers(caller, function, LossOptions, keywords)
-    try:
-        check_options(caller, options)
-    except AssertionError as error:
-        raise ValueError(str(error)) from None
-    return options
-
-
 def python_numbers(caller: str, function: Callable[..., Any], group: type[Group], keywords: Mapping[str, Any]) -> Group:
     """Return options that are compiled into a kernel as an instance of ``group``, converted from numbers of Python or
     numpy.
@@ -71,59 +50,25 @@ def python_numbers(caller: str, function: Callable[..., Any], group: type[Group]
     return numbers(caller, function, group, keywords)
 
 
-def check_arguments(
-    input: Any, target: Any, weight: Any, options: LossOptions, reduction: Any, normalizer: Any, axis: Any
-) -> None:
-    """Check that the kernels can compute the loss of these arguments.
+def checked_options(caller: str, function: Callable[..., Any], **keywords: Any) -> LossOptions:
+    """Return the options as Python numbers.
+
+    Args:
+        caller: the name that errors begin with.
+        function: the function that the options were passed to.
+        keywords: the options by name; missing ones get their default.
 
     Raises:
-        TypeError: an argument is not an array, or has a type that the kernels do not take.
-        ValueError: shapes do not fit; unknown ``reduction``; no such axis; ``normalizer`` without a mean.
-        NotImplementedError: arrays are not where the kernels run.
+        TypeError: an unknown option; a value that is not a number, or not an integer for ``ignore_index``; an array of
+            JAX.
+        ValueError: a value out of range.
     """
-    for name, value in (("input", input), ("target", target), ("weight", weight)):
-        if not (isinstance(value, Array) or (name == "weight" and value is None)):
-            raise TypeError(
-                f"{CALLER}: {name} must be an array of JAX or numpy, got {type(value).__name__}; pass jnp.asarray(...)"
-            )
-    check_reduction(CALLER, reduction)
-    check_platforms(CALLER, {"input": input, "target": target, "weight": weight})
-    _check_logits(input, axis)
-    if target.shape == input.shape:
-        _check_probabilities(target, options)
-    else:
-        _check_indices(input, target, axis)
-    if weight is not None:
-        check_weight(CALLER, weight, input.shape[axis_of(input.shape, axis)])
-    check_normalizer(CALLER, normalizer, reduction)
-
-
-def check_range(caller: str, target: Array, ignore_index: int, num_classes: int) -> None:
-    """Check that every class exists, where values are known without waiting for a device.
-
-    Raises:
-        IndexError: for the first target outside [0, num_classes) that is not ``ignore_index``.
-    """
-    if not isinstance(target, np.ndarray) and not (SIMULATED and is_known(target) and target.is_fully_addressable):
-        return
-    position = first_out_of_range(target, ignore_index, num_classes)
-    if position is not None:
-        raise IndexError(
-            f"{caller}: target at position {list(position)} must be a class from 0 to {num_classes - 1} or "
-            f"ignore_index, {ignore_index}, got {int(np.asarray(target)[position])}"
-        )
-
-
-def check_outputs(caller: str, num_classes: int) -> None:
-    """Check that the number of classes allows ``return_outputs``: the argmax counts classes in float32.
-
-    Raises:
-        ValueError: there are more than 2^24.
-    """
-    if num_classes > ARGMAX_COLUMNS_MAX:
-        raise ValueError(
-            f"{caller}: return_outputs is for at most {ARGMAX_COLUMNS_MAX} classes, got {num_classes}; leave it off"
-        )
+    options = python_numbers(caller, function, LossOptions, keywords)
+    try:
+        check_options(caller, options)
+    except AssertionError as error:
+        raise ValueError(str(error)) from None
+    return options
 
 
 def check_weight(caller: str, weight: Array, classes: int) -> None:
@@ -207,4 +152,59 @@ def _check_indices(input: Array, target: Array, axis: int) -> None:
         raise TypeError(
             f"{CALLER}: class indices must be integers, got {target.dtype} for labels of shape {target.shape}; cast "
             f"them, as with .astype(jnp.int32){others if jnp.issubdtype(target.dtype, jnp.floating) else ''}"
+        )
+
+
+def check_arguments(
+    input: Any, target: Any, weight: Any, options: LossOptions, reduction: Any, normalizer: Any, axis: Any
+) -> None:
+    """Check that the kernels can compute the loss of these arguments.
+
+    Raises:
+        TypeError: an argument is not an array, or has a type that the kernels do not take.
+        ValueError: shapes do not fit; unknown ``reduction``; no such axis; ``normalizer`` without a mean.
+        NotImplementedError: arrays are not where the kernels run.
+    """
+    for name, value in (("input", input), ("target", target), ("weight", weight)):
+        if not (isinstance(value, Array) or (name == "weight" and value is None)):
+            raise TypeError(
+                f"{CALLER}: {name} must be an array of JAX or numpy, got {type(value).__name__}; pass jnp.asarray(...)"
+            )
+    check_reduction(CALLER, reduction)
+    check_platforms(CALLER, {"input": input, "target": target, "weight": weight})
+    _check_logits(input, axis)
+    if target.shape == input.shape:
+        _check_probabilities(target, options)
+    else:
+        _check_indices(input, target, axis)
+    if weight is not None:
+        check_weight(CALLER, weight, input.shape[axis_of(input.shape, axis)])
+    check_normalizer(CALLER, normalizer, reduction)
+
+
+def check_range(caller: str, target: Array, ignore_index: int, num_classes: int) -> None:
+    """Check that every class exists, where values are known without waiting for a device.
+
+    Raises:
+        IndexError: for the first target outside [0, num_classes) that is not ``ignore_index``.
+    """
+    if not isinstance(target, np.ndarray) and not (SIMULATED and is_known(target) and target.is_fully_addressable):
+        return
+    position = first_out_of_range(target, ignore_index, num_classes)
+    if position is not None:
+        raise IndexError(
+            f"{caller}: target at position {list(position)} must be a class from 0 to {num_classes - 1} or "
+            f"ignore_index, {ignore_index}, got {int(np.asarray(target)[position])}"
+        )
+
+
+def check_outputs(caller: str, num_classes: int) -> None:
+    """Check that the number of classes allows ``return_outputs``: the argmax counts classes in float32.
+
+    Raises:
+        ValueError: there are more than 2^24.
+    """
+    if num_classes > ARGMAX_COLUMNS_MAX:
+        raise ValueError(
+            f"{caller}: return_outputs is for at most {ARGMAX_COLUMNS_MAX} classes, got {num_classes}; leave it off"
         )

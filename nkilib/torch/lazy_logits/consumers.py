@@ -36,31 +36,6 @@ _consumes: Final = registering(CONSUMERS)
 _OfOperands = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, ...]]
 
 
-def _results(logits: LazyLogits, target: Tensor, function: _OfOperands) -> tuple[Tensor, ...]:
-    """Return the results of a function of the operands of the logits, without autocast, whose dtype of products is
-    :func:`_compute_dtype`.
-    """
-    form, call = logits.form, logits.call
-    call.check_unchanged()
-    device = logits.device
-    with ExitStack() as stack:
-        stack.enter_context(_without_autocast(device))
-        if form.is_detached or not call.mode.is_grad_enabled:
-            stack.enter_context(torch.no_grad())
-        hidden = _features_last(form)
-        if len(form.terms) == 1:
-            layer = form.terms[0].layer
-
-            def of_head(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-                return function(
-                    hidden, target, *_kept_classes(form, whole(weight), None if bias is None else whole(bias))
-                )
-
-            return results_in_forward(layer, hidden, target, of_head)
-        weight = torch.cat([whole(term.layer.weight) for term in form.terms], dim=1)
-        return function(hidden, target, *_kept_classes(form, weight, _sum_of_biases(form)))
-
-
 def _features_last(form: Form) -> Tensor:
     """Return the hidden states [..., D] of all terms, with their features beside each other."""
     parts = [term.hidden if term.factor == 1.0 else term.hidden * term.factor for term in form.terms]
@@ -86,6 +61,31 @@ def _kept_classes(form: Form, weight: Tensor, bias: Tensor | None) -> tuple[Tens
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context without autocast: its dtype is that of the call of the output layer, not of the loss."""
     return ExitStack() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)
+
+
+def _results(logits: LazyLogits, target: Tensor, function: _OfOperands) -> tuple[Tensor, ...]:
+    """Return the results of a function of the operands of the logits, without autocast, whose dtype of products is
+    :func:`_compute_dtype`.
+    """
+    form, call = logits.form, logits.call
+    call.check_unchanged()
+    device = logits.device
+    with ExitStack() as stack:
+        stack.enter_context(_without_autocast(device))
+        if form.is_detached or not call.mode.is_grad_enabled:
+            stack.enter_context(torch.no_grad())
+        hidden = _features_last(form)
+        if len(form.terms) == 1:
+            layer = form.terms[0].layer
+
+            def of_head(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+                return function(
+                    hidden, target, *_kept_classes(form, whole(weight), None if bias is None else whole(bias))
+                )
+
+            return results_in_forward(layer, hidden, target, of_head)
+        weight = torch.cat([whole(term.layer.weight) for term in form.terms], dim=1)
+        return function(hidden, target, *_kept_classes(form, weight, _sum_of_biases(form)))
 
 
 def _compute_dtype(logits: LazyLogits) -> torch.dtype | None:

@@ -70,6 +70,22 @@ class FusedCalls:
             self.fused[function] = self.fused.get(function, 0) + 1
 
 
+def _users_place(function: str) -> Place:
+    """Return the place of the nearest caller outside of torch and nkilib."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_LIBRARIES):
+        frame = frame.f_back
+    return Place(function, frame.f_code.co_filename, frame.f_lineno)
+
+
+def _message(function: str, num_bytes: int, place: Place | None) -> str:
+    where = "in a graph of torch.compile" if place is None else f"at {place.file}:{place.line}"
+    return (
+        f"{FUSE}: {function} {where} needs logits, {num_bytes:,} bytes, which are computed as without {FUSE}; compute "
+        f"from the output layer's hidden states what is needed, or pass on_compute='ignore' if this is meant"
+    )
+
+
 @dataclass(eq=False)
 class FusedOptions:
     """Options of ``fuse_linear_loss``, and what its layer did so far.
@@ -130,19 +146,3 @@ class FusedOptions:
         if self.on_compute == "warn" and is_new:
             message = _message(function, num_bytes, place)
             warnings.warn_explicit(message, LogitsComputedWarning, place.file, place.line, registry={})
-
-
-def _users_place(function: str) -> Place:
-    """Return the place of the nearest caller outside of torch and nkilib."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_LIBRARIES):
-        frame = frame.f_back
-    return Place(function, frame.f_code.co_filename, frame.f_lineno)
-
-
-def _message(function: str, num_bytes: int, place: Place | None) -> str:
-    where = "in a graph of torch.compile" if place is None else f"at {place.file}:{place.line}"
-    return (
-        f"{FUSE}: {function} {where} needs logits, {num_bytes:,} bytes, which are computed as without {FUSE}; compute "
-        f"from the output layer's hidden states what is needed, or pass on_compute='ignore' if this is meant"
-    )

@@ -44,14 +44,6 @@ def is_sharded(*parameters: Tensor | None) -> bool:
     return any(hasattr(parameter, _STATUS) for parameter in parameters)
 
 
-def gathered_results(
-    recipe: Recipe[_Results_co], gathered: Gathering, operands: Operands, layers: Layers
-) -> _Results_co:
-    """Return the results of a recipe for whole weights, whose backward gathers the weights again."""
-    results: _Results_co = _Gathered.apply(recipe, gathered, layers, *operands)  # type: ignore[no-untyped-call]
-    return results
-
-
 @dataclass(frozen=True)
 class _OfParameter:
     """A placeholder that a graph keeps in place of a saved tensor that shares the memory of a parameter.
@@ -154,3 +146,11 @@ class _Gathered(torch.autograd.Function):
                 gradients = torch.autograd.grad(results, ctx.leaves, grads, retain_graph=True, allow_unused=True)
         of_leaves = iter(gradients)
         return (*(next(of_leaves) if needed else None for needed in ctx.needs_input_grad),)
+
+
+def gathered_results(
+    recipe: Recipe[_Results_co], gathered: Gathering, operands: Operands, layers: Layers
+) -> _Results_co:
+    """Return the results of a recipe for whole weights, whose backward gathers the weights again."""
+    results: _Results_co = _Gathered.apply(recipe, gathered, layers, *operands)  # type: ignore[no-untyped-call]
+    return results

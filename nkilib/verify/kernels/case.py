@@ -53,6 +53,51 @@ Names = Sequence[str] | Callable[[Mapping[str, Any]], Sequence[str]]
 
 
 @dataclass(frozen=True)
+class JudgedResult:
+    """A result compared with float64 and the simulator.
+
+    Attributes:
+        name: the name of the result.
+        wrong: a message about what is not as expected; empty if everything is.
+        worst: the largest ratio of an element's error to its bound; None if there is no reference.
+        distance: the distance from the simulator's result; None if shape or type differ.
+    """
+
+    name: str
+    wrong: str
+    worst: float | None
+    distance: Distance | None
+
+    def __str__(self) -> str:
+        error = "" if self.worst is None else f"error {self.worst:.3g} of its bound, "
+        return f"{error}{self.distance}" if self.distance is not None else "of another shape or type"
+
+    def details(self) -> dict[str, Any]:
+        """Return the details for the report in JSON, which has no infinite number."""
+        worst = None if self.worst is None or not np.isfinite(self.worst) else self.worst
+        details: dict[str, Any] = {"worst_error_over_bound": worst, "wrong": self.wrong}
+        if self.distance is not None:
+            details |= {"same_bits_as_simulator": self.distance.same_bits, "most_ulp": self.distance.most_ulp}
+        return details
+
+
+def judged(name: str, came: Array, simulated: Array, reference: Reference | None) -> JudgedResult:
+    """Compare a result with the simulator's result and with the reference."""
+    came = typed(came, simulated)
+    if (came.shape, came.dtype) != (simulated.shape, simulated.dtype):
+        wrong = f"{name}: {came.dtype}{list(came.shape)} came, {simulated.dtype}{list(simulated.shape)} was expected"
+        return JudgedResult(name, wrong, None, None)
+    worst = None if reference is None else reference.worst_error(came)
+    difference = class_difference(came, simulated)
+    wrong = ""
+    if difference is not None:
+        wrong = f"{name}: {difference} by the simulator"
+    elif worst is not None and not worst <= 1.0:
+        wrong = f"{name}: the error is {worst:.3g} times what float32 explains, beside float64"
+    return JudgedResult(name, wrong, worst, distance(came, simulated))
+
+
+@dataclass(frozen=True)
 class Case(Step):
     """A launch of a kernel.
 
@@ -120,48 +165,3 @@ class Case(Step):
             and name != self.written
             and observation.arrays[argument_name(name)].tobytes() != value.tobytes()
         ]
-
-
-@dataclass(frozen=True)
-class JudgedResult:
-    """A result compared with float64 and the simulator.
-
-    Attributes:
-        name: the name of the result.
-        wrong: a message about what is not as expected; empty if everything is.
-        worst: the largest ratio of an element's error to its bound; None if there is no reference.
-        distance: the distance from the simulator's result; None if shape or type differ.
-    """
-
-    name: str
-    wrong: str
-    worst: float | None
-    distance: Distance | None
-
-    def __str__(self) -> str:
-        error = "" if self.worst is None else f"error {self.worst:.3g} of its bound, "
-        return f"{error}{self.distance}" if self.distance is not None else "of another shape or type"
-
-    def details(self) -> dict[str, Any]:
-        """Return the details for the report in JSON, which has no infinite number."""
-        worst = None if self.worst is None or not np.isfinite(self.worst) else self.worst
-        details: dict[str, Any] = {"worst_error_over_bound": worst, "wrong": self.wrong}
-        if self.distance is not None:
-            details |= {"same_bits_as_simulator": self.distance.same_bits, "most_ulp": self.distance.most_ulp}
-        return details
-
-
-def judged(name: str, came: Array, simulated: Array, reference: Reference | None) -> JudgedResult:
-    """Compare a result with the simulator's result and with the reference."""
-    came = typed(came, simulated)
-    if (came.shape, came.dtype) != (simulated.shape, simulated.dtype):
-        wrong = f"{name}: {came.dtype}{list(came.shape)} came, {simulated.dtype}{list(simulated.shape)} was expected"
-        return JudgedResult(name, wrong, None, None)
-    worst = None if reference is None else reference.worst_error(came)
-    difference = class_difference(came, simulated)
-    wrong = ""
-    if difference is not None:
-        wrong = f"{name}: {difference} by the simulator"
-    elif worst is not None and not worst <= 1.0:
-        wrong = f"{name}: the error is {worst:.3g} times what float32 explains, beside float64"
-    return JudgedResult(name, wrong, worst, distance(came, simulated))

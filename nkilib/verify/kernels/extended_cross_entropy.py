@@ -152,14 +152,6 @@ def backward_references(arguments: Mapping[str, Any]) -> References:
     return {"gradient": Reference(exact, bound)}
 
 
-def shard_backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return the columns of :func:`backward_references` that belong to a shard, from the launch on all classes."""
-    (expected,) = backward_references(_whole(arguments)).values()
-    if expected.bound is None:
-        raise AssertionError("the gradient has a bound")
-    return {"gradient": Reference(expected.exact[:, _SHARD_FIRST:], expected.bound[:, _SHARD_FIRST:])}
-
-
 def _whole(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the launch on all classes that a shard's launch is a part of."""
     type_name = arguments["logits_hbm"].dtype.name
@@ -168,6 +160,14 @@ def _whole(arguments: Mapping[str, Any]) -> dict[str, Any]:
         "logits_hbm": inputs.logits(POSITIONS, CLASSES, type_name),
         "class_weight_hbm": inputs.class_weights(CLASSES),
     }
+
+
+def shard_backward_references(arguments: Mapping[str, Any]) -> References:
+    """Return the columns of :func:`backward_references` that belong to a shard, from the launch on all classes."""
+    (expected,) = backward_references(_whole(arguments)).values()
+    if expected.bound is None:
+        raise AssertionError("the gradient has a bound")
+    return {"gradient": Reference(expected.exact[:, _SHARD_FIRST:], expected.bound[:, _SHARD_FIRST:])}
 
 
 def _forward(type_name: str, **options: Any) -> dict[str, Any]:

@@ -93,6 +93,11 @@ def shown(observation: Observation, names: Sequence[str]) -> str:
     return "; ".join(parts)
 
 
+def row(*values: float) -> Array:
+    """Return float32 values as [1, n]."""
+    return np.array([values], np.float32)
+
+
 @dataclass(frozen=True)
 class Probe(Step):
     """A question that a launch answers.
@@ -160,11 +165,6 @@ class Probe(Step):
     def confirmed(self, observation: Observation) -> Reading | None:
         """Return the first reading that explains a launch; None if none does."""
         return next((reading for reading in self.readings if reading.explains(observation, self.tolerance)), None)
-
-
-def row(*values: float) -> Array:
-    """Return float32 values as [1, n]."""
-    return np.array([values], np.float32)
 
 
 def integer_row(*values: int) -> Array:
