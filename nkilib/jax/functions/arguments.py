@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Checks of the arguments of ``cross_entropy``, of which the functions of hidden states share several.
+"""The arguments of the functions: the checks of ``cross_entropy``, of which all functions share several, and targets as
+int32.
 
-:func:`checked_options` and :func:`python_numbers` check the options, and :func:`check_arguments` the shapes and types
-of the arrays. :func:`check_range` checks the values of targets, where these are known. :func:`check_weight`,
-:func:`check_normalizer` and :func:`check_outputs` check one argument each.
+- :func:`checked_options` and :func:`python_numbers` check the options, and :func:`check_arguments` the shapes and types
+  of the arrays. :func:`check_range` checks the values of targets, where these are known. :func:`check_weight`,
+  :func:`check_normalizer` and :func:`check_outputs` check one argument each.
+- :func:`class_indices` and :func:`narrowed` convert targets to int32: a class, :data:`IGNORED` or :data:`OUT_OF_RANGE`.
+- :data:`TILE_DTYPES` are the types of logits and operands that kernels take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +24,73 @@ import numpy as np
 from nkilib.core.host.options import Group, check_reduction, numbers, options_of
 from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, check_options
-from nkilib.jax.functions.cross_entropy_derivative import CALLER, TILE_DTYPES, Array, first_out_of_range
 from nkilib.jax.launching import check_platforms, is_known
 from nkilib.jax.rows import axis_of, rows_shape
-from nkilib.nki import SIMULATED
+from nkilib.nki import SIMULATED, nl
+
+# The function that messages about logits name.
+CALLER: Final = "cross_entropy"
+
+Array: TypeAlias = jax.Array | np.ndarray
+
+# The types of logits that kernels take; tiles have the same type.
+TILE_DTYPES: Final = {
+    jnp.dtype(jnp.bfloat16): nl.bfloat16,
+    jnp.dtype(jnp.float16): nl.float16,
+    jnp.dtype(jnp.float32): nl.float32,
+}
+
+# The target of an ignored position, whatever the caller's ignore_index is.
+IGNORED: Final = -100
+# The target for a class that does not exist. A compiled program cannot raise errors for values: its loss is NaN.
+OUT_OF_RANGE: Final = -1
+
+
+def _is_class(target: Array, num_classes: int) -> Array:
+    """Tell which targets are classes, compared in the type of the targets, which may not hold the number of classes."""
+    last = min(num_classes - 1, np.iinfo(target.dtype).max)
+    return (target >= 0) & (target <= target.dtype.type(last))
+
+
+def _is(target: Array, value: int) -> Array:
+    info = np.iinfo(target.dtype)
+    if not info.min <= value <= info.max:
+        return target != target  # nowhere
+    return target == target.dtype.type(value)
+
+
+def class_indices(target: Array, ignore_index: int, num_classes: int) -> Array:
+    """Convert targets to int32: a class, ``IGNORED`` or ``OUT_OF_RANGE``. The result is numpy's if the target is.
+
+    A plain cast would bring 2^32 + 3 into range.
+
+    Args:
+        target: class indices of any shape and integer type.
+        ignore_index: the caller's index of ignored positions, any integer.
+        num_classes: V.
+    """
+    of = np if isinstance(target, np.ndarray) else jnp
+    is_class = _is_class(target, num_classes)
+    kept = of.where(is_class, of.where(is_class, target, 0).astype(np.int32), np.int32(OUT_OF_RANGE))
+    return of.where(_is(target, ignore_index), np.int32(IGNORED), kept)
+
+
+def first_out_of_range(target: Array, ignore_index: int, num_classes: int) -> tuple[int, ...] | None:
+    """Return the index in ``target`` of the first class that is out of range, or None. Values are read."""
+    values = np.asarray(target)
+    outside = ~(_is_class(values, num_classes) | _is(values, ignore_index))
+    if not outside.any():
+        return None
+    return tuple(int(axis[0]) for axis in np.nonzero(np.atleast_1d(outside)))[: values.ndim]
+
+
+def narrowed(target: Array, ignore_index: int, classes: int) -> tuple[Array, bool]:
+    """Convert numpy targets to int32 class indices, before JAX would cut 64-bit integers down to 32 bits, and return
+    them with True; return targets of JAX unchanged, with False.
+    """
+    if isinstance(target, np.ndarray):
+        return class_indices(target, ignore_index, classes), True
+    return target, False
 
 
 def python_numbers(caller: str, function: Callable[..., Any], group: type[Group], keywords: Mapping[str, Any]) -> Group:
