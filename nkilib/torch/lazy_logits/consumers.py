@@ -26,8 +26,9 @@ from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_
 from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.functions.output_layer import results_in_forward
-from nkilib.torch.lazy_logits.form import Form, Kind, registering
+from nkilib.torch.lazy_logits.form import Form, Kind
 from nkilib.torch.lazy_logits.logits import CONSUMERS, LazyLogits, whole
+from nkilib.torch.lazy_logits.transformations import registering
 
 _IGNORED: Final = -100
 _consumes: Final = registering(CONSUMERS)

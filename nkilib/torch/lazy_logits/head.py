@@ -30,7 +30,7 @@ from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limi
 from nkilib.torch.functions.output_layer import class_before_sharding, has_only_hooks_of_fsdp, is_fully_sharded
 from nkilib.torch.lazy_logits.form import Form, Term
 from nkilib.torch.lazy_logits.logits import CALLER, HeadCall, LazyLogits, Mode, versions_of
-from nkilib.torch.lazy_logits.options import CHOICES, FUSE, FusedCalls, FusedOptions, LogitsComputedWarning
+from nkilib.torch.lazy_logits.record import CHOICES, FUSE, FusedCalls, FusedOptions, LogitsComputedWarning
 
 # The attributes of a layer that are set while it is fused. The second is what torch calls around the forward.
 _FORWARD: Final = "forward"

@@ -5,8 +5,8 @@
 
 Every function of torch that gets the object arrives at :meth:`LazyLogits.__torch_function__`, and every method at
 :func:`_called`. Both call :func:`_applied`, which does the first that is possible: record a function whose result is a
-form of logits again (``form.RECORDED``), run a kernel on hidden states and weights (:data:`CONSUMERS`), or compute the
-logits, by the very functions that were called on the object so far, and go on with the tensor.
+form of logits again (``transformations.RECORDED``), run a kernel on hidden states and weights (:data:`CONSUMERS`), or
+compute the logits, by the very functions that were called on the object so far, and go on with the tensor.
 
 :class:`HeadCall` is the call of the output layer that the objects come from, :class:`Mode` the state of torch in it.
 """
@@ -29,8 +29,9 @@ from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.checks import Caller, autocast_dtype, dtensor
 from nkilib.torch.functions.output_layer import results_in_forward
 from nkilib.torch.functions.vocab_parallel.linear_placement import averaged
-from nkilib.torch.lazy_logits.form import RECORDED, Form, Handler, Term
-from nkilib.torch.lazy_logits.options import FUSE, FusedOptions
+from nkilib.torch.lazy_logits.form import Form, Term
+from nkilib.torch.lazy_logits.record import FUSE, FusedOptions
+from nkilib.torch.lazy_logits.transformations import RECORDED, Handler
 
 CALLER: Final = Caller(FUSE, "the input of the output layer", "hidden states", "the logits of the model")
 # By name, the functions of torch that kernels compute. The module ``consumers`` fills it.

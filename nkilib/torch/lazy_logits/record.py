@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The state of a fused output layer: the options of ``fuse_linear_loss``, and the record of its calls.
+"""The record of a fused output layer: what ran without logits, where they were computed, and the options that say what
+happens then.
 
-:class:`FusedOptions` holds both. The record (:class:`FusedCalls`) counts what ran without logits, and each
-:class:`Place` where logits were computed after all, of which a :class:`LogitsComputedWarning` tells.
+The record (:class:`FusedCalls`) counts the functions that ran without logits, and each :class:`Place` where logits were
+computed after all, of which a :class:`LogitsComputedWarning` tells. :class:`FusedOptions` holds it beside the options
+of ``fuse_linear_loss``.
 """
 
 from __future__ import annotations
