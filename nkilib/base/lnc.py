@@ -3,6 +3,11 @@
 
 """The number of cores of a launch. This is the one place that decides it, for simulator, wrappers and ``doctor`` alike.
 
+- :func:`of_variable` and :func:`of_flags` read the settings of the environment, :class:`LncSettings` holds them.
+- :func:`of_kernel`, :func:`of_compiler` and :func:`launch_cores` tell the cores of any launch.
+- :func:`library_grid` and :func:`library_launch` choose those of this library's kernels, and :func:`explanation`
+  describes both.
+
 A logical NeuronCore (LNC) is one physical core or two. A kernel takes its size from the launch grid, ``kernel[2]``, or
 from ``NEURON_LOGICAL_NC_CONFIG``, or else is made for one core. The Neuron compiler takes it from ``--lnc`` in
 ``NEURON_CC_FLAGS``, or from the variable, or else compiles for two on trn2 and later. Earlier NKI releases do not
@@ -11,8 +16,8 @@ the launch if they disagree.
 
 It imports nothing of this library, so that every part of the library can use it.
 
-Source: ``nki/api/generated/nki.jit``, ``nki/get-started/about/lnc`` and ``compiler/error-codes/EVRF066`` of Neuron
-SDK 2.33.1, ``about-neuron/arch/neuron-features/logical-neuroncore-config``.
+Source: ``nki/api/generated/nki.jit``, ``nki/get-started/about/lnc`` and ``compiler/error-codes/EVRF066`` of Neuron SDK
+2.33.1, ``about-neuron/arch/neuron-features/logical-neuroncore-config``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry of losses as tables for docs/reference/losses.md.
+"""The registry of losses as tables for docs/reference/losses.md: formulas, guarantees, bounds of errors, edges, and
+modelled times.
 
-``python -m nkilib.cli.losses`` prints the tables, with modelled times.
+``python -m nkilib.cli.losses`` prints the tables.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClockTimes:
     """The times that a clock measured.
 
     Attributes:
@@ -264,7 +264,7 @@ class Profiler:
 CLOCKS: Final[Sequence[Clock]] = (Nrtpy(), Profiler("neuron-explorer"), Profiler("neuron-profile"))
 
 
-def measured(programs: Sequence[Program], directory: Path, clocks: Sequence[Clock] = CLOCKS) -> Reading:
+def measured(programs: Sequence[Program], directory: Path, clocks: Sequence[Clock] = CLOCKS) -> ClockTimes:
     """Time every program by the first clock that answers for all of them."""
     refusals = {}
     for clock in clocks:
@@ -273,8 +273,8 @@ def measured(programs: Sequence[Program], directory: Path, clocks: Sequence[Cloc
         except Exception as error:  # whatever a package or a tool that was never seen raises
             refusals[clock.name] = f"{type(error).__name__}: {error}"
         else:
-            return Reading(clock.name, seconds, refusals)
-    return Reading(refusals=refusals)
+            return ClockTimes(clock.name, seconds, refusals)
+    return ClockTimes(refusals=refusals)
 
 
 def wall_times(launch: Timed) -> Array:
