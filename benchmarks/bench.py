@@ -4,7 +4,8 @@
 """Time and memory of the simulated cross-entropy: ``python -m benchmarks.bench`` or ``make bench``.
 
 Time is a ratio to torch's cross-entropy on the same CPU, memory a growth of the resident set beyond the arrays. The
-time of a profile is a ratio to that of the plain run.
+time of a profile is a ratio to that of the plain run. With ``--tune`` several tunings are tried first, and each pass
+runs with its fastest.
 """
 
 from __future__ import annotations
