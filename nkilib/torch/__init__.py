@@ -77,7 +77,7 @@ from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cros
 from nkilib.torch.functions.vocab_parallel.linear_functional import vocab_parallel_linear_cross_entropy
 from nkilib.torch.lazy_logits.head import Undo, fuse_linear_loss, fused_calls
 from nkilib.torch.lazy_logits.logits import LazyLogits
-from nkilib.torch.lazy_logits.options import FusedCalls, LogitsComputedWarning
+from nkilib.torch.lazy_logits.record import FusedCalls, LogitsComputedWarning
 from nkilib.torch.losses.indexed import int32_targets
 
 __all__ = [
