@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from nkilib.core.plan_limits import PlanLimits, shrunk
 from nkilib.experimental.loss import (
     extended_cross_entropy_backward,
     extended_cross_entropy_forward,
@@ -188,12 +189,27 @@ def test_hidden_states(dtype: Any, scale: tuple[float, float | None]) -> None:
     launched(problem).check()
 
 
-@pytest.mark.parametrize("name", ["all", "class weights"])
+@pytest.mark.parametrize("name", ["all", "weights, smoothing"])
 def test_hidden_states_with_options(name: str) -> None:
     problem = with_options(problem_of("30% ignored", Sizes(140, 64, 300, BF16)), name)
     problem = replace(problem, options=replace(problem.options, temperature=mixed(140)))
     launch_checks.check(problem, launch_checks.Launch(1, None, 128, SCORES))
     backward_launched(problem, given_to(problem)).check()
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_positions_in_parts(each: bool) -> None:
+    """More positions than a part has: each part has its own temperatures, or the one of all."""
+    problem = problem_of("normal", Sizes(400, 32, 300, FP32))
+    temperature = mixed(400) if each else np.full(1, 0.7, np.float32)
+    problem = replace(problem, options=replace(problem.options, temperature=temperature))
+    whole = backward_launched(problem, given_to(problem))
+    with shrunk(PlanLimits(positions=256)):
+        split = backward_launched(problem, given_to(problem))
+    np.testing.assert_array_equal(whole.found["input"], split.found["input"])
+    whole.check()
+    launch_checks.check(problem, launch_checks.Launch(2, 128, 128))
+    launched(problem, scratch_bytes=128 * 300 * 4).check()
 
 
 def test_the_bounds_refuse_other_gradients() -> None:
