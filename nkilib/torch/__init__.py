@@ -57,10 +57,12 @@ from nkilib.torch.functions.likelihood import (
 )
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_cross_entropy.modules import LinearCrossEntropyLoss
-from nkilib.torch.functions.linear_distillation.functional import LinearDistillationLoss, linear_distillation_loss
-from nkilib.torch.functions.linear_distillation.operators import LinearDistillationOutputs
-from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
-from nkilib.torch.functions.linear_token_scores.operators import LinearTokenScores
+from nkilib.torch.functions.linear_distillation.functional import (
+    LinearDistillationLoss,
+    LinearDistillationOutputs,
+    linear_distillation_loss,
+)
+from nkilib.torch.functions.linear_token_scores.functional import LinearTokenScores, linear_token_scores
 from nkilib.torch.functions.regression import (
     HuberLoss,
     L1Loss,

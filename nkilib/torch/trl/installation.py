@@ -22,8 +22,7 @@ from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN, L
 from nkilib.torch.dispatch.checks import autocast_dtype
 from nkilib.torch.dispatch.devices import NATIVE_DEVICE
 from nkilib.torch.functions.linear_distillation.checks import most_hidden_bytes
-from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
-from nkilib.torch.functions.linear_distillation.operators import LinearDistillationOutputs
+from nkilib.torch.functions.linear_distillation.functional import LinearDistillationOutputs, linear_distillation_loss
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.replacement import checked_devices, warn_without_effect
 from nkilib.torch.trl.contract import (

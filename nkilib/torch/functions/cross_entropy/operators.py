@@ -4,7 +4,7 @@
 """The operators ``torch.ops.nkilib.cross_entropy_*``, their results and their derivative.
 
 - :data:`FORWARD`, ``cross_entropy_forward``: the loss and the scores of each position;
-- :data:`STATISTICS`, ``cross_entropy_shard_statistics``: what a shard of the vocabulary adds to them;
+- :data:`SHARD_STATISTICS`, ``cross_entropy_shard_statistics``: what a shard of the vocabulary adds to them;
 - :data:`BACKWARD`, ``cross_entropy_backward``: the gradient of the logits, of all classes or of a shard's.
 
 Rows are positions: logits [N, V], targets [N] of any integer type or class probabilities [N, V]. PyTorch's shapes and
@@ -217,7 +217,7 @@ def statistics_outputs(vocabulary: Callable[[Call], int]) -> tuple[Output, ...]:
 
 
 # Results: ShardStatistics.
-STATISTICS: Final = register(
+SHARD_STATISTICS: Final = register(
     Operator(
         "cross_entropy_shard_statistics",
         inputs=(_LOGITS, _TARGET, _CLASS_WEIGHT),

@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The operators ``torch.ops.nkilib.linear_cross_entropy_*`` and their derivatives.
+"""The operators ``torch.ops.nkilib.linear_cross_entropy_*``, their options and their derivative.
 
-Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. PyTorch's shapes and reductions
-are implemented in :mod:`.functional`.
+- :data:`FORWARD`: the loss and the scores of each position; :data:`BACKWARD`, :data:`BACKWARD_ADDING`: the gradients,
+  the weight's returned or added to ``grad_weight_sum``; :data:`DERIVATIVE` joins the three;
+- :data:`WITH_GRADIENTS`: loss and gradients in a single launch;
+- :data:`SHARD_STATISTICS`, :data:`SHARD_BACKWARD`, :data:`SHARD_BACKWARD_ADDING`: the same for a part of the classes.
+  They return in float32 what is summed over the parts: statistics of the positions, and the gradient of the input;
+- :class:`Product`, :class:`WantedGradients`, :class:`Scratch`: options beside those of the loss.
+
+Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. The public names are for the
+operators of other functions of hidden states, which describe theirs by the same inputs, outputs and arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -24,10 +31,11 @@ from nkilib.torch.dispatch.autograd import differentiate, differentiate_by_resul
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
-from nkilib.torch.functions.cross_entropy.operators import Wanted, entropy_if_given
+from nkilib.torch.functions.cross_entropy.operators import Columns, Sums, Wanted, entropy_if_given, statistics_outputs
 from nkilib.torch.losses.indexed import check_range, is_ignored, kernel_target
 
 LINEAR: Final = Caller("linear_cross_entropy", "input", "input", "torch.nn.functional.linear_cross_entropy")
+VOCAB_PARALLEL_LINEAR: Final = Caller("vocab_parallel_linear_cross_entropy", "input", "input", LINEAR.instead)
 # The dtypes of input, weight and products, and their names.
 DTYPE_NAMES: Final = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float16: "float16"}
 DTYPES: Final = tuple(DTYPE_NAMES)
@@ -40,6 +48,15 @@ class WantedGradients:
     grad_input_wanted: bool = True
     grad_weight_wanted: bool = True
     grad_bias_wanted: bool = True
+
+
+def wanted_gradients(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> WantedGradients | None:
+    """Return the gradients that a backward would need; None if it would need none."""
+    if not torch.is_grad_enabled():
+        return None
+    of_bias = linear_bias is not None and linear_bias.requires_grad
+    wanted = WantedGradients(input.requires_grad, linear_weight.requires_grad, of_bias)
+    return wanted if wanted != WantedGradients(False, False, False) else None
 
 
 @dataclass(frozen=True)
@@ -89,7 +106,8 @@ def vocabulary(call: Call) -> int:
 
 def _check_classes(call: Call) -> None:
     """Reject class indices out of range."""
-    check_range(str(LINEAR), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
+    caller = LINEAR if call.options.get("num_classes") is None else VOCAB_PARALLEL_LINEAR
+    check_range(str(caller), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
 
 
 def compute_dtype_argument(call: Call) -> dict[str, Any]:
@@ -275,8 +293,69 @@ WITH_GRADIENTS: Final = register(
     )
 )
 
-
-# A second launch computes the gradients, or the forward has returned them already.
-
 DERIVATIVE: Final = differentiate(FORWARD, BACKWARD, adding=BACKWARD_ADDING)
 differentiate_by_results(WITH_GRADIENTS)
+
+
+def _shard_statistics_arguments(call: Call) -> dict[str, Any]:
+    return {**shared_arguments(call), "with_target": True, "with_log_sum": True}
+
+
+# Results: :class:`~nkilib.torch.functions.cross_entropy.operators.ShardStatistics`.
+SHARD_STATISTICS: Final = register(
+    replace(
+        FORWARD,
+        name="linear_cross_entropy_shard_statistics",
+        inputs=FORWARD.inputs[:-1],  # the backward of a shard writes to no input of this operator
+        options=(LossOptions, Product, Columns, Wanted),
+        without=(*BACKWARD.without, "with_logprob", "lse_square_scale"),  # which take all shards
+        outputs=statistics_outputs(vocabulary),
+        arguments=_shard_statistics_arguments,
+    )
+)
+
+
+def _shard_backward_arguments(call: Call) -> dict[str, Any]:
+    return {**backward_arguments(call), "grad_input_float32": True}
+
+
+def unrounded(output: Output) -> Output:
+    """Return the output ``grad_input`` in float32, because it is summed over the ranks; any other output unchanged."""
+    return replace(output, dtype=torch.float32) if output.name == "grad_input" else output
+
+
+_TARGET_WEIGHT: Final = Input("target_weight", is_optional=True)
+
+
+def _with_target_weight(operator: Operator) -> tuple[Input, ...]:
+    """Return the inputs of a shard's backward: those of ``operator``, which is for the whole weight, with
+    ``target_weight`` inserted before the inputs for the entropy.
+    """
+    first = operator.inputs[: -len(OF_ENTROPY)]
+    return (*first, _TARGET_WEIGHT, *OF_ENTROPY)
+
+
+_SHARD_BACKWARD_OPTIONS: Final = (LossOptions, Product, Columns, Sums, WantedGradients)
+
+SHARD_BACKWARD: Final = register(
+    replace(
+        BACKWARD,
+        name="linear_cross_entropy_shard_backward",
+        inputs=_with_target_weight(BACKWARD),
+        options=_SHARD_BACKWARD_OPTIONS,
+        outputs=tuple(unrounded(result) for result in BACKWARD.outputs),
+        arguments=_shard_backward_arguments,
+    )
+)
+
+# Adds the gradient of the weight to ``grad_weight_sum`` instead of returning it.
+SHARD_BACKWARD_ADDING: Final = register(
+    replace(
+        BACKWARD_ADDING,
+        name="linear_cross_entropy_shard_backward_adding",
+        inputs=_with_target_weight(BACKWARD_ADDING),
+        options=_SHARD_BACKWARD_OPTIONS,
+        outputs=tuple(unrounded(result) for result in BACKWARD_ADDING.outputs),
+        arguments=_shard_backward_arguments,
+    )
+)

@@ -24,7 +24,7 @@ from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.functions.cross_entropy.operators import (
     BACKWARD,
     DERIVATIVE,
-    STATISTICS,
+    SHARD_STATISTICS,
     ForwardResults,
     ShardStatistics,
     Wanted,
@@ -179,11 +179,11 @@ def vocab_parallel_results(
     keywords = values_of(options, shards.columns, wanted)
     asked_for = {**keywords, "with_distance_sum": soft or options.label_smoothing > 0.0}
     with torch.no_grad():
-        own = STATISTICS.op(logits.device)(
+        own = SHARD_STATISTICS.op(logits.device)(
             logits[:, : shards.own_size].detach(),
             target.detach(),
             own_weight,
-            **STATISTICS.taken(asked_for),
+            **SHARD_STATISTICS.taken(asked_for),
         )
         whole = combined_results(
             caller, ShardStatistics(*own), target, class_weight, options, shards, group, wanted.with_logprob, claims

@@ -20,7 +20,7 @@ from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
 from nkilib.torch.dispatch.dtensors import Spread, check_member, replicated, shards_of, spread_of, without_rule
 from nkilib.torch.dispatch.layout import as_rows
 from nkilib.torch.functions.linear_cross_entropy.checks import LinearArguments
-from nkilib.torch.functions.linear_cross_entropy.functional import wanted_gradients
+from nkilib.torch.functions.linear_cross_entropy.operators import wanted_gradients
 from nkilib.torch.functions.vocab_parallel.linear_autograd import ShardOperands
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
 
