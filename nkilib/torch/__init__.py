@@ -21,16 +21,16 @@ import nkilib.torch._requirement  # noqa: F401
 from nkilib.torch.functions.binary_cross_entropy import (
     BCELoss,
     BCEWithLogitsLoss,
+    MultiLabelSoftMarginLoss,
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
+    multilabel_soft_margin_loss,
 )
 from nkilib.torch.functions.class_margins import (
     MultiLabelMarginLoss,
-    MultiLabelSoftMarginLoss,
     MultiMarginLoss,
     multi_margin_loss,
     multilabel_margin_loss,
-    multilabel_soft_margin_loss,
 )
 from nkilib.torch.functions.cross_entropy.functional import CrossEntropyLoss, CrossEntropyOutputs, cross_entropy
 from nkilib.torch.functions.ctc_loss import CTCLoss, ctc_loss

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The description of a PyTorch operator as data, from which the other modules derive its schema, registration, launch
-and derivative.
+"""The description of a PyTorch operator as data: an :class:`Operator` of :class:`Input` and :class:`Output`.
+
+The other modules derive its schema, registration, launch and derivative from it. :class:`Call` has the arguments of one
+call, from which its functions compute shapes, dtypes and arguments of the kernel.
 """
 
 from __future__ import annotations

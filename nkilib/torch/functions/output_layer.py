@@ -8,7 +8,8 @@
 - :func:`results_in_forward`, for a loss of hidden states and weight: calls the layer once, with the loss in place of
   its forward. :func:`check_linear_head` rejects layers for which this would leave something out.
 
-:func:`is_fully_sharded` tells whether FSDP2 shards a module.
+:func:`is_fully_sharded` tells whether FSDP2 shards a module, :func:`class_before_sharding` and
+:func:`has_only_hooks_of_fsdp` what the module was before.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from nkilib.torch.dispatch.checks import dtensor
+from nkilib.torch.dispatch.dtensors import dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

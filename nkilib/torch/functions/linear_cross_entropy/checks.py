@@ -33,7 +33,7 @@ from nkilib.experimental.loss.linear.launch import (
 )
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller, autocast_dtype
-from nkilib.torch.dispatch.launch import overlapping
+from nkilib.torch.dispatch.memory import overlapping
 from nkilib.torch.functions.cross_entropy.checks import check_floating, check_indices, check_normalizer, checked_options
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES, DTYPES, Product
 

@@ -33,10 +33,10 @@ from nkilib.experimental.loss.linear.launch import (
 )
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller, autocast_dtype
+from nkilib.torch.functions.distillation_loss import check_labels
 from nkilib.torch.functions.linear_cross_entropy.checks import check_compute_dtype, check_sum
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES
 from nkilib.torch.functions.linear_distillation.operators import Recipe
-from nkilib.torch.losses.distillation import check_labels
 
 
 class ModelNames(NamedTuple):

@@ -19,6 +19,7 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
 from nkilib.torch.dispatch.layout import as_rows
+from nkilib.torch.functions.distillation_loss import checked_beta, checked_numbers, reduced_divergence
 from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit
 from nkilib.torch.functions.linear_cross_entropy.operators import wanted_gradients
 from nkilib.torch.functions.linear_distillation.checks import (
@@ -45,7 +46,6 @@ from nkilib.torch.functions.linear_distillation.operators import LINEAR_DISTILLA
 from nkilib.torch.functions.linear_distillation.placement import plain_arguments
 from nkilib.torch.functions.linear_distillation.shards import DistillationOperands, vocab_parallel_results
 from nkilib.torch.losses.checks import check_reduction_or_batchmean
-from nkilib.torch.losses.distillation import checked_beta, checked_numbers, reduced
 from nkilib.torch.losses.indexed import is_ignored
 from nkilib.torch.losses.outputs import in_shape_of_rows
 
@@ -298,7 +298,7 @@ def linear_distillation_loss(
     if temperature_squared:
         loss = loss * temperature**2
     counts = None if operands.labels is None else ~is_ignored(operands.labels, ignore_index)
-    loss = reduced(loss, arguments.student.positions, counts, reduction)
+    loss = reduced_divergence(loss, arguments.student.positions, counts, reduction)
     return _returned(loss, results, names, arguments.student.positions) if names else loss
 
 

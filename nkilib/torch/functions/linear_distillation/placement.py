@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch.distributed as dist
 from torch import Tensor
 
-from nkilib.torch.dispatch.checks import Caller, dtensor
-from nkilib.torch.dispatch.dtensors import check_member, chunk_sizes, shards_of
+from nkilib.torch.dispatch.checks import Caller
+from nkilib.torch.dispatch.dtensors import check_member, chunk_sizes, dtensor, shards_of
 from nkilib.torch.functions.linear_distillation.checks import DistillationArguments, Model
 from nkilib.torch.functions.linear_distillation.operators import LINEAR_DISTILLATION
 from nkilib.torch.functions.vocab_parallel.linear_placement import (

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch.distributed as dist
 
-from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
-from nkilib.torch.dispatch.dtensors import check_member
+from nkilib.torch.dispatch.checks import Caller, check_tensors
+from nkilib.torch.dispatch.dtensors import check_member, dtensor
 from nkilib.torch.functions.linear_cross_entropy.checks import LinearArguments
 from nkilib.torch.functions.linear_token_scores.operators import LINEAR_TOKEN_SCORES
 from nkilib.torch.functions.vocab_parallel.linear_placement import averaged, local_layer

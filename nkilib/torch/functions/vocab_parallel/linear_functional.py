@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import REDUCTIONS, NoKeywords, check_flags, hides_unknown, refuse_unknown
-from nkilib.torch.dispatch.checks import dtensor
+from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.functions.cross_entropy.checks import check_outputs, check_weight
 from nkilib.torch.functions.cross_entropy.functional import CrossEntropyOutputs, returned_values
 from nkilib.torch.functions.cross_entropy.operators import Wanted
