@@ -4,7 +4,8 @@
 """DTensors: this rank's part of each, and the ranks that hold the rest of a row.
 
 - :func:`dtensor`: whether an argument is a DTensor;
-- :func:`local_part`: all arguments of a loss as plain tensors, :class:`LocalPart`;
+- :func:`local_part`: all arguments of a loss as plain tensors, :class:`LocalPart`; :data:`OF_PARTS` has the functions
+  that take parts of rows;
 - :func:`shards_of`, :func:`spread_of`, :func:`replicated`: a single tensor; :class:`Spread`: the ranks of its columns;
 - :func:`check_member`, :func:`without_rule`: errors for meshes and placements.
 

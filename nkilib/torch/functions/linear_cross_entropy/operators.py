@@ -6,9 +6,10 @@
 - :data:`FORWARD`: the loss and the scores of each position; :data:`BACKWARD`, :data:`BACKWARD_ADDING`: the gradients,
   the weight's returned or added to ``grad_weight_sum``; :data:`DERIVATIVE` joins the three;
 - :data:`WITH_GRADIENTS`: loss and gradients in a single launch;
-- :data:`SHARD_STATISTICS`, :data:`SHARD_BACKWARD`, :data:`SHARD_BACKWARD_ADDING`: the same for a part of the classes.
-  They return in float32 what is summed over the parts: statistics of the positions, and the gradient of the input;
-- :class:`Product`, :class:`WantedGradients`, :class:`Scratch`: options beside those of the loss.
+- :data:`SHARD_STATISTICS`, :data:`SHARD_BACKWARD`, :data:`SHARD_BACKWARD_ADDING`: forward and backward for a part of
+  the classes. They return in float32 what is summed over the parts: statistics of the positions, and the gradient of
+  the input, which :func:`unrounded` describes;
+- :class:`Product`, :class:`WantedGradients` (:func:`wanted_gradients`), :class:`Scratch`: further options.
 
 Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. The public names are for the
 operators of other functions of hidden states, which describe theirs by the same inputs, outputs and arguments.

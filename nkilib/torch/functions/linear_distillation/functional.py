@@ -44,7 +44,7 @@ from nkilib.torch.functions.linear_distillation.operators import (
 )
 from nkilib.torch.functions.linear_distillation.operators import LINEAR_DISTILLATION as _CALLER
 from nkilib.torch.functions.linear_distillation.placement import plain_arguments
-from nkilib.torch.functions.linear_distillation.shards import DistillationOperands, vocab_parallel_results
+from nkilib.torch.functions.linear_distillation.shards import DistillationOperands, vocab_parallel_divergence
 from nkilib.torch.losses.checks import check_reduction_or_batchmean
 from nkilib.torch.losses.indexed import is_ignored
 from nkilib.torch.losses.outputs import in_shape_of_rows
@@ -293,7 +293,7 @@ def linear_distillation_loss(
         keywords = FORWARD.keywords_from(recipe, counted, kept, wanted)
         results = DistillationResults(*DERIVATIVE.apply(False, *operands, **keywords))
     else:
-        results = vocab_parallel_results(_CALLER, operands, recipe, counted, wanted, shards, placed.group)
+        results = vocab_parallel_divergence(_CALLER, operands, recipe, counted, wanted, shards, placed.group)
     loss = results.divergence
     if temperature_squared:
         loss = loss * temperature**2

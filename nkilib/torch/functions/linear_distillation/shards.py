@@ -4,8 +4,8 @@
 """The divergence over all classes from each rank's part of both output layers: a forward and a backward that
 communicate.
 
-:func:`vocab_parallel_results` returns the results over all classes for this rank's :class:`DistillationOperands`, with
-the derivative of :class:`VocabParallelDistillation`. :func:`mixed` computes the divergences from a mixture of both
+:func:`vocab_parallel_divergence` returns the results over all classes for this rank's :class:`DistillationOperands`,
+with the derivative of :class:`VocabParallelDistillation`. :func:`mixed` computes the divergences from a mixture of both
 models; for the others each rank computes its :class:`Share` of the softmaxes and, with :func:`divergence_term` and
 :func:`entropy_term`, its summands.
 
@@ -376,7 +376,7 @@ class VocabParallelDistillation(torch.autograd.Function):
         return *gradients_of_shard(ctx, _OF_SHARD, call.replaced(upstream), bool(upstream)), *[None] * 3
 
 
-def vocab_parallel_results(
+def vocab_parallel_divergence(
     caller: Caller,
     operands: DistillationOperands,
     recipe: Recipe,

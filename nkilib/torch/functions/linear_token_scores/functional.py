@@ -3,8 +3,8 @@
 
 """``linear_token_scores``: log-probability, entropy and other scores of tokens, from hidden states.
 
-:class:`LinearTokenScores` is what it returns. One rank's classes, and those that a group shares, are computed alike: by
-one launch in the forward and one in the backward; arguments that no kernel takes are rejected.
+:class:`LinearTokenScores` is what it returns. Arguments are placed (:mod:`.placement`) and checked, those that no
+kernel takes are rejected, and the scores are those of one rank or of a group (:mod:`.shards`).
 """
 
 from __future__ import annotations

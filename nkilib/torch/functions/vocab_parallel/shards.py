@@ -8,7 +8,7 @@
 - :func:`unpadded_sizes`, :func:`without_padding`: columns that are no classes;
 - :func:`check_no_group`, :func:`check_whole`: arguments that say the same as a DTensor, or need a group;
 - :class:`VocabularyStatistics`: statistics over all classes, which :func:`combined_statistics` all-reduces by
-  :func:`greatest_of_ranks` and :func:`sums_of_ranks`.
+  :func:`greatest_of_ranks` and :func:`sums_of_ranks`; :func:`product_or_zero` is for their summands.
 """
 
 from __future__ import annotations
