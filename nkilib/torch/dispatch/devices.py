@@ -4,8 +4,10 @@
 """The devices on which the operators run, and the registration of operators for the native one.
 
 - :class:`OperatorDevice`: a kind of device; :data:`CPU`, :data:`NEURON` and :data:`NATIVE` are all of them;
-- :func:`check_device` and the other checks: errors for tensors on other devices;
-- :class:`Registrar`: how operators are registered for the native device; :data:`registrar` is the one in use.
+- :func:`check_device`, :func:`check_simulator`, :func:`check_neuron`, :func:`check_native`: errors for tensors on
+  other devices;
+- :class:`Registrar`: how operators are registered for the native device; :data:`registrar` is the one in use, which
+  :func:`chosen_registrar` returned.
 
 Operators are registered for the native device of torch-neuronx by its own ``nki_op``, as
 ``torch.ops.nkilib_neuron.<name>``, or by ``torch.library``, whose ``torch.ops.nkilib.<name>`` serves every other device

@@ -6,7 +6,8 @@
 - :func:`dtensor`: whether an argument is a DTensor;
 - :func:`local_part`: all arguments of a loss as plain tensors, :class:`LocalPart`; :data:`OF_PARTS` has the functions
   that take parts of rows;
-- :func:`shards_of`, :func:`spread_of`, :func:`replicated`: a single tensor; :class:`Spread`: the ranks of its columns;
+- :func:`shards_of`, :func:`spread_of`, :func:`replicated`: a single tensor; :class:`Spread`: the ranks of its columns,
+  by :func:`chunk_sizes`;
 - :func:`check_member`, :func:`without_rule`: errors for meshes and placements.
 
 The results that are computed from the parts are plain tensors, for the rows of this rank. Nothing is communicated here.

@@ -3,6 +3,9 @@
 
 """PyTorch operators made from their descriptions by :func:`register`.
 
+:data:`OPERATORS` has the descriptions, :data:`DEFINITIONS` what PyTorch made of them. :func:`typed_function` is a
+function with the signature of an operator (:func:`operator_signature`).
+
 ``torch.ops.nkilib.<name>``, registered with ``torch.library``, has a schema, shapes, and one implementation for each
 device:
 

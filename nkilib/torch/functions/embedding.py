@@ -3,10 +3,10 @@
 
 """Losses that compare two or three things, as in the training of embeddings, each with its module:
 
-- ``cosine_embedding_loss``: two vectors, by their cosine;
-- ``hinge_embedding_loss``: two vectors, by a distance that the caller computes;
-- ``margin_ranking_loss``: two scores, of which one is to be larger;
-- ``triplet_margin_loss``: three vectors, by the distances of an anchor to the other two.
+- ``cosine_embedding_loss``, ``CosineEmbeddingLoss``: two vectors, by their cosine;
+- ``hinge_embedding_loss``, ``HingeEmbeddingLoss``: two vectors, by a distance that the caller computes;
+- ``margin_ranking_loss``, ``MarginRankingLoss``: two scores, of which one is to be larger;
+- ``triplet_margin_loss``, ``TripletMarginLoss``: three vectors, by the distances of an anchor to the other two.
 """
 
 from __future__ import annotations

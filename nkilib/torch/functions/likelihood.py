@@ -3,10 +3,10 @@
 
 """Losses from log-likelihoods, each with its module:
 
-- ``nll_loss``: of classes, from log-probabilities;
-- ``gaussian_nll_loss``: of numbers, from mean and variance;
-- ``poisson_nll_loss``: of counts, from a rate;
-- ``kl_div``: of distributions, the Kullback-Leibler divergence.
+- ``nll_loss``, ``NLLLoss``: of classes, from log-probabilities;
+- ``gaussian_nll_loss``, ``GaussianNLLLoss``: of numbers, from mean and variance;
+- ``poisson_nll_loss``, ``PoissonNLLLoss``: of counts, from a rate;
+- ``kl_div``, ``KLDivLoss``: of distributions, the Kullback-Leibler divergence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``softmax`` and ``log_softmax`` along a dimension: the functions, their operators and their modules."""
+"""``softmax`` and ``log_softmax`` along a dimension: the functions, their operators, and the modules ``Softmax``,
+``LogSoftmax`` and ``Softmax2d``.
+"""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@
   the input, which :func:`unrounded` describes;
 - :class:`Product`, :class:`WantedGradients` (:func:`wanted_gradients`), :class:`Scratch`: further options.
 
-Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. The public names are for the
-operators of other functions of hidden states, which describe theirs by the same inputs, outputs and arguments.
+Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. Other functions of
+hidden states describe their operators by the same outputs (:data:`GRADIENTS` and others), kernel arguments
+(:func:`shared_arguments`, :func:`backward_arguments`), :data:`DTYPES` and :func:`vocabulary`.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Product:
     compute_dtype: str | None = None
 
 
-def as_weight(call: Call) -> Shape:
+def _as_weight(call: Call) -> Shape:
     """Return the shape of the weight, [V, D]."""
     return tuple(call.tensor("linear_weight").shape)
 
@@ -92,7 +93,7 @@ def _dtype_of_weight(call: Call) -> torch.dtype:
 
 def _classes(call: Call) -> Shape:
     """Return the shape of per-class values, [V]."""
-    return as_weight(call)[:1]
+    return _as_weight(call)[:1]
 
 
 def _has_bias(call: Call) -> bool:
@@ -102,7 +103,7 @@ def _has_bias(call: Call) -> bool:
 def vocabulary(call: Call) -> int:
     """Return V, the number of classes; over all shards if the weight is one of them."""
     known: int | None = call.options.get("num_classes")
-    return as_weight(call)[0] if known is None else known
+    return _as_weight(call)[0] if known is None else known
 
 
 def _check_classes(call: Call) -> None:
@@ -133,7 +134,7 @@ SUM_FOR_BACKWARD: Final = Input("grad_weight_sum", is_optional=True, is_for_back
 
 GRAD_INPUT: Final = Output("grad_input", None, as_first, requested_by="grad_input_wanted")
 _GRAD_LINEAR_WEIGHT: Final = Output(
-    "grad_linear_weight", _dtype_of_weight, as_weight, requested_by="grad_weight_wanted"
+    "grad_linear_weight", _dtype_of_weight, _as_weight, requested_by="grad_weight_wanted"
 )
 GRAD_LINEAR_BIAS: Final = Output("grad_linear_bias", shape=_classes, exists=_has_bias, requested_by="grad_bias_wanted")
 GRADIENTS: Final = (GRAD_INPUT, _GRAD_LINEAR_WEIGHT, GRAD_LINEAR_BIAS)

@@ -6,8 +6,8 @@ communicate.
 
 :func:`vocab_parallel_divergence` returns the results over all classes for this rank's :class:`DistillationOperands`,
 with the derivative of :class:`VocabParallelDistillation`. :func:`mixed` computes the divergences from a mixture of both
-models; for the others each rank computes its :class:`Share` of the softmaxes and, with :func:`divergence_term` and
-:func:`entropy_term`, its summands.
+models; for the others each rank computes its :class:`Share` of the softmaxes by :func:`log_sum_below` and
+:func:`share_of`, and its summands by :func:`divergence_term` and :func:`entropy_term`.
 
 With P_r and Q_r the shares of shard r in the teacher's and in the student's softmax, and D_r and H_r the divergence and
 the entropy of the softmaxes over its classes alone, the chain rule is::

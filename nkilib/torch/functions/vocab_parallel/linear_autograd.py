@@ -4,7 +4,8 @@
 """The vocabulary-parallel cross-entropy from hidden states: a forward and a backward that communicate.
 
 - :func:`vocab_parallel_linear_results`: the results over all classes, with their derivative, from
-  :class:`ShardOperands`, this rank's part of the output layer;
+  :class:`ShardOperands`, this rank's part of the output layer; :class:`VocabParallelLinearCrossEntropy` is the
+  derivative;
 - :func:`claims_of_product`, :func:`save_of_shard`, :func:`saved_of_shard`, :func:`gradients_of_shard`: the steps that
   it shares with the scores and the distillation from such parts.
 """
