@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental.loss.linear.launch import IDS_MAX
-from nkilib.torch.dispatch.checks import autocast_dtype, dtensor
+from nkilib.torch.dispatch.checks import autocast_dtype
+from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.functions.cross_entropy.functional import CrossEntropyOutputs
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss

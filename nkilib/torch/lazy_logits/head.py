@@ -22,8 +22,9 @@ import nkilib.torch.lazy_logits.consumers  # noqa: F401  registers what kernels 
 from nkilib.base.deprecation import Deprecation
 from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.linear.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
-from nkilib.torch.dispatch.checks import autocast_dtype, dtensor
+from nkilib.torch.dispatch.checks import autocast_dtype
 from nkilib.torch.dispatch.devices import SUPPORTED_DEVICES
+from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.dispatch.operator import FLOAT_DTYPES
 from nkilib.torch.functions.cross_entropy.checks import checked_options
 from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit

@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
-from nkilib.torch.dispatch.checks import Caller, autocast_dtype, dtensor
+from nkilib.torch.dispatch.checks import Caller, autocast_dtype
+from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.functions.output_layer import results_in_forward
 from nkilib.torch.functions.vocab_parallel.linear_placement import averaged
 from nkilib.torch.lazy_logits.form import Form, Term

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from torch import Tensor
 
 from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
-from nkilib.torch.dispatch.checks import dtensor
+from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.replacement import Release, Replacement, Undo, checked_devices, replace, warn_without_effect
 from nkilib.torch.torchtitan import losses

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from nkilib.core.host.options import check_flags
-from nkilib.torch.dispatch.checks import dtensor
+from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.functions.output_layer import is_fully_sharded, results_in_forward

@@ -23,8 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nkilib.core.host.options import check_flags
-from nkilib.torch.dispatch.checks import dtensor
-from nkilib.torch.dispatch.dtensors import chunk_sizes
+from nkilib.torch.dispatch.dtensors import chunk_sizes, dtensor
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.functions.cross_entropy.functional import cross_entropy
 from nkilib.torch.functions.output_layer import chunked_loss

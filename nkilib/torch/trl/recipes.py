@@ -23,8 +23,7 @@ from nkilib.experimental.loss.distillation.launch import LEAST_TEMPERATURE, MOST
 from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN, LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
 from nkilib.torch.dispatch.checks import autocast_dtype
 from nkilib.torch.functions.linear_distillation.checks import most_hidden_bytes
-from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
-from nkilib.torch.functions.linear_distillation.operators import LinearDistillationOutputs
+from nkilib.torch.functions.linear_distillation.functional import LinearDistillationOutputs, linear_distillation_loss
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 
 # Results of the token scores beside the log-probability, in the order in which they are returned.
