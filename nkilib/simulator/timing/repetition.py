@@ -19,7 +19,7 @@ import numpy as np
 
 from ..machine.loops import LONGEST_PERIOD
 from .dma import SAME_NS
-from .instruction import Access
+from .instruction import TensorAccess
 from .instruction_log import InstructionLog, Repeat
 from .timeline import Marks, Timeline
 
@@ -54,7 +54,7 @@ class _End(NamedTuple):
 
 
 # The tensors of an instruction, and whether it writes them.
-Accesses = Sequence[tuple[Access, bool]]
+Accesses = Sequence[tuple[TensorAccess, bool]]
 
 
 class Watch:
@@ -159,7 +159,7 @@ class Watch:
         return not moving or (self._drains and all(len(steps[key]) == 1 for key in moving & written))
 
 
-def _step(access: Access, another: Access) -> int | None:
+def _step(access: TensorAccess, another: TensorAccess) -> int | None:
     """Return by how many elements a tensor has moved from one period to the next; None if it is another tensor."""
     (known, layout, dtype, reach, _), (other, other_layout, other_dtype, other_reach, _) = access, another
     if known.uses is not other.uses or (dtype, reach) != (other_dtype, other_reach):

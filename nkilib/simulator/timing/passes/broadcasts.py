@@ -17,7 +17,7 @@ from __future__ import annotations
 from ...hardware.generations import PSUM_BANK_BYTES
 from ...terms.enums import Engine, MemoryRegion
 from ..dependencies import Tracked
-from ..instruction import Access, PendingInstruction
+from ..instruction import TensorAccess, PendingInstruction
 from .window import reads_of, writes_of
 
 NAME = "keeps_broadcasts_in_psum"
@@ -111,5 +111,5 @@ class Broadcasts:
 
 def _reads_psum(instruction: PendingInstruction) -> bool:
     """Tell whether an instruction already reads a tile in PSUM, so that it cannot read another one there."""
-    inputs: list[Access | None] = list(instruction.operands[len(instruction.roles.writes) :])
+    inputs: list[TensorAccess | None] = list(instruction.operands[len(instruction.roles.writes) :])
     return any(access is not None and access[0].views.region is MemoryRegion.psum for access in inputs)

@@ -20,7 +20,7 @@ from types import CodeType
 from ...hardware.generations import Generation
 from ...terms.enums import ON_CHIP, MemoryRegion, reduce_cmd
 from ..dependencies import Tracked
-from ..instruction import Access, PendingInstruction
+from ..instruction import TensorAccess, PendingInstruction
 from .window import reads_of, writes_of
 
 NAME = "hoists_invariants"
@@ -218,7 +218,7 @@ def _contents(known: Tracked) -> Contents | None:
     return contents if isinstance(contents, Contents) else None
 
 
-def _only_target(instruction: PendingInstruction) -> Access | None:
+def _only_target(instruction: PendingInstruction) -> TensorAccess | None:
     """Return the tile that an instruction writes if the write is its only effect; else None.
 
     It is also None if the address of an operand is read at run time.
@@ -235,7 +235,7 @@ def _only_target(instruction: PendingInstruction) -> Access | None:
     return targets[0]
 
 
-def _value(instruction: PendingInstruction, target: Access, before: int) -> Hashable | None:
+def _value(instruction: PendingInstruction, target: TensorAccess, before: int) -> Hashable | None:
     """Return a description of the value that an instruction writes; None if it cannot be described.
 
     It also is None if an input was written by instruction ``before`` or a later one.
