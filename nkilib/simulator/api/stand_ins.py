@@ -21,9 +21,9 @@ from typing import Annotated, Any, NoReturn
 from ..language.loops import while_loop
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes, enums
+from ..terms.calls import PUBLIC_NAMES
 from ..terms.errors import MissingNameError
 from ..terms.other_names import FIRST_NKI, OTHER_NAMES, REMOVED
-from ..terms.public_names import PUBLIC_NAMES
 
 
 def _module(name: str, contents: dict[str, Any]) -> ModuleType:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from ..terms.compilation import NKIObject
+from ..terms.nki_object import NKIObject
 from ..terms.scopes import Scope
 from .generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_BANKS, Generation
 from .options import current_options

@@ -17,11 +17,11 @@ from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from ..hardware.generations import Generation
-from ..terms.argument_checks import call_error
-from ..terms.compilation import NKIObject
+from ..terms.calls import call_error
 from ..terms.dtypes import COMPUTABLE, DType
 from ..terms.enums import ON_CHIP, Engine, MemoryRegion, dependency, nc_version
 from ..terms.errors import NkiValidationError, add_location
+from ..terms.nki_object import NKIObject
 from ..terms.scopes import CORE, Scope, is_around, why_apart
 
 SBUF = frozenset({MemoryRegion.sbuf})

@@ -22,7 +22,7 @@ from ..terms.enums import ON_CHIP, MemoryRegion, as_region
 from ..terms.errors import GridTypeError, GridValueError
 from ..terms.layout import Shape
 from .creation import ndarray
-from .programs import language_function
+from .language_function import language_function
 
 _TensorOrGrid = TypeVar("_TensorOrGrid", NkiTensor, NkiTileGrid, NkiBlockGrid)
 

@@ -25,8 +25,9 @@ from ..terms.descriptions import describe_foreign_value
 from ..terms.dtypes import DType, as_dtype, int32, uint32
 from ..terms.enums import HBM, MemoryRegion
 from ..terms.errors import NkiValidationError
-from .creation import full
+from .creation import full, new_tile
 from .elementwise import binary, result_type
+from .language_function import language_function
 from .operands import (
     TileOrNumber,
     as_tile,
@@ -36,10 +37,8 @@ from .operands import (
     in_sbuf,
     in_type,
     is_number,
-    new_tile,
     result_tile,
 )
-from .programs import language_function
 
 _MATRIX = 2
 # The types of a predicate that an instruction takes.

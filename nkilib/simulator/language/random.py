@@ -21,9 +21,9 @@ from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.enums import HBM, MemoryRegion
 from ..terms.errors import NkiValidationError
-from .creation import ndarray
-from .operands import as_tile, in_type, new_tile
-from .programs import language_function
+from .creation import ndarray, new_tile
+from .language_function import language_function
+from .operands import as_tile, in_type
 
 # Significant bits of the types, and the integers of the same width.
 _SIGNIFICANT_BITS = {

@@ -13,16 +13,17 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from ..engines.scalar.activation import activation, activation_reduce
+from ..engines.scalar import activation, activation_reduce
 from ..engines.vector.arithmetic import tensor_reduce, tensor_scalar
 from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.dtypes import DType, as_dtype
 from ..terms.errors import NkiValidationError
+from .creation import new_tile
 from .elementwise import activated, binary, reciprocal
-from .operands import as_tile, is_number, new_tile
-from .programs import language_function
+from .language_function import language_function
+from .operands import as_tile, is_number
 
 # An axis or several, counted from the end where negative.
 Axes = int | Sequence[int]

@@ -18,9 +18,10 @@ from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.errors import NkiValidationError
+from .creation import new_tile
 from .elementwise import activated, binary, result_type
-from .operands import TileOrNumber, as_tile, cast_copy, is_number, new_tile
-from .programs import language_function
+from .language_function import language_function
+from .operands import TileOrNumber, as_tile, cast_copy, is_number
 
 # From here on every float32 is an integer.
 _ALL_INTEGERS = float(2**23)

@@ -31,11 +31,11 @@ from ..tensors.grids import NkiGrid
 from ..tensors.registers import DeviceInteger, VirtualRegister
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
-from ..terms.argument_checks import bound_call
-from ..terms.compilation import NKIObject
+from ..terms.calls import bound_call
 from ..terms.dtypes import ARRAY_TYPES, LOW_PRECISION, DType, as_dtype, words_of
 from ..terms.enums import HBM, MemoryRegion
 from ..terms.errors import ArgumentTypeError, NkiValidationError, UncomputedError, UninitializedReadError
+from ..terms.nki_object import NKIObject
 from ..terms.scopes import Scope, why_apart
 from ..terms.spec import Spec
 from .overlaps import ArrayArgument, join_overlapping

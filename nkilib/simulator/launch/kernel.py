@@ -21,7 +21,8 @@ from nkilib.base import lnc
 
 from ..hardware.options import preferring
 from ..machine.core import current_core_or_none
-from ..terms.argument_checks import call_error, is_integer
+from ..terms.argument_checks import is_integer
+from ..terms.calls import call_error
 from ..terms.compilation import CompileConfig, SpecializationConfig
 from ..terms.enums import dependency
 from ..terms.errors import NkiValidationError

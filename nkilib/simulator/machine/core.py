@@ -24,11 +24,10 @@ from ..hardware.generations import PARTITIONS, Generation
 from ..hardware.options import Options
 from ..memory.byte_spans import HbmPlaces
 from ..memory.storage import DeferredLoads, Storage
-from ..numerics.xorwow import Xorwow
+from ..numerics.random_state import RandomState
 from ..tensors.view import View
 from ..terms.compilation import CompileConfig
 from ..terms.dtypes import DType
-from ..terms.enums import Engine
 from ..terms.errors import ArgumentTypeError, NkiValidationError
 from ..terms.scopes import Scope, new_scope
 from ..terms.spec import DataNeeded
@@ -137,47 +136,6 @@ class Launch:
             if key not in self.constants:
                 self.constants[key] = make()
             return self.constants[key]
-
-
-# The random number generators of each lane of an engine.
-GENERATORS_PER_LANE = {Engine.gpsimd: 1, Engine.vector: 4}
-
-
-class RandomState:
-    """The random number generators of a core; unseeded ones start from its number, so that cores differ.
-
-    The documentation names XORWOW (Marsaglia, "Xorshift RNGs", 2003) for GpSimd and for the Vector engine of trn3, with
-    its state of six 32-bit words, but gives neither the order of the words, nor how a seed fills them, nor the shift
-    register of the Vector engines of trn1 and trn2. Here all engines run XORWOW, so numbers are reproducible but are
-    not those of a device.
-    """
-
-    def __init__(self, core_number: int) -> None:
-        self._core_number = core_number
-        self._generators: dict[Engine, Xorwow] = {}
-        self._lost: set[Engine] = set()
-
-    @property
-    def is_used(self) -> bool:
-        """Whether numbers were drawn or a generator was seeded."""
-        return bool(self._generators)
-
-    def of(self, engine: Engine) -> Xorwow:
-        """Return the generators of an engine, made when they are first needed.
-
-        Raises:
-            DataNeeded: if their state depends on values that this launch has left out.
-        """
-        if engine in self._lost:
-            raise DataNeeded("the random number generators")
-        if engine not in self._generators:
-            count = GENERATORS_PER_LANE[engine]
-            self._generators[engine] = Xorwow(count, self._core_number, count)
-        return self._generators[engine]
-
-    def lose(self, engine: Engine) -> None:
-        """Record that the state of an engine's generators is unknown, because this launch left out a draw or a seed."""
-        self._lost.add(engine)
 
 
 class Accumulators:

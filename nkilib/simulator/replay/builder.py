@@ -23,7 +23,8 @@ from ..engines.dma.endpoints import cast_into
 from ..engines.elementwise import is_in_16_bits
 from ..machine.core import Core
 from ..machine.issue import Call
-from ..numerics.casts import FLOAT32, SMALLEST_TRANSPOSED_BYTES, copy_as_float32, copy_in_order, store_float
+from ..numerics.casts import FLOAT32, copy_as_float32, store_float
+from ..numerics.copies import SMALLEST_TRANSPOSED_BYTES, copy_in_order
 from ..numerics.products import transposed_product
 from ..tensors.view import View
 from ..terms.dtypes import DType, tfloat32

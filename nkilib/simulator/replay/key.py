@@ -36,8 +36,8 @@ from ..launch.arguments import as_numpy, is_array
 from ..launch.settings import Launchable
 from ..tensors.registers import DeviceInteger
 from ..tensors.view import View
-from ..terms.compilation import NKIObject
 from ..terms.dtypes import LOW_PRECISION, DType
+from ..terms.nki_object import NKIObject
 from ..terms.spec import Spec
 
 # The environment that a launch reads besides its options, here or in an instruction.

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..engines.sync.cores import Parcel
+from ..engines.between_cores import Parcel
 from ..hardware.current import enter
 from ..machine.core import Core
 from ..machine.issue import Call

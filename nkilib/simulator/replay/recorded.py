@@ -29,9 +29,9 @@ from ..memory.written import WrittenMap
 from ..tensors.registers import NkiScalar, VirtualRegister
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import Indirect, View
-from ..terms.compilation import NKIObject
 from ..terms.enums import Engine, oob_mode
 from ..terms.layout import Layout
+from ..terms.nki_object import NKIObject
 from ..terms.spec import DataNeeded
 
 Bytes = npt.NDArray[np.uint8]

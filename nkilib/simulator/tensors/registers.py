@@ -23,9 +23,9 @@ import numpy as np
 
 from ..hardware.current import current_scope, is_abstract_launch, is_traced
 from ..terms.argument_checks import is_integer
-from ..terms.compilation import NKIObject
 from ..terms.dtypes import DType, int32, int64
 from ..terms.errors import NkiValidationError, RegisterTypeError, UninitializedReadError
+from ..terms.nki_object import NKIObject
 from ..terms.scopes import CORE, is_around, why_apart
 from ..terms.spec import DataNeeded, ValuesWanted
 

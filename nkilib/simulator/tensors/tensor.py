@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..memory.storage import Storage
-from ..terms.compilation import NKIObject
 from ..terms.descriptions import describe_foreign_value
 from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
 from ..terms.enums import HBM, MemoryRegion, as_region
 from ..terms.errors import ArgumentTypeError, NkiValidationError, OutOfRangeError, TensorTypeError
 from ..terms.layout import Layout, dense
+from ..terms.nki_object import NKIObject
 from ..terms.other_names import NUMPY_NAMES
 from .registers import DeviceInteger
 from .reshaped_views import AccessPatterns

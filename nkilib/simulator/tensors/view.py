@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..memory.storage import Storage
-from ..terms.compilation import NKIObject
 from ..terms.descriptions import describe_tensor, first_and_last
 from ..terms.dtypes import DType
 from ..terms.enums import ON_CHIP, MemoryRegion
 from ..terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from ..terms.layout import Layout, is_dense
+from ..terms.nki_object import NKIObject
 from ..terms.spec import DataNeeded
 from .registers import DeviceInteger
 

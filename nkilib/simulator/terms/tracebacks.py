@@ -9,8 +9,8 @@ import os
 from types import FrameType, TracebackType
 
 from .argument_checks import wrong_value
+from .calls import PUBLIC_NAMES, wrong_call_in
 from .errors import ArgumentTypeError, NkiValidationError, UncomputedError, is_library
-from .public_names import PUBLIC_NAMES, wrong_call_in
 
 # The environment variable that shows all frames, and the value that it must have.
 VARIABLE = "NKILIB_TRACEBACK"

@@ -26,7 +26,7 @@ from ..terms.enums import Engine, MemoryRegion
 from .dependencies import NOTHING, Done, HbmUses, Place, TileUses, Tracked
 from .dma import Address
 from .footprints import Footprint, Form
-from .instruction import TensorAccess, InstructionKind, PendingInstruction, kinds_for
+from .instruction import InstructionKind, PendingInstruction, TensorAccess, kinds_for
 from .instruction_log import InstructionLog
 from .parameters import NS_PER_US, ModelParameters
 from .passes.engine_choice import BY_WORKLOAD, engines_for

@@ -28,7 +28,7 @@ from ..terms.errors import kernel_frame
 from ..terms.scopes import CORE
 from .dependencies import HbmUses, Tracked, tracked
 from .footprints import Reach
-from .instruction import TensorAccess, Indirection, PendingInstruction, roles_of
+from .instruction import Indirection, PendingInstruction, TensorAccess, roles_of
 from .parameters import ModelParameters
 from .passes.registry import window_for
 from .repetition import Accesses, Period, Watch

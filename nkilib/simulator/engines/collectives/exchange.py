@@ -38,8 +38,8 @@ from ...terms.argument_checks import is_integer
 from ...terms.dtypes import COMPUTABLE, MOVABLE, DType, bool_, float32, int32, uint32
 from ...terms.enums import HBM, MemoryRegion
 from ...terms.errors import BarrierError, NkiValidationError, kernel_location
+from ..between_cores import synchronise_on
 from ..dma.endpoints import read, write
-from ..sync.cores import synchronise_on
 from .groups import rank_of
 
 HBM_OR_SBUF = HBM | SBUF

@@ -17,8 +17,8 @@ from ...machine.core import Core, current_core
 from ...machine.synchronisation import AgreedProperty
 from ...tensors.registers import VirtualRegister
 from ...terms.argument_checks import is_integer
-from ...terms.compilation import NKIObject
 from ...terms.errors import NkiValidationError
+from ...terms.nki_object import NKIObject
 
 
 class rg_partition_op(Enum):

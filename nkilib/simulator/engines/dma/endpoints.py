@@ -22,7 +22,8 @@ from ...machine.issue import check_written
 from ...machine.partial_writes import PartialWrites, where_unwritten
 from ...memory.deferred import Part, Rectangle, deferred_copy
 from ...memory.storage import may_share, sentinel
-from ...numerics.casts import copy_in_order, saturate_to_integer, store_float
+from ...numerics.casts import saturate_to_integer, store_float
+from ...numerics.copies import copy_in_order
 from ...tensors.tensor import NkiTensor
 from ...tensors.view import Indirect
 from ...terms.dtypes import DType, tfloat32

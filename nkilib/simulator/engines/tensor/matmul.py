@@ -19,7 +19,8 @@ from ...isa.definition import PSUM, SBUF, Operand, output
 from ...machine.core import Core
 from ...machine.issue import Call, instruction
 from ...machine.overlapping_copies import check_copy
-from ...numerics.casts import FLOAT32, to_float32, transposed
+from ...numerics.casts import FLOAT32, to_float32
+from ...numerics.copies import transposed
 from ...numerics.products import transposed_product
 from ...tensors.tensor import NkiTensor
 from ...tensors.view import partition_elements

@@ -20,9 +20,8 @@ from ...terms.enums import Engine, nc_version
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..accumulators import lanes_of
+from ..accumulators import VectorAccumulation, lanes_of
 from ..elementwise import Float32s, compute
-from .accumulators import RegisterReduction
 from .scalar_operand import ScalarOperator
 
 # Members of an Enum are looked up by a Python function before 3.12; this one is asked for in every call.
@@ -79,7 +78,7 @@ def tensor_scalar_reduce(
     step.require_arithmetic()
     step.require_float32_operand("operand0")
     allowed = (commands.reset_reduce, commands.reduce, commands.load_reduce)
-    reduction = RegisterReduction(
+    reduction = VectorAccumulation(
         *(call.core, data, reduce_cmd, _reduce_key(reduce_op), allowed, reduce_init, reduce_res),
         negate=reduce_res_negate,
     )
@@ -151,11 +150,11 @@ def scalar_tensor_tensor(
 
 def _reduction(
     call: Call, data: NkiTensor, command: commands, op: Any, destination: NkiTensor | None
-) -> RegisterReduction:
+) -> VectorAccumulation:
     """Return the reduction of a call of ``scalar_tensor_tensor``; it is not active if the call asks for none."""
     key = "add" if op is ... else _reduce_key(op)
     allowed = (commands.idle, commands.reset_reduce, commands.reduce)
-    reduction = RegisterReduction(call.core, data, command, key, allowed, destination=destination)
+    reduction = VectorAccumulation(call.core, data, command, key, allowed, destination=destination)
     if destination is not None and not reduction.is_active:
         raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
     return reduction
@@ -204,7 +203,7 @@ def select_reduce(
     not_both_in_psum(tiles, "on_true", "predicate")
     if operator_key("reduce_op", reduce_op) != "maximum":
         raise NkiValidationError(f"reduce_op must be nl.maximum, got {reduce_op!r}")
-    reduction = RegisterReduction(
+    reduction = VectorAccumulation(
         *(call.core, on_true, reduce_cmd, "maximum", (commands.idle, commands.reset_reduce, commands.reduce)),
         destination=reduce_res,
     )
@@ -253,7 +252,7 @@ def exponential(
     same_tile_size(tiles, "dst", "src")
     at_most_rank(tiles, _RANK_MAX, *tiles)
     allowed = (commands.idle, commands.reset_reduce, commands.reduce, commands.load_reduce)
-    reduction = RegisterReduction(call.core, src, reduce_cmd, "add", allowed, reduce_init, reduce_res)
+    reduction = VectorAccumulation(call.core, src, reduce_cmd, "add", allowed, reduce_init, reduce_res)
     is_initial = isinstance(reduce_init, NkiTensor) or reduce_init != 0.0
     if is_initial and reduce_cmd is not commands.load_reduce:
         raise NkiValidationError("reduce_init must be 0.0 unless reduce_cmd is load_reduce")

@@ -26,8 +26,8 @@ from ...terms.enums import Engine
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
+from ..accumulators import VectorAccumulation
 from ..actions import act
-from .accumulators import RegisterReduction
 
 Elements = npt.NDArray[Any]
 Float32s = npt.NDArray[np.float32]
@@ -110,7 +110,7 @@ def tensor_scalar_cumulative(
     if key not in _CUMULATIVE_OPERATORS:
         raise NkiValidationError(f"op1 must be nl.add, nl.subtract, nl.multiply, nl.max or nl.min, got {op1!r}")
     allowed = (commands.reset_reduce, commands.reduce, commands.load_reduce)
-    reduction = RegisterReduction(call.core, src, reduce_cmd, key, allowed, imm1)
+    reduction = VectorAccumulation(call.core, src, reduce_cmd, key, allowed, imm1)
     if imm1 is None and reduce_cmd is commands.load_reduce:
         raise NkiValidationError("reduce_cmd=load_reduce needs imm1, with which the accumulation starts")
     if dst.storage.is_abstract:

@@ -33,9 +33,9 @@ from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...terms.spec import DataNeeded
 from ...timing import costs
+from ..accumulators import VectorAccumulation
 from ..actions import act, copy_elements
 from ..elementwise import Float32s, compute
-from .accumulators import RegisterReduction
 
 _INT32 = np.iinfo(np.int32)
 
@@ -196,7 +196,7 @@ def range_select(
     if operator_key("reduce_op", reduce_op) != "maximum":
         raise NkiValidationError(f"reduce_op must be nl.maximum, got {reduce_op!r}")
     allowed = (commands.idle, commands.reset_reduce, commands.reduce)
-    reduction = RegisterReduction(call.core, on_true_tile, reduce_cmd, "maximum", allowed, destination=reduce_res)
+    reduction = VectorAccumulation(call.core, on_true_tile, reduce_cmd, "maximum", allowed, destination=reduce_res)
     if reduce_res is not None and not reduction.is_active:
         raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
     positions = _positions(range_start, on_true_tile.free_size)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from ...hardware.generations import PSUM_BANK_BYTES
 from ...terms.enums import Engine, MemoryRegion
 from ..dependencies import Tracked
-from ..instruction import TensorAccess, PendingInstruction
+from ..instruction import PendingInstruction, TensorAccess
 from .window import reads_of, writes_of
 
 NAME = "keeps_broadcasts_in_psum"

@@ -20,7 +20,7 @@ from types import CodeType
 from ...hardware.generations import Generation
 from ...terms.enums import ON_CHIP, MemoryRegion, reduce_cmd
 from ..dependencies import Tracked
-from ..instruction import TensorAccess, PendingInstruction
+from ..instruction import PendingInstruction, TensorAccess
 from .window import reads_of, writes_of
 
 NAME = "hoists_invariants"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from ..footprints import OccupiedBytes
-from ..instruction import TensorAccess, PendingInstruction
+from ..instruction import PendingInstruction, TensorAccess
 
 # The number of instructions in the window: as far as a pass can look ahead.
 LOOKAHEAD = 256

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Synchronisation and exchange of the two cores: ``core_barrier``, ``sendrecv`` and ``sendrecv_compute``.
+"""The instructions by which the two cores synchronise and exchange tiles.
 
-``sendrecv`` swaps tiles of the cores; ``sendrecv_compute`` reduces each core's own tensor with the received one.
+- :func:`core_barrier`, by :func:`synchronise_on`: the barrier;
+- :func:`sendrecv`: swaps tiles of the cores;
+- :func:`sendrecv_compute`: reduces each core's own tensor with the received one;
+- :class:`Parcel`, with :func:`exchange`: what a core sends, and how it receives what the other one sends.
 
 Sources: docstring of ``sendrecv``; the page of ``nki.isa.sendrecv_compute`` in NKI 0.7. Details that it leaves open
 work as in ``sendrecv`` and, for the arithmetic, as in ``dma_compute``.
@@ -19,18 +22,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.definition import HBM_SHARED, SBUF, Operand, output
-from ...isa.operators import operator_key
-from ...machine.issue import Call, instruction
-from ...machine.overlapping_copies import check_copy
-from ...numerics.operators import ARITHMETIC
-from ...tensors.tensor import NkiTensor
-from ...terms.argument_checks import is_integer
-from ...terms.dtypes import COMPUTABLE, COPYABLE, MOVABLE, float32
-from ...terms.enums import Engine, MemoryRegion, nc_version
-from ...terms.enums import dma_engine as DmaEngine
-from ...terms.errors import BarrierError, NkiValidationError
-from ..dma.endpoints import pass_over, read, write
+from ..isa.definition import HBM_SHARED, SBUF, Operand, output
+from ..isa.operators import operator_key
+from ..machine.issue import Call, instruction
+from ..machine.overlapping_copies import check_copy
+from ..numerics.operators import ARITHMETIC
+from ..tensors.tensor import NkiTensor
+from ..terms.argument_checks import is_integer
+from ..terms.dtypes import COMPUTABLE, COPYABLE, MOVABLE, float32
+from ..terms.enums import Engine, MemoryRegion, nc_version
+from ..terms.enums import dma_engine as DmaEngine
+from ..terms.errors import BarrierError, NkiValidationError
+from .dma.endpoints import pass_over, read, write
 
 _CORES = (0, 1)
 

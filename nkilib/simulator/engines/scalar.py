@@ -12,21 +12,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...hardware.generations import Generation
-from ...isa.checks import same_tile_size
-from ...isa.definition import Operand, output, vector
-from ...isa.operators import BYPASS, operator_key
-from ...machine.core import Core
-from ...machine.issue import Call, instruction
-from ...numerics.activations import ACTIVATIONS, PARAMETRIC
-from ...numerics.operators import ARITHMETIC
-from ...tensors.tensor import NkiTensor
-from ...terms import dtypes as dt
-from ...terms.enums import Engine, nc_version, reduce_cmd
-from ...terms.errors import NkiValidationError
-from ...timing import costs
-from ..elementwise import Float32s, compute
+from ..hardware.generations import Generation
+from ..isa.checks import same_tile_size
+from ..isa.definition import Operand, output, vector
+from ..isa.operators import BYPASS, operator_key
+from ..machine.core import Core
+from ..machine.issue import Call, instruction
+from ..numerics.activations import ACTIVATIONS, PARAMETRIC
+from ..numerics.operators import ARITHMETIC
+from ..tensors.tensor import NkiTensor
+from ..terms import dtypes as dt
+from ..terms.enums import Engine, nc_version, reduce_cmd
+from ..terms.errors import NkiValidationError
+from ..timing import costs
 from .accumulators import ScalarAccumulation
+from .elementwise import Float32s, compute
 
 
 class Step(NamedTuple):
