@@ -64,6 +64,15 @@ _STRICT = "strict"
 _REPLAYS: dict[str, Replay] = {"": True, "1": True, _STRICT: True, ALWAYS: ALWAYS, "0": False}
 
 
+def _check_level(what: str, value: object) -> None:
+    if value not in LEVELS:
+        raise ValueError(f"{what} must be one of {', '.join(LEVELS)}, got {value!r}")
+
+
+def _variable_of(check: str) -> str:
+    return f"NKILIB_{check.upper()}"
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of a simulation.
@@ -182,15 +191,6 @@ class Options:
             raise ValueError(f"{TARGET_VARIABLE}: {error}") from None
 
 
-def _variable_of(check: str) -> str:
-    return f"NKILIB_{check.upper()}"
-
-
-def _check_level(what: str, value: object) -> None:
-    if value not in LEVELS:
-        raise ValueError(f"{what} must be one of {', '.join(LEVELS)}, got {value!r}")
-
-
 class RawEnvironment:
     """A reader of environment variables that takes a microsecond: unlike ``os.environ`` it decodes none.
 
@@ -240,6 +240,12 @@ _KNOWN: dict[tuple[Any, ...], Options] = {}
 _MOST_KNOWN = 64
 
 
+def _changed(changes: Mapping[str, Any]) -> Options:
+    """Return the options of the environment with the changes of :func:`using`."""
+    fields_changed = {name: value for name, value in changes.items() if name != _ALL_CHECKS}
+    return replace(Options.from_environment(changes.get(_ALL_CHECKS)), **fields_changed)
+
+
 def current_options() -> Options:
     """Return the options in force: the environment's, with the changes of :func:`using`.
 
@@ -255,12 +261,6 @@ def current_options() -> Options:
             _KNOWN.clear()
         _KNOWN[key] = known
     return known
-
-
-def _changed(changes: Mapping[str, Any]) -> Options:
-    """Return the options of the environment with the changes of :func:`using`."""
-    fields_changed = {name: value for name, value in changes.items() if name != _ALL_CHECKS}
-    return replace(Options.from_environment(changes.get(_ALL_CHECKS)), **fields_changed)
 
 
 def raises_errors_of_replay() -> bool:

@@ -45,6 +45,27 @@ def random_seed(seed: NkiTensor) -> None:
     set_rng_seed(seed)
 
 
+def _fill(tile: NkiTensor) -> None:
+    significant, integers = _SIGNIFICANT_BITS[tile.dtype]
+    bits = new_tile(tile.shape, integers)
+    rng(bits)
+    tensor_scalar(bits, bits, OPERATORS["right_shift"], 8 * integers.itemsize - significant)
+    tensor_scalar(tile, bits, OPERATORS["multiply"], 2.0**-significant)
+
+
+def _fill_hbm(flat: NkiTensor) -> None:
+    """Fill a tensor of one dimension in HBM with random numbers, through tiles in SBUF."""
+    for start in range(0, flat.size, PARTITIONS * _HBM_COLUMNS):
+        part = flat[start : min(start + PARTITIONS * _HBM_COLUMNS, flat.size)]
+        columns = -(-part.size // PARTITIONS)
+        rows, rest = divmod(part.size, columns)
+        tile = new_tile((rows + (rest > 0), columns), flat.dtype)
+        _fill(tile)
+        dma_copy(part[: rows * columns].reshape((rows, columns)), tile[:rows])
+        if rest:
+            dma_copy(part[rows * columns :].reshape((1, rest)), tile[rows:, :rest])
+
+
 @language_function
 def rand(shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = "") -> NkiTensor:
     """Return a new tensor of uniform random numbers in [0, 1).
@@ -77,24 +98,3 @@ def dropout(x: NkiTensor, rate: float | NkiTensor, dtype: Any = None) -> NkiTens
     dropped = new_tile(data.shape, data.dtype)
     dropout_elements(dropped, data, rate)
     return in_type(dropped, dtype)
-
-
-def _fill(tile: NkiTensor) -> None:
-    significant, integers = _SIGNIFICANT_BITS[tile.dtype]
-    bits = new_tile(tile.shape, integers)
-    rng(bits)
-    tensor_scalar(bits, bits, OPERATORS["right_shift"], 8 * integers.itemsize - significant)
-    tensor_scalar(tile, bits, OPERATORS["multiply"], 2.0**-significant)
-
-
-def _fill_hbm(flat: NkiTensor) -> None:
-    """Fill a tensor of one dimension in HBM with random numbers, through tiles in SBUF."""
-    for start in range(0, flat.size, PARTITIONS * _HBM_COLUMNS):
-        part = flat[start : min(start + PARTITIONS * _HBM_COLUMNS, flat.size)]
-        columns = -(-part.size // PARTITIONS)
-        rows, rest = divmod(part.size, columns)
-        tile = new_tile((rows + (rest > 0), columns), flat.dtype)
-        _fill(tile)
-        dma_copy(part[: rows * columns].reshape((rows, columns)), tile[:rows])
-        if rest:
-            dma_copy(part[rows * columns :].reshape((1, rest)), tile[rows:, :rest])

@@ -104,6 +104,14 @@ class _Display:
 _DISPLAY: ContextVar[_Display | None] = ContextVar("nkilib_simulator_progress", default=None)
 
 
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal; a program's replacement of the stream may lack ``isatty``."""
+    try:
+        return stream is not None and stream.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
 @contextmanager
 def displaying() -> Iterator[None]:
     """Show on a terminal the progress of the tasks that begin inside the ``with`` block."""
@@ -138,11 +146,3 @@ def doing(name: str, state: Callable[[], str] | None = None) -> Iterator[None]:
 def launching(name: str, cores: Sequence[Core]) -> AbstractContextManager[None]:
     """Register the launch of a kernel on ``cores`` as a task."""
     return doing(name, lambda: f"{sum(core.issued for core in cores):,} instructions")
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal; a program's replacement of the stream may lack ``isatty``."""
-    try:
-        return stream is not None and stream.isatty()
-    except (AttributeError, ValueError):
-        return False

@@ -121,6 +121,12 @@ def placeholder_of(view: View) -> PlaceholderStorage:
     return storage
 
 
+def _key_of(indirect: Indirect) -> Hashable:
+    base = None if indirect.base is None else key_of(indirect.base)
+    static = indirect.kind, indirect.stride, indirect.limit, indirect.dim, indirect.count
+    return *static, key_of(indirect.index), base
+
+
 def key_of(value: Any) -> Hashable:
     """Return a hashable key, equal for values that have the same effect as a parameter of an instruction."""
     if isinstance(value, View):
@@ -139,12 +145,6 @@ def key_of(value: Any) -> Hashable:
     if isinstance(value, Enum):
         return type(value), value._name_
     return type(value), value
-
-
-def _key_of(indirect: Indirect) -> Hashable:
-    base = None if indirect.base is None else key_of(indirect.base)
-    static = indirect.kind, indirect.stride, indirect.limit, indirect.dim, indirect.count
-    return *static, key_of(indirect.index), base
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,10 @@ def _wrapped(value: int, dtype: DType) -> int:
     return (value + span // 2) % span - span // 2
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.generic | NkiScalar | VirtualRegister)
+
+
 class NkiScalar(NKIObject):
     """An immutable integer, read by ``nisa.scalar_load`` or counted by ``nl.fori_loop``.
 
@@ -449,7 +453,3 @@ def check_scalar_type(name: str, dtype: DType) -> None:
         same = dtype.kind == "uint" and dtype.itemsize == int32.itemsize
         remedy = f"; view it as nl.{signed}" if same else "; cast it to nl.int32 with nisa.tensor_copy"
         raise NkiValidationError(f"operand {name!r} must be a tensor of int32 or int64, got one of {dtype}{remedy}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.generic | NkiScalar | VirtualRegister)

@@ -17,6 +17,10 @@ import numpy.typing as npt
 from .errors import ArgumentTypeError
 
 
+def _named(name: str) -> DType:
+    return _BY_NAME[name]
+
+
 class DType(str):
     """An NKI data type: a string (so it hashes, prints and compares as its name) with attributes.
 
@@ -112,10 +116,6 @@ COPYABLE: frozenset[DType] = frozenset(ALL_DTYPES)
 LOW_PRECISION: frozenset[DType] = frozenset({bfloat16, float8_e4m3, float8_e4m3fn, float8_e5m2})
 
 _BY_NAME: dict[str, DType] = {str(dtype): dtype for dtype in ALL_DTYPES} | {"bool_": bool_}
-
-
-def _named(name: str) -> DType:
-    return _BY_NAME[name]
 
 
 def _foreign_name(value: Any) -> str:

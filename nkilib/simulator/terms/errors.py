@@ -149,6 +149,11 @@ class CoreAbortedError(BaseException):
 _KNOWN: dict[str, bool] = {}
 
 
+def _is_standard(file: str) -> bool:
+    """Return whether a file is part of the standard library."""
+    return file.startswith(_STANDARD) and not file[len(_STANDARD) :].startswith(_INSTALLED)
+
+
 def is_library(frame: FrameType) -> bool:
     """Return whether ``frame`` runs a function of the simulator, of numpy or of the standard library."""
     file = frame.f_code.co_filename
@@ -158,11 +163,6 @@ def is_library(frame: FrameType) -> bool:
         return is_named or file.startswith(_WITHOUT_FILE)
     _KNOWN[file] = is_named or _is_standard(file)
     return _KNOWN[file]
-
-
-def _is_standard(file: str) -> bool:
-    """Return whether a file is part of the standard library."""
-    return file.startswith(_STANDARD) and not file[len(_STANDARD) :].startswith(_INSTALLED)
 
 
 def kernel_frame() -> FrameType | None:

@@ -84,22 +84,6 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-@lru_cache(maxsize=_MOST_SHAPES)
-def has_repeats(shape: Shape, strides: Shape) -> bool:
-    """Return whether a layout of this shape holds an element at two indices, as with a stride of 0."""
-    if 0 in shape:
-        return False
-    steps = sorted(((abs(stride), size) for size, stride in zip(shape, strides, strict=True) if size > 1), reverse=True)
-    for place, (stride, size) in enumerate(steps):
-        smaller = steps[place + 1 :]
-        if stride == 0:
-            return True
-        farthest = min(size - 1, _reach(smaller) // stride)
-        if any(_leads(smaller, count * stride) for count in range(1, farthest + 1)):
-            return True
-    return False
-
-
 def _reach(steps: Sequence[tuple[int, int]]) -> int:
     return sum(stride * (size - 1) for stride, size in steps)
 
@@ -118,6 +102,22 @@ def _leads(steps: Sequence[tuple[int, int]], distance: int) -> bool:
     rest = _reach(smaller)
     fewest, most = max(-((rest - distance) // stride), 1 - size), min((distance + rest) // stride, size - 1)
     return any(_leads(smaller, distance - count * stride) for count in range(fewest, most + 1))
+
+
+@lru_cache(maxsize=_MOST_SHAPES)
+def has_repeats(shape: Shape, strides: Shape) -> bool:
+    """Return whether a layout of this shape holds an element at two indices, as with a stride of 0."""
+    if 0 in shape:
+        return False
+    steps = sorted(((abs(stride), size) for size, stride in zip(shape, strides, strict=True) if size > 1), reverse=True)
+    for place, (stride, size) in enumerate(steps):
+        smaller = steps[place + 1 :]
+        if stride == 0:
+            return True
+        farthest = min(size - 1, _reach(smaller) // stride)
+        if any(_leads(smaller, count * stride) for count in range(1, farthest + 1)):
+            return True
+    return False
 
 
 def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | None:

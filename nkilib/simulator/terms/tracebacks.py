@@ -22,6 +22,53 @@ _PACKAGE = __name__.rpartition(".terms")[0]
 _MEANT = (NkiValidationError, NotImplementedError, UncomputedError, Warning, MemoryError, RecursionError, OSError)
 
 
+def _is_simulators(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    if file.startswith("<"):  # code that a dataclass makes, for instance
+        return f"{frame.f_globals.get('__name__', '')}.".startswith(f"{_PACKAGE}.")
+    return file.startswith(_DIRECTORY)
+
+
+def _are_users(entries: list[TracebackType], is_inside: bool) -> list[bool]:
+    """Return for each entry whether its frame is the user's: neither the simulator's nor a library's that it called.
+
+    Args:
+        entries: the entries of a traceback, the outermost one first.
+        is_inside: whether the simulator has called the first one.
+    """
+    are_users = []
+    for entry in entries:
+        is_inside = _is_simulators(entry.tb_frame) or (is_inside and is_library(entry.tb_frame))
+        are_users.append(not is_inside)
+    return are_users
+
+
+def _entries(traceback: TracebackType | None) -> list[TracebackType]:
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    return entries
+
+
+def _is_internal(error: BaseException) -> bool:
+    """Return whether the simulator has raised and caught an exception by itself."""
+    return not any(_are_users(_entries(error.__traceback__), False))
+
+
+def _shorten(error: BaseException, is_whole: bool) -> None:
+    while error.__context__ is not None and _is_internal(error.__context__):
+        error.__context__ = error.__context__.__context__
+    if is_fault(error):
+        return
+    kept = None
+    entries = _entries(error.__traceback__)
+    for entry, is_users in reversed([*zip(entries, _are_users(entries, is_whole), strict=True)]):
+        if is_users:
+            kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    error.__traceback__ = kept
+
+
 def shortened(error: Exception, *, is_whole: bool = False) -> Exception:
     """Return an exception whose traceback has no frames of the simulator.
 
@@ -76,50 +123,3 @@ def misuse_of(error: Exception) -> ArgumentTypeError | None:
         if wrong is not None:
             wrong.__suppress_context__ = True
     return None if wrong is None else wrong.with_traceback(error.__traceback__)
-
-
-def _shorten(error: BaseException, is_whole: bool) -> None:
-    while error.__context__ is not None and _is_internal(error.__context__):
-        error.__context__ = error.__context__.__context__
-    if is_fault(error):
-        return
-    kept = None
-    entries = _entries(error.__traceback__)
-    for entry, is_users in reversed([*zip(entries, _are_users(entries, is_whole), strict=True)]):
-        if is_users:
-            kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    error.__traceback__ = kept
-
-
-def _is_internal(error: BaseException) -> bool:
-    """Return whether the simulator has raised and caught an exception by itself."""
-    return not any(_are_users(_entries(error.__traceback__), False))
-
-
-def _entries(traceback: TracebackType | None) -> list[TracebackType]:
-    entries = []
-    while traceback is not None:
-        entries.append(traceback)
-        traceback = traceback.tb_next
-    return entries
-
-
-def _are_users(entries: list[TracebackType], is_inside: bool) -> list[bool]:
-    """Return for each entry whether its frame is the user's: neither the simulator's nor a library's that it called.
-
-    Args:
-        entries: the entries of a traceback, the outermost one first.
-        is_inside: whether the simulator has called the first one.
-    """
-    are_users = []
-    for entry in entries:
-        is_inside = _is_simulators(entry.tb_frame) or (is_inside and is_library(entry.tb_frame))
-        are_users.append(not is_inside)
-    return are_users
-
-
-def _is_simulators(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    if file.startswith("<"):  # code that a dataclass makes, for instance
-        return f"{frame.f_globals.get('__name__', '')}.".startswith(f"{_PACKAGE}.")
-    return file.startswith(_DIRECTORY)

@@ -57,6 +57,24 @@ class _End(NamedTuple):
 Accesses = Sequence[tuple[TensorAccess, bool]]
 
 
+def _of_repeat(repeat: Repeat, first: int) -> tuple[int, int, int, float]:
+    return repeat.first - first, repeat.end - first, repeat.times, round(repeat.ns, 3)
+
+
+def _shape(log: InstructionLog, first: int, count: int) -> list[tuple[int, int, int, float]]:
+    return [_of_repeat(repeat, first) for repeat in log.repeats_in(first) if repeat.first < first + count]
+
+
+def _step(access: TensorAccess, another: TensorAccess) -> int | None:
+    """Return by how many elements a tensor has moved from one period to the next; None if it is another tensor."""
+    (known, layout, dtype, reach, _), (other, other_layout, other_dtype, other_reach, _) = access, another
+    if known.uses is not other.uses or (dtype, reach) != (other_dtype, other_reach):
+        return None
+    if (layout.shape, layout.strides) != (other_layout.shape, other_layout.strides):
+        return None
+    return layout.offset - other_layout.offset
+
+
 class Watch:
     """A record of the iterations of one run of a loop, to find out whether they repeat."""
 
@@ -157,21 +175,3 @@ class Watch:
                     written.add(key)
         moving = {key for key, distances in steps.items() if distances != {0}}
         return not moving or (self._drains and all(len(steps[key]) == 1 for key in moving & written))
-
-
-def _step(access: TensorAccess, another: TensorAccess) -> int | None:
-    """Return by how many elements a tensor has moved from one period to the next; None if it is another tensor."""
-    (known, layout, dtype, reach, _), (other, other_layout, other_dtype, other_reach, _) = access, another
-    if known.uses is not other.uses or (dtype, reach) != (other_dtype, other_reach):
-        return None
-    if (layout.shape, layout.strides) != (other_layout.shape, other_layout.strides):
-        return None
-    return layout.offset - other_layout.offset
-
-
-def _shape(log: InstructionLog, first: int, count: int) -> list[tuple[int, int, int, float]]:
-    return [_of_repeat(repeat, first) for repeat in log.repeats_in(first) if repeat.first < first + count]
-
-
-def _of_repeat(repeat: Repeat, first: int) -> tuple[int, int, int, float]:
-    return repeat.first - first, repeat.end - first, repeat.times, round(repeat.ns, 3)

@@ -40,6 +40,29 @@ from .exchange import (
 from .groups import RankPosition, ReplicaGroup, group_term, place_in
 
 
+def _perform(
+    call: Call,
+    what: str,
+    place: RankPosition,
+    srcs: tuple[NkiTensor, ...],
+    dsts: tuple[NkiTensor, ...],
+    terms: tuple[AgreedProperty, ...],
+    store: Callable[[Mapping[int, Arrays]], None],
+) -> None:
+    perform(
+        call,
+        Operation(
+            what,
+            place.members,
+            srcs,
+            dsts,
+            (group_term(place.lists), *terms, *shape_terms("srcs", srcs), *shape_terms("dsts", dsts)),
+            lambda: contents(call.core, "srcs", srcs),
+            store,
+        ),
+    )
+
+
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
 def all_reduce(
     call: Call,
@@ -108,6 +131,25 @@ def all_gather(
             write(call.core, dst, np.concatenate(parts, axis=dim), dst.dtype)
 
     _perform(call, "all_gather", place, inputs, outputs, (AgreedProperty("collective_dim", dim),), store)
+
+
+def _part(name: str, tensor: NkiTensor, place: RankPosition) -> int:
+    """Return the number of rows (indices of dimension 0) of a tensor in the share of one rank.
+
+    Raises:
+        NkiValidationError: if the ranks cannot share the tensor evenly.
+    """
+    rows, rest = divmod(tensor.shape[0], place.size)
+    if rest:
+        raise NkiValidationError(
+            f"{name}: dimension 0 must be a multiple of the {place.size} ranks in this rank's list, got {tensor}"
+        )
+    return rows
+
+
+def _rows(tensor: NkiTensor, position: int, place: RankPosition) -> slice:
+    rows = tensor.shape[0] // place.size
+    return slice(position * rows, (position + 1) * rows)
 
 
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
@@ -181,45 +223,3 @@ def all_to_all(
             write(call.core, dst, np.concatenate(parts, axis=0), dst.dtype)
 
     _perform(call, "all_to_all", place, inputs, outputs, (), store)
-
-
-def _perform(
-    call: Call,
-    what: str,
-    place: RankPosition,
-    srcs: tuple[NkiTensor, ...],
-    dsts: tuple[NkiTensor, ...],
-    terms: tuple[AgreedProperty, ...],
-    store: Callable[[Mapping[int, Arrays]], None],
-) -> None:
-    perform(
-        call,
-        Operation(
-            what,
-            place.members,
-            srcs,
-            dsts,
-            (group_term(place.lists), *terms, *shape_terms("srcs", srcs), *shape_terms("dsts", dsts)),
-            lambda: contents(call.core, "srcs", srcs),
-            store,
-        ),
-    )
-
-
-def _part(name: str, tensor: NkiTensor, place: RankPosition) -> int:
-    """Return the number of rows (indices of dimension 0) of a tensor in the share of one rank.
-
-    Raises:
-        NkiValidationError: if the ranks cannot share the tensor evenly.
-    """
-    rows, rest = divmod(tensor.shape[0], place.size)
-    if rest:
-        raise NkiValidationError(
-            f"{name}: dimension 0 must be a multiple of the {place.size} ranks in this rank's list, got {tensor}"
-        )
-    return rows
-
-
-def _rows(tensor: NkiTensor, position: int, place: RankPosition) -> slice:
-    rows = tensor.shape[0] // place.size
-    return slice(position * rows, (position + 1) * rows)

@@ -49,6 +49,20 @@ _ENDS_OF_A_PAIR = 2
 _Channels = Sequence[Sequence[NkiTensor]]
 
 
+def _checked_pairs(pairs: Any) -> list[tuple[int, int]]:
+    is_list = isinstance(pairs, list | tuple) and bool(pairs)
+    if not is_list or not all(isinstance(pair, list | tuple) and len(pair) == _ENDS_OF_A_PAIR for pair in pairs):
+        raise NkiValidationError(f"source_target_pairs must be a list of (source, target), got {pairs!r}")
+    for end, name in enumerate(("source", "target")):
+        ranks = [pair[end] for pair in pairs]
+        for rank in ranks:
+            if not is_integer(rank) or rank < 0:
+                raise NkiValidationError(f"source_target_pairs: a rank must be an integer >= 0, got {rank!r}")
+            if ranks.count(rank) > 1:
+                raise NkiValidationError(f"source_target_pairs: rank {rank} is the {name} of more than one pair")
+    return [(int(source), int(target)) for source, target in pairs]
+
+
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
 def collective_permute(
     call: Call,
@@ -88,79 +102,6 @@ def collective_permute(
     terms = (AgreedProperty("source_target_pairs", pairs), *shape_terms("srcs", inputs), *shape_terms("dsts", outputs))
     bring = lambda: contents(core, "srcs", inputs)  # noqa: E731
     perform(call, Operation("collective_permute", members, inputs, outputs, terms, bring, store))
-
-
-def _checked_pairs(pairs: Any) -> list[tuple[int, int]]:
-    is_list = isinstance(pairs, list | tuple) and bool(pairs)
-    if not is_list or not all(isinstance(pair, list | tuple) and len(pair) == _ENDS_OF_A_PAIR for pair in pairs):
-        raise NkiValidationError(f"source_target_pairs must be a list of (source, target), got {pairs!r}")
-    for end, name in enumerate(("source", "target")):
-        ranks = [pair[end] for pair in pairs]
-        for rank in ranks:
-            if not is_integer(rank) or rank < 0:
-                raise NkiValidationError(f"source_target_pairs: a rank must be an integer >= 0, got {rank!r}")
-            if ranks.count(rank) > 1:
-                raise NkiValidationError(f"source_target_pairs: rank {rank} is the {name} of more than one pair")
-    return [(int(source), int(target)) for source, target in pairs]
-
-
-@instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
-def collective_permute_implicit(
-    call: Call,
-    srcs_by_channel: _Channels,
-    dsts_by_channel: _Channels,
-    replica_group: ReplicaGroup,
-    channel_ids: Sequence[int] = [0],
-    priority: int | None = None,
-) -> None:
-    """Send each rank's source to the next rank in its list of the group, and the source of the last rank to the first.
-
-    There are one source and one result on each channel, in HBM or SBUF.
-
-    Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
-    """
-    place = _place(call, replica_group, channel_ids, priority)
-    inputs = _by_channel(call, "srcs_by_channel", srcs_by_channel, channel_ids)
-    outputs = _by_channel(call, "dsts_by_channel", dsts_by_channel, channel_ids, is_output=True)
-    _check_channels(inputs, outputs)
-    bring = lambda: contents(call.core, "srcs_by_channel", inputs)  # noqa: E731
-    _permute_in_ring(call, "collective_permute_implicit", place, inputs, outputs, (), bring, lambda dtype: dtype)
-
-
-@instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
-def collective_permute_implicit_reduce(
-    call: Call,
-    srcs0_by_channel: _Channels,
-    srcs1_by_channel: _Channels,
-    dsts_by_channel: _Channels,
-    replica_group: ReplicaGroup,
-    op: Operator,
-    channel_ids: Sequence[int] = [0],
-    priority: int | None = None,
-) -> None:
-    """Send ``op`` of two sources on each channel to the next rank, like :func:`collective_permute_implicit`.
-
-    The arithmetic is that of :func:`nkilib.simulator.engines.collectives.fixed_size.all_reduce`.
-
-    Raises:
-        BarrierError: if another rank of the group reaches a different operation, or none.
-    """
-    core, key = call.core, reduction_key(op)
-    place = _place(call, replica_group, channel_ids, priority)
-    first = _by_channel(call, "srcs0_by_channel", srcs0_by_channel, channel_ids, dtypes=REDUCIBLE)
-    second = _by_channel(call, "srcs1_by_channel", srcs1_by_channel, channel_ids, dtypes=REDUCIBLE)
-    outputs = _by_channel(call, "dsts_by_channel", dsts_by_channel, channel_ids, dtypes=REDUCIBLE, is_output=True)
-    _check_channels(first, outputs)
-    _check_channels(second, outputs)
-
-    def bring() -> list[npt.NDArray[Any]]:
-        left, right = contents(core, "srcs0_by_channel", first), contents(core, "srcs1_by_channel", second)
-        return [reduced(key, dst.dtype, parts) for dst, *parts in zip(outputs, left, right, strict=True)]
-
-    terms = (AgreedProperty("op", key),)
-    sources = (*first, *second)
-    _permute_in_ring(call, "collective_permute_implicit_reduce", place, sources, outputs, terms, bring, computed_in)
 
 
 def _place(call: Call, replica_group: Any, channel_ids: Any, priority: int | None) -> RankPosition:
@@ -226,6 +167,65 @@ def _permute_in_ring(
 
     agreed = (group_term(place.lists), *terms, *shape_terms("sources", srcs), *shape_terms("results", dsts))
     perform(call, Operation(what, place.members, srcs, dsts, agreed, bring, store))
+
+
+@instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
+def collective_permute_implicit(
+    call: Call,
+    srcs_by_channel: _Channels,
+    dsts_by_channel: _Channels,
+    replica_group: ReplicaGroup,
+    channel_ids: Sequence[int] = [0],
+    priority: int | None = None,
+) -> None:
+    """Send each rank's source to the next rank in its list of the group, and the source of the last rank to the first.
+
+    There are one source and one result on each channel, in HBM or SBUF.
+
+    Raises:
+        BarrierError: if another rank of the group reaches a different operation, or none.
+    """
+    place = _place(call, replica_group, channel_ids, priority)
+    inputs = _by_channel(call, "srcs_by_channel", srcs_by_channel, channel_ids)
+    outputs = _by_channel(call, "dsts_by_channel", dsts_by_channel, channel_ids, is_output=True)
+    _check_channels(inputs, outputs)
+    bring = lambda: contents(call.core, "srcs_by_channel", inputs)  # noqa: E731
+    _permute_in_ring(call, "collective_permute_implicit", place, inputs, outputs, (), bring, lambda dtype: dtype)
+
+
+@instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
+def collective_permute_implicit_reduce(
+    call: Call,
+    srcs0_by_channel: _Channels,
+    srcs1_by_channel: _Channels,
+    dsts_by_channel: _Channels,
+    replica_group: ReplicaGroup,
+    op: Operator,
+    channel_ids: Sequence[int] = [0],
+    priority: int | None = None,
+) -> None:
+    """Send ``op`` of two sources on each channel to the next rank, like :func:`collective_permute_implicit`.
+
+    The arithmetic is that of :func:`nkilib.simulator.engines.collectives.fixed_size.all_reduce`.
+
+    Raises:
+        BarrierError: if another rank of the group reaches a different operation, or none.
+    """
+    core, key = call.core, reduction_key(op)
+    place = _place(call, replica_group, channel_ids, priority)
+    first = _by_channel(call, "srcs0_by_channel", srcs0_by_channel, channel_ids, dtypes=REDUCIBLE)
+    second = _by_channel(call, "srcs1_by_channel", srcs1_by_channel, channel_ids, dtypes=REDUCIBLE)
+    outputs = _by_channel(call, "dsts_by_channel", dsts_by_channel, channel_ids, dtypes=REDUCIBLE, is_output=True)
+    _check_channels(first, outputs)
+    _check_channels(second, outputs)
+
+    def bring() -> list[npt.NDArray[Any]]:
+        left, right = contents(core, "srcs0_by_channel", first), contents(core, "srcs1_by_channel", second)
+        return [reduced(key, dst.dtype, parts) for dst, *parts in zip(outputs, left, right, strict=True)]
+
+    terms = (AgreedProperty("op", key),)
+    sources = (*first, *second)
+    _permute_in_ring(call, "collective_permute_implicit_reduce", place, sources, outputs, terms, bring, computed_in)
 
 
 def collective_permute_implicit_current_processing_rank_id(

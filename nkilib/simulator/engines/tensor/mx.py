@@ -110,6 +110,50 @@ def _scale(name: str) -> Operand:
     return Operand(name, regions=SBUF, dtypes=_SCALE_TYPES, is_accessed=False)
 
 
+def _check_partitions(name: str, tile: NkiTensor) -> None:
+    if tile.shape[0] % _QUADRANT:
+        raise NkiValidationError(f"operand {name!r} must have a multiple of {_QUADRANT} partitions, got {tile}")
+
+
+def _place(tile: NkiTensor) -> int | None:
+    """Return the partition of SBUF in which a tile starts; None if the compiler chooses it."""
+    if tile.storage.shape[0] == PARTITIONS:
+        return partition_in_storage(tile)
+    return placed_partition(tile)
+
+
+def _scale_rows(name: str, scale: NkiTensor, data_name: str, data: NkiTensor, columns: int) -> NkiTensor:
+    """Return the rows of a tile of scales that hold the scales of ``data``.
+
+    Their shape is (quadrants, 4, free dimensions of ``scale``).
+    """
+    check_free_pattern(name, scale)
+    check_consecutive_partitions(name, scale)
+    quadrants = data.shape[0] // _QUADRANT
+    partitions = (quadrants - 1) * _QUADRANT + _QUADRANT_SCALES
+    if scale.shape[0] < partitions or scale.free_size != columns:
+        raise NkiValidationError(
+            f"operand {name!r} must have {columns} elements in a partition, and at least {partitions} partitions for "
+            f"the {data.shape[0]} of {data_name!r}: {_QUADRANT_SCALES} scales for each {_QUADRANT} partitions, where "
+            f"these start; got {scale}"
+        )
+    start = partition_in_storage(scale)
+    if start % _QUADRANT not in _SCALE_STARTS:
+        raise NkiValidationError(
+            f"operand {name!r} must start at partition {', '.join(map(str, _SCALE_STARTS[:-1]))} or "
+            f"{_SCALE_STARTS[-1]} of {_QUADRANT}, got a start at {start} of {scale}"
+        )
+    places = _place(scale), _place(data)
+    if places[0] is not None and places[1] is not None and places[0] // _QUADRANT != places[1] // _QUADRANT:
+        raise NkiValidationError(
+            f"operand {name!r} must start in the same {_QUADRANT} partitions as {data_name!r}, got a start at "
+            f"{places[0]} of {scale} for one at {places[1]} of {data}"
+        )
+    row = scale.strides[0]
+    shape = (quadrants, _QUADRANT_SCALES, *scale.shape[1:])
+    return scale.with_layout(Layout(shape, (_QUADRANT * row, row, *scale.strides[1:]), scale.offset))
+
+
 @instruction(
     operands=(
         output("dst", regions=SBUF, dtypes=_MXFP8),
@@ -154,6 +198,71 @@ def quantize_mx(call: Call, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor
 
     act(call.core, put_quantized, writes=(dst, scale_rows), reads=(src,))
     scale_rows.mark_written()
+
+
+def _check_sizes(dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, rows: int) -> None:
+    _check_partitions("stationary", stationary)
+    if stationary.shape[0] != moving.shape[0]:
+        raise NkiValidationError(
+            f"operands 'stationary' and 'moving' must have the same partition dimension, got {stationary.shape[0]} and "
+            f"{moving.shape[0]}"
+        )
+    columns, moving_columns = stationary.free_size, moving.free_size
+    if stationary.shape[0] > rows or columns > PARTITIONS:
+        raise NkiValidationError(
+            f"operand 'stationary' must fit a tile of {rows} rows and {PARTITIONS} columns, got {stationary}"
+        )
+    if columns % 2:
+        raise NkiValidationError(f"operand 'stationary' must have an even number of free elements, got {stationary}")
+    most = PSUM_PARTITION_BYTES // dst.dtype.itemsize
+    if moving_columns > most:
+        raise NkiValidationError(
+            f"operand 'moving' must have at most {most} free elements for 'dst' of {dst.dtype}, got {moving}"
+        )
+    if dst.shape[0] != columns or dst.free_size != moving_columns:
+        raise NkiValidationError(f"operand 'dst' must be of shape ({columns}, {moving_columns}), got {dst}")
+
+
+def _row_tile(position: Any, size: Any) -> int:
+    """Return the number of rows of the systolic array that the call may use."""
+    if bool(position) != bool(size):
+        raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
+    if not size:
+        return PARTITIONS
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in (position, size)):
+        raise NkiValidationError(f"tile_position and tile_size are pairs (row, column), got {position!r} and {size!r}")
+    (start, start_column), (rows, columns) = position, size
+    if (start_column, columns) != (0, PARTITIONS):
+        raise NkiValidationError(
+            f"nc_matmul_mx has row tiles only: tile_position=(row, 0) and tile_size=(rows, {PARTITIONS}), got "
+            f"tile_position={position}, tile_size={size}"
+        )
+    if rows not in _ROW_TILES or start % rows or not 0 <= start <= PARTITIONS - rows:
+        raise NkiValidationError(
+            f"a row tile has {', '.join(map(str, _ROW_TILES[:-1]))} or {_ROW_TILES[-1]} rows and starts at a multiple "
+            f"of them inside {PARTITIONS}, got tile_position={position}, tile_size={size}"
+        )
+    return int(rows)
+
+
+class _Matrix:
+    """A conversion of the packed words and the scales of an MX matrix to values."""
+
+    def __init__(self, tile: NkiTensor) -> None:
+        self._partitions, self._columns, self._dtype = tile.shape[0], tile.free_size, tile.dtype
+
+    def values(self, words: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Return the values as a matrix with four rows for each partition: the four elements of its words."""
+        blocks = scales.view(np.uint8).reshape(self._partitions // BLOCK_ROWS, self._columns)
+        values = dequantize(words.reshape(self._partitions, self._columns), self._dtype, blocks)
+        return values.swapaxes(1, 2).reshape(-1, self._columns)
+
+
+def _written_scales(call: Call, name: str, tile: NkiTensor, scale: NkiTensor) -> NkiTensor:
+    """Return the rows that hold the scales of an MX matrix, after checking that they have been written."""
+    rows = _scale_rows(f"{name}_scale", scale, name, tile, tile.free_size)
+    check_written(call.core, f"{name}_scale", rows)
+    return rows
 
 
 @instruction(
@@ -201,112 +310,3 @@ def nc_matmul_mx(
         )
 
     accumulate_in_psum(call.core, dst, product, (stationary, moving, left_scale, right_scale), accumulate)
-
-
-class _Matrix:
-    """A conversion of the packed words and the scales of an MX matrix to values."""
-
-    def __init__(self, tile: NkiTensor) -> None:
-        self._partitions, self._columns, self._dtype = tile.shape[0], tile.free_size, tile.dtype
-
-    def values(self, words: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Return the values as a matrix with four rows for each partition: the four elements of its words."""
-        blocks = scales.view(np.uint8).reshape(self._partitions // BLOCK_ROWS, self._columns)
-        values = dequantize(words.reshape(self._partitions, self._columns), self._dtype, blocks)
-        return values.swapaxes(1, 2).reshape(-1, self._columns)
-
-
-def _written_scales(call: Call, name: str, tile: NkiTensor, scale: NkiTensor) -> NkiTensor:
-    """Return the rows that hold the scales of an MX matrix, after checking that they have been written."""
-    rows = _scale_rows(f"{name}_scale", scale, name, tile, tile.free_size)
-    check_written(call.core, f"{name}_scale", rows)
-    return rows
-
-
-def _scale_rows(name: str, scale: NkiTensor, data_name: str, data: NkiTensor, columns: int) -> NkiTensor:
-    """Return the rows of a tile of scales that hold the scales of ``data``.
-
-    Their shape is (quadrants, 4, free dimensions of ``scale``).
-    """
-    check_free_pattern(name, scale)
-    check_consecutive_partitions(name, scale)
-    quadrants = data.shape[0] // _QUADRANT
-    partitions = (quadrants - 1) * _QUADRANT + _QUADRANT_SCALES
-    if scale.shape[0] < partitions or scale.free_size != columns:
-        raise NkiValidationError(
-            f"operand {name!r} must have {columns} elements in a partition, and at least {partitions} partitions for "
-            f"the {data.shape[0]} of {data_name!r}: {_QUADRANT_SCALES} scales for each {_QUADRANT} partitions, where "
-            f"these start; got {scale}"
-        )
-    start = partition_in_storage(scale)
-    if start % _QUADRANT not in _SCALE_STARTS:
-        raise NkiValidationError(
-            f"operand {name!r} must start at partition {', '.join(map(str, _SCALE_STARTS[:-1]))} or "
-            f"{_SCALE_STARTS[-1]} of {_QUADRANT}, got a start at {start} of {scale}"
-        )
-    places = _place(scale), _place(data)
-    if places[0] is not None and places[1] is not None and places[0] // _QUADRANT != places[1] // _QUADRANT:
-        raise NkiValidationError(
-            f"operand {name!r} must start in the same {_QUADRANT} partitions as {data_name!r}, got a start at "
-            f"{places[0]} of {scale} for one at {places[1]} of {data}"
-        )
-    row = scale.strides[0]
-    shape = (quadrants, _QUADRANT_SCALES, *scale.shape[1:])
-    return scale.with_layout(Layout(shape, (_QUADRANT * row, row, *scale.strides[1:]), scale.offset))
-
-
-def _place(tile: NkiTensor) -> int | None:
-    """Return the partition of SBUF in which a tile starts; None if the compiler chooses it."""
-    if tile.storage.shape[0] == PARTITIONS:
-        return partition_in_storage(tile)
-    return placed_partition(tile)
-
-
-def _check_partitions(name: str, tile: NkiTensor) -> None:
-    if tile.shape[0] % _QUADRANT:
-        raise NkiValidationError(f"operand {name!r} must have a multiple of {_QUADRANT} partitions, got {tile}")
-
-
-def _row_tile(position: Any, size: Any) -> int:
-    """Return the number of rows of the systolic array that the call may use."""
-    if bool(position) != bool(size):
-        raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
-    if not size:
-        return PARTITIONS
-    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in (position, size)):
-        raise NkiValidationError(f"tile_position and tile_size are pairs (row, column), got {position!r} and {size!r}")
-    (start, start_column), (rows, columns) = position, size
-    if (start_column, columns) != (0, PARTITIONS):
-        raise NkiValidationError(
-            f"nc_matmul_mx has row tiles only: tile_position=(row, 0) and tile_size=(rows, {PARTITIONS}), got "
-            f"tile_position={position}, tile_size={size}"
-        )
-    if rows not in _ROW_TILES or start % rows or not 0 <= start <= PARTITIONS - rows:
-        raise NkiValidationError(
-            f"a row tile has {', '.join(map(str, _ROW_TILES[:-1]))} or {_ROW_TILES[-1]} rows and starts at a multiple "
-            f"of them inside {PARTITIONS}, got tile_position={position}, tile_size={size}"
-        )
-    return int(rows)
-
-
-def _check_sizes(dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, rows: int) -> None:
-    _check_partitions("stationary", stationary)
-    if stationary.shape[0] != moving.shape[0]:
-        raise NkiValidationError(
-            f"operands 'stationary' and 'moving' must have the same partition dimension, got {stationary.shape[0]} and "
-            f"{moving.shape[0]}"
-        )
-    columns, moving_columns = stationary.free_size, moving.free_size
-    if stationary.shape[0] > rows or columns > PARTITIONS:
-        raise NkiValidationError(
-            f"operand 'stationary' must fit a tile of {rows} rows and {PARTITIONS} columns, got {stationary}"
-        )
-    if columns % 2:
-        raise NkiValidationError(f"operand 'stationary' must have an even number of free elements, got {stationary}")
-    most = PSUM_PARTITION_BYTES // dst.dtype.itemsize
-    if moving_columns > most:
-        raise NkiValidationError(
-            f"operand 'moving' must have at most {most} free elements for 'dst' of {dst.dtype}, got {moving}"
-        )
-    if dst.shape[0] != columns or dst.free_size != moving_columns:
-        raise NkiValidationError(f"operand 'dst' must be of shape ({columns}, {moving_columns}), got {dst}")

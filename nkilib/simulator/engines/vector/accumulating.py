@@ -41,6 +41,18 @@ _EXPONENTIAL_SUMS = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float16, dt.bf
 _REVISION_OF_EXPONENTIAL = 1
 
 
+def _reduce_key(op: Any) -> str:
+    """Return the name of the operator of a reduction into the registers.
+
+    Raises:
+        NkiValidationError: if the instructions have no such reduction.
+    """
+    key = operator_key("reduce_op", op)
+    if key not in ("add", "multiply", "maximum", "minimum"):
+        raise NkiValidationError(f"reduce_op must be nl.add, nl.multiply, nl.max or nl.min, got {op!r}")
+    return key
+
+
 @instruction(
     operands=(
         output("dst"),
@@ -89,6 +101,18 @@ def tensor_scalar_reduce(
         step.apply_float(tiles[0], scalars[0], values)
 
     compute(call.core, dst, (data,), apply, reduction, (step.scalar,))
+
+
+def _reduction(
+    call: Call, data: NkiTensor, command: commands, op: Any, destination: NkiTensor | None
+) -> VectorAccumulation:
+    """Return the reduction of a call of ``scalar_tensor_tensor``; it is not active if the call asks for none."""
+    key = "add" if op is ... else _reduce_key(op)
+    allowed = (commands.idle, commands.reset_reduce, commands.reduce)
+    reduction = VectorAccumulation(call.core, data, command, key, allowed, destination=destination)
+    if destination is not None and not reduction.is_active:
+        raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
+    return reduction
 
 
 @instruction(
@@ -146,30 +170,6 @@ def scalar_tensor_tensor(
     compute(call.core, dst, (data, operand1), apply, reduction, (first.scalar,))
     if reduction is None and not call.core.vector_accumulators.is_blank:
         call.core.vector_accumulators.forget(lanes_of(data))
-
-
-def _reduction(
-    call: Call, data: NkiTensor, command: commands, op: Any, destination: NkiTensor | None
-) -> VectorAccumulation:
-    """Return the reduction of a call of ``scalar_tensor_tensor``; it is not active if the call asks for none."""
-    key = "add" if op is ... else _reduce_key(op)
-    allowed = (commands.idle, commands.reset_reduce, commands.reduce)
-    reduction = VectorAccumulation(call.core, data, command, key, allowed, destination=destination)
-    if destination is not None and not reduction.is_active:
-        raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
-    return reduction
-
-
-def _reduce_key(op: Any) -> str:
-    """Return the name of the operator of a reduction into the registers.
-
-    Raises:
-        NkiValidationError: if the instructions have no such reduction.
-    """
-    key = operator_key("reduce_op", op)
-    if key not in ("add", "multiply", "maximum", "minimum"):
-        raise NkiValidationError(f"reduce_op must be nl.add, nl.multiply, nl.max or nl.min, got {op!r}")
-    return key
 
 
 @instruction(

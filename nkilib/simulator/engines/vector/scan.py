@@ -38,6 +38,27 @@ _CUMULATIVE = (dt.FLOATS - {dt.tfloat32}) | {dt.uint8, dt.uint16, dt.int8, dt.in
 _CUMULATIVE_OPERATORS = ("add", "subtract", "multiply", "maximum", "minimum")
 
 
+def _binary(parameter: str, op: Any, is_reversed: bool) -> Binary:
+    """Return the function of a binary arithmetic operator, with its operands exchanged if ``is_reversed``."""
+    key = operator_key(parameter, op)
+    if key not in ARITHMETIC:
+        raise NkiValidationError(f"{parameter} must be a binary arithmetic operator such as nl.add, got {op!r}")
+    function = ARITHMETIC[key]
+    return (lambda x, y, out: function(y, x, out)) if is_reversed else function
+
+
+def _vector(operand: Any) -> Float32s:
+    """Return a flat float32 copy of a number, or of the elements of a (P, 1) tensor, one for each partition."""
+    values: Float32s = np.array(operand, np.float32).reshape(-1)
+    return values
+
+
+def _steps(elements: Elements) -> Float32s:
+    """Return a transposed float32 copy of the elements: row i has element i of each partition, the input of step i."""
+    rows = elements if elements.ndim == 2 else elements.reshape(elements.shape[0], prod(elements.shape[1:]))
+    return rows.T.astype(np.float32, order="C")
+
+
 @instruction(
     operands=(output("dst"), Operand("data0"), Operand("data1"), vector("initial", "data0", accepts_scalar=True)),
     on=(Engine.vector,),
@@ -125,24 +146,3 @@ def tensor_scalar_cumulative(
         state = values
     reduction.leave(state)
     store_float(dst.array, steps.T, dst.dtype)
-
-
-def _binary(parameter: str, op: Any, is_reversed: bool) -> Binary:
-    """Return the function of a binary arithmetic operator, with its operands exchanged if ``is_reversed``."""
-    key = operator_key(parameter, op)
-    if key not in ARITHMETIC:
-        raise NkiValidationError(f"{parameter} must be a binary arithmetic operator such as nl.add, got {op!r}")
-    function = ARITHMETIC[key]
-    return (lambda x, y, out: function(y, x, out)) if is_reversed else function
-
-
-def _steps(elements: Elements) -> Float32s:
-    """Return a transposed float32 copy of the elements: row i has element i of each partition, the input of step i."""
-    rows = elements if elements.ndim == 2 else elements.reshape(elements.shape[0], prod(elements.shape[1:]))
-    return rows.T.astype(np.float32, order="C")
-
-
-def _vector(operand: Any) -> Float32s:
-    """Return a flat float32 copy of a number, or of the elements of a (P, 1) tensor, one for each partition."""
-    values: Float32s = np.array(operand, np.float32).reshape(-1)
-    return values

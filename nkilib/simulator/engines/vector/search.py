@@ -39,6 +39,31 @@ Float32s = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.int64]
 
 
+def _check_dimensions(name: str, tensor: NkiTensor) -> None:
+    if tensor.ndim > _DIMENSIONS_MAX:
+        raise NkiValidationError(
+            f"operand {name!r} must have at most {_DIMENSIONS_MAX} dimensions, the partitions included, got {tensor}"
+        )
+
+
+def _check_searched(name: str, tensor: NkiTensor, least: int) -> None:
+    if not least <= tensor.free_size <= _SEARCHED_MAX:
+        raise NkiValidationError(
+            f"operand {name!r} must have {least} to {_SEARCHED_MAX} elements per partition, got {tensor}"
+        )
+
+
+def _check_row_of_eight(name: str, tensor: NkiTensor) -> None:
+    if tensor.shape != (tensor.shape[0], _VALUES):
+        raise NkiValidationError(f"operand {name!r} must have shape (partitions, {_VALUES}), got {tensor}")
+
+
+def _take_largest(values: Float32s, results: Float32s) -> None:
+    largest = np.partition(values, -_VALUES, axis=1)[:, -_VALUES:]
+    largest.sort(axis=1)
+    results[...] = largest[:, ::-1]
+
+
 @instruction(
     operands=(output("dst"), Operand("src")),
     on=(Engine.vector,),
@@ -56,10 +81,34 @@ def max8(call: Call, dst: NkiTensor, src: NkiTensor) -> None:
     reduce_rows(call.core, dst, src, _take_largest)
 
 
-def _take_largest(values: Float32s, results: Float32s) -> None:
-    largest = np.partition(values, -_VALUES, axis=1)[:, -_VALUES:]
-    largest.sort(axis=1)
-    results[...] = largest[:, ::-1]
+def _check_eight(name: str, tensor: NkiTensor) -> None:
+    if tensor.free_size != _VALUES:
+        raise NkiValidationError(f"operand {name!r} must have {_VALUES} elements per partition, got {tensor}")
+
+
+def _match(values: Float32s, wanted: Float32s, order: Any) -> tuple[Positions, npt.NDArray[np.bool_]]:
+    """Pair the ``wanted`` values of each row, column by column in the given order, with elements of ``values``.
+
+    Each wanted value is paired with the first equal element that is not paired yet.
+
+    Returns:
+        The position of each wanted value's partner, or ``_ABSENT``; and a mask of the elements that stay unpaired.
+    """
+    lanes = np.arange(values.shape[0])
+    positions = np.full(wanted.shape, _ABSENT, np.int64)
+    is_free = np.ones(values.shape, np.bool_)
+    for slot in order:
+        candidates = values == wanted[:, slot : slot + 1]
+        candidates &= is_free
+        first = candidates.argmax(axis=1)
+        is_match = candidates[lanes, first]
+        positions[is_match, slot] = first[is_match]
+        is_free[lanes[is_match], first[is_match]] = False
+    return positions, is_free
+
+
+def _store_positions(into: Elements, positions: Positions) -> None:
+    np.copyto(into, positions.reshape(into.shape), casting="unsafe")
 
 
 @instruction(
@@ -90,6 +139,36 @@ def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor)
         _store_positions(into, positions)
 
     act(call.core, find, writes=(dst,), reads=(data, vals))
+
+
+def _check_indices_of_replaced(call: Call, dst_idx: NkiTensor, data: NkiTensor) -> None:
+    if call.core.generation.version is nc_version.gen2:
+        raise NkiValidationError(
+            "dst_idx needs trn2 or newer; the target is trn1: find the indices with nc_find_index8"
+        )
+    same_partitions({"data": data, "dst_idx": dst_idx}, "data", "dst_idx")
+    _check_eight("dst_idx", dst_idx)
+
+
+def _replacing(
+    dst: NkiTensor, data: NkiTensor, imm: float
+) -> Callable[[Elements, Elements, Float32s, npt.NDArray[np.bool_]], None]:
+    """Return a function that stores rows of ``data`` in ``dst``, with ``imm`` in place of elements that are not kept.
+
+    The function takes some rows of ``dst`` and of ``data``, the latter in float32 as well, and a mask of the elements
+    that are kept.
+    """
+    replacement, dtype, is_cast = np.full((), imm, np.float32), dst.dtype, dst.dtype != data.dtype
+    cast = np.empty((), stored_type(dst))
+    store_float(cast, replacement, dtype)
+
+    def put(into: Elements, elements: Elements, values: Float32s, is_kept: npt.NDArray[np.bool_]) -> None:
+        if is_cast:
+            store_float(into, np.where(is_kept, values, replacement), dtype)
+        else:
+            into[...] = np.where(is_kept, elements.reshape(is_kept.shape), cast).reshape(into.shape)
+
+    return put
 
 
 @instruction(
@@ -137,82 +216,3 @@ def nc_match_replace8(
             _store_positions(into_places, positions)
 
     act(call.core, replace, writes=results, reads=(data, vals))
-
-
-def _match(values: Float32s, wanted: Float32s, order: Any) -> tuple[Positions, npt.NDArray[np.bool_]]:
-    """Pair the ``wanted`` values of each row, column by column in the given order, with elements of ``values``.
-
-    Each wanted value is paired with the first equal element that is not paired yet.
-
-    Returns:
-        The position of each wanted value's partner, or ``_ABSENT``; and a mask of the elements that stay unpaired.
-    """
-    lanes = np.arange(values.shape[0])
-    positions = np.full(wanted.shape, _ABSENT, np.int64)
-    is_free = np.ones(values.shape, np.bool_)
-    for slot in order:
-        candidates = values == wanted[:, slot : slot + 1]
-        candidates &= is_free
-        first = candidates.argmax(axis=1)
-        is_match = candidates[lanes, first]
-        positions[is_match, slot] = first[is_match]
-        is_free[lanes[is_match], first[is_match]] = False
-    return positions, is_free
-
-
-def _replacing(
-    dst: NkiTensor, data: NkiTensor, imm: float
-) -> Callable[[Elements, Elements, Float32s, npt.NDArray[np.bool_]], None]:
-    """Return a function that stores rows of ``data`` in ``dst``, with ``imm`` in place of elements that are not kept.
-
-    The function takes some rows of ``dst`` and of ``data``, the latter in float32 as well, and a mask of the elements
-    that are kept.
-    """
-    replacement, dtype, is_cast = np.full((), imm, np.float32), dst.dtype, dst.dtype != data.dtype
-    cast = np.empty((), stored_type(dst))
-    store_float(cast, replacement, dtype)
-
-    def put(into: Elements, elements: Elements, values: Float32s, is_kept: npt.NDArray[np.bool_]) -> None:
-        if is_cast:
-            store_float(into, np.where(is_kept, values, replacement), dtype)
-        else:
-            into[...] = np.where(is_kept, elements.reshape(is_kept.shape), cast).reshape(into.shape)
-
-    return put
-
-
-def _store_positions(into: Elements, positions: Positions) -> None:
-    np.copyto(into, positions.reshape(into.shape), casting="unsafe")
-
-
-def _check_dimensions(name: str, tensor: NkiTensor) -> None:
-    if tensor.ndim > _DIMENSIONS_MAX:
-        raise NkiValidationError(
-            f"operand {name!r} must have at most {_DIMENSIONS_MAX} dimensions, the partitions included, got {tensor}"
-        )
-
-
-def _check_searched(name: str, tensor: NkiTensor, least: int) -> None:
-    if not least <= tensor.free_size <= _SEARCHED_MAX:
-        raise NkiValidationError(
-            f"operand {name!r} must have {least} to {_SEARCHED_MAX} elements per partition, got {tensor}"
-        )
-
-
-def _check_eight(name: str, tensor: NkiTensor) -> None:
-    if tensor.free_size != _VALUES:
-        raise NkiValidationError(f"operand {name!r} must have {_VALUES} elements per partition, got {tensor}")
-
-
-def _check_row_of_eight(name: str, tensor: NkiTensor) -> None:
-    if tensor.shape != (tensor.shape[0], _VALUES):
-        raise NkiValidationError(f"operand {name!r} must have shape (partitions, {_VALUES}), got {tensor}")
-
-
-def _check_indices_of_replaced(call: Call, dst_idx: NkiTensor, data: NkiTensor) -> None:
-    if call.core.generation.version is nc_version.gen2:
-        raise NkiValidationError(
-            "dst_idx needs trn2 or newer; the target is trn1: find the indices with nc_find_index8"
-        )
-    same_partitions({"data": data, "dst_idx": dst_idx}, "data", "dst_idx")
-    _check_eight("dst_idx", dst_idx)

@@ -20,6 +20,17 @@ _WIDTH = 118
 _CAUSES = (Waited.data, Waited.reuse, Waited.meeting, Waited.loop)
 
 
+def _wrapped(sentence: str) -> list[str]:
+    return wrap(
+        sentence,
+        _WIDTH,
+        initial_indent="- ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 @dataclass(frozen=True)
 class Report:
     """The analysis of a launch: its findings, its critical path and its waits.
@@ -69,15 +80,27 @@ class Report:
         )
 
 
-def _wrapped(sentence: str) -> list[str]:
-    return wrap(
-        sentence,
-        _WIDTH,
-        initial_indent="- ",
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _spent_on(facts: Facts, link: Link) -> str:
+    kind = facts.of(link).at(link.number)[1]
+    if link.kind is LinkKind.work:
+        return kind.engine
+    if link.kind in (LinkKind.result, LinkKind.issue):
+        return f"{link.kind.value}: {kind.engine}"
+    return f"{link.kind.value}: {kind.queue}" if link.kind is LinkKind.trigger else link.kind.value
+
+
+def _path(facts: Facts) -> dict[str, float]:
+    spent = summed((_spent_on(facts, link), link.duration_ns) for link in facts.links)
+    return {purpose: duration / NS_PER_US for purpose, duration in largest(spent, len(spent))}
+
+
+def _waits(facts: Facts) -> dict[str, dict[str, float]]:
+    spent = summed(((wait.engine, wait.waited.name), wait.duration_ns / NS_PER_US) for wait in facts.waits)
+    engines_that_wait = sorted({engine for engine, _ in spent})
+    return {
+        name: {cause: duration for (engine, cause), duration in spent.items() if engine == name}
+        for name in engines_that_wait
+    }
 
 
 def report_of(launch: Launch, busy_us: Mapping[str, float]) -> Report:
@@ -100,26 +123,3 @@ def report_of(launch: Launch, busy_us: Mapping[str, float]) -> Report:
         _waits(facts),
         tuple(facts.links),
     )
-
-
-def _waits(facts: Facts) -> dict[str, dict[str, float]]:
-    spent = summed(((wait.engine, wait.waited.name), wait.duration_ns / NS_PER_US) for wait in facts.waits)
-    engines_that_wait = sorted({engine for engine, _ in spent})
-    return {
-        name: {cause: duration for (engine, cause), duration in spent.items() if engine == name}
-        for name in engines_that_wait
-    }
-
-
-def _spent_on(facts: Facts, link: Link) -> str:
-    kind = facts.of(link).at(link.number)[1]
-    if link.kind is LinkKind.work:
-        return kind.engine
-    if link.kind in (LinkKind.result, LinkKind.issue):
-        return f"{link.kind.value}: {kind.engine}"
-    return f"{link.kind.value}: {kind.queue}" if link.kind is LinkKind.trigger else link.kind.value
-
-
-def _path(facts: Facts) -> dict[str, float]:
-    spent = summed((_spent_on(facts, link), link.duration_ns) for link in facts.links)
-    return {purpose: duration / NS_PER_US for purpose, duration in largest(spent, len(spent))}

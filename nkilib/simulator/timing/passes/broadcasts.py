@@ -41,6 +41,12 @@ class _Broadcast:
         self.is_read = False
 
 
+def _reads_psum(instruction: PendingInstruction) -> bool:
+    """Tell whether an instruction already reads a tile in PSUM, so that it cannot read another one there."""
+    inputs: list[TensorAccess | None] = list(instruction.operands[len(instruction.roles.writes) :])
+    return any(access is not None and access[0].views.region is MemoryRegion.psum for access in inputs)
+
+
 class Broadcasts:
     """The pass that drops the copies of a broadcast row from PSUM to SBUF if all its readers can read PSUM."""
 
@@ -107,9 +113,3 @@ class Broadcasts:
             known.share(broadcast.sources[0])
         for copy in broadcast.copies:
             copy.dropped_by = copy.dropped_by or NAME
-
-
-def _reads_psum(instruction: PendingInstruction) -> bool:
-    """Tell whether an instruction already reads a tile in PSUM, so that it cannot read another one there."""
-    inputs: list[TensorAccess | None] = list(instruction.operands[len(instruction.roles.writes) :])
-    return any(access is not None and access[0].views.region is MemoryRegion.psum for access in inputs)

@@ -23,6 +23,10 @@ from .window import part_of, reads_of, writes_of
 NAME = "drops_dead_stores"
 
 
+def _size(part: OccupiedBytes) -> int:
+    return prod(part.layout.shape) * part.width
+
+
 class _Fill:
     """A ``memset`` that may turn out to be dead, with the parts of its tile that were overwritten so far."""
 
@@ -105,7 +109,3 @@ class DeadStores:
             elif part is not None and fill.overwrite(part):
                 fill.instruction.dropped_by = NAME
                 del self._open[access[0]]
-
-
-def _size(part: OccupiedBytes) -> int:
-    return prod(part.layout.shape) * part.width

@@ -92,6 +92,60 @@ class _Line:
         self.failures = 0
 
 
+def _contents(known: Tracked) -> Contents | None:
+    contents = known.contents
+    return contents if isinstance(contents, Contents) else None
+
+
+def _only_target(instruction: PendingInstruction) -> TensorAccess | None:
+    """Return the tile that an instruction writes if the write is its only effect; else None.
+
+    It is also None if the address of an operand is read at run time.
+    """
+    if (
+        len(instruction.roles.writes) == 0
+        or instruction.besides
+        or instruction.decided("reduce_cmd") not in (None, reduce_cmd.idle)
+    ):
+        return None
+    targets = list(writes_of(instruction))
+    if len(targets) != 1 or any(access is not None and access[3] is not None for access in instruction.operands):
+        return None
+    return targets[0]
+
+
+def _value(instruction: PendingInstruction, target: TensorAccess, before: int) -> Hashable | None:
+    """Return a description of the value that an instruction writes; None if it cannot be described.
+
+    It also is None if an input was written by instruction ``before`` or a later one.
+    """
+    inputs: list[Hashable] = []
+    for access in instruction.operands[len(instruction.roles.writes) :]:
+        if access is None:
+            inputs.append(None)
+            continue
+        known, layout, dtype, _, _ = access
+        contents = _contents(known)
+        if contents is None or contents.written >= before:
+            return None
+        inputs.append((contents.same_as or known, contents.written, layout, dtype))
+    if not inputs and not before:
+        return None
+    known, layout, dtype, _, _ = target
+    value = instruction.definition.name, instruction.engine, known.views, layout, dtype, *inputs, *instruction.constants
+    try:
+        hash(value)
+    except TypeError:
+        return None
+    return value
+
+
+def _holds(holder: Tracked, at: int, value: Hashable) -> bool:
+    """Tell whether the write at position ``at`` gave the tile ``holder`` this value, and all later writes are known."""
+    contents = _contents(holder)
+    return contents is not None and contents.values is not None and contents.values[at : at + 1] == [value]
+
+
 class Invariants:
     """The pass that drops an instruction if its line, when it last ran, wrote the same into a tile of the same form."""
 
@@ -211,57 +265,3 @@ class Invariants:
         for copy in contents.copies:
             copy.restore(self._left)
         contents.copies.clear()
-
-
-def _contents(known: Tracked) -> Contents | None:
-    contents = known.contents
-    return contents if isinstance(contents, Contents) else None
-
-
-def _only_target(instruction: PendingInstruction) -> TensorAccess | None:
-    """Return the tile that an instruction writes if the write is its only effect; else None.
-
-    It is also None if the address of an operand is read at run time.
-    """
-    if (
-        len(instruction.roles.writes) == 0
-        or instruction.besides
-        or instruction.decided("reduce_cmd") not in (None, reduce_cmd.idle)
-    ):
-        return None
-    targets = list(writes_of(instruction))
-    if len(targets) != 1 or any(access is not None and access[3] is not None for access in instruction.operands):
-        return None
-    return targets[0]
-
-
-def _value(instruction: PendingInstruction, target: TensorAccess, before: int) -> Hashable | None:
-    """Return a description of the value that an instruction writes; None if it cannot be described.
-
-    It also is None if an input was written by instruction ``before`` or a later one.
-    """
-    inputs: list[Hashable] = []
-    for access in instruction.operands[len(instruction.roles.writes) :]:
-        if access is None:
-            inputs.append(None)
-            continue
-        known, layout, dtype, _, _ = access
-        contents = _contents(known)
-        if contents is None or contents.written >= before:
-            return None
-        inputs.append((contents.same_as or known, contents.written, layout, dtype))
-    if not inputs and not before:
-        return None
-    known, layout, dtype, _, _ = target
-    value = instruction.definition.name, instruction.engine, known.views, layout, dtype, *inputs, *instruction.constants
-    try:
-        hash(value)
-    except TypeError:
-        return None
-    return value
-
-
-def _holds(holder: Tracked, at: int, value: Hashable) -> bool:
-    """Tell whether the write at position ``at`` gave the tile ``holder`` this value, and all later writes are known."""
-    contents = _contents(holder)
-    return contents is not None and contents.values is not None and contents.values[at : at + 1] == [value]
