@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..engines.between_cores import core_barrier, sendrecv, sendrecv_compute
-from ..engines.dma.instructions import dma_compute, dma_copy, dma_transpose
+from ..engines.dma_instructions import dma_compute, dma_copy, dma_transpose
 from ..engines.gpsimd.across_partitions import nonzero_with_count, sequence_bounds, tensor_partition_reduce, topk
 from ..engines.gpsimd.gather import local_gather, nc_n_gather
 from ..engines.gpsimd.generators import dropout, iota, rand2, rand_get_state, rand_set_state, rng, set_rng_seed

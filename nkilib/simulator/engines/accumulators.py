@@ -28,7 +28,7 @@ from ..tensors.view import assumed_partition
 from ..terms.dtypes import DType
 from ..terms.enums import reduce_cmd as commands
 from ..terms.errors import NkiValidationError, UninitializedReadError, kernel_location
-from .elementwise import Float32s, column, rows_of
+from .rowwise import Float32s, column, rows_of_operand
 
 # For reduce_cmd=reduce.
 CONTINUES = "reduce_cmd=reduce continues from accumulator registers that hold no defined value; start with reset_reduce"
@@ -156,7 +156,7 @@ class VectorAccumulation:
             check_known(self._core, self._registers, lanes, CONTINUES)
             values[...] = self._registers.read(lanes)
         elif self._command is commands.load_reduce:
-            values[...] = rows_of(self._initial, rows if len(self._initial) > 1 else slice(None))
+            values[...] = rows_of_operand(self._initial, rows if len(self._initial) > 1 else slice(None))
         else:
             values[...] = self._identity
         return values

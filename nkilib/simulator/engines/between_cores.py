@@ -33,7 +33,7 @@ from ..terms.dtypes import COMPUTABLE, COPYABLE, MOVABLE, float32
 from ..terms.enums import Engine, MemoryRegion, nc_version
 from ..terms.enums import dma_engine as DmaEngine
 from ..terms.errors import BarrierError, NkiValidationError
-from .dma.endpoints import pass_over, read, write
+from .dma_endpoints import pass_over, read, write
 
 _CORES = (0, 1)
 
@@ -107,7 +107,7 @@ class Parcel:
     arrived: list[Any]
 
 
-def check_ranks(call: Call, send_to_rank: Any, recv_from_rank: Any) -> None:
+def check_other_core(call: Call, send_to_rank: Any, recv_from_rank: Any) -> None:
     """Check that the launch is on two cores, and that ``send_to_rank`` and ``recv_from_rank`` name the other core.
 
     Raises:
@@ -220,7 +220,7 @@ def sendrecv(
         BarrierError: if the other core ends without calling it, or waits elsewhere: at another ``pipe_id`` or a
             barrier.
     """
-    check_ranks(call, send_to_rank, recv_from_rank)
+    check_other_core(call, send_to_rank, recv_from_rank)
     if not is_integer(pipe_id) or pipe_id < 0:
         raise NkiValidationError(f"pipe_id must be an integer >= 0, got {pipe_id!r}")
     _check_tiles(call, src, dst, dma_engine)
@@ -256,7 +256,7 @@ def sendrecv_compute(
     Raises:
         BarrierError: if the other core ends without calling it, or waits elsewhere.
     """
-    check_ranks(call, send_to_rank, recv_from_rank)
+    check_other_core(call, send_to_rank, recv_from_rank)
     key = operator_key("reduce_op", reduce_op)
     if key not in _REDUCTIONS:
         raise NkiValidationError(f"reduce_op must be nl.add, nl.maximum or nl.minimum, got {reduce_op!r}")

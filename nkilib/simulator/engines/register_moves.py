@@ -30,7 +30,7 @@ from ..terms.calls import call_error
 from ..terms.dtypes import COPYABLE
 from ..terms.enums import Engine, MemoryRegion
 from ..terms.errors import NkiValidationError
-from .dma.endpoints import pass_over_read, read, write
+from .dma_endpoints import pass_over_read, read, write
 
 _REACH = frozenset(MemoryRegion) - {MemoryRegion.psum}
 

@@ -26,7 +26,7 @@ from ..terms.enums import Engine, nc_version, reduce_cmd
 from ..terms.errors import NkiValidationError
 from ..timing import costs
 from .accumulators import ScalarAccumulation
-from .elementwise import Float32s, compute
+from .rowwise import Float32s, compute
 
 
 class Step(NamedTuple):

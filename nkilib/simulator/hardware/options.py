@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Options of a simulation: a frozen dataclass, its defaults, and a context manager that changes them.
+"""The options of a simulation, and the reaction to a check that failed, which they decide.
 
-:func:`refuse` is what a check that failed calls: its level, one of the options, says what follows.
+- :class:`Options`: the options; :func:`current_options`: those in force, from the environment and :func:`using`;
+- :func:`using`, :func:`preferring`: context managers that change them;
+- :func:`refuse`: raises the error of a check, or warns, by its :data:`Level`; :func:`forget_warnings`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engines.actions import fill
-from ..engines.dma.instructions import dma_copy
+from ..engines.dma_instructions import dma_copy
 from ..engines.vector.arithmetic import memset
 from ..hardware.generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ..hardware.options import refuse

@@ -3,7 +3,11 @@
 
 """Element-wise functions of ``nki.language``, each of one operator with one or two operands.
 
-Most are made from tables of their documentation. Instructions take most of them as ``op`` too: ``api/language.py``
+- :data:`FUNCTIONS`: the functions that are made from tables of their documentation, by name;
+- :func:`reciprocal`, :func:`rsqrt`, :func:`invert`, :func:`logical_not`, :func:`negative`: the others;
+- :func:`binary`, :func:`activated`, :func:`result_type`: for functions that need one operator by its name.
+
+Instructions take most of them as ``op`` too: ``api/language.py``
 binds them to the operators of their names.
 """
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from ..engines.dma.instructions import TRANSPOSED_AXES
+from ..engines.dma_instructions import TRANSPOSED_AXES
 from ..hardware.generations import PARTITIONS
 from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid, dense_axes, packed_axes, packed_shape, tile_grid_of
 from ..tensors.tensor import NkiTensor

@@ -3,6 +3,10 @@
 
 """The loops of ``nki.language``. All run as Python loops, eagerly; loops of the device count in scalars or registers.
 
+- :func:`static_range`, :func:`affine_range`, :func:`sequential_range`: loops that the compiler unrolls;
+- :func:`dynamic_range`, :func:`fori_loop`, :func:`while_loop`: loops of the device;
+- :func:`no_reorder`: a block whose instructions keep program order.
+
 In a launch on shapes alone, iterations of a loop of the device that only repeat earlier ones are counted, not run.
 
 Sources: docstrings of the loops and page of ``fori_loop`` (2.33), ``nki/deep-dives/nki-dynamic-loops.rst``,

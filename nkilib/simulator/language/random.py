@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..engines.dma.instructions import dma_copy
+from ..engines.dma_instructions import dma_copy
 from ..engines.gpsimd.generators import dropout as dropout_elements
 from ..engines.gpsimd.generators import rng, set_rng_seed
 from ..engines.vector.arithmetic import tensor_scalar

@@ -3,8 +3,10 @@
 
 """Reductions over the last free dimensions of a tile, by ``nisa.tensor_reduce`` on the Vector engine in float32.
 
-``softmax`` and ``rms_norm`` combine them with a few other instructions. The functions whose names in ``nki.language``
-hide builtins end in ``_over`` here: ``sum_over`` is ``nl.sum``.
+- :func:`sum_over`, :func:`max_over`, :func:`min_over`, :func:`prod_over`, :func:`all_over`: ``nl.sum`` and others,
+  whose names in ``nki.language`` hide builtins;
+- :func:`mean`, :func:`var`: a sum, scaled;
+- :func:`softmax`, :func:`rms_norm`: reductions with a few other instructions.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 
 """Rounding to integers, and the quotients and remainders that build on it, each of several instructions.
 
+:func:`floor`, :func:`ceil` and :func:`trunc` round; :func:`divide`, :func:`mod` and :func:`fmod` divide.
+
 The engines have no such operator. They do round when they cast to int32, to the nearest integer here; the functions
 are correct for any direction of that rounding.
 """

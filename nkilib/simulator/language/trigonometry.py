@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sine, cosine and tangent of any angle: the Scalar engine computes the sine on [-pi, pi] only.
+"""The functions :func:`sin`, :func:`cos` and :func:`tan` of any angle: the Scalar engine has a sine on [-pi, pi] only.
 
 The angle is first brought into that range by subtracting a multiple of 2 pi, in three parts with few enough bits that
 the products are exact (Cody and Waite): the reduced angle is off by at most 2^-22 for |x| up to 2^18. It leaves the

@@ -3,6 +3,8 @@
 
 """The checks that the two cores of a launch make and return the same tensors.
 
+:func:`check_same_tensors` compares the shared tensors that they made, :func:`check_same_results` what they return.
+
 A compiler builds one program for both cores. In the simulator each core runs the Python function, which may decide by
 the core's number what to make and what to return, and only the result of core 0 reaches the caller.
 """

@@ -3,8 +3,11 @@
 
 """Arguments and results of a kernel: numpy arrays and CPU torch tensors, without a copy where possible.
 
-:class:`Arguments` has those of one launch. Both may be nested in tuples, lists, dictionaries and NKI objects. A launch
-that skips arithmetic returns an :class:`Uncomputed`, a shape and a type, in place of each tensor.
+- :class:`Arguments`: those of one launch, converted to tensors and back;
+- :func:`as_numpy`, :func:`to_torch`, :func:`input_dtype`, :func:`is_array`, :func:`is_torch`, :func:`note_written`: one
+  array or tensor;
+- :func:`map_leaves`, :func:`leaves_of`, :func:`parts_of`: values nested in tuples, lists, dictionaries and NKI objects;
+- :class:`Uncomputed`: a shape and a type, which a launch that skips arithmetic returns in place of each tensor.
 """
 
 from __future__ import annotations

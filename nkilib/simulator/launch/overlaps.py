@@ -3,6 +3,9 @@
 
 """Arguments of a launch that share memory: views of one array, overlapping slices, tensors of one torch storage.
 
+:func:`sharing` finds them among arrays; :func:`join_overlapping` puts the :class:`ArrayArgument` of a launch that share
+memory into one allocation, or has the accesses to them watched.
+
 Contiguous arguments are used as they are, so that a write to one of them is a write to the others too: they lie in one
 allocation (``Storage.allocation``), in which the races of two cores are found. An argument of which the launch holds a
 copy does not follow writes to the others, nor they to it: the kernel may read all of them, and is refused where that

@@ -3,6 +3,8 @@
 
 """Progress display of a long simulation: one line on a terminal, which disappears when the simulation ends.
 
+:func:`displaying` shows the line; :func:`doing` and :func:`launching` register the tasks that it names.
+
 A thread reads how many instructions the cores have begun, so instructions do no extra work. If stderr is no terminal,
 as in a pipe or in a notebook, there is no thread and no line.
 """

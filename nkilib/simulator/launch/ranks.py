@@ -3,6 +3,9 @@
 
 """``nkilib.simulator.ranks``: one kernel on several logical NeuronCores, each with memory of its own.
 
+:func:`ranks` returns :class:`Ranks`, which make a :class:`RankedKernel` of a kernel; :func:`per_rank` makes an argument
+with a value for each rank (:class:`PerRank`).
+
 Each core of each rank is a thread. The threads synchronise in the collectives of ``nki.collectives``.
 """
 
@@ -147,7 +150,7 @@ def _naming_rank(rank: int) -> Iterator[None]:
 
 
 @dataclass
-class _ArrayArgument:
+class _ArrayOfRank:
     """An array among the arguments.
 
     Attributes:
@@ -161,13 +164,11 @@ class _ArrayArgument:
 
 def _shared_arrays(arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> frozenset[int]:
     """Return the ids of arrays that several ranks get, or that share memory with an array of another rank."""
-    arrays: dict[int, _ArrayArgument] = {}
+    arrays: dict[int, _ArrayOfRank] = {}
     for rank, of_rank in enumerate(arguments):
         for leaf in leaves_of(of_rank):
             if is_array(leaf):
-                known = arrays.get(id(leaf)) or arrays.setdefault(
-                    id(leaf), _ArrayArgument(as_numpy(leaf, "an argument"))
-                )
+                known = arrays.get(id(leaf)) or arrays.setdefault(id(leaf), _ArrayOfRank(as_numpy(leaf, "an argument")))
                 known.ranks.add(rank)
     several = {key for key, array in arrays.items() if len(array.ranks) > 1}
     keys = list(arrays)

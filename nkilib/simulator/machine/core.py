@@ -4,7 +4,7 @@
 """The state of a simulated core and of the launch that it belongs to, and the core of the current thread.
 
 - :class:`Launch`: the state that the cores share;
-- :class:`Core`: one core, with its random numbers (:class:`RandomState`) and :class:`Accumulators`;
+- :class:`Core`: one core, with its random numbers and its :class:`Accumulators`;
 - :func:`current_core` and :func:`current_core_or_none`: the core of the current thread;
 - :class:`Emitter`: the interface that records the work of instructions instead of doing it; implemented in replay/.
 """
@@ -32,7 +32,7 @@ from ..terms.errors import ArgumentTypeError, NkiValidationError
 from ..terms.scopes import Scope, new_scope
 from ..terms.spec import DataNeeded
 from .left_out import LeftOut
-from .loops import Loops, Tally, Trips, current_trips
+from .loops import IterationCounters, Loops, Trips, current_trips
 from .observer import Observers
 from .synchronisation import CoreBarrier, Seat
 
@@ -194,10 +194,10 @@ class Emitter(Protocol):
     def elementwise(
         self, dst: View, tiles: Sequence[View], apply: Callable[..., object], reduction: Any, columns: Sequence[Any]
     ) -> None:
-        """Record an elementwise operation; see engines/elementwise.py, ``compute``."""
+        """Record an elementwise operation; see engines/rowwise.py, ``compute``."""
 
     def reduce_rows(self, dst: View, tile: View, reduce: Callable[..., object], reads_bfloat16: bool) -> None:
-        """Record a reduction of rows; see engines/elementwise.py, ``reduce_rows``."""
+        """Record a reduction of rows; see engines/rowwise.py, ``reduce_rows``."""
 
     def act(
         self,
@@ -211,7 +211,7 @@ class Emitter(Protocol):
         """Record an action; see engines/actions.py, ``act``."""
 
     def move(self, target: View, source: View) -> None:
-        """Record a transfer; see engines/dma/endpoints.py, ``move``."""
+        """Record a transfer; see engines/dma_endpoints.py, ``move``."""
 
     def multiply(self, dst: View, stationary: View, moving: View, is_added: bool) -> None:
         """Record a matrix product that overwrites ``dst`` or is added to it; see engines/tensor/accumulation.py."""
@@ -265,7 +265,7 @@ class Core:
         self.name = launch.name_of(number)
         self.language_function = ""
         self.meetings = 0
-        self.tally = Tally(lambda: [launch.trips.ran_on(number)])
+        self.tally = IterationCounters(lambda: [launch.trips.ran_on(number)])
         self.at_end: list[Callable[[], None]] = []
         self.is_recorded = False
         self.unrepeatable = ""

@@ -3,6 +3,8 @@
 
 """The check of copies whose result depends on the order in which their elements move, which no page promises.
 
+:func:`check_copy` checks a destination and its sources, :func:`check_destination` a destination alone.
+
 A DMA transfer runs on up to 16 engines at a time (``nki/get-started/about/nki-dma-overview.rst``). So its result is
 known only if no element of the destination is read as another element of the source, and none is written twice.
 Compute engines write the elements of a partition one after the other (``nki/get-started/about/tiling-overview.rst``);

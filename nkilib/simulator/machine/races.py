@@ -3,6 +3,10 @@
 
 """Races of the two cores on shared HBM: the same element accessed by both, at least once written, without a barrier.
 
+- :class:`RaceWatch`: finds the races of a launch, and reacts as its :class:`RaceLevels` say;
+- :class:`SharedAccesses`, with :class:`Touched`: the accesses of one core to each shared tensor;
+- :func:`check_races`, :func:`check_all_races`: compare those of two cores, at a barrier and at the end.
+
 Every core records which parts of each shared tensor its DMAs access until a ``core_barrier`` on that tensor, which
 orders the accesses before it with those after it on the other core. Then, and at the end of the kernel, the records of
 the two cores are compared, element for element: strided accesses that interleave without a common element are no race.

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from ..terms.descriptions import describe_tensor
 from ..terms.dtypes import LOW_PRECISION, DType, float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4, float32
 from ..terms.enums import ON_CHIP, MemoryRegion
-from ..terms.layout import Layout, form_of
+from ..terms.layout import Layout, dense_form
 from ..terms.scopes import Scope
 from ..terms.spec import DataNeeded, ValuesWanted
 from .deferred import Deferred, Derived, Part, Rectangle, rectangle_of
@@ -180,7 +180,7 @@ class Storage:
         self.shape = shape
         self.numpy_dtype = dtype.numpy if precise_fp or dtype not in LOW_PRECISION else float32.numpy
         width = self.numpy_dtype.itemsize
-        self.layout, size, self.partition_elements = form_of(shape)
+        self.layout, size, self.partition_elements = dense_form(shape)
         self.partition_bytes = self.partition_elements * width
         self.nbytes = nbytes = size * width
         self.is_abstract = is_abstract

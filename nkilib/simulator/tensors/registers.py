@@ -3,7 +3,10 @@
 
 """Integers that only the device knows, for loops and dynamic addresses: ``VirtualRegister`` and ``NkiScalar``.
 
-A register can be written again and Python cannot compute with it; a scalar is immutable and has arithmetic.
+- :class:`VirtualRegister`: can be written again, and Python cannot compute with it; :class:`LoadedFloat` is what one
+  holds that was loaded with a float;
+- :class:`NkiScalar`: is immutable and has arithmetic; :func:`check_scalar_type` checks its type;
+- :func:`int32_of`: the integer that either of them (:data:`DeviceInteger`) holds; :func:`wrap_integer`: 32 bits of one.
 
 Sources: docstring of ``VirtualRegister``, ``nki/get-started/nki-language-guide.rst`` (Dynamic Control Flow),
 ``nki/deep-dives/nki-dynamic-loops.rst`` and ``nki/migration/index.rst`` (Rules for migrated loops); pages of

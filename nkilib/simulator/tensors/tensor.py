@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``NkiTensor``: a view (shape, strides, offset) of a storage, as in NKI. Only assignment moves data.
+"""``NkiTensor``: a view (shape, strides, offset) of a storage, as in NKI, with the operators of Python that it refuses.
+
+- :class:`NkiTensor`: the tensor, with its text as numpy prints it. Only assignment moves data;
+- :class:`PythonOperators`: its base, which refuses to compute and names the instruction to use;
+- :class:`OutsideTensor`: a view whose pattern leaves its tensor: it may be made, but not used.
 
 Source: ``nki/api/nki/language/__init__.py`` (class NkiTensor), ``nki/get-started/nki-language-guide.rst`` (Tensor
 Values, Tensor Indexing) and ``nki/deep-dives/nki-aps.rst`` of the NKI documentation.

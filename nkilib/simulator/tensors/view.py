@@ -3,9 +3,11 @@
 
 """``View``, the base of every tensor: a layout (shape, strides, offset) of a storage, a type, and questions about both.
 
-``Indirect`` is the part of an address that is read at run time. Functions tell in which partitions a view on chip lies
-or may start. ``NkiTensor`` in ``tensor.py`` adds the views that kernels make: by indexing (``indexed_views.py``), by
-reshaping and by an access pattern (``reshaped_views.py``).
+- :class:`View`: ``NkiTensor`` in ``tensor.py`` adds the views that kernels make, by indexing (``indexed_views.py``), by
+  reshaping and by an access pattern (``reshaped_views.py``);
+- :class:`Indirect`: the part of an address that is read at run time;
+- :func:`partition_in_storage`, :func:`placed_partition`, :func:`assumed_partition`: the partition in which a view on
+  chip starts; :func:`allowed_starts`, :func:`possible_starts`: those in which it may.
 """
 
 from __future__ import annotations

@@ -3,6 +3,11 @@
 
 """Data types of NKI: their names, how the simulator stores them, and numpy arrays of the packed types.
 
+- :class:`DType`: a type, as ``bool_`` to ``float4_e2m1fn_x4``; ``FLOATS`` and others: sets of them; :func:`as_dtype`:
+  the type that a string, numpy or torch names;
+- :data:`ARRAY_TYPES`, :func:`packed`, :func:`words_of`, :func:`register_packed_types`: arrays of the packed types,
+  whose words hold several elements.
+
 Source of the names and widths: table "Supported Data Types" of the NKI documentation (``nki/api/nki.api.shared.rst``).
 """
 

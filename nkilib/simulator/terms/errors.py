@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The errors that the simulator raises, and their location in the user's kernel."""
+"""The errors that the simulator raises, and their location in the user's kernel.
+
+- :class:`NkiValidationError` to :class:`CoreAbortedError`: the errors, most of them rules that a kernel broke;
+- :func:`kernel_frame`, :func:`kernel_location`, :func:`last_line`, :func:`is_library`: the line of the kernel;
+- :func:`add_location`, :func:`add_function`, :func:`add_core`, :func:`add_location_of_traceback`: put it into a
+  message.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arithmetic on strided layouts: a shape, its strides and an offset, all counted in elements, without data."""
+"""Arithmetic on strided layouts: a shape, its strides and an offset, all counted in elements, without data.
+
+- :class:`Layout`, :func:`dense`, :func:`dense_form`, :func:`row_major_strides`: a layout, and that of a new tensor;
+- :func:`extent`, :func:`is_dense`, :func:`has_repeats`: questions about one;
+- :func:`reshape_strides`: the strides of the same elements in another shape.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +45,7 @@ def dense(shape: Shape) -> Layout:
     return Layout(shape, row_major_strides(shape), 0)
 
 
-class Form(NamedTuple):
+class DenseForm(NamedTuple):
     """Values that follow from the shape of a dense tensor.
 
     Attributes:
@@ -55,10 +60,10 @@ class Form(NamedTuple):
 
 
 @lru_cache(maxsize=_MOST_SHAPES)
-def form_of(shape: Shape) -> Form:
+def dense_form(shape: Shape) -> DenseForm:
     """Return the layout and the sizes of a dense tensor of ``shape``, computed once for all tensors of that shape."""
     sizes = tuple(map(int, shape))  # True is a size too, and equals 1
-    return Form(dense(sizes), prod(sizes), prod(sizes[1:]))
+    return DenseForm(dense(sizes), prod(sizes), prod(sizes[1:]))
 
 
 def extent(layout: Layout) -> tuple[int, int]:

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tracebacks of errors that leave a launch: they show the frames of the user's code, without those of the simulator."""
+"""Tracebacks of errors that leave a launch: they show the frames of the user's code, without those of the simulator.
+
+- :func:`shortened`: the error with such a traceback; :func:`is_fault`: whether it shows a fault of the simulator;
+- :func:`misuse_of`: the error to raise instead, where a wrong call of a function of NKI has caused it.
+"""
 
 from __future__ import annotations
 

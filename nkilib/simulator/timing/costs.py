@@ -3,6 +3,9 @@
 
 """Costs of instructions for their engines, in cycles. Modelled, not measured.
 
+Each cost is a :data:`Cost`, a function of :class:`CostInputs`: from :func:`streamed` and :func:`assumed`, which serve
+many instructions, to :func:`transposed`, which serves one.
+
 The definition of an instruction names one of these costs beside its semantics. N stands for the number of elements in a
 partition of its largest tile; no instruction takes less than about 64 cycles. Sources: the "Estimated instruction cost"
 in older revisions of ``nki/api/nki/isa/__init__.py``, and the architecture guides (``nki/guides/architecture``). Costs

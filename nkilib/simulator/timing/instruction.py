@@ -7,7 +7,7 @@
   their cycles, or their queue and work for the DMA engines; :class:`InstructionKinds`, which :func:`kinds_for` returns,
   works out each of them once;
 - :class:`PendingInstruction`: one call that is not on the timeline yet, with its tensors (:data:`TensorAccess`,
-  :data:`Indirection`);
+  :data:`IndirectAccess`);
 - :class:`Roles`, by :func:`roles_of`: which parameters of an instruction are its tensors, and which decide its kind.
 
 None of them refers to a tensor itself, because that would keep the tensor's data alive.
@@ -245,7 +245,7 @@ TensorAccess = tuple[Tracked, Layout, DType, Reach | None, "TensorAccess | None"
 
 # Tensor indirection: the index that it reads, the tensor that it chooses from, whether it writes there, and the name of
 # the operand.
-Indirection = tuple[TensorAccess, TensorAccess, bool, str]
+IndirectAccess = tuple[TensorAccess, TensorAccess, bool, str]
 
 
 class PendingInstruction:
@@ -259,7 +259,7 @@ class PendingInstruction:
         label: the argument ``name=`` of the call.
         operands: the tensors, in the order of the roles; None where a parameter is no tensor.
         deciding: the values of the parameters of :data:`DECIDING`, in the order of the roles.
-        besides: for each operand with tensor indirection, see :data:`Indirection`.
+        besides: for each operand with tensor indirection, see :data:`IndirectAccess`.
         met_ns: for a barrier or an exchange, when the last core came to it.
         code, position: the code object of the kernel and the bytecode offset that issued it.
         constants: the values of its parameters that are no tensors, where a pass asks for them; else empty.
@@ -295,7 +295,7 @@ class PendingInstruction:
         label: str | None,
         operands: Sequence[TensorAccess | None],
         deciding: Sequence[Any],
-        besides: Sequence[Indirection],
+        besides: Sequence[IndirectAccess],
         met_ns: float | None,
         code: CodeType | None,
         position: int,

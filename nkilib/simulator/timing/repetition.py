@@ -3,6 +3,8 @@
 
 """Detection of loops whose iterations only repeat the previous ones, some time later.
 
+:class:`Watch` follows the iterations of one run of a loop, and finds a :class:`Period`.
+
 Every time on the timeline is the maximum of some other times, plus a constant. Suppose that two periods of iterations
 have come in a row in which each instruction starts and ends a fixed number of nanoseconds after the same instruction of
 the previous period, and that everything that later instructions can wait for has become later by as much or not at all.

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..hardware.generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES, Generation
-from ..machine.loops import Skip, Tally
+from ..machine.loops import IterationCounters, Skip
 from ..terms.enums import Engine, MemoryRegion
 from .dependencies import NOTHING, Done, HbmUses, Place, TileUses, Tracked
 from .dma import Address
@@ -139,7 +139,7 @@ class Settling:
         self.hbm_read: Counter[str] = Counter()
         self.hbm_written: Counter[str] = Counter()
         self.untimed: Counter[str] = Counter()
-        self.tally = Tally(lambda: [self.hbm_read, self.hbm_written, self.untimed])
+        self.tally = IterationCounters(lambda: [self.hbm_read, self.hbm_written, self.untimed])
         self._parameters = parameters
         self._kinds = kinds_for(generation, parameters)
         self._banks = _Banks() if parameters.reuses_psum_banks else None

@@ -3,6 +3,9 @@
 
 """The traces of launches to profile: the instructions of each core, which are put on its timeline many at a time.
 
+:class:`Trace` observes one core; :func:`collecting` puts the traces of the launches of a ``with`` block into a
+:class:`Collection`.
+
 While a kernel computes, its data evict the code and the tables of the model from the caches of the CPU, and each
 instruction would load them again. Therefore an instruction is only recorded, and the records are settled in batches.
 """
@@ -28,7 +31,7 @@ from ..terms.errors import kernel_frame
 from ..terms.scopes import CORE
 from .dependencies import HbmUses, Tracked, tracked
 from .footprints import Reach
-from .instruction import Indirection, PendingInstruction, TensorAccess, roles_of
+from .instruction import IndirectAccess, PendingInstruction, TensorAccess, roles_of
 from .parameters import ModelParameters
 from .passes.registry import window_for
 from .repetition import Accesses, Period, Watch
@@ -76,7 +79,7 @@ class _Body:
         return self._loops[at]
 
 
-def _accesses(operands: Sequence[TensorAccess | None], written: int, besides: Sequence[Indirection]) -> Accesses:
+def _accesses(operands: Sequence[TensorAccess | None], written: int, besides: Sequence[IndirectAccess]) -> Accesses:
     """Return a pair for each tensor of an instruction: the tensor, and whether the instruction writes it."""
     accesses = [(access, at < written) for at, access in enumerate(operands) if access is not None]
     accesses += [(access[4], False) for access, _ in accesses if access[4] is not None]
@@ -286,7 +289,7 @@ class Trace(Observer):
         index = self._access(indirect.index) if isinstance(indirect.index, View) else None
         return known, tensor.layout, tensor.dtype, Reach(indirect.kind, indirect.stride, indirect.limit), index
 
-    def _of_indirection(self, operand: IndirectOperand) -> Indirection:
+    def _of_indirection(self, operand: IndirectOperand) -> IndirectAccess:
         return self._access(operand.index), self._access(operand.base), operand.is_output, operand.name
 
     def _tracked(self, storage: Storage) -> Tracked:

@@ -19,8 +19,8 @@ from ...machine.synchronisation import AgreedProperty
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import HBM, Engine
 from ...terms.errors import NkiValidationError
-from ..dma.endpoints import write
-from ..dma.instructions import check_priority
+from ..dma_endpoints import write
+from ..dma_instructions import check_priority
 from .exchange import (
     REDUCIBLE,
     Arrays,
@@ -30,12 +30,12 @@ from .exchange import (
     check_pairs,
     check_same_types,
     check_shape,
+    checked_tensors,
     contents,
     perform,
     reduction_key,
     shape_terms,
     store_reduced,
-    tensors,
 )
 from .groups import RankPosition, ReplicaGroup, group_term, place_in
 
@@ -82,8 +82,8 @@ def all_reduce(
     """
     place, key = place_in(call.core, replica_group), reduction_key(op)
     check_priority(call.core, priority)
-    inputs = tensors(call, "srcs", srcs, dtypes=REDUCIBLE)
-    outputs = tensors(call, "dsts", dsts, dtypes=REDUCIBLE, is_output=True)
+    inputs = checked_tensors(call, "srcs", srcs, dtypes=REDUCIBLE)
+    outputs = checked_tensors(call, "dsts", dsts, dtypes=REDUCIBLE, is_output=True)
     check_pairs(inputs, outputs)
     check_memory(call, inputs, outputs)
     check_same_types(inputs, outputs)
@@ -115,7 +115,7 @@ def all_gather(
     """
     place = place_in(call.core, replica_group)
     check_priority(call.core, priority)
-    inputs, outputs = tensors(call, "srcs", srcs), tensors(call, "dsts", dsts, is_output=True)
+    inputs, outputs = checked_tensors(call, "srcs", srcs), checked_tensors(call, "dsts", dsts, is_output=True)
     check_pairs(inputs, outputs)
     check_memory(call, inputs, outputs)
     check_same_types(inputs, outputs)
@@ -172,8 +172,8 @@ def reduce_scatter(
     """
     place, key = place_in(call.core, replica_group), reduction_key(op)
     check_priority(call.core, priority)
-    inputs = tensors(call, "srcs", srcs, dtypes=REDUCIBLE)
-    outputs = tensors(call, "dsts", dsts, dtypes=REDUCIBLE, is_output=True)
+    inputs = checked_tensors(call, "srcs", srcs, dtypes=REDUCIBLE)
+    outputs = checked_tensors(call, "dsts", dsts, dtypes=REDUCIBLE, is_output=True)
     check_pairs(inputs, outputs)
     check_same_types(inputs, outputs)
     check_dimension(collective_dim, (0,), "for every tensor")
@@ -207,8 +207,8 @@ def all_to_all(
     """
     place = place_in(call.core, replica_group)
     check_priority(call.core, priority)
-    inputs = tensors(call, "srcs", srcs, regions=HBM)
-    outputs = tensors(call, "dsts", dsts, regions=HBM, is_output=True)
+    inputs = checked_tensors(call, "srcs", srcs, regions=HBM)
+    outputs = checked_tensors(call, "dsts", dsts, regions=HBM, is_output=True)
     check_pairs(inputs, outputs)
     check_same_types(inputs, outputs)
     check_dimension(collective_dim, (0,), "for every tensor")

@@ -3,6 +3,10 @@
 
 """Replica groups, the lists of ranks within which collective operations run, and the position of a rank in them.
 
+- :class:`ReplicaGroup`, with :class:`rg_partition_op`: the lists of ranks;
+- :func:`place_in`: the :class:`RankPosition` of a rank in a group; :func:`rank_of`, :func:`rank_id`: its number;
+- :func:`check_ranks`, :func:`group_term`: what all ranks must have and agree on.
+
 Source: ``nki/api/nki/collectives/__init__.py``; the 2.33 page of ``ReplicaGroup``.
 """
 

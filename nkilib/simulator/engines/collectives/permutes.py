@@ -3,6 +3,10 @@
 
 """Operations in which each rank sends to one other rank: by explicit pairs, or around the ring of a group.
 
+- :func:`collective_permute`: by pairs;
+- :func:`collective_permute_implicit`, :func:`collective_permute_implicit_reduce`: around the ring;
+- :func:`collective_permute_implicit_current_processing_rank_id`: whose data a rank has after some permutes.
+
 Source: ``nki/api/nki/collectives/__init__.py``, ``neuron-runtime/about/collectives.rst`` (Permute Operation).
 """
 
@@ -23,8 +27,8 @@ from ...terms.argument_checks import is_integer
 from ...terms.dtypes import MOVABLE, DType
 from ...terms.enums import HBM, Engine
 from ...terms.errors import NkiValidationError, add_location
-from ..dma.endpoints import write
-from ..dma.instructions import check_priority
+from ..dma_endpoints import write
+from ..dma_instructions import check_priority
 from .exchange import (
     REDUCIBLE,
     Arrays,
@@ -32,13 +36,13 @@ from .exchange import (
     check_pairs,
     check_same_types,
     check_shape,
+    checked_tensors,
     computed_in,
     contents,
     perform,
     reduced,
     reduction_key,
     shape_terms,
-    tensors,
 )
 from .groups import RankPosition, ReplicaGroup, check_ranks, group_term, place_in, rank_of
 
@@ -82,8 +86,8 @@ def collective_permute(
     pairs = _checked_pairs(source_target_pairs)
     check_ranks(core, [rank for pair in pairs for rank in pair], "source_target_pairs")
     check_priority(core, priority)
-    inputs = tensors(call, "srcs", srcs, regions=HBM)
-    outputs = tensors(call, "dsts", dsts, regions=HBM, is_output=True)
+    inputs = checked_tensors(call, "srcs", srcs, regions=HBM)
+    outputs = checked_tensors(call, "dsts", dsts, regions=HBM, is_output=True)
     if len(inputs) != 1:
         raise NkiValidationError(f"srcs and dsts must be lists of one tensor, got {len(inputs)}")
     check_pairs(inputs, outputs)
@@ -130,7 +134,7 @@ def _by_channel(
         )
     checked: list[NkiTensor] = []
     for channel, inner in enumerate(lists):
-        of_channel = tensors(call, f"{name}[{channel}]", inner, dtypes=dtypes, is_output=is_output)
+        of_channel = checked_tensors(call, f"{name}[{channel}]", inner, dtypes=dtypes, is_output=is_output)
         if len(of_channel) != 1:
             raise NkiValidationError(f"{name}[{channel}] must be a list of one tensor, got {len(of_channel)}")
         checked += of_channel

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions of the GpSimd engine that gather elements of SBUF by indices that are in SBUF as well."""
+"""The instructions of the GpSimd engine that gather elements of SBUF by indices that are in SBUF as well.
+
+:func:`local_gather` takes a list of indices for each group of 16 partitions, :func:`nc_n_gather` an index for each
+element.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from ...hardware.generations import Generation
 from ...isa.checks import same_tile_size
 from ...isa.definition import SBUF, Operand, output, vector
-from ...isa.operators import stored_type
 from ...machine.issue import Call, instruction
 from ...numerics.casts import store_float
 from ...numerics.random_state import GENERATORS_PER_LANE, WORDS
@@ -50,7 +49,7 @@ from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.spec import DataNeeded
 from ...timing import costs
-from ..actions import put
+from ..actions import put, stored_type
 from ..vector.selection import affine_values
 
 _INTEGERS = frozenset({int8, int16, int32, uint8, uint16, uint32})

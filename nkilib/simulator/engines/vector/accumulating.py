@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions of the Vector engine that also reduce their results into its accumulator registers."""
+"""The instructions of the Vector engine that also reduce their results into its accumulator registers.
+
+They are :func:`tensor_scalar_reduce`, :func:`scalar_tensor_tensor`, :func:`select_reduce` and :func:`exponential`;
+``range_select`` in selection.py and ``tensor_scalar_cumulative`` in scan.py use the registers, too.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..accumulators import VectorAccumulation, lanes_of
-from ..elementwise import Float32s, compute
+from ..rowwise import Float32s, compute
 from .scalar_operand import ScalarOperator
 
 # Members of an Enum are looked up by a Python function before 3.12; this one is asked for in every call.

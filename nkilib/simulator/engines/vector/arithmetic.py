@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions of the Vector engine without accumulator registers; some run on Scalar and GpSimd as well.
+"""The instructions of the Vector engine for copies, constants, operators and reductions, without accumulator registers.
 
-The rules are those of the docstrings in ``nki/api/nki/isa/__init__.py``.
+They are :func:`tensor_copy`, :func:`memset`, :func:`tensor_tensor`, :func:`tensor_scalar`, :func:`tensor_reduce` and
+:func:`reciprocal`; some run on Scalar and GpSimd as well. The rules are those of the docstrings in
+``nki/api/nki/isa/__init__.py``.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from ...terms.enums import Engine, MemoryRegion, nc_version
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..actions import act, are_integers, compute_integers, copy_elements, fill
-from ..elementwise import Float32s, Reduce, compute, reduce_rows
+from ..rowwise import Float32s, Reduce, compute, reduce_rows
 from .scalar_operand import ScalarOperator, require_bit_patterns
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions of the Vector engine for mean and variance: statistics of parts of a row, and their aggregation."""
+"""The instructions for mean and variance: :func:`bn_stats` of parts of a row, and :func:`bn_aggr` to aggregate them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...tensors.tensor import NkiTensor
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..elementwise import reduce_rows
+from ..rowwise import reduce_rows
 
 # Elements of one (count, mean, variance * count); bn_stats leaves one for the even and one for the odd elements.
 _TUPLE = 3

@@ -3,6 +3,8 @@
 
 """Instructions of the Vector engine in which every element of a partition depends on the one before it.
 
+They are :func:`tensor_tensor_scan` and :func:`tensor_scalar_cumulative`.
+
 They compute in float32 on a transposed copy of their inputs, so that a step processes all partitions at once.
 """
 

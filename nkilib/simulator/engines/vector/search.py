@@ -3,6 +3,8 @@
 
 """Instructions of the Vector engine that search for eight values in each partition.
 
+They are :func:`max8`, :func:`nc_find_index8` and :func:`nc_match_replace8`.
+
 Elements are compared in float32. A NaN is equal to nothing and larger than everything.
 """
 
@@ -16,7 +18,6 @@ import numpy.typing as npt
 
 from ...isa.checks import same_partitions, same_tile_size
 from ...isa.definition import Operand, output
-from ...isa.operators import stored_type
 from ...machine.issue import Call, instruction
 from ...numerics.casts import store_float
 from ...tensors.tensor import NkiTensor
@@ -24,8 +25,8 @@ from ...terms.dtypes import uint16, uint32
 from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..actions import act
-from ..elementwise import float32_rows, reduce_rows, row_blocks
+from ..actions import act, stored_type
+from ..rowwise import blocks_of_destination, float32_rows, reduce_rows
 
 _VALUES = 8
 _SEARCHED_MAX = 16384
@@ -129,7 +130,7 @@ def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor)
     _check_dimensions("vals", vals)
     _check_eight("vals", vals)
     _check_row_of_eight("dst", dst)
-    width, blocks = data.free_size, row_blocks(data, data.free_size)
+    width, blocks = data.free_size, blocks_of_destination(data, data.free_size)
 
     def find(into: Elements, elements: Elements, wanted: Elements) -> None:
         positions = np.empty((len(elements), _VALUES), np.int64)
@@ -200,7 +201,7 @@ def nc_match_replace8(
         _check_indices_of_replaced(call, dst_idx, data)
     if not isinstance(imm, int | float | np.integer | np.floating):
         raise NkiValidationError(f"imm must be a number, got {imm!r}")
-    width, blocks = data.free_size, row_blocks(dst, dst.free_size, data, vals)
+    width, blocks = data.free_size, blocks_of_destination(dst, dst.free_size, data, vals)
     put_replaced = _replacing(dst, data, imm)
     results = (dst,) if dst_idx is None else (dst, dst_idx)
 

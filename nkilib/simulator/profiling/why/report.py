@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The report of why a kernel takes as long as it does: the findings, and the critical path as a table."""
+"""The report of why a kernel takes as long as it does: the findings, and the critical path as a table.
+
+:func:`report_of` makes the :class:`Report` of a launch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 
 from ...timing.timeline import Waited
-from .critical_path import Launch, Link, LinkKind
+from .critical_path import AnalysedLaunch, Link, LinkKind
 from .facts import NS_PER_US, Facts, Finding, largest, summed
 from .findings import FINDERS
 
@@ -103,7 +106,7 @@ def _waits(facts: Facts) -> dict[str, dict[str, float]]:
     }
 
 
-def report_of(launch: Launch, busy_us: Mapping[str, float]) -> Report:
+def report_of(launch: AnalysedLaunch, busy_us: Mapping[str, float]) -> Report:
     """Analyse the notes of a launch.
 
     Args:

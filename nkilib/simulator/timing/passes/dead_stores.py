@@ -18,7 +18,7 @@ from ...terms.enums import ON_CHIP, nc_version
 from ..dependencies import Tracked
 from ..footprints import OccupiedBytes
 from ..instruction import PendingInstruction
-from .window import part_of, reads_of, writes_of
+from .window import accessed_part, reads_of, writes_of
 
 NAME = "drops_dead_stores"
 
@@ -94,7 +94,7 @@ class DeadStores:
         for access in reads_of(instruction):
             fill = self._open.get(access[0])
             if fill is not None:
-                part = part_of(access)
+                part = accessed_part(access)
                 if access[3] is not None or (part is not None and fill.is_seen_by(part)):
                     del self._open[access[0]]
         leaves_some = any(rule.may_leave for rule, _ in instruction.definition.outputs)
@@ -102,7 +102,7 @@ class DeadStores:
             fill = self._open.get(access[0])
             if fill is None:
                 continue
-            part = part_of(access)
+            part = accessed_part(access)
             is_read = leaves_some or (instruction.definition.is_matmul and self._adds_to_fills and not fill.is_zero)
             if is_read or access[3] is not None:
                 del self._open[access[0]]

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions of a core that are not on its timeline yet, among which passes look back and ahead."""
+"""The instructions of a core that are not on its timeline yet, among which passes look back and ahead.
+
+:class:`Window` has them, and applies each :class:`Pass` to them; :func:`reads_of`, :func:`writes_of` and
+:func:`accessed_part` tell what one accesses.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +74,7 @@ class Window:
         return leaving
 
 
-def part_of(access: TensorAccess) -> OccupiedBytes | None:
+def accessed_part(access: TensorAccess) -> OccupiedBytes | None:
     """Return the part of its storage that a tensor occupies, or may occupy; None if it has no elements."""
     known, layout, dtype, reach, _ = access
     return known.views.footprint(layout, dtype, reach).part

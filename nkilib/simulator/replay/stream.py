@@ -4,8 +4,8 @@
 """``Stream``: the recorded instructions of a launch, without the data of its arrays.
 
 Their tensors are views of placeholders, storages without memory, until a plan gives these memory
-(:class:`PlaceholderStorage`). An entry of a stream is a call of an instruction (:class:`Recorded`), or a load or store
-of a register (:class:`Guarded`, :class:`Stored`). Keys (:func:`key_of`) tell streams apart.
+(:class:`PlaceholderStorage`). An entry of a stream is a call of an instruction (:class:`RecordedCall`), or a load or
+store of a register (:class:`Guarded`, :class:`Stored`). Keys (:func:`key_of`) tell streams apart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ..engines.dma.instructions import as_oob_mode
+from ..engines.dma_instructions import as_oob_mode
 from ..hardware.options import Options
 from ..isa.definition import Definition
 from ..isa.indirection import Choice
@@ -213,7 +213,7 @@ class Gathered:
         np.put_along_axis(base, self.choice.of(index), elements, 1)
 
 
-class Touched(NamedTuple):
+class TouchedTensor(NamedTuple):
     """A tensor that an instruction reads or writes.
 
     Attributes:
@@ -239,7 +239,7 @@ def views_in(value: Any) -> list[View]:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedCall:
     """A call of an instruction.
 
     Attributes:
@@ -279,14 +279,14 @@ class Recorded:
         return [view for view in outputs if view is not None and view.indirect_access is None]
 
     @cached_property
-    def tensors(self) -> list[Touched]:
+    def tensors(self) -> list[TouchedTensor]:
         """All tensors among its parameters."""
         outputs = self.definition.output_names
         touched = []
         for name, value in zip(self.definition.names, self.values, strict=False):
             if value is not None and type(value) not in _PLAIN:
                 is_written = name in outputs or self.is_collective
-                touched += [Touched(view, is_written) for view in views_in(value)]
+                touched += [TouchedTensor(view, is_written) for view in views_in(value)]
         return touched
 
     @property
@@ -295,7 +295,7 @@ class Recorded:
         return self.definition.label, self.engine._name_, tuple(map(key_of, self.values)), indirect
 
 
-Entry = Recorded | Guarded | Stored
+Entry = RecordedCall | Guarded | Stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,7 +339,7 @@ class Stream:
 
     def _written_storages(self) -> Iterator[PlaceholderStorage]:
         for entry in [entry for entries in self.cores for entry in entries]:
-            if isinstance(entry, Recorded):
+            if isinstance(entry, RecordedCall):
                 yield from (placeholder_of(touched.view) for touched in entry.tensors if touched.is_written)
             elif isinstance(entry, Stored):
                 yield placeholder_of(entry.view)
