@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Effects of instructions on whole arrays, applied at once or recorded as a step of a plan.
+"""Effects of instructions on whole arrays, applied at once or recorded as a step of a plan, and constants for them.
 
 - :func:`filling`, :func:`cast_number`, with :func:`require_number` and :func:`stored_type`: a number as an element of a
   tensor;

@@ -7,8 +7,7 @@
 - :func:`reciprocal`, :func:`rsqrt`, :func:`invert`, :func:`logical_not`, :func:`negative`: the others;
 - :func:`binary`, :func:`activated`, :func:`result_type`: for functions that need one operator by its name.
 
-Instructions take most of them as ``op`` too: ``api/language.py``
-binds them to the operators of their names.
+Instructions take most of them as ``op`` too: ``api/language.py`` binds them to the operators of their names.
 """
 
 from __future__ import annotations

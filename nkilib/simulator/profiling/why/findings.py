@@ -3,10 +3,15 @@
 
 """The functions that look for what makes a kernel slow: each yields findings, sentences with figures and a remedy.
 
-:data:`FINDERS` lists them, from :func:`waits` to :func:`same_work`.
+- :func:`waits`, :func:`idle_engines`, :func:`small_instructions`, :func:`latency`, :func:`activation_tables`: the waits
+  and the work of the compute engines;
+- :func:`triggers`, :func:`small_rows`, :func:`first_bytes`, :func:`descriptors`: transfers;
+- :func:`meetings`, :func:`loops`, :func:`second_buffers`: where cores or engines synchronise, and buffers that they
+  wait for;
+- :func:`same_work`: work that the cores do twice.
 
-They are about the waits and the work of the compute engines, transfers, and work that the cores do twice. Some estimate
-the time of the launch without a wait, or with another kind of descriptors, by timing its instructions again.
+:data:`FINDERS` lists them. Some estimate the time of the launch without a wait, or with another kind of descriptors, by
+timing its instructions again.
 """
 
 from __future__ import annotations
