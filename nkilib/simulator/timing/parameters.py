@@ -3,8 +3,8 @@
 
 """Assumptions of the model of time, each with a name, a default and a note.
 
-:class:`ModelParameters` has them; :data:`AS_ISSUED` are those of the first version of the model, in
-which every instruction runs where the kernel issues it.
+:class:`ModelParameters` has them; :data:`AS_ISSUED` are those of the first version of the model, in which every
+instruction runs where the kernel issues it.
 """
 
 from __future__ import annotations
