@@ -6,7 +6,8 @@
 - :func:`core_barrier`, by :func:`synchronise_on`: the barrier;
 - :func:`sendrecv`: swaps tiles of the cores;
 - :func:`sendrecv_compute`: reduces each core's own tensor with the received one;
-- :class:`Parcel`, with :func:`exchange`: what a core sends, and how it receives what the other one sends.
+- :class:`Parcel`, with :func:`exchange` and :func:`received_values`: what a core sends, and how it receives what the
+  other one sends; :func:`check_other_core`, :func:`check_pair`: the ranks and tensors of a call.
 
 Sources: docstring of ``sendrecv``; the page of ``nki.isa.sendrecv_compute`` in NKI 0.7. Details that it leaves open
 work as in ``sendrecv`` and, for the arithmetic, as in ``dma_compute``.

@@ -7,8 +7,8 @@
   results in the registers of its engine;
 - :func:`reduce_rows`: the work of a reduction of rows alone;
 - :class:`SourceRows`, :class:`ResultRows`, :func:`column`: operands and results, some rows at a time, in the blocks of
-  :func:`blocks_of_rows`;
-- :func:`is_worth_deferring`: whether results are large enough to be computed later.
+  :func:`blocks_of_rows` or :func:`blocks_of_destination`;
+- :func:`is_worth_deferring`, :func:`is_same_view`, :func:`is_in_16_bits`: how a tile can be computed.
 
 Elementwise results are computed at once, or later, when an instruction reads them. Large results are deferred; see
 memory/deferred.py. A store to HBM has them computed directly in HBM. An instruction that computes with them has each

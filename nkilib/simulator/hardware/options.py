@@ -4,6 +4,8 @@
 """The options of a simulation, and the reaction to a check that failed, which they decide.
 
 - :class:`Options`: the options; :func:`current_options`: those in force, from the environment and :func:`using`;
+- :class:`RawEnvironment`: reads environment variables fast, those of :data:`OPTION_VARIABLES` at every launch;
+  :func:`raises_errors_of_replay`: a setting of the environment alone;
 - :func:`using`, :func:`preferring`: context managers that change them;
 - :func:`refuse`: raises the error of a check, or warns, by its :data:`Level`; :func:`forget_warnings`.
 """

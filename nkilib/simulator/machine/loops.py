@@ -5,8 +5,8 @@
 
 - :class:`Loops`, with a :class:`LoopRun` for each: where a core is; :func:`check_equal_loop_counts` compares two cores;
 - :class:`Skip`, :class:`IterationCounters`: iterations that repeat others and are not run;
-- :class:`Trips`, :func:`counting_trips`, :func:`current_trips`: stated iteration counts, of a :class:`RunTimeLoop`
-  whose bound depends on data.
+- :class:`Trips`, :func:`counting_trips`, :func:`current_trips`: stated iteration counts (:func:`check_stated`), of a
+  :class:`RunTimeLoop` whose bound depends on data.
 
 The device has one copy of a loop's body, so that Python sees the same instructions in each iteration. In a launch
 without data an iteration differs from others only in its timing; the observer that models time decides whether further

@@ -5,7 +5,8 @@
 
 - :class:`Observer`: the interface, with a method for each event, as of an :class:`Issued` instruction;
   :class:`Observers`: all those of a core;
-- :class:`Watcher`: a factory of observers; :func:`watching` adds one to the launches of a ``with`` block.
+- :class:`Watcher`: a factory of observers; :func:`watching` adds one to the launches of a ``with`` block, and
+  :func:`active_watchers` returns all.
 
 Observers change nothing that the kernel can see. An observer keeps its own data about a storage, by the storage's
 number.

@@ -3,9 +3,10 @@
 
 """``Storage``: the memory behind tensors. Tensors are views of it and never copy.
 
-Large on-chip storages take their memory from a :class:`BytePool`, so that not every launch allocates fresh pages.
-:class:`DeferredLoads` is the set of the storages of a core that still depend on memory in HBM; :func:`may_share` tells
-which of them an overwritten piece of that memory concerns.
+An element that was never written reads as :func:`sentinel`. Large on-chip storages take their memory from a
+:class:`BytePool`, so that not every launch allocates fresh pages. :class:`DeferredLoads` is the set of the storages of
+a core that still depend on memory in HBM; :func:`may_share` tells which of them an overwritten piece of that memory
+concerns.
 """
 
 from __future__ import annotations

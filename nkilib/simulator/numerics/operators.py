@@ -5,7 +5,8 @@
 
 - :data:`ARITHMETIC`, :data:`ARITHMETIC_UNARY`, :data:`BITWISE`, :data:`BITWISE_UNARY`: the operators;
 - :data:`ARITHMETIC_REDUCTIONS`, :data:`BITWISE_REDUCTIONS`: how they reduce (:class:`Reduction`);
-- :func:`row_sums`, :func:`row_maxima`: faster reductions, for long rows of float32 and for rows of bfloat16.
+- :func:`row_sums`, :func:`row_maxima`: faster reductions, for long rows of float32 and for rows of bfloat16;
+- :func:`is_bitwise`, :func:`is_unary`: the kind of an operator.
 
 Source: table "Supported Math Operators" (``nki/api/nki.api.shared.rst``).
 """

@@ -4,6 +4,7 @@
 """Conversion of recorded calls to work: the functions of the instructions run on tensors without memory.
 
 :func:`emit` returns the work of each core; :func:`cores_for` makes the cores on which the functions run.
+:func:`check_all_written` checks that a plan reads no element that nothing has written.
 
 Each function then emits its work (:class:`.work.Work`) instead of doing it.
 """

@@ -5,7 +5,9 @@
 
 Their tensors are views of placeholders, storages without memory, until a plan gives these memory
 (:class:`PlaceholderStorage`). An entry of a stream is a call of an instruction (:class:`RecordedCall`), or a load or
-store of a register (:class:`Guarded`, :class:`Stored`). Keys (:func:`key_of`) tell streams apart.
+store of a register (:class:`Guarded`, :class:`Stored`). A call has the tensors that it reads or writes
+(:class:`TouchedTensor`), and operands whose rows an index chose (:class:`Gathered`, :class:`Indexed`).
+:func:`placeholder_of` and :func:`views_in` find placeholders and views. Keys (:func:`key_of`) tell streams apart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operations in which the shares of all ranks have one size: all-reduce, all-gather, reduce-scatter, all-to-all.
+"""Operations in which the shares of all ranks have one size.
+
+They are :func:`all_reduce`, :func:`all_gather`, :func:`reduce_scatter` and :func:`all_to_all`.
 
 Source: ``nki/api/nki/collectives/__init__.py``; for the destination of each share
 ``neuron-runtime/about/collectives.rst``.

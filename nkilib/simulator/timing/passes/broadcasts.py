@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The pass that keeps a row in PSUM if a function of ``nki.language`` broadcasts it to all partitions.
+"""The pass that keeps a row in PSUM if a function of ``nki.language`` broadcasts it (:class:`Broadcasts`).
 
 The simulator runs ``nl.broadcast_to`` and the functions that broadcast as a product with ones and copies to SBUF, which
 the hardware can do (``trainium_inferentia2_arch.rst``, alternative use of the Tensor engine). The product leaves the

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The pass that drops unread fills: a ``memset`` all of whose bytes are overwritten before anything reads one of them.
+"""The pass that drops a ``memset`` whose bytes are all overwritten before one of them is read (:class:`DeadStores`).
 
 Kernels fill a PSUM tile with zeros before the first ``nc_matmul`` into it, as the language once required; the first
 product overwrites the zeros. As issued, the fills stand on Vector among the evictions of the previous sums, and Tensor
