@@ -39,6 +39,14 @@ class Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
+class Numbers(Protocol):
+    """A tensor or an array of numbers, of torch, jax or numpy."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each dimension."""
+
+
 Group = TypeVar("Group", bound=Dataclass)
 Function = TypeVar("Function", bound=Callable[..., Any])
 

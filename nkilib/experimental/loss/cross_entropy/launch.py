@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 from nkilib.core.hardware import div_ceil
-from nkilib.core.host.options import is_number
+from nkilib.core.host.options import Numbers, is_number
 from nkilib.core.plan_limits import limited_shift_columns
 from nkilib.core.rows.batches import Batch, batches_of_core
 from nkilib.core.rows.checks import require
@@ -49,7 +49,7 @@ class RecipeOptions(TypedDict, total=False):
 
     logit_softcap: float | None
     lse_square_scale: float
-    temperature: float
+    temperature: float | Numbers
     exact_maximum: bool | None
 
 
