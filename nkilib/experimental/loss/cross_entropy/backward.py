@@ -12,10 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from nkilib.core.psum import PsumRing
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.elements import row_elements, vector_elements
 from nkilib.core.rows.moments import raise_negligible
-from nkilib.core.rows.sbuf import PsumRing, TileRing
+from nkilib.core.rows.sbuf import TileRing
 from nkilib.core.rows.stream import Chunk, Stream
 from nkilib.core.rows.tiles import cast, float32_like, log_of_constant, scaled
 from nkilib.experimental.loss.cross_entropy.coefficients import (

@@ -27,9 +27,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from nkilib.core.psum import PsumPiece
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.moments import raise_infinite, raise_negligible
-from nkilib.core.rows.sbuf import Piece
 from nkilib.core.rows.tiles import (
     cast,
     constant,
@@ -402,7 +402,7 @@ class ChunkCoefficients:
         dst_sbuf: nl.NkiTensor,
         scores_sbuf: nl.NkiTensor,
         products_sbuf: nl.NkiTensor,
-        pieces: list[Piece],
+        pieces: list[PsumPiece],
         factors_sbuf: nl.NkiTensor | None,
     ) -> None:
         """Compute the result of :meth:`apply` plus the gradient of the entropy.

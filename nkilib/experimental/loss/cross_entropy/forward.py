@@ -13,12 +13,13 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from nkilib.core.hardware import div_ceil
+from nkilib.core.psum import PsumRing
 from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
 from nkilib.core.rows.elements import int32_column, integer_op
 from nkilib.core.rows.gathered import GatheredRows, KeptValues
 from nkilib.core.rows.moments import Moments, raise_negligible
 from nkilib.core.rows.recomputation import FlaggedRows
-from nkilib.core.rows.sbuf import PsumRing, TileRing
+from nkilib.core.rows.sbuf import TileRing
 from nkilib.core.rows.shifted import SUM_MAX_BESIDE_ENTROPY, doubtful, sum_max
 from nkilib.core.rows.slots import ROWS_OF_TILE, Slots
 from nkilib.core.rows.statistics import (

@@ -12,7 +12,7 @@ from math import prod
 
 from nkilib.core.hardware import PARTITIONS, HbmTensor
 from nkilib.core.host.options import is_integer
-from nkilib.core.loss_arguments import require_floats, require_reduction, require_upstream
+from nkilib.core.loss_arguments import require_float_tensor, require_reduction, require_upstream
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require, require_flag, require_indirect_dma
 from nkilib.core.rows.sbuf import dtype_bytes
@@ -66,7 +66,7 @@ def require_batch(
         f"for an empty batch, and unsqueeze(1) a single sequence",
     )
     steps, sequences, classes = shape
-    require_floats(function, "log_probs_hbm.dtype", log_probs_hbm.dtype)
+    require_float_tensor(function, "log_probs_hbm.dtype", log_probs_hbm.dtype)
     require(
         steps <= _STEPS_MAX, f"{function}: log_probs_hbm must have at most {_STEPS_MAX} time steps, got {steps}; cut it"
     )
@@ -191,7 +191,7 @@ def ctc_loss_forward(
     require_batch(function, log_probs_hbm, targets_hbm, lengths, blank)
     require_options(function, reduction, zero_infinity)
     dtype = log_probs_hbm.dtype if dtype is None else dtype
-    require_floats(function, "dtype", dtype)
+    require_float_tensor(function, "dtype", dtype)
     shape = BatchShape(*log_probs_hbm.shape)
     labels = 0 if targets_hbm is None else targets_hbm.shape[1]
     layout = fitting_layout(function, shape, labels, log_probs_hbm.dtype, of_backward=False)

@@ -20,9 +20,8 @@ from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require_flag
 from nkilib.core.rows.elements import vector_elements
 from nkilib.core.rows.sbuf import TileRing, ring_of
-from nkilib.core.rows.statistics import RowSums
 from nkilib.core.rows.stream import Chunk, Stream
-from nkilib.core.rows.tiles import cast, float32_like
+from nkilib.core.rows.tiles import RowSums, cast, float32_like
 from nkilib.experimental.loss.multi_margin.launch import (
     BUFFERS,
     Launch,

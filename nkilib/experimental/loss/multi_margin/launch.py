@@ -18,13 +18,12 @@ from typing import NamedTuple
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.host.options import is_integer
-from nkilib.core.loss_arguments import require_floats, require_reduction
+from nkilib.core.loss_arguments import require_float_tensor, require_reduction
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.core.rows.sbuf import TileRing, ring_of
-from nkilib.core.rows.statistics import RowSums
-from nkilib.core.rows.tiles import FLOAT32_HIGHEST, cast, float32_like
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST, RowSums, cast, float32_like
 from nkilib.experimental.loss.skeletons.indexed import (
     BATCHES_MAX,
     Block,
@@ -187,7 +186,7 @@ def validate(launch: Launch) -> None:
         len(shape) == 2 and min(shape) > 0,
         f"{function}: input_hbm must have shape (N, C) with N, C > 0, got {shape}; reshape [C] to [1, C]",
     )
-    require_floats(function, "input_hbm.dtype", input_hbm.dtype)
+    require_float_tensor(function, "input_hbm.dtype", input_hbm.dtype)
     require(
         tuple(launch.targets_hbm.shape) == shape[:1] and launch.targets_hbm.dtype == nl.int32,
         f"{function}: targets_hbm must be int32 of shape ({shape[0]},), got {launch.targets_hbm.dtype} of shape "

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.hardware import PARTITIONS, div_ceil
-from nkilib.core.loss_arguments import require_floats, require_reduction
+from nkilib.core.loss_arguments import require_float_tensor, require_reduction
 from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require
@@ -165,7 +165,7 @@ def validate(launch: Launch) -> None:
         len(shape) == 2 and min(shape) > 0,
         f"{function}: input_hbm must have shape (N, C) with N, C > 0, got {shape}; reshape [C] to [1, C]",
     )
-    require_floats(function, "input_hbm.dtype", launch.input_hbm.dtype)
+    require_float_tensor(function, "input_hbm.dtype", launch.input_hbm.dtype)
     targets_hbm = launch.targets_hbm
     require(
         tuple(targets_hbm.shape) == shape and targets_hbm.dtype == nl.int32,

@@ -9,7 +9,7 @@ from math import prod
 
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.options import is_integer
-from nkilib.core.loss_arguments import require_floats, require_reduction, require_upstream
+from nkilib.core.loss_arguments import require_float_tensor, require_reduction, require_upstream
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.experimental.loss.nll.few_classes import (
@@ -166,7 +166,7 @@ def _checked_shape(
         prod(input_shape) > 0,
         f"{function}: input_hbm must have at least one element, got shape {input_shape}; launch nothing",
     )
-    require_floats(function, "input_hbm.dtype", input_hbm.dtype)
+    require_float_tensor(function, "input_hbm.dtype", input_hbm.dtype)
     shape, expected = Shape.of(input_shape), (input_shape[0], *input_shape[2:])
     require(
         shape.row_size <= INDEX_LIMIT,

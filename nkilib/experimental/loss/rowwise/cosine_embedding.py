@@ -39,7 +39,7 @@ from nkilib.base.guarantee import TermError
 from nkilib.core.hardware import HbmTensor
 from nkilib.core.host.error_bounds import CORRECT, SIMULATED, UNIT, Derived, Exact, Float64Array, FunctionErrors
 from nkilib.core.host.loss import Form, Sample
-from nkilib.core.loss_arguments import Upstream, require_floats, require_reduction, require_upstream
+from nkilib.core.loss_arguments import Upstream, require_float_tensor, require_reduction, require_upstream
 from nkilib.core.rows.checks import require_flag, require_vector
 from nkilib.core.rows.tiles import product, scaled, selected
 from nkilib.experimental.loss.skeletons.elementwise.definition import Prepared
@@ -294,7 +294,7 @@ def cosine_embedding_loss_forward(
     require_reduction(function, reduction)
     require_flag(function, "coefficients_wanted", coefficients_wanted)
     dtype = input1_hbm.dtype if dtype is None else dtype
-    require_floats(function, "dtype", dtype)
+    require_float_tensor(function, "dtype", dtype)
     definition = CosineEmbedding(margin)
     streamed = [input1_hbm.dtype, input2_hbm.dtype]
     tiling = checked_tiling(function, (rows, size), streamed, definition.forward_tiles, columns, each, buffers)

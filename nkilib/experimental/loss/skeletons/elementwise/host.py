@@ -53,7 +53,7 @@ from nkilib.core.host.loss import (
     SizedLoss,
     TensorSize,
     gradients_of,
-    options_of,
+    kernel_options,
     sized_launch,
     tensors_of,
 )
@@ -310,7 +310,7 @@ def elementwise_loss(
         formula=formula,
         derivative=derivative,
         differentiated=gradients_of(backward),
-        options=options_of(forward, _OF_EVERY_LOSS),
+        options=kernel_options(forward, _OF_EVERY_LOSS),
         tests=("tests/experimental/loss/skeletons/elementwise", "tests/torch/functions"),
         edges=edges,
         differences=differences,
