@@ -7,6 +7,11 @@ The upstream gradients (:data:`Upstream`) come from the caller. :class:`TargetTe
 them, and the coefficients of a batch (:data:`Coefficients`) apply these to the chunks of a softmax and to the elements
 at the targets.
 
+From the bottom up: :func:`loaded_gradient`, :func:`rest_terms` and :func:`summed` make terms of positions;
+:class:`SoftmaxTerms` turn exponentials into a softmax; :class:`EntropyCoefficients` add the gradient of the entropy;
+:class:`ChunkCoefficients`, :class:`TargetCoefficients` and :class:`UniformCoefficients` are the coefficients of a
+batch.
+
 Let z be the logits after cap and temperature, p their softmax, t the target, w the class weights and W their sum, e the
 label smoothing, V the number of classes and s the factor of the squared log-sum-exp. With the upstream gradients g of
 the loss, l of the log-sum-exp and q of the target's log-probability, let

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels of connectionist temporal classification: plain functions, to be launched or called from NKI code.
+"""The kernels of connectionist temporal classification (CTC), plain functions to be launched or called from NKI code,
+with the checks of their arguments and the layout of a launch.
 
-The arguments are checked, and the sizes of a launch are chosen, before the first instruction.
+The functions ``require_...`` check the arguments, and :func:`fitting_layout` chooses the sizes of a launch so that its
+tiles fit SBUF, both before the first instruction.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from nkilib.experimental.loss.ctc.gradient import (
     kept_wavefronts,
     runs,
 )
-from nkilib.experimental.loss.ctc.layout import Batch, BatchLayout, BatchShape, steps_that_fit
+from nkilib.experimental.loss.ctc.layout import BatchLayout, BatchShape, Inputs, steps_that_fit
 from nkilib.nki import nl
 
 # Sums of the logarithm of 0 stay finite.
@@ -201,7 +203,7 @@ def ctc_loss_forward(
     nll_hbm = nl.ndarray((shape.sequences,), dtype=nl.float32, buffer=nl.shared_hbm, name="nll_hbm")
     alphas = (shape.steps, shape.sequences, layout.states)
     alpha_hbm = nl.ndarray(alphas, dtype=nl.float32, buffer=nl.shared_hbm, name="alpha_hbm")
-    batch = Batch(log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank)
+    batch = Inputs(log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank)
     forward_of_core(layout, batch, Results(loss_hbm, nll_hbm, alpha_hbm, reduction, zero_infinity))
     return loss_hbm, nll_hbm, alpha_hbm
 
@@ -252,7 +254,7 @@ def ctc_loss_backward(
     require_float32(function, "nll_hbm", nll_hbm, (shape.sequences,))
     require_float32(function, "alpha_hbm", alpha_hbm, (shape.steps, shape.sequences, layout.states))
     grad_hbm = nl.ndarray(tuple(shape), dtype=log_probs_hbm.dtype, buffer=nl.shared_hbm, name="grad_log_probs_hbm")
-    batch = Batch(log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank)
+    batch = Inputs(log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank)
     upstream = Upstream(grad_loss_hbm, reduction, zero_infinity)
     backward_of_core(layout, batch, (nll_hbm, alpha_hbm), upstream, grad_hbm)
     return grad_hbm

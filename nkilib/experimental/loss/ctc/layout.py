@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The inputs of CTC (:class:`Batch`), the layout of their sequences and states on partitions, and the chunks of time.
+"""The inputs of CTC (:class:`Inputs`), the layout of their sequences and states on partitions, and the chunks of time.
+
+:class:`BatchLayout` has the sizes of a launch, and a :class:`Group` the sequences that are processed together; their
+lengths and labels are on chip as :class:`Sequences`, and :class:`Times` are the time steps of a chunk in one block.
 
 The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and the label beside it. The pairs of a
 sequence lie in up to four blocks, each in partitions of its own, so that instructions are short. A block needs the
@@ -302,7 +305,7 @@ def lengths(rows: int, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Inputs:
     """The inputs of a loss, in HBM.
 
     Attributes:

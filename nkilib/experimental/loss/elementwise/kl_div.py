@@ -10,6 +10,9 @@ factor PyTorch's difference of products, so that nothing cancels beyond what can
 The logarithm is that of t + 2^-64: exact in float32 from t = 2^-40 on, finite at 0, and off by at most 2^-64 in
 ``t * log t``. NKI documents ``log`` on [2^-64, 2^64] only.
 
+The file has the definition in instructions (:class:`KlDiv`, and :class:`KlDivOfLogTarget` for ``log_target``), the
+float64 reference (:class:`KlDivReference`), the kernels (``kl_div_...``) and the registry entry (:data:`KL_DIV`).
+
 Errors of float32 arithmetic, with u = 2^-23.
 
 Let x be log-probabilities, and l = log t, whose error is u / 2 of itself. The difference and the product

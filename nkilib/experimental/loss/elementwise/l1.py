@@ -5,6 +5,9 @@
 
 The derivatives are ``sign(x - t)`` and its negative.
 
+The file has the definition in instructions (:class:`L1`), the float64 reference (:class:`L1Reference`), the kernels
+(``l1_loss_...``) and the registry entry (:data:`L1_LOSS`).
+
 Errors of float32 arithmetic, with u = 2^-23.
 
 The difference rounds once, u / 2 of itself. A sign is exact.

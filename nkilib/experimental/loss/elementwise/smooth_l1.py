@@ -12,6 +12,10 @@ Vector computes c and |d| - b. For one piece in five, if f is 1, Scalar computes
 ``max(d - b, 0) + max(-d - b, 0)`` from d instead, which is the same number, so that both engines have equal
 work in 16 bits.
 
+The file has the definition in instructions (:class:`SmoothL1`, for both losses), the float64 reference
+(:class:`SmoothL1Reference`), the kernels (``smooth_l1_loss_...`` and ``huber_loss_...``) and the registry entries
+(:data:`SMOOTH_L1` and :data:`HUBER`).
+
 Errors of float32 arithmetic, with u = 2^-23.
 
 Let d = x - t, b be the width and f the factor, both float32 numbers.

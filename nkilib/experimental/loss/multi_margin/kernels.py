@@ -3,6 +3,8 @@
 
 """The kernels of the multi-class margin loss: plain functions, to be launched or called from NKI code.
 
+:func:`forward_of_core` and :func:`backward_of_core` are the loops of a core; what both need is in :mod:`.launch`.
+
 A row is read once, after the element at its target has been gathered. A sum over a row includes the term of the target
 itself; that term is computed by the same float32 operations, and subtracted. For input x, target t and exponent p, the
 derivative with respect to x_j is p relu(x_j - x_t + margin)^(p - 1), and with respect to x_t it is minus the sum of the

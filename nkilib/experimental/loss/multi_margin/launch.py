@@ -4,6 +4,9 @@
 """A launch of the multi-class margin loss: its arguments, tiling and checks, and the terms of rows that both kernels
 compute.
 
+:class:`Launch` has the arguments (:class:`MultiMarginOptions` the options of the loss), which :func:`validate` checks,
+:func:`choose_multi_margin_tiling` the tiling, and a :class:`RowBlock` the rows that are processed at a time.
+
 The term of element j of a row x with target t is relu(x_j - x_t + margin)^p (:func:`hinges`). The threshold that
 elements are compared with is x_t - margin (:class:`Thresholds`). The loss does not include the term at the target
 itself (:func:`sum_without`).

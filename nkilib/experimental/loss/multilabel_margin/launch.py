@@ -3,6 +3,10 @@
 
 """A launch of the multi-label margin loss: its arguments and checks, and the targets and scores of rows on chip.
 
+:class:`Launch` has the arguments, which :func:`validate` checks, and a :class:`RowBlock` the rows that are processed at
+a time. :class:`InputBuffers` loads their inputs, :class:`TargetReader` their targets, and :class:`Scores` separates the
+scores of targets from the others.
+
 The targets of a row are a list, ended by the first negative number (:class:`TargetLists`). The operands of a loop of
 the device must exist for each of its iterations, and rows have lists of different lengths. Therefore lists are padded
 with 0, classes count from 1, and a loop runs as often as the longest list of all rows needs. Each iteration processes a

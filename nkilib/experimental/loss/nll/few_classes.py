@@ -3,6 +3,10 @@
 
 """Losses and gradients of an input of few classes, which is read, or written, as a whole, once, in long runs.
 
+:func:`streamed_forward_of_core` and :func:`streamed_backward_of_core` are the loops over tiles (:class:`ClassTile`,
+:class:`ClassTiling`); :class:`ClassMasks` tell where a class is the target. :func:`is_streamed` says for which inputs
+this pays.
+
 A tile has all classes of many positions. A row [C, D] has D places, each with one element of every class. If whole rows
 of [N, C, D] fit a partition, each partition has some of them; otherwise it has a run of the places of one row. Either
 way its positions, and its elements of one class, are contiguous in HBM. The tiles depend on shape and type alone.

@@ -3,6 +3,9 @@
 
 """Losses and gradients of the positions of one core, where elements at targets are gathered and scattered.
 
+:func:`forward_of_core` and :func:`backward_of_core` are the loops. :class:`Results`, :class:`Sums`, :func:`weigh` and
+:func:`store_sums`, the end of a forward, serve :mod:`.few_classes` too.
+
 The gradient is zeros, over which one element for each position is written. The zeros of a block of rows are stored from
 one tile, in long runs; then the elements are scattered. The core that stores the zeros of a row also scatters into that
 row, and the scatter waits for the stores.

@@ -12,6 +12,10 @@ The gradient of a row x is ``k (r1 r2 y - cos r1^2 x)``, where y is the other ro
 norms of x and y, and k is the derivative of the loss with respect to the cosine. So it is a sum of the two
 rows, with coefficients that the forward computes.
 
+The file has the definition in instructions (:class:`CosineEmbedding`), the float64 reference
+(:class:`CosineReference`), the kernels (``cosine_embedding_loss_...``) and the registry entry
+(:data:`COSINE_EMBEDDING`).
+
 Errors of float32 arithmetic, with u = 2^-23.
 
 With n consecutive additions in the sum of a row, the product of the rows is off by (n + 1) u / 2 of the sum

@@ -4,6 +4,10 @@
 """The host side of an elementwise loss: its registry entry, with guarantees and work, and its float64 results with the
 accepted errors.
 
+:func:`elementwise_loss` makes the entry (:class:`ElementwiseLoss`) from the reference of the loss, an
+:class:`ElementwiseReference`. :func:`losses`, :func:`reduced` and :func:`gradients` are the results of its kernels in
+float64.
+
 An entry states only data found nowhere else: names, kernels, the formula in words, errors, modelled times, and the
 forms that are checked. Tensors, gradients and options are read from the signatures of the kernels; guarantees and
 bounds are derived here. The work is that of any tiling: every tensor that is needed crosses HBM once. The simulator is

@@ -4,6 +4,9 @@
 """The host side of a row-wise loss: its registry entry, with guarantees and work, and its float64 results with the
 accepted errors.
 
+:func:`rowwise_loss` makes the entry (:class:`RowwiseLoss`) from the reference of the loss, a :class:`RowwiseReference`.
+:func:`losses`, :func:`reduced` and :func:`gradients` are the results of its kernels in float64.
+
 An entry states only data found nowhere else; tensors, gradients and options are read from the signatures of the
 kernels. The work is that of any tiling: every tensor that is needed crosses HBM once. The simulator is imported only
 when a profile asks for it: on hardware the kernels do not need it.
