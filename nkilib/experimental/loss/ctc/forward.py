@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from nkilib.core.cores import PartialSums
 from nkilib.core.rows.elements import int32_column, integer_op
-from nkilib.experimental.loss.ctc.layout import NOTHING, NOWHERE, BatchLayout, Group, Inputs, lengths
+from nkilib.experimental.loss.ctc.layout import NOTHING, NOWHERE, BatchLayout, Group, Inputs, length_column
 from nkilib.experimental.loss.ctc.recursion import store_alphas
 from nkilib.nki import nisa, nl
 
@@ -116,8 +116,8 @@ class Likelihood:
         The log-likelihood is log(exp a + exp b), where a and b are the alphas of the last blank and the last label
         at the last time of each sequence.
         """
-        input_length_sbuf = lengths(group.rows, group.sequences(batch.input_lengths_hbm, 0))
-        target_length_sbuf = lengths(group.rows, group.sequences(batch.target_lengths_hbm, 0))
+        input_length_sbuf = length_column(group.rows, group.sequences(batch.input_lengths_hbm, 0))
+        target_length_sbuf = length_column(group.rows, group.sequences(batch.target_lengths_hbm, 0))
         last_sbuf = _last_alphas(group, alpha_hbm, batch.input_lengths_hbm)
         at_blank_sbuf = _at_state(group, last_sbuf, target_length_sbuf, 0.0)
         at_label_sbuf = _at_state(group, last_sbuf, target_length_sbuf, -1.0)

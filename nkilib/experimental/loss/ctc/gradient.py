@@ -199,7 +199,7 @@ class Occupancies:
 
 
 @dataclass(frozen=True)
-class Upstream:
+class CtcUpstream:
     """The upstream gradient, and the options of the loss that change it.
 
     Attributes:
@@ -242,7 +242,7 @@ class Factors:
     def make(
         cls,
         group: Group,
-        upstream: Upstream,
+        upstream: CtcUpstream,
         nll_hbm: nl.NkiTensor,
         input_lengths_hbm: nl.NkiTensor,
         target_lengths_hbm: nl.NkiTensor,
@@ -410,7 +410,7 @@ def _backward_of_group(
     group: Group,
     batch: Inputs,
     forward: tuple[nl.NkiTensor, nl.NkiTensor],
-    upstream: Upstream,
+    upstream: CtcUpstream,
     grad_hbm: nl.NkiTensor,
 ) -> None:
     nll_hbm, alpha_hbm = forward
@@ -448,7 +448,7 @@ def backward_of_core(
     layout: BatchLayout,
     batch: Inputs,
     forward: tuple[nl.NkiTensor, nl.NkiTensor],
-    upstream: Upstream,
+    upstream: CtcUpstream,
     grad_hbm: nl.NkiTensor,
 ) -> None:
     """Compute the gradient with respect to the log-probabilities, [T, N, C], for the sequences of this core.

@@ -21,7 +21,7 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.loss.ctc.forward import Results, forward_of_core
 from nkilib.experimental.loss.ctc.gradient import (
     PIECE_COLUMNS,
-    Upstream,
+    CtcUpstream,
     backward_of_core,
     kept_bytes,
     kept_wavefronts,
@@ -255,6 +255,6 @@ def ctc_loss_backward(
     require_float32(function, "alpha_hbm", alpha_hbm, (shape.steps, shape.sequences, layout.states))
     grad_hbm = nl.ndarray(tuple(shape), dtype=log_probs_hbm.dtype, buffer=nl.shared_hbm, name="grad_log_probs_hbm")
     batch = Inputs(log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank)
-    upstream = Upstream(grad_loss_hbm, reduction, zero_infinity)
+    upstream = CtcUpstream(grad_loss_hbm, reduction, zero_infinity)
     backward_of_core(layout, batch, (nll_hbm, alpha_hbm), upstream, grad_hbm)
     return grad_hbm

@@ -189,7 +189,16 @@ class Times:
         return tensor_hbm[nl.ds(self.first, self.end)]
 
 
-def blocks_of_lengths(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
+def length_column(rows: int, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Load a vector of int32 lengths as a float32 column [rows, 1]."""
+    loaded_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=loaded_sbuf, src=lengths_hbm.reshape((rows, 1)))
+    length_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=length_sbuf, src=loaded_sbuf)
+    return length_sbuf
+
+
+def lengths_in_blocks(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
     """Load the lengths of a group into each block, float32 [P, 1]."""
     loaded_sbuf = group.tile(1, dtype=nl.int32)
     nisa.memset(dst=loaded_sbuf, value=0)
@@ -271,8 +280,8 @@ class Sequences:
     ) -> Sequences:
         """Load the lengths and labels of a group from HBM, and compute the masks."""
         pairs = group.layout.pairs
-        input_length_sbuf = blocks_of_lengths(group, input_lengths_hbm)
-        target_length_sbuf = blocks_of_lengths(group, target_lengths_hbm)
+        input_length_sbuf = lengths_in_blocks(group, input_lengths_hbm)
+        target_length_sbuf = lengths_in_blocks(group, target_lengths_hbm)
         label_sbuf, number_sbuf = _labels(group, targets_hbm)
         is_behind_sbuf = group.tile(pairs + 1)
         nisa.tensor_scalar(dst=is_behind_sbuf, data=number_sbuf, op0=nl.greater_equal, operand0=target_length_sbuf)
@@ -293,15 +302,6 @@ class Sequences:
         nisa.tensor_tensor(dst=may_skip_sbuf, data1=differs_sbuf, data2=is_behind_sbuf[:, 1 : pairs + 1], op=nl.maximum)
         nisa.memset(dst=may_skip_sbuf[0 : group.rows, 0:1], value=1)  # the first label follows the start
         return cls(group, input_length_sbuf, target_length_sbuf, class_sbuf, mask_sbuf, is_end_sbuf, may_skip_sbuf)
-
-
-def lengths(rows: int, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Load a vector of int32 lengths as a float32 column [rows, 1]."""
-    loaded_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=loaded_sbuf, src=lengths_hbm.reshape((rows, 1)))
-    length_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=length_sbuf, src=loaded_sbuf)
-    return length_sbuf
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from nkilib.experimental.loss.multi_margin.launch import (
     thresholds_of_blocks,
     validate,
 )
-from nkilib.experimental.loss.skeletons.indexed import Upstream
+from nkilib.experimental.loss.skeletons.indexed import IndexedUpstream
 from nkilib.nki import nisa, nl
 
 # Of each cycle of chunks Vector processes one and Scalar the others: both engines are then faster than the loads.
@@ -191,13 +191,13 @@ class _Backward:
     stream: Stream[Batch]
     scratch: TileRing
     unused: TileRing
-    upstream: Upstream
+    upstream: IndexedUpstream
     uniform_sbuf: nl.NkiTensor | None
     grad_input_hbm: nl.NkiTensor
 
     @classmethod
     def make(
-        cls, launch: Launch, blocks: list[RowBlock], upstream: Upstream, grad_input_hbm: nl.NkiTensor
+        cls, launch: Launch, blocks: list[RowBlock], upstream: IndexedUpstream, grad_input_hbm: nl.NkiTensor
     ) -> _Backward:
         buffers = ring_of(BUFFERS, launch.tiling.chunk_size, launch.input_hbm.dtype)
         stream = Stream.make(launch.input_hbm, [block.batch for block in blocks], buffers, is_first_halved=True)
@@ -305,7 +305,7 @@ class _Backward:
             scatter.depends_on(store, kind=nisa.dependency.runtime)
 
 
-def backward_of_core(launch: Launch, upstream: Upstream, grad_input_hbm: nl.NkiTensor) -> None:
+def backward_of_core(launch: Launch, upstream: IndexedUpstream, grad_input_hbm: nl.NkiTensor) -> None:
     """Write the gradient [N, C] of the rows of this core."""
     blocks = launch.blocks()
     if blocks:
@@ -414,5 +414,5 @@ def multi_margin_loss_backward(
         shape = tuple(input_hbm.shape)
         grad_input_hbm = nl.ndarray(shape, dtype=input_hbm.dtype, buffer=nl.shared_hbm, name="grad_input_hbm")
     grad_hbm = grad_loss_hbm.reshape((launch.shape.rows, 1)) if launch.is_each else grad_loss_hbm
-    backward_of_core(launch, Upstream(grad_hbm, None, launch.is_each), grad_input_hbm)
+    backward_of_core(launch, IndexedUpstream(grad_hbm, None, launch.is_each), grad_input_hbm)
     return grad_input_hbm

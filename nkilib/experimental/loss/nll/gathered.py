@@ -23,10 +23,10 @@ from nkilib.experimental.loss.skeletons.elementwise.stream import flat_tiles
 from nkilib.experimental.loss.skeletons.indexed import (
     Block,
     ElementFinder,
+    IndexedUpstream,
     PositionBatch,
     Shape,
     TargetElements,
-    Upstream,
     batches_of_block,
     blocks_of,
     number_of_batches,
@@ -157,7 +157,7 @@ def _scatter_block(
     grad_input_hbm: nl.NkiTensor,
     shape: Shape,
     finder: ElementFinder,
-    upstream: Upstream,
+    upstream: IndexedUpstream,
     uniform_sbuf: nl.NkiTensor | None,
     block: Block,
     stores: list[nisa.NkiInstruction],
@@ -171,7 +171,9 @@ def _scatter_block(
             scatter.depends_on(store, kind=nisa.dependency.runtime)
 
 
-def backward_of_core(grad_input_hbm: nl.NkiTensor, shape: Shape, finder: ElementFinder, upstream: Upstream) -> None:
+def backward_of_core(
+    grad_input_hbm: nl.NkiTensor, shape: Shape, finder: ElementFinder, upstream: IndexedUpstream
+) -> None:
     """Write the gradient [N, C * D] of the rows of this core."""
     blocks = blocks_of(shape)[nl.program_id(0) :: nl.num_programs()]
     if not blocks:

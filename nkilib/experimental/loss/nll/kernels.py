@@ -23,7 +23,13 @@ from nkilib.experimental.loss.nll.few_classes import (
     streamed_forward_of_core,
 )
 from nkilib.experimental.loss.nll.gathered import Results, backward_of_core, forward_of_core
-from nkilib.experimental.loss.skeletons.indexed import BATCHES_MAX, ElementFinder, Shape, Upstream, number_of_batches
+from nkilib.experimental.loss.skeletons.indexed import (
+    BATCHES_MAX,
+    ElementFinder,
+    IndexedUpstream,
+    Shape,
+    number_of_batches,
+)
 from nkilib.nki import nl
 
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
@@ -210,7 +216,7 @@ def nll_loss_backward(
         )
     places = (shape.rows, shape.places)
     grad_hbm = grad_loss_hbm.reshape(places) if is_each else grad_loss_hbm
-    upstream = Upstream(grad_hbm, total_weight_hbm if reduction == "mean" else None, is_each)
+    upstream = IndexedUpstream(grad_hbm, total_weight_hbm if reduction == "mean" else None, is_each)
     targets_hbm_flat, rows_hbm = targets_hbm.reshape(places), grad_input_hbm.reshape((shape.rows, shape.row_size))
     if is_stream:
         streamed_backward_of_core(rows_hbm, shape, targets_hbm_flat, class_weight_hbm, ignore_index, upstream)
