@@ -8,6 +8,10 @@ They determine every branch of the kernels. :class:`LossOptions` are the user's 
 that PyTorch lacks, as keywords); :class:`Options` those of a launch; :class:`Launch` its tensors and sizes. The forward
 has two forms, with the exact maximum of every row or with a shift in its place; :func:`with_form` chooses the form.
 
+The needs of a forward or a backward in SBUF are :attr:`Options.forward_plan` and :attr:`Options.backward_plan`; the
+constants ``..._PLAN`` are those that tilings are chosen with, and :func:`shift_pays` compares the times of the two
+forms.
+
 Range checks of options are here, since torch and jax use them; those of tensors are in :mod:`.validation`.
 """
 

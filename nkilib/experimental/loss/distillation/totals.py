@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from math import log1p
 from typing import TYPE_CHECKING
 
-from nkilib.core.rows.statistics import RowSums
-from nkilib.core.rows.tiles import difference, float32_like, product, scaled
+from nkilib.core.rows.tiles import RowSums, difference, float32_like, product, scaled
 from nkilib.experimental.loss.distillation.launch import POSITIONS, Launch
 from nkilib.experimental.loss.distillation.pair import Exponentials, add_nan_of_empty, row_tile
 from nkilib.nki import nisa, nl
