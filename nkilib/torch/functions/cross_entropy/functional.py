@@ -331,13 +331,8 @@ def cross_entropy(
         )
         return outcome
     temperature, tensor = number_and_tensor(recipe.get("temperature", 1.0))
-    options = checked_options(
-        caller,
-        cross_entropy,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        **{**recipe, "temperature": temperature},
-    )
+    numbers = {**recipe, "temperature": temperature, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    options = checked_options(caller, cross_entropy, **numbers)
     check_arguments(caller, input, target, weight, options, reduction, normalizer, class_dim)
     shape = rows_shape(input, class_dim)
     temperatures = temperatures_of_rows(caller, input, tensor, shape)
