@@ -282,9 +282,26 @@ def numbers(caller: object, function: Callable[..., Any], group: type[Group], ke
         TypeError: an unknown option, or a value of another type.
         ValueError: an integer of more than 64 bits.
     """
+    return group(**_given_numbers(caller, function, group, keywords))
+
+
+def all_numbers(
+    caller: object, function: Callable[..., Any], group: type[Dataclass], keywords: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what :func:`numbers` makes, as keywords for operators and kernels: the numbers by name, with defaults.
+
+    Args and Raises: see :func:`numbers`.
+    """
+    given = _given_numbers(caller, function, group, keywords)
+    return {name: given.get(name, option.default) for name, option in _options(group).items()}
+
+
+def _given_numbers(
+    caller: object, function: Callable[..., Any], group: type[Dataclass], keywords: Mapping[str, Any]
+) -> dict[str, Any]:
     options = _options(group)
     refuse_unknown(function, keywords, options)
-    return group(**{name: options[name].as_python(caller, value) for name, value in keywords.items()})
+    return {name: options[name].as_python(caller, value) for name, value in keywords.items()}
 
 
 class NoKeywords(TypedDict):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Unpack
 
-from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
+from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown, values_of
 from nkilib.torch.dispatch.checks import Caller, check_tensors
 from nkilib.torch.dispatch.dtensors import dtensor, local_part
 from nkilib.torch.dispatch.layout import as_rows, rows_shape
@@ -121,7 +121,7 @@ def token_scores(
     rows, classes, wanted = as_rows(logits, -1), target.reshape(-1), Wanted(with_entropy=entropy)
     if group is None:
         check_whole(_CALLER, num_classes, shard_sizes)
-        keywords = FORWARD.keywords_from(options, wanted)
+        keywords = FORWARD.taken({**options, **values_of(wanted)})
         results = ForwardResults(*DERIVATIVE.apply(inplace, rows, classes, None, temperatures, **keywords))
     else:
         shards = shards_of_ranks(_CALLER, rows.shape[1], group_place(_CALLER, group), num_classes, shard_sizes)

@@ -17,8 +17,9 @@ Range checks of options are here, since torch and jax use them; those of tensors
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 from nkilib.core.hardware import div_ceil
 from nkilib.core.host.options import Numbers, is_number
@@ -57,6 +58,10 @@ class RecipeOptions(TypedDict, total=False):
     exact_maximum: bool | None
 
 
+# The fields of :class:`LossOptions` by name: numbers, all of them, as operators and kernels take them.
+LossKeywords: TypeAlias = Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class LossOptions:
     """The options of a training recipe; the defaults are those of PyTorch.
@@ -89,16 +94,16 @@ def check_options(function: str, options: LossOptions) -> None:
     smoothing = options.label_smoothing
     if not is_number(smoothing) or not 0.0 <= smoothing <= 1.0:
         raise AssertionError(f"{function}: label_smoothing must be a number from 0 to 1, got {smoothing}")
-    check_recipe(function, options)
+    check_recipe(function, options.logit_softcap, options.lse_square_scale, options.temperature)
 
 
-def check_recipe(function: str, options: LossOptions) -> None:
-    """Check that the options of :class:`RecipeOptions`, except ``exact_maximum``, are in range.
+def check_recipe(function: str, cap: Any, square: Any, temperature: Any) -> None:
+    """Check that the options of :class:`RecipeOptions`, except ``exact_maximum``, are in range: ``logit_softcap``,
+    ``lse_square_scale`` and ``temperature``.
 
     Raises:
         AssertionError: if an option is out of range; the message has function, requirement and value.
     """
-    cap, square, temperature = options.logit_softcap, options.lse_square_scale, options.temperature
     # A message is formed where it is needed: torch.compile traces this with numbers that have no text.
     if cap is not None and (not is_number(cap) or not SOFTCAP_MIN <= cap <= OPTION_MAX):
         raise AssertionError(

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 from typing_extensions import Unpack
 
-from nkilib.core.host.options import check_flags, refuse_unknown, shows
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions
+from nkilib.core.host.options import check_flags, refuse_unknown, shows, values_of
+from nkilib.experimental.loss.cross_entropy.launch import LossKeywords, LossOptions, RecipeOptions
 from nkilib.torch.dispatch.checks import Caller, check_tensors
 from nkilib.torch.dispatch.dtensors import OF_PARTS, LocalPart, dtensor, local_part
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
@@ -131,7 +131,7 @@ def _z_loss(lse: Tensor, valid: Tensor | None, scale: float) -> Tensor:
 def returned_values(
     results: ForwardResults,
     target: Tensor,
-    options: LossOptions,
+    options: LossKeywords,
     reduction: str,
     normalizer: Tensor | None,
     shape: tuple[int, ...],
@@ -148,13 +148,13 @@ def returned_values(
     """
     soft = target.is_floating_point()
     is_counted = reduction == "mean" and normalizer is None
-    is_masked = return_outputs and options.lse_square_scale != 0.0
-    valid = ~is_ignored(target, options.ignore_index) if not soft and (is_counted or is_masked) else None
+    is_masked = return_outputs and options["lse_square_scale"] != 0.0
+    valid = ~is_ignored(target, options["ignore_index"]) if not soft and (is_counted or is_masked) else None
     divisor = _divisor(results, normalizer, valid) if reduction == "mean" else _Divisor()
     loss = reduced(results.loss, reduction, shape, *divisor)
     if not return_outputs:
         return loss
-    z_loss = _z_loss(results.lse, valid, options.lse_square_scale)
+    z_loss = _z_loss(results.lse, valid, options["lse_square_scale"])
     return CrossEntropyOutputs(
         loss=loss,
         lse=in_shape_of_rows(results.lse, shape),
@@ -348,7 +348,7 @@ def cross_entropy(
     rows_target = as_rows(target, class_dim) if soft else target.reshape(-1)
     class_weight = None if weight is None else weight.to(torch.float32)
     wanted = Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs)
-    keywords = FORWARD.keywords_from(options, wanted)
+    keywords = FORWARD.taken({**options, **values_of(wanted)})
     results = ForwardResults(*DERIVATIVE.apply(inplace, logits, rows_target, class_weight, temperatures, **keywords))
     if soft and classes == 0 and reduction == "mean" and normalizer is None:
         normalizer = input.new_tensor(torch.nan)  # PyTorch divides by elements / classes, 0 / 0

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental import loss as kernels
-from nkilib.experimental.loss.cross_entropy.launch import TEMPERATURE_MAX, TEMPERATURE_MIN, LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import TEMPERATURE_MAX, TEMPERATURE_MIN, LossKeywords, LossOptions
 from nkilib.torch.dispatch.autograd import OnceDifferentiable, differentiate
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
@@ -296,7 +296,7 @@ def _gradients_of_probabilities(
     log_sum: Tensor,
     grad_loss: Tensor,
     temperatures: Tensor | None,
-    options: LossOptions,
+    options: LossKeywords,
     num_classes: int,
     needs_target: bool,
     needs_weight: bool,
@@ -322,18 +322,18 @@ def _gradients_of_probabilities(
         requested.
     """
     z = logits.to(torch.float32)
-    if options.logit_softcap is not None:
-        capped = options.logit_softcap * torch.tanh(z / options.logit_softcap)
+    if options["logit_softcap"] is not None:
+        capped = options["logit_softcap"] * torch.tanh(z / options["logit_softcap"])
         z = torch.where(z.isneginf(), z, capped)
-    z = z / options.temperature if temperatures is None else z / temperatures[:, None]
+    z = z / options["temperature"] if temperatures is None else z / temperatures[:, None]
     log_sum = log_sum + 0.0 * log_sum  # NaN where it is infinite: the row has no softmax
     scaled_nll = ((maximum[:, None] - z) + log_sum[:, None]) * grad_loss[:, None]  # large logits cancel exactly
-    kept = 1.0 - options.label_smoothing
+    kept = 1.0 - options["label_smoothing"]
     grad_target = grad_weight = None
     if needs_target:
         grad_target = (kept * (scaled_nll if class_weight is None else scaled_nll * class_weight)).to(target.dtype)
     if needs_weight:
-        smoothed = kept * target.to(torch.float32) + options.label_smoothing / max(num_classes, 1)
+        smoothed = kept * target.to(torch.float32) + options["label_smoothing"] / max(num_classes, 1)
         grad_weight = (smoothed * scaled_nll).sum(0)
     return grad_target, grad_weight
 
@@ -360,7 +360,7 @@ def probability_gradients(call: Call, needed: Mapping[str, bool]) -> dict[str, T
         call.tensor("log_sum"),
         grad_loss,
         call.tensors.get(TEMPERATURES.name),
-        call.group(LossOptions),
+        call.options,
         _vocabulary(call),
         needs_target,
         needs_weight,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from nkilib.core.host.options import as_float, check_reduction
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.experimental.loss.linear.launch import (
     CLASSES_MAX,
     FEATURES_MAX,
@@ -66,7 +66,7 @@ class LinearArguments:
     temperature: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """Return the arguments that are or may be tensors, by name."""
+        """Return the arguments that are or may be tensors, by name, except the temperatures."""
         return {
             "input": self.input,
             "linear_weight": self.linear_weight,
@@ -75,7 +75,6 @@ class LinearArguments:
             "weight": self.weight,
             "normalizer": self.normalizer,
             "grad_weight_sum": self.grad_weight_sum,
-            "temperature": self.temperature,
         }
 
     def temperatures(self, caller: Caller) -> Tensor | None:
@@ -178,7 +177,7 @@ def check_memory_limit(caller: Caller, memory_limit: int | None) -> None:
 
 def checked_recipe(
     caller: Caller, function: Callable[..., Any], temperature: float, logit_scale: float, **further: Any
-) -> tuple[LossOptions, Product]:
+) -> tuple[LossKeywords, Product]:
     """Check the options of the loss and of the matrix product, and return both, as Python numbers.
 
     Args:

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 from typing_extensions import Unpack
 
-from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown, values_of
+from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import as_rows, unviewed
@@ -85,7 +85,7 @@ def _warn(message: str) -> None:
         warnings.warn(message, UserWarning, stacklevel=4)
 
 
-def _reference_loss(caller: Caller, arguments: LinearArguments, reason: str, options: LossOptions) -> Tensor:
+def _reference_loss(caller: Caller, arguments: LinearArguments, reason: str, options: LossKeywords) -> Tensor:
     """Return PyTorch's ``cross_entropy`` of PyTorch's ``linear``, with a warning.
 
     Args:
@@ -104,9 +104,9 @@ def _reference_loss(caller: Caller, arguments: LinearArguments, reason: str, opt
         products.reshape(*rows.shape[:-1], *weight.shape[:-1]),
         target.flatten(0, len(positions) - 1) if is_deep else target,
         arguments.weight,
-        ignore_index=options.ignore_index,
+        ignore_index=options["ignore_index"],
         reduction=arguments.reduction,
-        label_smoothing=options.label_smoothing,
+        label_smoothing=options["label_smoothing"],
     )
     return unviewed(loss.reshape(positions)) if arguments.reduction == "none" and is_deep else loss
 
@@ -169,15 +169,15 @@ def granted_scratch(
     return scratch
 
 
-def _divisor(target: Tensor, class_weight: Tensor | None, options: LossOptions) -> Tensor:
+def _divisor(target: Tensor, class_weight: Tensor | None, options: LossKeywords) -> Tensor:
     """Return the divisor of a mean: the summed weights of the valid targets. If these are 0 it is NaN, so that the mean
     is, as in PyTorch.
     """
-    counts = ~is_ignored(target, options.ignore_index)
+    counts = ~is_ignored(target, options["ignore_index"])
     if class_weight is None:
         total = counts.sum().to(torch.float32)
     else:
-        classes, _ = kernel_target(target, options.ignore_index, len(class_weight))
+        classes, _ = kernel_target(target, options["ignore_index"], len(class_weight))
         weights = class_weight[classes.clamp(0, len(class_weight) - 1)]
         total = torch.where(counts, weights, 0.0).sum()
     return torch.where(total == 0.0, torch.nan, total)
@@ -190,7 +190,7 @@ def _loss_with_gradients(
     linear_bias: Tensor | None,
     class_weight: Tensor | None,
     temperatures: Tensor | None,
-    options: LossOptions,
+    options: LossKeywords,
     product: Product,
     reduction: str,
     normalizer: Tensor | None,
@@ -215,7 +215,7 @@ def _loss_with_gradients(
     scale = input.new_ones((), dtype=torch.float32)
     if reduction == "mean":
         scale = scale / (_divisor(target, class_weight, options) if normalizer is None else normalizer.to(scale))
-    keywords = WITH_GRADIENTS.keywords_from(Scratch(scratch_bytes), options, product, wanted)
+    keywords = WITH_GRADIENTS.taken({**options, **values_of(Scratch(scratch_bytes), product, wanted)})
     operator = WITH_GRADIENTS.op(input.device)
     total, *_ = operator(
         input, linear_weight, target, scale.detach(), linear_bias, class_weight, temperatures, **keywords
@@ -225,7 +225,7 @@ def _loss_with_gradients(
 
 
 def _kernel_loss(
-    arguments: LinearArguments, recipe: LossOptions, product: Product, return_outputs: bool, memory_limit: int | None
+    arguments: LinearArguments, recipe: LossKeywords, product: Product, return_outputs: bool, memory_limit: int | None
 ) -> Tensor | CrossEntropyOutputs:
     rows, linear_weight, target = as_rows(arguments.input, -1), arguments.linear_weight, arguments.target.reshape(-1)
     bias = None if arguments.linear_bias is None else arguments.linear_bias.to(torch.float32)
@@ -241,7 +241,7 @@ def _kernel_loss(
             )
     summed = arguments.grad_weight_sum if wanted is not None and wanted.grad_weight_wanted else None
     outputs = Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs)
-    keywords = FORWARD.keywords_from(recipe, product, outputs)
+    keywords = FORWARD.taken({**recipe, **values_of(product, outputs)})
     tensors = (rows, linear_weight, target, bias, class_weight, summed, temperatures)
     results = ForwardResults(*DERIVATIVE.apply(False, *tensors, **keywords))
     shape = tuple(arguments.input.shape[:-1])
@@ -445,7 +445,7 @@ def linear_cross_entropy(
         is_used = {
             "logit_softcap": logit_softcap is not None,
             "lse_square_scale": lse_square_scale != 0.0,
-            "temperature": recipe.temperature != 1.0 or temperatures is not None,
+            "temperature": recipe["temperature"] != 1.0 or temperatures is not None,
             "logit_scale": product != Product(),
             "compute_dtype": compute_dtype is not None,
             "normalizer": normalizer is not None,

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Unpack
 
-from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown, values_of
+from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.experimental.loss.linear.launch import IDS_MAX
 from nkilib.torch.dispatch.checks import Caller, autocast_dtype
 from nkilib.torch.dispatch.layout import as_rows
@@ -134,14 +134,14 @@ def _target_of_rows(arguments: LinearArguments) -> Tensor:
     return target.reshape(-1, target.shape[-1]) if target.dim() == arguments.input.dim() else target.reshape(-1)
 
 
-def _scores(arguments: LinearArguments, options: LossOptions, product: Product, wanted: WantedScores) -> ScoreResults:
+def _scores(arguments: LinearArguments, options: LossKeywords, product: Product, wanted: WantedScores) -> ScoreResults:
     """Return the scores for a weight with all classes."""
     rows, linear_weight, target = as_rows(arguments.input, -1), arguments.linear_weight, _target_of_rows(arguments)
     bias = None if arguments.linear_bias is None else arguments.linear_bias.to(torch.float32)
     temperatures = arguments.temperatures(_CALLER)
     gradients = wanted_gradients(rows, linear_weight, bias)
     summed = arguments.grad_weight_sum if gradients is not None and gradients.grad_weight_wanted else None
-    keywords = FORWARD.keywords_from(options, product, wanted)
+    keywords = FORWARD.taken({**options, **values_of(product, wanted)})
     return ScoreResults(*DERIVATIVE.apply(False, rows, linear_weight, target, bias, summed, temperatures, **keywords))
 
 

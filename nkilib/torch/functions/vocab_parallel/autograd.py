@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nkilib.core.host.options import values_of
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.torch.dispatch.autograd import overwritten_input, refuse_graph
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import Call
@@ -53,7 +53,7 @@ class CombinedResults(NamedTuple):
 
 
 def _class_loss(
-    statistics: VocabularyStatistics, weight_sum: Tensor | None, options: LossOptions, shards: VocabularyShards
+    statistics: VocabularyStatistics, weight_sum: Tensor | None, options: LossKeywords, shards: VocabularyShards
 ) -> Tensor:
     """Return the losses without z-loss for class indices t: (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum of w * (lse -
     z), with class weights w and smoothing e. They are undefined at ignored positions.
@@ -63,18 +63,18 @@ def _class_loss(
     loss = (statistics.maximum - sums["target_logit"]) + statistics.log_sum
     if "position_weight" in sums:
         loss = loss * sums["position_weight"]
-    if options.label_smoothing == 0.0:
+    if options["label_smoothing"] == 0.0:
         return loss
     total = float(shards.num_classes) if weight_sum is None else weight_sum
-    spread = options.label_smoothing / shards.num_classes
-    return (1.0 - options.label_smoothing) * loss + spread * (sums["distance_sum"] + total * statistics.log_sum)
+    spread = options["label_smoothing"] / shards.num_classes
+    return (1.0 - options["label_smoothing"]) * loss + spread * (sums["distance_sum"] + total * statistics.log_sum)
 
 
 def _results(
     statistics: VocabularyStatistics,
     valid: Tensor | None,
     weight_sum: Tensor | None,
-    options: LossOptions,
+    options: LossKeywords,
     shards: VocabularyShards,
     with_logprob: bool,
 ) -> ForwardResults:
@@ -92,8 +92,8 @@ def _results(
         if with_logprob:
             logprob = torch.where(valid, (sums["target_logit"] - maximum) - log_sum, 0.0)
     loss = loss + 0.0 * lse  # NaN where lse is infinite, as the kernel has it
-    if options.lse_square_scale > 0.0:
-        loss = loss + options.lse_square_scale * lse.square()
+    if options["lse_square_scale"] > 0.0:
+        loss = loss + options["lse_square_scale"] * lse.square()
     if valid is not None:
         loss = torch.where(valid, loss, 0.0)
     return ForwardResults(loss, lse, logprob, position_weight, maximum, log_sum, argmax, entropy)
@@ -104,7 +104,7 @@ def combined_results(
     own: ShardStatistics,
     target: Tensor,
     class_weight: Tensor | None,
-    options: LossOptions,
+    options: LossKeywords,
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
     with_logprob: bool,
@@ -129,7 +129,7 @@ def combined_results(
     soft = target.is_floating_point()
     statistics = combined_statistics(caller, own, shards, group, shards.own(class_weight), options, target, claims)
     weight_sum = None if soft or class_weight is None else class_weight.sum()
-    valid = None if soft else ~is_ignored(target, options.ignore_index)
+    valid = None if soft else ~is_ignored(target, options["ignore_index"])
     results = _results(statistics, valid, weight_sum, options, shards, with_logprob)
     return CombinedResults(results, weight_sum, statistics.sums.get("position_weight"))
 
@@ -241,7 +241,7 @@ def vocab_parallel_results(
     target: Tensor,
     class_weight: Tensor | None,
     temperatures: Tensor | None,
-    options: LossOptions,
+    options: LossKeywords,
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
     inplace: bool,
@@ -267,8 +267,8 @@ def vocab_parallel_results(
     soft = target.is_floating_point()
     own_weight = shards.own(class_weight)
     claims = {**claims, "temperature (a tensor)": temperatures is not None}
-    keywords = values_of(options, shards.columns, wanted)
-    asked_for = {**keywords, "with_distance_sum": soft or options.label_smoothing > 0.0}
+    keywords = {**options, **values_of(shards.columns, wanted)}
+    asked_for = {**keywords, "with_distance_sum": soft or options["label_smoothing"] > 0.0}
     with torch.no_grad():
         own = SHARD_STATISTICS.op(logits.device)(
             logits[:, : shards.own_size].detach(),

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nkilib.core.host.options import values_of
-from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.experimental.loss.cross_entropy.launch import LossKeywords
 from nkilib.torch.dispatch.autograd import Derivative, refuse_graph
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import Call
@@ -212,7 +212,7 @@ def vocab_parallel_linear_results(
     caller: Caller,
     operands: ShardOperands,
     class_weight: Tensor | None,
-    options: LossOptions,
+    options: LossKeywords,
     product: Product,
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
@@ -235,8 +235,8 @@ def vocab_parallel_linear_results(
     """
     input, linear_weight, target, linear_bias, _, temperatures = operands
     own_weight = shards.own(class_weight)
-    keywords = values_of(options, product, shards.columns, wanted)
-    asked_for = {**keywords, "with_distance_sum": options.label_smoothing > 0.0}
+    keywords = {**options, **values_of(product, shards.columns, wanted)}
+    asked_for = {**keywords, "with_distance_sum": options["label_smoothing"] > 0.0}
     all_claims = {**claims_of_product(operands, product), **claims}
     with torch.no_grad():
         own = SHARD_STATISTICS.op(input.device)(
