@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Headings, tables and verdicts on goals that the measurements print."""
+"""The parts that measurements print: empty tables, verdicts on goals, and the beginning and end of a command."""
 
 from __future__ import annotations
 

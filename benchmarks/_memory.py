@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Peak memory, measured in a process of its own."""
+"""Peak memory, measured in a process of its own: :func:`measure_in_process` runs it, and gets a :class:`MemoryUse`."""
 
 from __future__ import annotations
 

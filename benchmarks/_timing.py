@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Timing of contenders that share a machine."""
+"""Timing of several ways to do the same work on a shared machine: their runs alternate, and the shortest ones count."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Time and memory of the simulated kernels: ``python -m benchmarks.bench`` or ``make bench``.
+"""Time and memory of the simulated cross-entropy: ``python -m benchmarks.bench`` or ``make bench``.
 
 Time is a ratio to torch's cross-entropy on the same CPU, memory a growth of the resident set beyond the arrays. The
-time of a profile is a ratio to that of the plain run.
+time of a profile is a ratio to that of the plain run. With ``--tune`` several tunings are tried first, and each pass
+runs with its fastest.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from benchmarks._cross_entropy import FEWEST_RUNS, Case, Tuning, backward, cases
 from benchmarks._display import table_of, verdict
 from benchmarks._launch_memory import BACKWARD, BACKWARD_IN_PLACE, FORWARD, measure_memory
 from benchmarks._memory import MemoryUse
-from benchmarks._pass_results import (
+from benchmarks._timing import Contender, interleaved_minimum
+from benchmarks._torch_benchmark import (
     LARGEST_BEYOND_ARRAYS,
     MEBI,
     TORCH_THREADS,
@@ -32,7 +34,6 @@ from benchmarks._pass_results import (
     parse_timing_arguments,
     timing_parser,
 )
-from benchmarks._timing import Contender, interleaved_minimum
 from examples._display import heading, make_console
 from nkilib.core.hardware import div_ceil
 from nkilib.nki import NOT_SIMULATED, SIMULATED

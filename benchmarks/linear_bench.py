@@ -26,7 +26,8 @@ from benchmarks._linear import (
     LinearInputs,
     measure_linear_memory,
 )
-from benchmarks._pass_results import (
+from benchmarks._timing import Contender, interleaved_minimum
+from benchmarks._torch_benchmark import (
     PassResult,
     begin_beside_torch,
     clock_of,
@@ -36,7 +37,6 @@ from benchmarks._pass_results import (
     time_table,
     timing_parser,
 )
-from benchmarks._timing import Contender, interleaved_minimum
 from examples._display import make_console
 
 # The goals: at most that many times torch's seconds, and at most that many bytes beyond the arrays. The first form has

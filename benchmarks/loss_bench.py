@@ -18,7 +18,8 @@ import torch.nn.functional as F
 
 import nkilib.torch
 from benchmarks._losses import LOSSES, PASSES, TYPES, LossCase, LossInputs, measure_loss_memory
-from benchmarks._pass_results import (
+from benchmarks._timing import Contender, interleaved_minimum
+from benchmarks._torch_benchmark import (
     PassResult,
     begin_beside_torch,
     clock_of,
@@ -28,7 +29,6 @@ from benchmarks._pass_results import (
     time_table,
     timing_parser,
 )
-from benchmarks._timing import Contender, interleaved_minimum
 from examples._display import make_console
 
 # The goals: at most that many times torch's seconds.

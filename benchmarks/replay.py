@@ -3,10 +3,13 @@
 
 """CPU time of repeated launches: ``python -m benchmarks.replay``.
 
-Each line launches kernels without replay, launches them with replay, and runs torch's eager functions for the same
-work, alternately, all on one thread except the simulator's own second core. The table shows CPU times, and the ratio of
-replayed launches to torch with its goal. With ``--sources`` attention_cte of nki-library is launched from a clone of
+Each line of the table launches kernels without replay, launches them with replay, and runs torch's eager functions for
+the same work, alternately, all on one thread except the simulator's own second core. The table shows CPU times, and the
+ratio of replayed launches to torch with its goal. Below it are the times of a launch of one copy and of an instruction,
+and the memory of processes that replay. With ``--sources`` attention_cte of nki-library is launched from a clone of
 that repository.
+
+:class:`ReplayCase` is a line, :func:`cases` are all, and :func:`timed_launches` times the launches of one.
 """
 
 from __future__ import annotations

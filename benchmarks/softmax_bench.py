@@ -16,7 +16,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks._pass_results import (
+from benchmarks._softmax import PASSES, SoftmaxCase, SoftmaxInputs, measure_softmax_memory
+from benchmarks._timing import Contender, interleaved_minimum
+from benchmarks._torch_benchmark import (
     PassResult,
     begin_beside_torch,
     clock_of,
@@ -26,8 +28,6 @@ from benchmarks._pass_results import (
     time_table,
     timing_parser,
 )
-from benchmarks._softmax import PASSES, SoftmaxCase, SoftmaxInputs, measure_softmax_memory
-from benchmarks._timing import Contender, interleaved_minimum
 from examples._display import make_console
 
 # The goals: at most that many times torch's seconds.

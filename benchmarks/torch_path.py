@@ -34,8 +34,8 @@ from benchmarks._display import table_of, verdict
 from benchmarks._inputs import make_logits, make_targets
 from benchmarks._launch_memory import TORCH_IN_PLACE, measure_memory
 from benchmarks._memory import MemoryUse
-from benchmarks._pass_results import MEBI, TORCH_THREADS, load_line, parse_timing_arguments
 from benchmarks._timing import Contender, interleaved_minimum
+from benchmarks._torch_benchmark import MEBI, TORCH_THREADS, load_line, parse_timing_arguments
 from examples._display import heading, make_console
 from nkilib.experimental.loss import (
     choose_tiling,

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Choose the fast tests by what they reach and cost. What a test reaches is an integer with a bit for each element."""
+"""The choice of the fast tests by what they reach and cost, for ``tools.write_slow_tests``, which reads and writes the
+files.
+
+:func:`choose` chooses for a :class:`Goal` and what is :class:`Wanted`. What a test reaches is an integer with a bit for
+each element.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A call of a function of nkilib.torch, and its results: values, and gradients for upstream gradients."""
+"""A call of a function of nkilib.torch that was drawn (:class:`Call`), and its results: values, and gradients for
+upstream gradients.
+
+The reference of a call (:class:`Reference`) gives an :class:`Expected` for each result.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Random draws for a call, which depend only on a seed and the number of the call: sizes, choices and tensors."""
+"""Random draws for a call, which depend only on a seed and the number of the call: sizes, choices and tensors.
+
+:class:`Draw` makes them within :class:`Limits`; :func:`laid_out` lays a tensor out in memory, and :func:`upstream_like`
+draws an upstream gradient.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""One call from its seed and number: drawn, run, compared, and written down."""
+"""One call from its seed and number: drawn, run, compared, and written down.
+
+:func:`run_call` does all of it and returns the :class:`Line` of the log; :func:`judged` compares, and
+:func:`is_refusal` tells errors that reject arguments from failures.
+"""
 
 from __future__ import annotations
 

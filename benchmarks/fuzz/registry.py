@@ -15,9 +15,9 @@ from benchmarks.fuzz.families import (
     ctc_loss,
     distillation,
     elementwise,
-    linear,
+    linear_cross_entropy,
     linear_distillation,
-    linear_scores,
+    linear_token_scores,
     margins,
     nll_loss,
     rowwise,
@@ -40,9 +40,9 @@ class Fuzzed(NamedTuple):
 
 
 FUZZED: Final[dict[str, Fuzzed]] = {
-    "linear_cross_entropy": Fuzzed(linear.drawn, 8.0, ("LinearCrossEntropyLoss",)),
-    "vocab_parallel_linear_cross_entropy": Fuzzed(linear.drawn, 2.0),
-    "linear_token_scores": Fuzzed(linear_scores.drawn, 4.0),
+    "linear_cross_entropy": Fuzzed(linear_cross_entropy.drawn, 8.0, ("LinearCrossEntropyLoss",)),
+    "vocab_parallel_linear_cross_entropy": Fuzzed(linear_cross_entropy.drawn, 2.0),
+    "linear_token_scores": Fuzzed(linear_token_scores.drawn, 4.0),
     "linear_distillation_loss": Fuzzed(linear_distillation.drawn, 4.0, ("LinearDistillationLoss",)),
     "cross_entropy": Fuzzed(cross_entropy.drawn, 5.0, ("CrossEntropyLoss",)),
     "vocab_parallel_cross_entropy": Fuzzed(cross_entropy.drawn, 2.0),

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Processes that draw calls until the time is over, each on one thread."""
+"""The processes that draw calls until the time is over, each on one thread: :func:`lines_of` runs a :class:`Plan`, and
+:func:`written` makes a line of the log.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The model's figures for the rows of the table."""
+"""The model's figures for the rows of the table, and how near they come: goals, and figures that were recorded.
+
+:class:`Model` models rows (:class:`Found`), :func:`summary` and :func:`goals` sum them up, and :func:`record` and
+:func:`recorded` keep them in ``figures.json``.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tables of docs/evidence/measurements.md."""
+"""The tables of docs/evidence/measurements.md: :func:`tables` of the measurements, :func:`probe_tables` of single
+instructions and transfers; :func:`rewritten` puts them into the page.
+"""
 
 from __future__ import annotations
 

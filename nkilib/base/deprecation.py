@@ -3,11 +3,13 @@
 
 """Deprecation of public names and arguments: they warn for two minor versions before they are removed.
 
+:class:`Deprecation` says since when and until when. :func:`deprecated` decorates a function,
+:func:`deprecated_argument` warns of an argument, and :func:`moved_names` serves the old names of a module.
 docs/reference/public_api.md has the rules.
 
 The warning is a ``FutureWarning``. Python hides a ``DeprecationWarning`` unless the call stands in the script itself,
-and losses are called in modules of a training program, whose users would first hear of the removal when it fails.
-A permanent alias, such as :mod:`nkilib.lnc`, does not warn.
+and losses are called in modules of a training program, whose users would first hear of the removal when it fails. A
+permanent alias, such as :mod:`nkilib.lnc`, does not warn.
 
 Traced code cannot warn. A kernel is deprecated where a public module exports it, by :func:`moved_names`.
 """
@@ -26,6 +28,13 @@ Result = TypeVar("Result")
 
 LEAST_VERSIONS: Final = 2
 """Minor versions from the first warning to the removal, at least."""
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, dot, minor = version.partition(".")
+    if not (dot and major.isdecimal() and minor.isdecimal()):
+        raise ValueError(f"nkilib.base.deprecation: a version must be major.minor, such as '0.3'; got {version!r}")
+    return int(major), int(minor)
 
 
 @dataclass(frozen=True)
@@ -122,10 +131,3 @@ def moved_names(module: str, moved: Mapping[str, str], *, since: str, removed_in
         return getattr(import_module(home), now)
 
     return get
-
-
-def _numbers(version: str) -> tuple[int, int]:
-    major, dot, minor = version.partition(".")
-    if not (dot and major.isdecimal() and minor.isdecimal()):
-        raise ValueError(f"nkilib.base.deprecation: a version must be major.minor, such as '0.3'; got {version!r}")
-    return int(major), int(minor)

@@ -3,7 +3,9 @@
 
 """The guarantees of a kernel, stated next to the kernel as data. Tests check each claim; pages and commands print them.
 
-This module imports nothing of this library, so that a statement of guarantees depends on nothing.
+:func:`states_guarantee` attaches a :class:`Guarantee`, with a :class:`TermError` as a bound of errors, and
+:func:`stated_guarantee` returns it. This module imports nothing of this library, so that a statement of guarantees
+depends on nothing.
 """
 
 from __future__ import annotations

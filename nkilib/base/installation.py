@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Packages named nkilib on this machine, the way to install the extras of this one, and the Neuron devices.
+"""The installation on this machine: the packages named nkilib, how to install the extras of this one, and Neuron
+devices.
+
+:func:`refuse_mixture` and :func:`other_copies` find packages named nkilib, :func:`extra_remedy` tells how to install an
+extra, and :func:`visible_devices` lists the devices that can be opened.
 
 The imported nkilib may be this one, another one, or a mixture of both. The Neuron compiler of AWS installs a package
 that is called nkilib too, with modules of its own. This package may precede it on the import path
@@ -51,70 +55,11 @@ class Copy(NamedTuple):
     owners: tuple[str, ...]
 
 
-def refuse_mixture() -> None:
-    """Check that no module of this nkilib is imported as part of another package of that name.
-
-    Raises:
-        ImportError: there is a mixture; the message names both places and the remedy.
-    """
-    message = mixture()
-    if message is not None:
-        # Python goes on with `python -m nkilib` in spite of an error of this name, and so reaches the doctor.
-        raise ImportError(message, name="nkilib")
-
-
-def mixture() -> str | None:
-    """Return a message that names the mixed packages and the remedy; None if all of the imported nkilib is this one."""
-    paths: dict[str, Sequence[str]] = {"": sys.path}
-    for name in _SHARED:
-        module = sys.modules.get(name)
-        spec = module.__spec__ if module is not None else PathFinder.find_spec(name, paths[name.rpartition(".")[0]])
-        if spec is None:  # not on the path: a program in one file, for example, which finds modules in other ways
-            return None
-        home = os.path.join(os.path.dirname(HOME), *name.split("."))
-        is_here = spec.origin is not None and _is_same(os.path.dirname(spec.origin), home)
-        if not is_here or (name == "nkilib" and not _is_ours(module)):
-            return _message(name, spec.origin)
-        paths[name] = list(module.__path__ if module is not None else spec.submodule_search_locations or ())
-    return None
-
-
-def other_copies() -> list[Copy]:
-    """Return the other packages named nkilib on the import path, and this one too if another distribution also
-    installed into its directory.
-    """
-    owners: dict[str, tuple[str, ...]] = {}
-    for directory, owner in _owners():
-        owners[directory] = (*owners.get(directory, ()), owner)
-    directories = dict.fromkeys(os.path.realpath(os.path.join(path or os.curdir, "nkilib")) for path in sys.path)
-    copies = [
-        Copy(directory, owners.get(directory, ()))
-        for directory in directories
-        if os.path.isfile(os.path.join(directory, "__init__.py"))
-    ]
-    return [copy for copy in copies if not _is_same(copy.directory, HOME) or not all(map(_is_our_name, copy.owners))]
-
-
-def _owners() -> Iterator[tuple[str, str]]:
-    """Yield directory and name of each distribution that installed an ``nkilib/__init__.py``."""
-    from importlib import metadata  # takes longer to import than all else here, and only the doctor asks
-
-    for distribution in metadata.distributions():
-        record = distribution.read_text("RECORD") or ""
-        if f"\n{_INIT}," in f"\n{record}":
-            directory = os.path.dirname(os.path.realpath(str(distribution.locate_file(_INIT))))
-            yield directory, f"{distribution.metadata['Name']} {distribution.version}"
-
-
 def _is_ours(package: object) -> bool:
     """Return whether the imported nkilib has this one's mark. The other package may have overwritten
     ``nkilib/__init__.py``.
     """
     return getattr(package, "_IS_BUNDLED", None) is False
-
-
-def _is_our_name(owner: str) -> bool:
-    return owner.startswith("nkilib ")
 
 
 def _is_same(one: str, other: str) -> bool:
@@ -136,3 +81,62 @@ def _message(name: str, origin: str | None) -> str:
         f"nkilib: modules of {HOME} are mixed with another package nkilib (the Neuron compiler installs one): {name} "
         f"is {origin or 'missing'}. {remedy} (docs/how_to/install.md)."
     )
+
+
+def mixture() -> str | None:
+    """Return a message that names the mixed packages and the remedy; None if all of the imported nkilib is this one."""
+    paths: dict[str, Sequence[str]] = {"": sys.path}
+    for name in _SHARED:
+        module = sys.modules.get(name)
+        spec = module.__spec__ if module is not None else PathFinder.find_spec(name, paths[name.rpartition(".")[0]])
+        if spec is None:  # not on the path: a program in one file, for example, which finds modules in other ways
+            return None
+        home = os.path.join(os.path.dirname(HOME), *name.split("."))
+        is_here = spec.origin is not None and _is_same(os.path.dirname(spec.origin), home)
+        if not is_here or (name == "nkilib" and not _is_ours(module)):
+            return _message(name, spec.origin)
+        paths[name] = list(module.__path__ if module is not None else spec.submodule_search_locations or ())
+    return None
+
+
+def refuse_mixture() -> None:
+    """Check that no module of this nkilib is imported as part of another package of that name.
+
+    Raises:
+        ImportError: there is a mixture; the message names both places and the remedy.
+    """
+    message = mixture()
+    if message is not None:
+        # Python goes on with `python -m nkilib` in spite of an error of this name, and so reaches the doctor.
+        raise ImportError(message, name="nkilib")
+
+
+def _owners() -> Iterator[tuple[str, str]]:
+    """Yield directory and name of each distribution that installed an ``nkilib/__init__.py``."""
+    from importlib import metadata  # takes longer to import than all else here, and only the doctor asks
+
+    for distribution in metadata.distributions():
+        record = distribution.read_text("RECORD") or ""
+        if f"\n{_INIT}," in f"\n{record}":
+            directory = os.path.dirname(os.path.realpath(str(distribution.locate_file(_INIT))))
+            yield directory, f"{distribution.metadata['Name']} {distribution.version}"
+
+
+def _is_our_name(owner: str) -> bool:
+    return owner.startswith("nkilib ")
+
+
+def other_copies() -> list[Copy]:
+    """Return the other packages named nkilib on the import path, and this one too if another distribution also
+    installed into its directory.
+    """
+    owners: dict[str, tuple[str, ...]] = {}
+    for directory, owner in _owners():
+        owners[directory] = (*owners.get(directory, ()), owner)
+    directories = dict.fromkeys(os.path.realpath(os.path.join(path or os.curdir, "nkilib")) for path in sys.path)
+    copies = [
+        Copy(directory, owners.get(directory, ()))
+        for directory in directories
+        if os.path.isfile(os.path.join(directory, "__init__.py"))
+    ]
+    return [copy for copy in copies if not _is_same(copy.directory, HOME) or not all(map(_is_our_name, copy.owners))]

@@ -3,6 +3,11 @@
 
 """The number of cores of a launch. This is the one place that decides it, for simulator, wrappers and ``doctor`` alike.
 
+- :func:`of_variable` and :func:`of_flags` read the settings of the environment, :class:`LncSettings` holds them.
+- :func:`of_kernel`, :func:`of_compiler` and :func:`launch_cores` tell the cores of any launch.
+- :func:`library_grid` and :func:`library_launch` choose those of this library's kernels, and :func:`explanation`
+  describes both.
+
 A logical NeuronCore (LNC) is one physical core or two. A kernel takes its size from the launch grid, ``kernel[2]``, or
 from ``NEURON_LOGICAL_NC_CONFIG``, or else is made for one core. The Neuron compiler takes it from ``--lnc`` in
 ``NEURON_CC_FLAGS``, or from the variable, or else compiles for two on trn2 and later. Earlier NKI releases do not
@@ -11,8 +16,8 @@ the launch if they disagree.
 
 It imports nothing of this library, so that every part of the library can use it.
 
-Source: ``nki/api/generated/nki.jit``, ``nki/get-started/about/lnc`` and ``compiler/error-codes/EVRF066`` of Neuron
-SDK 2.33.1, ``about-neuron/arch/neuron-features/logical-neuroncore-config``.
+Source: ``nki/api/generated/nki.jit``, ``nki/get-started/about/lnc`` and ``compiler/error-codes/EVRF066`` of Neuron SDK
+2.33.1, ``about-neuron/arch/neuron-features/logical-neuroncore-config``.
 """
 
 from __future__ import annotations
@@ -83,13 +88,13 @@ class Choice:
         return f"{self.source} means {self.cores} core{'s' if self.cores > 1 else ''}"
 
 
-def of_variable() -> Choice | None:
-    """Return the choice of ``NEURON_LOGICAL_NC_CONFIG``; None where it is unset or empty.
-
-    Raises:
-        ValueError: if it is neither 1 nor 2.
-    """
-    return _of_variable(os.environ.get(VARIABLE, ""))
+def _size(name: str, value: str, cure: str) -> int:
+    if value not in map(str, SIZES):
+        raise ValueError(
+            f"{name} must be {' or '.join(map(str, SIZES))}, the physical cores of a logical NeuronCore, got "
+            f"{value!r}; {cure}"
+        )
+    return int(value)
 
 
 def _of_variable(value: str) -> Choice | None:
@@ -99,13 +104,28 @@ def _of_variable(value: str) -> Choice | None:
     return Choice(cores, f"{VARIABLE}={cores}")
 
 
-def of_flags() -> Choice | None:
-    """Return the choice of the last ``--lnc`` in ``NEURON_CC_FLAGS``; None without that option.
+def of_variable() -> Choice | None:
+    """Return the choice of ``NEURON_LOGICAL_NC_CONFIG``; None where it is unset or empty.
 
     Raises:
         ValueError: if it is neither 1 nor 2.
     """
-    return _of_flags(os.environ.get(FLAGS, ""))
+    return _of_variable(os.environ.get(VARIABLE, ""))
+
+
+def _options(flags: str) -> Iterator[tuple[str, str]]:
+    """Yield each option for the number of cores in the compiler's flags, with its value.
+
+    The forms are ``--lnc=2``, ``--lnc 2`` and ``-lnc 2``.
+    """
+    try:
+        words = shlex.split(flags)
+    except ValueError:  # a quotation mark without its other half: the compiler has its own opinion
+        words = flags.split()
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        option, is_joined, value = word.partition("=")
+        if option in _OPTIONS:
+            yield option, value if is_joined else following
 
 
 @lru_cache(maxsize=_MOST_FLAGS)
@@ -115,6 +135,15 @@ def _of_flags(flags: str) -> Choice | None:
         cores = _size(f"{option} in {FLAGS}", value, f"take it out, and set {VARIABLE}")
         choice = Choice(cores, f"{option}={cores} in {FLAGS}")
     return choice
+
+
+def of_flags() -> Choice | None:
+    """Return the choice of the last ``--lnc`` in ``NEURON_CC_FLAGS``; None without that option.
+
+    Raises:
+        ValueError: if it is neither 1 nor 2.
+    """
+    return _of_flags(os.environ.get(FLAGS, ""))
 
 
 @dataclass(frozen=True)
@@ -247,6 +276,15 @@ def library_grid() -> int | None:
     return LncSettings(variable, of_flags() if variable is None else None).library_grid()
 
 
+@lru_cache(maxsize=_MOST_LAUNCHES)
+def _library_grid(name: str, variable: str, flags: str) -> int | None:
+    """Return the grid of a launch with these values of the environment variables."""
+    settings = LncSettings(_of_variable(variable), _of_flags(flags))
+    grid = settings.library_grid()
+    settings.launch_cores(name, grid)
+    return grid
+
+
 def library_launch(name: str, kernel: Any) -> Any:
     """Return one of this library's kernels in the form in which a wrapper should call it: ``kernel`` if
     ``NEURON_LOGICAL_NC_CONFIG`` gives the cores of launches without brackets, else ``kernel[cores]``.
@@ -261,15 +299,6 @@ def library_launch(name: str, kernel: Any) -> Any:
     """
     grid = _library_grid(name, os.environ.get(VARIABLE, ""), os.environ.get(FLAGS, ""))
     return kernel if grid is None else kernel[grid]
-
-
-@lru_cache(maxsize=_MOST_LAUNCHES)
-def _library_grid(name: str, variable: str, flags: str) -> int | None:
-    """Return the grid of a launch with these values of the environment variables."""
-    settings = LncSettings(_of_variable(variable), _of_flags(flags))
-    grid = settings.library_grid()
-    settings.launch_cores(name, grid)
-    return grid
 
 
 def explanation() -> str:
@@ -291,27 +320,3 @@ def explanation() -> str:
         f"kernel[{grid}](...) or set {VARIABLE}={grid}, because kernel(...) is made for {bare.cores} core, which the "
         f"compiler refuses (NCC_EVRF066)"
     )
-
-
-def _options(flags: str) -> Iterator[tuple[str, str]]:
-    """Yield each option for the number of cores in the compiler's flags, with its value.
-
-    The forms are ``--lnc=2``, ``--lnc 2`` and ``-lnc 2``.
-    """
-    try:
-        words = shlex.split(flags)
-    except ValueError:  # a quotation mark without its other half: the compiler has its own opinion
-        words = flags.split()
-    for word, following in zip_longest(words, words[1:], fillvalue=""):
-        option, is_joined, value = word.partition("=")
-        if option in _OPTIONS:
-            yield option, value if is_joined else following
-
-
-def _size(name: str, value: str, cure: str) -> int:
-    if value not in map(str, SIZES):
-        raise ValueError(
-            f"{name} must be {' or '.join(map(str, SIZES))}, the physical cores of a logical NeuronCore, got "
-            f"{value!r}; {cure}"
-        )
-    return int(value)

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The end of a command that is interrupted, or whose output cannot be written: one line or none, and no traceback."""
+"""The end of a command that is interrupted, or whose output cannot be written: one line or none, and no traceback.
+
+A command runs in a block of :func:`ending_quietly`.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,37 @@ INTERRUPTED = 130
 CLOSED_PIPE = 141
 # The errors of an output that takes no more.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _discard_output() -> None:
+    """Let the standard output go nowhere, for what is still to be flushed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _output_fails() -> bool:
+    """Return whether the standard output cannot be written, so that an error is not about a file of the user's."""
+    try:
+        sys.stdout.flush()
+        os.write(sys.stdout.fileno(), b"\n")  # the flush may have nothing to do
+    except OSError:  # also of an output that is no file
+        return True
+    return False
+
+
+def _reader_is_gone() -> bool:
+    """Return whether a BrokenPipeError came from the standard output, not from a connection of the user's script."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    if not hasattr(select, "poll"):
+        return False
+    poll = select.poll()  # where the output has no buffer, the flush has nothing to do
+    try:
+        poll.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # it is no file
+        return False
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 @contextmanager
@@ -54,34 +88,3 @@ def ending_quietly(program: str, where: Callable[[BaseException], str] | None = 
         _discard_output()
         print(f"{program}: error: cannot write the standard output: {error.strerror}", file=sys.stderr)
         raise SystemExit(1) from None
-
-
-def _discard_output() -> None:
-    """Let the standard output go nowhere, for what is still to be flushed."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _output_fails() -> bool:
-    """Return whether the standard output cannot be written, so that an error is not about a file of the user's."""
-    try:
-        sys.stdout.flush()
-        os.write(sys.stdout.fileno(), b"\n")  # the flush may have nothing to do
-    except OSError:  # also of an output that is no file
-        return True
-    return False
-
-
-def _reader_is_gone() -> bool:
-    """Return whether a BrokenPipeError came from the standard output, not from a connection of the user's script."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return True
-    if not hasattr(select, "poll"):
-        return False
-    poll = select.poll()  # where the output has no buffer, the flush has nothing to do
-    try:
-        poll.register(sys.stdout.fileno(), 0)
-    except (OSError, ValueError):  # it is no file
-        return False
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

@@ -3,7 +3,10 @@
 
 """Statements about a kernel, made next to it: its work, the iterations of its loops, and that it may be replayed.
 
-Profiles compare the modelled time with the least time in which the hardware could do this work.
+- :func:`states_work` states the :class:`Work`. Profiles compare the modelled time with the least time in which the
+  hardware could do it.
+- :func:`states_trips` states the most iterations of loops that only the device counts.
+- :func:`replayable` states that launches may be replayed; in a block of :func:`unreplayed` none is.
 
 This module imports nothing of this library, so that kernels make statements also on a device, without a simulator.
 """
@@ -49,6 +52,16 @@ _TRIPS: WeakKeyDictionary[Callable[..., Any], StatesTrips] = WeakKeyDictionary()
 _REPLAYABLE: WeakSet[Callable[..., Any]] = WeakSet()
 # An item for each block of unreplayed() that is open. Of the process: launches run in several threads.
 _UNREPLAYED: list[None] = []
+
+
+def _states(
+    known: WeakKeyDictionary[Callable[..., Any], Statement], statement: Statement
+) -> Callable[[Function], Function]:
+    def state(function: Function) -> Function:
+        known[function] = statement
+        return function
+
+    return state
 
 
 def states_work(work: StatesWork) -> Callable[[Function], Function]:
@@ -139,6 +152,15 @@ def is_unreplayed() -> bool:
     return bool(_UNREPLAYED)
 
 
+def _stated(known: WeakKeyDictionary[Callable[..., Any], Statement], function: Callable[..., Any]) -> Statement | None:
+    try:
+        stated = known.get(function)
+    except TypeError:  # a callable without a hash, or that no weak reference can point to
+        return None
+    wrapped: Callable[..., Any] | None = getattr(function, "__wrapped__", None)
+    return stated if stated is not None or wrapped is None else _stated(known, wrapped)
+
+
 def stated_work(function: Callable[..., Any]) -> StatesWork | None:
     """Return the statement of work of a kernel function, or of the function that it wraps; None if there is none."""
     return _stated(_WORK, function)
@@ -147,22 +169,3 @@ def stated_work(function: Callable[..., Any]) -> StatesWork | None:
 def stated_trips(function: Callable[..., Any]) -> StatesTrips | None:
     """Return the iteration counts stated for a kernel function, or for the function that it wraps; None without any."""
     return _stated(_TRIPS, function)
-
-
-def _states(
-    known: WeakKeyDictionary[Callable[..., Any], Statement], statement: Statement
-) -> Callable[[Function], Function]:
-    def state(function: Function) -> Function:
-        known[function] = statement
-        return function
-
-    return state
-
-
-def _stated(known: WeakKeyDictionary[Callable[..., Any], Statement], function: Callable[..., Any]) -> Statement | None:
-    try:
-        stated = known.get(function)
-    except TypeError:  # a callable without a hash, or that no weak reference can point to
-        return None
-    wrapped: Callable[..., Any] | None = getattr(function, "__wrapped__", None)
-    return stated if stated is not None or wrapped is None else _stated(known, wrapped)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The parser of all commands, the arguments of a modelled launch, and checks of output files.
+"""Arguments that commands share: the parser, the arguments of a modelled launch, and checks of output files.
 
-Output files are checked before the run, which may take a while.
+:class:`Parser` is the parser of all commands, and :func:`fail` ends one with an error. :func:`add_launch_arguments`
+adds the arguments of a launch, and :func:`reason_against_profiles` tells whether one can be modelled.
+:func:`output_file` and :func:`picture_file` check output files before the run, which may take a while.
 """
 
 from __future__ import annotations
@@ -49,6 +51,19 @@ class Parser(argparse.ArgumentParser):
             SystemExit: always.
         """
         self.exit(2, f"{self.prog}: error: {message}\nsee `{self.prog} --help`\n")
+
+
+def dtype_name(text: str) -> str:
+    """Return the name of a type for a name or a short name, with or without ``nl.``; other texts stay as they are."""
+    name = text.removeprefix("nl.")
+    return SHORT_DTYPES.get(name, name)
+
+
+def positive(text: str) -> int:
+    """Parse a positive integer of the command line."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
+    return int(text)
 
 
 def add_launch_arguments(
@@ -97,19 +112,6 @@ def fail(command: str, message: str) -> int:
     return 1
 
 
-def dtype_name(text: str) -> str:
-    """Return the name of a type for a name or a short name, with or without ``nl.``; other texts stay as they are."""
-    name = text.removeprefix("nl.")
-    return SHORT_DTYPES.get(name, name)
-
-
-def positive(text: str) -> int:
-    """Parse a positive integer of the command line."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
-    return int(text)
-
-
 def output_file(text: str) -> str:
     """Check the name of an output file and return it.
 
@@ -129,6 +131,15 @@ def output_file(text: str) -> str:
     return text
 
 
+def picture_formats() -> list[str]:
+    """Return matplotlib's picture formats by suffix; none without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError:
+        return []
+    return sorted(FigureCanvasAgg.get_supported_filetypes())
+
+
 def picture_file(text: str) -> str:
     """Check the name of an output file whose suffix is a picture format of matplotlib, and return it."""
     output_file(text)
@@ -138,12 +149,3 @@ def picture_file(text: str) -> str:
         got = repr(suffix) if suffix else "none"
         raise argparse.ArgumentTypeError(f"must end in one of {', '.join(formats)}, got {got} in {text!r}")
     return text
-
-
-def picture_formats() -> list[str]:
-    """Return matplotlib's picture formats by suffix; none without matplotlib."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError:
-        return []
-    return sorted(FigureCanvasAgg.get_supported_filetypes())

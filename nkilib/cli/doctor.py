@@ -80,27 +80,6 @@ class Finding(NamedTuple):
     is_wrong: bool = False
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
-    command.add_argument(
-        "--kernels",
-        action="store_true",
-        help="print the guarantees of each kernel instead: precision, bits, workspace, errors",
-    )
-    command.set_defaults(run=main)
-
-
-def main(options: argparse.Namespace) -> int:
-    """Print the report; return 0, or 1 if kernels cannot run here."""
-    if options.kernels:
-        return _print_guarantees()
-    findings = list(examine())
-    width = max(len(finding.what) for finding in findings)
-    for finding in findings:
-        print(f"{finding.what:<{width}}  {finding.found}")
-    return int(any(finding.is_wrong for finding in findings))
-
-
 def _print_guarantees() -> int:
     """Print the guarantees; return 0, or 1 if the kernels cannot be imported here."""
     wrong = mixture()
@@ -112,23 +91,6 @@ def _print_guarantees() -> int:
         return fail("doctor", str(error))
     print(text)
     return 0
-
-
-def examine() -> Iterator[Finding]:
-    """Yield the lines of the report, in order."""
-    yield from _packages()
-    yield Finding("python", f"{platform.python_version()}, {sys.executable}, {platform.platform()}")
-    for name in ("numpy", "ml_dtypes"):
-        yield Finding(name, _installed(name))
-    yield from _backend()
-    for module, distribution in _PACKAGES.items():
-        yield Finding(distribution, _importable(module, distribution))
-    yield from _torch_operators()
-    yield from _devices()
-    yield _cores_of_a_launch()
-    for name in _VARIABLES:
-        if name in os.environ:
-            yield Finding(name, repr(os.environ[name]))
 
 
 def _packages() -> Iterator[Finding]:
@@ -227,3 +189,41 @@ def _importable(module: str, distribution: str) -> str:
         reason = str(error).strip().splitlines()
         return f"{version}, but it refuses to import: {type(error).__name__}: {reason[0] if reason else ''}"
     return version
+
+
+def examine() -> Iterator[Finding]:
+    """Yield the lines of the report, in order."""
+    yield from _packages()
+    yield Finding("python", f"{platform.python_version()}, {sys.executable}, {platform.platform()}")
+    for name in ("numpy", "ml_dtypes"):
+        yield Finding(name, _installed(name))
+    yield from _backend()
+    for module, distribution in _PACKAGES.items():
+        yield Finding(distribution, _importable(module, distribution))
+    yield from _torch_operators()
+    yield from _devices()
+    yield _cores_of_a_launch()
+    for name in _VARIABLES:
+        if name in os.environ:
+            yield Finding(name, repr(os.environ[name]))
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print the report; return 0, or 1 if kernels cannot run here."""
+    if options.kernels:
+        return _print_guarantees()
+    findings = list(examine())
+    width = max(len(finding.what) for finding in findings)
+    for finding in findings:
+        print(f"{finding.what:<{width}}  {finding.found}")
+    return int(any(finding.is_wrong for finding in findings))
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    command.add_argument(
+        "--kernels",
+        action="store_true",
+        help="print the guarantees of each kernel instead: precision, bits, workspace, errors",
+    )
+    command.set_defaults(run=main)

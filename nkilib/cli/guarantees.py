@@ -3,7 +3,8 @@
 
 """The guarantees of the public kernels, as text for a terminal and as tables for docs/reference/guarantees.md.
 
-``python -m nkilib.cli.guarantees`` prints the tables. The functions that format a Markdown table are here too.
+``python -m nkilib.cli.guarantees`` prints the tables. The functions that format a Markdown table, :func:`table`,
+:func:`in_cell` and :func:`yes_or_no`, also serve ``losses``.
 """
 
 from __future__ import annotations
@@ -39,6 +40,24 @@ def guarantees() -> dict[str, Guarantee]:
     return {name: guarantee for name, guarantee in stated.items() if guarantee is not None}
 
 
+def _lines(name: str, guarantee: Guarantee) -> Iterator[str]:
+    yield name
+    facts = {
+        "elements": guarantee.math,
+        "sums": guarantee.accumulator,
+        "repeatable": yes_or_no(guarantee.deterministic),
+        "same on 1 and 2 cores": yes_or_no(guarantee.same_bits_on_cores),
+        "workspace, bytes": guarantee.workspace,
+        "in place": guarantee.in_place or "no",
+        "largest error": guarantee.error,
+        "notes": guarantee.notes,
+    }
+    width = max(map(len, facts))
+    for fact, text in facts.items():
+        if text:
+            yield f"  {fact:<{width}}  {text}"
+
+
 def as_text() -> str:
     """Return the guarantees as a text for a terminal, with one paragraph for each kernel."""
     return "\n\n".join("\n".join(_lines(name, guarantee)) for name, guarantee in guarantees().items())
@@ -64,24 +83,6 @@ def as_tables() -> str:
         for name, guarantee in all_guarantees.items()
     ]
     return "\n\n".join((table(_PROMISES, promises), table(("kernel", "largest error", "notes"), further)))
-
-
-def _lines(name: str, guarantee: Guarantee) -> Iterator[str]:
-    yield name
-    facts = {
-        "elements": guarantee.math,
-        "sums": guarantee.accumulator,
-        "repeatable": yes_or_no(guarantee.deterministic),
-        "same on 1 and 2 cores": yes_or_no(guarantee.same_bits_on_cores),
-        "workspace, bytes": guarantee.workspace,
-        "in place": guarantee.in_place or "no",
-        "largest error": guarantee.error,
-        "notes": guarantee.notes,
-    }
-    width = max(map(len, facts))
-    for fact, text in facts.items():
-        if text:
-            yield f"  {fact:<{width}}  {text}"
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry of losses as tables for docs/reference/losses.md.
+"""The registry of losses as tables for docs/reference/losses.md: formulas, guarantees, bounds of errors, edges, and
+modelled times.
 
-``python -m nkilib.cli.losses`` prints the tables, with modelled times.
+``python -m nkilib.cli.losses`` prints the tables.
 """
 
 from __future__ import annotations
@@ -97,16 +98,16 @@ def edges() -> str:
     )
 
 
-def times() -> str:
-    """Return the table of modelled times on two cores of trn2: microseconds, and their ratio to the lower bound that
-    the hardware sets.
-    """
-    return table(_TIMES, [row for kind in LOSSES for row in _times_of(kind)])
+def _modelled(kind: Loss, launch: ModelledLaunch, dtype: str) -> tuple[float, float]:
+    """Return the modelled time of a launch in microseconds, and its ratio to the lower bound."""
+    from nkilib.simulator import profile, using
 
-
-def over_bound(kind: Loss, launch: ModelledLaunch, dtype: str) -> float:
-    """Return the ratio of a launch's modelled time to its lower bound."""
-    return _modelled(kind, launch, dtype)[1]
+    kernel: Any = kind.forward if launch.forward else kind.backward
+    with using(target="trn2"):
+        result = profile(kernel[2], **launch.arguments(dtype))
+    bounds = result.bounds_us
+    bound = max(bounds.values()) if launch.bounded_by is None else bounds[launch.bounded_by]
+    return result.time_us, result.time_us / bound
 
 
 def _times_of(kind: Loss) -> Iterator[tuple[str, ...]]:
@@ -121,16 +122,16 @@ def _times_of(kind: Loss) -> Iterator[tuple[str, ...]]:
         yield (f"`{kind.name}`", launch.label, *cells)
 
 
-def _modelled(kind: Loss, launch: ModelledLaunch, dtype: str) -> tuple[float, float]:
-    """Return the modelled time of a launch in microseconds, and its ratio to the lower bound."""
-    from nkilib.simulator import profile, using
+def times() -> str:
+    """Return the table of modelled times on two cores of trn2: microseconds, and their ratio to the lower bound that
+    the hardware sets.
+    """
+    return table(_TIMES, [row for kind in LOSSES for row in _times_of(kind)])
 
-    kernel: Any = kind.forward if launch.forward else kind.backward
-    with using(target="trn2"):
-        result = profile(kernel[2], **launch.arguments(dtype))
-    bounds = result.bounds_us
-    bound = max(bounds.values()) if launch.bounded_by is None else bounds[launch.bounded_by]
-    return result.time_us, result.time_us / bound
+
+def over_bound(kind: Loss, launch: ModelledLaunch, dtype: str) -> float:
+    """Return the ratio of a launch's modelled time to its lower bound."""
+    return _modelled(kind, launch, dtype)[1]
 
 
 def as_tables() -> Sequence[str]:

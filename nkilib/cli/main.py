@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The command line of nkilib, with one subcommand in each file."""
+"""The command line of nkilib: the :func:`parser` of all commands, which have a file each, and the call of one
+(:func:`main`).
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,14 @@ _EXIT_CODES = "Exit code: 0; 1 if the command cannot do what was asked, and prin
 _PROGRAM = "python -m nkilib"
 
 
-class _Version(argparse.Action):
-    """Print the version and end.
-
-    The version is imported only here: in a mixture with another nkilib, in which the doctor has to run, there may be
-    none to import.
-    """
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from nkilib import __version__
-
-        print(f"nkilib {__version__}")
-        parser.exit()
+def _add(commands: Any, module: ModuleType, name: str, summary: str, exit_codes: str = _EXIT_CODES) -> None:
+    command = commands.add_parser(
+        name,
+        help=summary,
+        description=(module.__doc__ or "").replace("``", ""),
+        epilog=f"{exit_codes} It is 130 after Ctrl-C, and 141 if nobody reads the output.",
+    )
+    module.add_arguments(command)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,14 +46,18 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _add(commands: Any, module: ModuleType, name: str, summary: str, exit_codes: str = _EXIT_CODES) -> None:
-    command = commands.add_parser(
-        name,
-        help=summary,
-        description=(module.__doc__ or "").replace("``", ""),
-        epilog=f"{exit_codes} It is 130 after Ctrl-C, and 141 if nobody reads the output.",
-    )
-    module.add_arguments(command)
+class _Version(argparse.Action):
+    """Print the version and end.
+
+    The version is imported only here: in a mixture with another nkilib, in which the doctor has to run, there may be
+    none to import.
+    """
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from nkilib import __version__
+
+        print(f"nkilib {__version__}")
+        parser.exit()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -48,6 +48,68 @@ class ValueRefusedError(ValueError):
     """A value has no valid form; the message says why, and which forms there are."""
 
 
+def _run(path: Path) -> ModuleType:
+    """Import a file as a module that finds its neighbours, as a script does."""
+    sys.path.insert(0, str(path.resolve().parent))
+    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"kernel_file_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise SourceRefusedError(f"{str(path)!r} is no Python file: its name must end in .py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def described(error: Exception) -> str:
+    """Describe an exception of the user's code in one line, with the innermost line of its traceback that is outside
+    this library.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not Path(frame.filename).resolve().is_relative_to(_PACKAGE)]
+    own = [frame for frame in own if not frame.filename.startswith("<frozen ")]
+    place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _failed(where: str, error: Exception) -> str:
+    return f"cannot import {where}: {described(error)}"
+
+
+def _imported(where: str) -> ModuleType:
+    path = Path(where)
+    try:
+        is_file = where.endswith(".py") or path.exists() or path.parent != Path()
+        is_missing = is_file and not path.is_file()
+    except OSError as error:  # of a name that is too long, for instance
+        raise SourceRefusedError(f"cannot read {where!r}: {error.strerror}") from None
+    if is_missing:
+        raise SourceRefusedError(f"there is no file {where!r}")
+    try:
+        return _run(path) if is_file else importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (where == error.name or where.startswith(f"{error.name}.")):
+            raise SourceRefusedError(
+                f"there is no module {where!r} on the path; a file is named with its .py"
+            ) from None
+        raise SourceRefusedError(_failed(where, error)) from error
+    except Exception as error:
+        raise SourceRefusedError(_failed(where, error)) from error
+
+
+def _what_there_is(module: ModuleType) -> str:
+    from nkilib.simulator.launch.kernel import Kernel
+
+    kernels = [name for name, value in vars(module).items() if isinstance(value, Kernel)]
+    functions = [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    ]
+    parts = [f"kernels: {', '.join(kernels)}"] if kernels else []
+    parts += [f"functions: {', '.join(functions)}"] if functions else []
+    return f"it has {'; '.join(parts)}" if parts else "it has no kernel and no function"
+
+
 def kernel_of(source: str) -> Kernel:
     """Return the kernel that ``file.py:kernel`` or ``package.module:kernel`` names; a plain function becomes a kernel.
 
@@ -79,68 +141,6 @@ def kernel_of(source: str) -> Kernel:
     raise SourceRefusedError(f"{where}: {name!r} is no kernel but {value!r}; {_what_there_is(module)}")
 
 
-def _imported(where: str) -> ModuleType:
-    path = Path(where)
-    try:
-        is_file = where.endswith(".py") or path.exists() or path.parent != Path()
-        is_missing = is_file and not path.is_file()
-    except OSError as error:  # of a name that is too long, for instance
-        raise SourceRefusedError(f"cannot read {where!r}: {error.strerror}") from None
-    if is_missing:
-        raise SourceRefusedError(f"there is no file {where!r}")
-    try:
-        return _run(path) if is_file else importlib.import_module(where)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (where == error.name or where.startswith(f"{error.name}.")):
-            raise SourceRefusedError(
-                f"there is no module {where!r} on the path; a file is named with its .py"
-            ) from None
-        raise SourceRefusedError(_failed(where, error)) from error
-    except Exception as error:
-        raise SourceRefusedError(_failed(where, error)) from error
-
-
-def _run(path: Path) -> ModuleType:
-    """Import a file as a module that finds its neighbours, as a script does."""
-    sys.path.insert(0, str(path.resolve().parent))
-    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"kernel_file_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise SourceRefusedError(f"{str(path)!r} is no Python file: its name must end in .py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _failed(where: str, error: Exception) -> str:
-    return f"cannot import {where}: {described(error)}"
-
-
-def described(error: Exception) -> str:
-    """Describe an exception of the user's code in one line, with the innermost line of its traceback that is outside
-    this library.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not Path(frame.filename).resolve().is_relative_to(_PACKAGE)]
-    own = [frame for frame in own if not frame.filename.startswith("<frozen ")]
-    place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{place}"
-
-
-def _what_there_is(module: ModuleType) -> str:
-    from nkilib.simulator.launch.kernel import Kernel
-
-    kernels = [name for name, value in vars(module).items() if isinstance(value, Kernel)]
-    functions = [
-        name
-        for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
-    ]
-    parts = [f"kernels: {', '.join(kernels)}"] if kernels else []
-    parts += [f"functions: {', '.join(functions)}"] if functions else []
-    return f"it has {'; '.join(parts)}" if parts else "it has no kernel and no function"
-
-
 def bound_arguments(kernel: Kernel, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Bind the named arguments of a kernel and its defaults, as positional and keyword arguments of a call.
 
@@ -164,32 +164,6 @@ def bound_arguments(kernel: Kernel, arguments: Mapping[str, Any]) -> tuple[tuple
     bound = signature.bind(**arguments)
     bound.apply_defaults()
     return bound.args, bound.kwargs
-
-
-def value_of(text: str) -> Any:
-    """Return the value that a text stands for.
-
-    Raises:
-        ValueRefusedError: if it is neither a tensor, nor a name of NKI, nor JSON of these.
-    """
-    values: list[Any] = []
-
-    def replaced(match: re.Match[str]) -> str:
-        if match["string"] is not None:
-            return match["string"]
-        values.append(_named(match["name"]) if match["name"] else _tensor(match["dtype"], match["shape"]))
-        return json.dumps({_PLACE: len(values) - 1})
-
-    def placed(parsed: dict[str, Any]) -> Any:
-        return values[parsed[_PLACE]] if parsed.keys() == {_PLACE} else parsed
-
-    try:
-        return json.loads(_TOKEN.sub(replaced, text), object_hook=placed)
-    except json.JSONDecodeError:
-        raise ValueRefusedError(
-            f"must be a tensor such as bf16[4096,8192], a name such as nl.float32, or JSON such as 8, 0.5, true, null, "
-            f'"text" (with its quotes) or {{"a": 1}}; got {text!r}'
-        ) from None
 
 
 def _tensor(dtype: str, shape: str) -> Any:
@@ -218,6 +192,32 @@ def _named(path: str) -> Any:
             raise ValueRefusedError(f"NKI has no {path}")
         value = getattr(value, attribute)
     return value
+
+
+def value_of(text: str) -> Any:
+    """Return the value that a text stands for.
+
+    Raises:
+        ValueRefusedError: if it is neither a tensor, nor a name of NKI, nor JSON of these.
+    """
+    values: list[Any] = []
+
+    def replaced(match: re.Match[str]) -> str:
+        if match["string"] is not None:
+            return match["string"]
+        values.append(_named(match["name"]) if match["name"] else _tensor(match["dtype"], match["shape"]))
+        return json.dumps({_PLACE: len(values) - 1})
+
+    def placed(parsed: dict[str, Any]) -> Any:
+        return values[parsed[_PLACE]] if parsed.keys() == {_PLACE} else parsed
+
+    try:
+        return json.loads(_TOKEN.sub(replaced, text), object_hook=placed)
+    except json.JSONDecodeError:
+        raise ValueRefusedError(
+            f"must be a tensor such as bf16[4096,8192], a name such as nl.float32, or JSON such as 8, 0.5, true, null, "
+            f'"text" (with its quotes) or {{"a": 1}}; got {text!r}'
+        ) from None
 
 
 def arguments_of(texts: Sequence[str]) -> dict[str, Any]:

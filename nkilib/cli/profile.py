@@ -42,76 +42,8 @@ _OF_THE_LIBRARY = (
 )
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
-    command.add_argument(
-        "kernel", nargs="?", metavar="FILE.py:KERNEL", help="a kernel of your own; without it, this library's"
-    )
-    command.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of the kernel: a tensor such as bf16[4096,8192], a name such as nl.float32, or JSON; "
-        "repeatable",
-    )
-    command.add_argument(
-        "--trips",
-        action="append",
-        default=[],
-        metavar="[LOOP=]N",
-        help="iterations of loops whose bounds only the device knows: N, none or all; LOOP=N for one loop (default: as "
-        "the kernel states)",
-    )
-    command.add_argument(
-        "--cores",
-        type=int,
-        choices=(1, 2),
-        help="cores of the launch (default: as KERNEL states, else 1; this library's: 2)",
-    )
-    add_launch_arguments(command, targets=_TARGETS, is_required=False)
-    add_family_arguments(command, several=False)
-    command.add_argument(
-        "--trace", type=output_file, metavar="FILE.json", help="write a trace for https://ui.perfetto.dev"
-    )
-    command.add_argument("--plot", type=picture_file, metavar="FILE.png", help="draw the timeline (needs nkilib[plot])")
-    command.set_defaults(run=main, refuse=command.error)
-
-
-def main(options: argparse.Namespace) -> int:
-    """Print the profile and write the requested files; return 0, or 1 if that cannot be done."""
-    _check_form(options)
-    reason = reason_against_profiles()
-    if reason:
-        return fail("profile", reason)
-    if options.plot and not _has_matplotlib():
-        return fail("profile", f"--plot needs matplotlib, and there is none; {extra_remedy('plot')}")
-    values = _values(options)
-    try:
-        result = _profile_of_file(options, values) if options.kernel else _profile_of_library(options, values)
-    except _RefusedError as error:
-        return fail("profile", str(error))
-    print(result)
-    try:
-        if options.trace:
-            result.to_perfetto(options.trace)
-        if options.plot:
-            result.plot(options.plot)
-    except (OSError, ValueError) as error:
-        return fail("profile", f"cannot write: {error}")
-    return 0
-
-
 class _RefusedError(Exception):
     """No profile can be made; the message says why."""
-
-
-@dataclass(frozen=True)
-class _Values:
-    """The values of ``--arg`` and ``--trips``."""
-
-    arguments: dict[str, Any]
-    trips: AskedTrips | None
 
 
 def _check_form(options: argparse.Namespace) -> None:
@@ -132,6 +64,14 @@ def _check_form(options: argparse.Namespace) -> None:
         options.refuse("argument --target: invalid choice: 'trn1': the library's kernels need trn2 or newer")
     if options.arg and not kernels_of(options).takes_options:
         options.refuse("--arg gives the options of the extended kernels: add --extended, or name a kernel")
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The values of ``--arg`` and ``--trips``."""
+
+    arguments: dict[str, Any]
+    trips: AskedTrips | None
 
 
 def _trips_of(texts: Sequence[str]) -> AskedTrips | None:
@@ -205,3 +145,63 @@ def _has_matplotlib() -> bool:
     except ImportError:
         return False
     return True
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print the profile and write the requested files; return 0, or 1 if that cannot be done."""
+    _check_form(options)
+    reason = reason_against_profiles()
+    if reason:
+        return fail("profile", reason)
+    if options.plot and not _has_matplotlib():
+        return fail("profile", f"--plot needs matplotlib, and there is none; {extra_remedy('plot')}")
+    values = _values(options)
+    try:
+        result = _profile_of_file(options, values) if options.kernel else _profile_of_library(options, values)
+    except _RefusedError as error:
+        return fail("profile", str(error))
+    print(result)
+    try:
+        if options.trace:
+            result.to_perfetto(options.trace)
+        if options.plot:
+            result.plot(options.plot)
+    except (OSError, ValueError) as error:
+        return fail("profile", f"cannot write: {error}")
+    return 0
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    command.add_argument(
+        "kernel", nargs="?", metavar="FILE.py:KERNEL", help="a kernel of your own; without it, this library's"
+    )
+    command.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the kernel: a tensor such as bf16[4096,8192], a name such as nl.float32, or JSON; "
+        "repeatable",
+    )
+    command.add_argument(
+        "--trips",
+        action="append",
+        default=[],
+        metavar="[LOOP=]N",
+        help="iterations of loops whose bounds only the device knows: N, none or all; LOOP=N for one loop (default: as "
+        "the kernel states)",
+    )
+    command.add_argument(
+        "--cores",
+        type=int,
+        choices=(1, 2),
+        help="cores of the launch (default: as KERNEL states, else 1; this library's: 2)",
+    )
+    add_launch_arguments(command, targets=_TARGETS, is_required=False)
+    add_family_arguments(command, several=False)
+    command.add_argument(
+        "--trace", type=output_file, metavar="FILE.json", help="write a trace for https://ui.perfetto.dev"
+    )
+    command.add_argument("--plot", type=picture_file, metavar="FILE.png", help="draw the timeline (needs nkilib[plot])")
+    command.set_defaults(run=main, refuse=command.error)

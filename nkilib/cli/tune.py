@@ -31,18 +31,30 @@ class TriedTiling(NamedTuple):
     times_bound: float
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
-    add_launch_arguments(command)
-    add_family_arguments(command, several=True)
-    command.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the extended or linear kernel: a tensor such as f32[129280], or JSON; repeatable",
-    )
-    command.set_defaults(run=main, refuse=command.error)
+def _columns(values: Iterable[Any], widths: Iterable[int]) -> str:
+    shown = ("default" if value is None else str(value) for value in values)
+    return " ".join(f"{value:>{width}}" for value, width in zip(shown, widths, strict=True))
+
+
+def _profiles(
+    kernels: Family, arguments: dict[str, Any], tilings: Sequence[Any], refused: list[str]
+) -> Iterator[TriedTiling]:
+    """Yield the tilings that the kernel accepts, with modelled times; add the kernel's reasons against the others to
+    ``refused``.
+    """
+    from nkilib.simulator import NkiValidationError
+    from nkilib.simulator.launch.progress import doing
+
+    for number, tiling in enumerate(tilings, 1):
+        which = f"{number} of {len(tilings)} ({' x '.join(map(str, tiling))})"
+        try:
+            with doing(which):
+                result = kernels.profile(tiling, _CORES, trips="none", **arguments)
+        except (AssertionError, NkiValidationError) as error:
+            refused.append(str(error))
+            continue
+        assert result.fraction_of_bound is not None
+        yield TriedTiling(tiling, result.time_us, result.fraction_of_bound)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -89,27 +101,15 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _columns(values: Iterable[Any], widths: Iterable[int]) -> str:
-    shown = ("default" if value is None else str(value) for value in values)
-    return " ".join(f"{value:>{width}}" for value, width in zip(shown, widths, strict=True))
-
-
-def _profiles(
-    kernels: Family, arguments: dict[str, Any], tilings: Sequence[Any], refused: list[str]
-) -> Iterator[TriedTiling]:
-    """Yield the tilings that the kernel accepts, with modelled times; add the kernel's reasons against the others to
-    ``refused``.
-    """
-    from nkilib.simulator import NkiValidationError
-    from nkilib.simulator.launch.progress import doing
-
-    for number, tiling in enumerate(tilings, 1):
-        which = f"{number} of {len(tilings)} ({' x '.join(map(str, tiling))})"
-        try:
-            with doing(which):
-                result = kernels.profile(tiling, _CORES, trips="none", **arguments)
-        except (AssertionError, NkiValidationError) as error:
-            refused.append(str(error))
-            continue
-        assert result.fraction_of_bound is not None
-        yield TriedTiling(tiling, result.time_us, result.fraction_of_bound)
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_launch_arguments(command)
+    add_family_arguments(command, several=True)
+    command.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the extended or linear kernel: a tensor such as f32[129280], or JSON; repeatable",
+    )
+    command.set_defaults(run=main, refuse=command.error)

@@ -33,47 +33,6 @@ _CANNOT: Final = 2
 _INTERRUPTED: Final = 130
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
-    command.add_argument("--only", choices=_KINDS, nargs="+", default=_KINDS, help="kinds of steps (default: all)")
-    command.add_argument("--step", metavar="TEXT", help="only steps whose name contains this text")
-    command.add_argument("--quick", action="store_true", help="a few steps of each kind")
-    command.add_argument("--list", action="store_true", help="list the steps without running them")
-    command.add_argument(
-        "--report", type=Path, default=Path(_REPORT), metavar="FILE.json", help=f"report of the run (default {_REPORT})"
-    )
-    command.add_argument("--resume", action="store_true", help="continue the run of the report")
-    command.add_argument(
-        "--again", action="store_true", help="with --resume: also rerun the steps that failed, crashed or timed out"
-    )
-    command.add_argument(
-        "--timeout", type=_seconds, default=900.0, metavar="SECONDS", help="time limit of a step (default 900)"
-    )
-    command.add_argument(
-        "--on", choices=("auto", "device", "simulator"), default="auto", help="where to run (default auto)"
-    )
-    command.add_argument("--target", choices=_TARGETS, help=f"hardware generation (default: {_VARIABLE}, else trn2)")
-    command.set_defaults(run=main)
-
-
-def main(options: argparse.Namespace) -> int:
-    """Run the steps; return 0, 1 if a result is not as expected, 2 if nothing can run."""
-    if options.again and not options.resume:
-        return _cannot("--again needs --resume, which continues a run")
-    from nkilib.verify.runner import CannotRunError, ReportError, chosen_place
-
-    try:
-        place = chosen_place(options.on)
-        steps = _chosen_steps(options)
-        if options.list:
-            return _list(steps)
-        report = _opened(options, place)
-    except (CannotRunError, ReportError, ImportError, ValueError) as error:
-        return _cannot(str(error))
-    print(place.first_line)
-    return _run(options, place, steps, report)
-
-
 def _chosen_steps(options: argparse.Namespace) -> dict[str, list[Step]]:
     """Return the chosen steps, by kind of step.
 
@@ -98,6 +57,33 @@ def _list(steps: dict[str, list[Step]]) -> int:
         for step in steps_of_kind:
             print(f"  {step.name}: {step.what}")
     return 0
+
+
+def _target(options: argparse.Namespace) -> str:
+    return options.target or os.environ.get(_VARIABLE) or _TARGETS[0]
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _header(options: argparse.Namespace, place: LaunchPlace) -> dict[str, Any]:
+    """Return the facts that identify a run: place, target, devices and versions."""
+    from nkilib import __version__  # which a mixture with another nkilib may not have, and the doctor runs in one
+
+    return {
+        "place": place.name,
+        "reason": place.reason,
+        "nkilib": __version__,
+        "target": _target(options),
+        "devices": visible_devices(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in ("numpy", "ml_dtypes", "nki", "neuronx-cc", "nrtpy")},
+    }
 
 
 def _opened(options: argparse.Namespace, place: LaunchPlace) -> Report:
@@ -125,20 +111,13 @@ def _opened(options: argparse.Namespace, place: LaunchPlace) -> Report:
     return report
 
 
-def _header(options: argparse.Namespace, place: LaunchPlace) -> dict[str, Any]:
-    """Return the facts that identify a run: place, target, devices and versions."""
-    from nkilib import __version__  # which a mixture with another nkilib may not have, and the doctor runs in one
-
-    return {
-        "place": place.name,
-        "reason": place.reason,
-        "nkilib": __version__,
-        "target": _target(options),
-        "devices": visible_devices(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: _version(name) for name in ("numpy", "ml_dtypes", "nki", "neuronx-cc", "nrtpy")},
-    }
+def _show(name: str, entry: Entry) -> None:
+    """Print the result of a step: one line, and its findings below."""
+    print(f"{entry.status.value:<12} {name} ({entry.seconds:.1f} s)")
+    lines = entry.text.splitlines()
+    for line in lines if entry.status.is_difference else lines[:1]:
+        print(f"{'':<12} {line}")
+    sys.stdout.flush()
 
 
 def _run(options: argparse.Namespace, place: LaunchPlace, steps: dict[str, list[Step]], report: Report) -> int:
@@ -160,24 +139,27 @@ def _run(options: argparse.Namespace, place: LaunchPlace, steps: dict[str, list[
     return int(report.has_differences)
 
 
-def _show(name: str, entry: Entry) -> None:
-    """Print the result of a step: one line, and its findings below."""
-    print(f"{entry.status.value:<12} {name} ({entry.seconds:.1f} s)")
-    lines = entry.text.splitlines()
-    for line in lines if entry.status.is_difference else lines[:1]:
-        print(f"{'':<12} {line}")
-    sys.stdout.flush()
+def _cannot(message: str) -> int:
+    print(f"python -m nkilib verify: error: {message}", file=sys.stderr)
+    return _CANNOT
 
 
-def _target(options: argparse.Namespace) -> str:
-    return options.target or os.environ.get(_VARIABLE) or _TARGETS[0]
+def main(options: argparse.Namespace) -> int:
+    """Run the steps; return 0, 1 if a result is not as expected, 2 if nothing can run."""
+    if options.again and not options.resume:
+        return _cannot("--again needs --resume, which continues a run")
+    from nkilib.verify.runner import CannotRunError, ReportError, chosen_place
 
-
-def _version(distribution: str) -> str | None:
     try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+        place = chosen_place(options.on)
+        steps = _chosen_steps(options)
+        if options.list:
+            return _list(steps)
+        report = _opened(options, place)
+    except (CannotRunError, ReportError, ImportError, ValueError) as error:
+        return _cannot(str(error))
+    print(place.first_line)
+    return _run(options, place, steps, report)
 
 
 def _seconds(text: str) -> float:
@@ -191,6 +173,24 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _cannot(message: str) -> int:
-    print(f"python -m nkilib verify: error: {message}", file=sys.stderr)
-    return _CANNOT
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    command.add_argument("--only", choices=_KINDS, nargs="+", default=_KINDS, help="kinds of steps (default: all)")
+    command.add_argument("--step", metavar="TEXT", help="only steps whose name contains this text")
+    command.add_argument("--quick", action="store_true", help="a few steps of each kind")
+    command.add_argument("--list", action="store_true", help="list the steps without running them")
+    command.add_argument(
+        "--report", type=Path, default=Path(_REPORT), metavar="FILE.json", help=f"report of the run (default {_REPORT})"
+    )
+    command.add_argument("--resume", action="store_true", help="continue the run of the report")
+    command.add_argument(
+        "--again", action="store_true", help="with --resume: also rerun the steps that failed, crashed or timed out"
+    )
+    command.add_argument(
+        "--timeout", type=_seconds, default=900.0, metavar="SECONDS", help="time limit of a step (default 900)"
+    )
+    command.add_argument(
+        "--on", choices=("auto", "device", "simulator"), default="auto", help="where to run (default auto)"
+    )
+    command.add_argument("--target", choices=_TARGETS, help=f"hardware generation (default: {_VARIABLE}, else trn2)")
+    command.set_defaults(run=main)

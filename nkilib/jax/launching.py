@@ -4,8 +4,9 @@
 """Launches of a kernel on arrays of JAX, traced or not: on a Neuron device, or by the simulator through a call of the
 host.
 
-:func:`launch` launches a :class:`Kernel` on arrays. Callers first ask :func:`check_platforms` whether kernels can be
-launched where the arrays are. :func:`host_call` calls any Python function with the values of arrays.
+:func:`launch` launches a :class:`Kernel` on arrays, on the simulator as a :class:`Simulation` with the
+:func:`simulator_options` of the thread. Callers first ask :func:`check_platforms` whether kernels can be launched where
+the arrays are. :func:`host_call` calls any Python function with the values of arrays.
 """
 
 from __future__ import annotations

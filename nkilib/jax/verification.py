@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The functions that ``python -m nkilib verify`` runs through JAX. Their results are numpy arrays."""
+"""The JAX calls of ``python -m nkilib verify``: cross-entropy under ``jax.jit`` and ``jax.shard_map``, with results as
+numpy arrays.
+
+A call whose prerequisite is missing raises an :class:`AbsentError`.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,16 @@ _AXIS: Final = "positions"
 
 class AbsentError(Exception):
     """A prerequisite of a call is missing on this machine; the message is a clause that names it."""
+
+
+def _loss_and_gradient(loss_of: Callable[..., Any], logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
+    loss, gradient = jax.jit(jax.value_and_grad(loss_of))(logits, targets)
+    return {"loss": np.array(loss), "gradient": np.array(gradient)}
+
+
+def _check(is_device: bool) -> None:
+    if is_device and jax.default_backend() != _PLATFORM:
+        raise AbsentError(f"JAX works on {jax.default_backend()}, not on {_PLATFORM}: no JAX NeuronX is installed")
 
 
 def jitted(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
@@ -45,13 +59,3 @@ def sharded(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]
         return losses(scores, classes).mean()
 
     return _loss_and_gradient(loss_of, logits, targets)
-
-
-def _loss_and_gradient(loss_of: Callable[..., Any], logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    loss, gradient = jax.jit(jax.value_and_grad(loss_of))(logits, targets)
-    return {"loss": np.array(loss), "gradient": np.array(gradient)}
-
-
-def _check(is_device: bool) -> None:
-    if is_device and jax.default_backend() != _PLATFORM:
-        raise AbsentError(f"JAX works on {jax.default_backend()}, not on {_PLATFORM}: no JAX NeuronX is installed")

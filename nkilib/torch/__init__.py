@@ -21,16 +21,16 @@ import nkilib.torch._requirement  # noqa: F401
 from nkilib.torch.functions.binary_cross_entropy import (
     BCELoss,
     BCEWithLogitsLoss,
+    MultiLabelSoftMarginLoss,
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
+    multilabel_soft_margin_loss,
 )
 from nkilib.torch.functions.class_margins import (
     MultiLabelMarginLoss,
-    MultiLabelSoftMarginLoss,
     MultiMarginLoss,
     multi_margin_loss,
     multilabel_margin_loss,
-    multilabel_soft_margin_loss,
 )
 from nkilib.torch.functions.cross_entropy.functional import CrossEntropyLoss, CrossEntropyOutputs, cross_entropy
 from nkilib.torch.functions.ctc_loss import CTCLoss, ctc_loss
@@ -57,10 +57,12 @@ from nkilib.torch.functions.likelihood import (
 )
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_cross_entropy.modules import LinearCrossEntropyLoss
-from nkilib.torch.functions.linear_distillation.functional import LinearDistillationLoss, linear_distillation_loss
-from nkilib.torch.functions.linear_distillation.operators import LinearDistillationOutputs
-from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
-from nkilib.torch.functions.linear_token_scores.operators import LinearTokenScores
+from nkilib.torch.functions.linear_distillation.functional import (
+    LinearDistillationLoss,
+    LinearDistillationOutputs,
+    linear_distillation_loss,
+)
+from nkilib.torch.functions.linear_token_scores.functional import LinearTokenScores, linear_token_scores
 from nkilib.torch.functions.regression import (
     HuberLoss,
     L1Loss,
@@ -77,7 +79,7 @@ from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cros
 from nkilib.torch.functions.vocab_parallel.linear_functional import vocab_parallel_linear_cross_entropy
 from nkilib.torch.lazy_logits.head import Undo, fuse_linear_loss, fused_calls
 from nkilib.torch.lazy_logits.logits import LazyLogits
-from nkilib.torch.lazy_logits.options import FusedCalls, LogitsComputedWarning
+from nkilib.torch.lazy_logits.record import FusedCalls, LogitsComputedWarning
 from nkilib.torch.losses.indexed import int32_targets
 
 __all__ = [

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The replacement of other packages' functions by nkilib's at run time, and its reversal."""
+"""The replacement of other packages' functions by nkilib's at run time, as the ``install`` of a trainer needs it.
+
+:func:`replace` puts functions (:class:`Replacement`) in place of a package's, and :class:`Undo` takes them away. Before
+that, :class:`Release` checks that the installed package has the functions that were read, :func:`checked_devices`
+checks the argument of ``install``, and :func:`warn_without_effect` warns where no kernel would run.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +40,14 @@ class Replacement:
     name: str
     theirs: Any
     ours: Any
+
+
+def _replace_in_modules(package: str, old: object, new: object) -> None:
+    for name, module in list(sys.modules.items()):
+        if name == package or name.startswith(f"{package}."):
+            namespace = getattr(module, "__dict__", {})
+            for attribute in [key for key, value in namespace.items() if value is old]:
+                setattr(module, attribute, new)
 
 
 class Undo:
@@ -78,12 +91,11 @@ def replace(package: str, replacements: tuple[Replacement, ...]) -> Undo:
     return Undo(package, replacements)
 
 
-def _replace_in_modules(package: str, old: object, new: object) -> None:
-    for name, module in list(sys.modules.items()):
-        if name == package or name.startswith(f"{package}."):
-            namespace = getattr(module, "__dict__", {})
-            for attribute in [key for key, value in namespace.items() if value is old]:
-                setattr(module, attribute, new)
+def arguments_of(function: Callable[..., Any]) -> str:
+    """Return the arguments of a function with their defaults, without annotations."""
+    signature = inspect.signature(function)
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
 
 
 @dataclass(frozen=True)
@@ -129,13 +141,6 @@ class Release:
                 f"replaced functions are the same, but the code around them was not read",
                 stacklevel=3,
             )
-
-
-def arguments_of(function: Callable[..., Any]) -> str:
-    """Return the arguments of a function with their defaults, without annotations."""
-    signature = inspect.signature(function)
-    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
-    return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
 
 
 def checked_devices(caller: str, devices: Any) -> frozenset[str]:

@@ -3,6 +3,8 @@
 
 """The PyTorch calls of ``python -m nkilib verify``: small calls on a device, whose results are numpy arrays.
 
+Cross-entropy runs with operators of either kind (:func:`eager`, :func:`library`), compiled, in place and on
+PyTorch/XLA; :func:`collectives` runs all-reduces. A call whose prerequisite is missing raises an :class:`AbsentError`.
 Devices have PyTorch's names: ``"neuron"``, or ``"cpu"`` for the simulator.
 """
 
@@ -47,6 +49,21 @@ def device_of(is_device: bool) -> str:
     if not hasattr(torch, NATIVE_DEVICE):
         raise AbsentError("no native torch-neuronx is loaded: there is no torch.neuron")
     return NATIVE_DEVICE
+
+
+def _numpy(tensor: torch.Tensor | None) -> npt.NDArray[Any]:
+    if tensor is None:
+        raise RuntimeError("there is no gradient")
+    return tensor.detach().cpu().numpy().copy()
+
+
+def _loss_and_gradient(
+    loss_of: Callable[..., torch.Tensor], device: Any, logits: npt.NDArray[Any], targets: npt.NDArray[Any]
+) -> Results:
+    scores = torch.from_numpy(logits).to(device).requires_grad_()
+    loss = loss_of(scores, torch.from_numpy(targets).to(device))
+    torch.autograd.backward(loss)
+    return {"loss": _numpy(loss), "gradient": _numpy(scores.grad)}
 
 
 def eager(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
@@ -117,18 +134,3 @@ def collectives(is_device: bool, values: npt.NDArray[Any], integers: npt.NDArray
         finally:
             dist.destroy_process_group()
     return results
-
-
-def _loss_and_gradient(
-    loss_of: Callable[..., torch.Tensor], device: Any, logits: npt.NDArray[Any], targets: npt.NDArray[Any]
-) -> Results:
-    scores = torch.from_numpy(logits).to(device).requires_grad_()
-    loss = loss_of(scores, torch.from_numpy(targets).to(device))
-    torch.autograd.backward(loss)
-    return {"loss": _numpy(loss), "gradient": _numpy(scores.grad)}
-
-
-def _numpy(tensor: torch.Tensor | None) -> npt.NDArray[Any]:
-    if tensor is None:
-        raise RuntimeError("there is no gradient")
-    return tensor.detach().cpu().numpy().copy()

@@ -3,9 +3,10 @@
 
 """Log-probability and entropy from hidden states for verl, on the kernels. Importing this module does not import verl.
 
-The reference of the functions is ``verl/utils/kernel/linear_cross_entropy.py`` and
-``verl/utils/experimental/torch_functional.py``, version 0.9.1. How a worker of verl calls :func:`install`:
-docs/reference/torch.md#which-function-for-which-trainer.
+:func:`linear_cross_entropy` and :func:`fused_linear_for_ppo` take the arguments of verl's functions, and
+:func:`install` puts them in place of these. The reference of the functions is
+``verl/utils/kernel/linear_cross_entropy.py`` and ``verl/utils/experimental/torch_functional.py``, version 0.9.1. How a
+worker of verl calls :func:`install`: docs/reference/torch.md#which-function-for-which-trainer.
 """
 
 from __future__ import annotations
@@ -31,6 +32,26 @@ _FUSED: Final = "verl.utils.experimental.torch_functional"
 _REDUCTIONS: Final = ("none", "sum", "mean")
 # Widths of hidden states that the kernels take.
 _WIDTHS: Final = range(FEATURES_MIN, FEATURES_MAX + 1)
+
+
+class _GradientOnFirstRank(torch.autograd.Function):
+    """An identity whose gradient, equal on all ranks, is passed on by the first rank; the others pass on zeros, so that
+    the sum over the ranks is the gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, is_first: bool) -> Tensor:
+        ctx.is_first = is_first
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return (grads[0] if ctx.is_first else torch.zeros_like(grads[0])), None
+
+
+def _gradient_on_first_rank(tensor: Tensor, is_first: bool) -> Tensor:
+    apply: Callable[..., Tensor] = _GradientOnFirstRank.apply
+    return apply(tensor, is_first)
 
 
 def linear_cross_entropy(
@@ -87,26 +108,6 @@ def linear_cross_entropy(
     return logprobs, cast(Tensor, scores.entropy)
 
 
-class _GradientOnFirstRank(torch.autograd.Function):
-    """An identity whose gradient, equal on all ranks, is passed on by the first rank; the others pass on zeros, so that
-    the sum over the ranks is the gradient.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, is_first: bool) -> Tensor:
-        ctx.is_first = is_first
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return (grads[0] if ctx.is_first else torch.zeros_like(grads[0])), None
-
-
-def _gradient_on_first_rank(tensor: Tensor, is_first: bool) -> Tensor:
-    apply: Callable[..., Tensor] = _GradientOnFirstRank.apply
-    return apply(tensor, is_first)
-
-
 def fused_linear_for_ppo(
     hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
@@ -129,6 +130,44 @@ def fused_linear_for_ppo(
     """
     scores = linear_token_scores(hidden_states, vocab_weights, input_ids, temperature=temperature)
     return scores.logprob, cast(Tensor, scores.entropy)
+
+
+def _is_taken(hidden: Tensor, weight: Tensor, temperature: object, devices: frozenset[str]) -> bool:
+    return (
+        hidden.device.type in devices
+        and hidden.dtype in TILE_DTYPES
+        and weight.dtype in TILE_DTYPES
+        and hidden.shape[-1] in _WIDTHS
+        and not isinstance(temperature, Tensor)
+    )
+
+
+def _scores_of_kernel(theirs: Callable[..., Any], devices: frozenset[str]) -> Callable[..., Any]:
+    def either(
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        temperature: float = 1.0,
+        reduction: str = "none",
+        dist_process_group: dist.ProcessGroup | None = None,
+    ) -> Any:
+        ours = linear_cross_entropy if _is_taken(hidden, weight, temperature, devices) else theirs
+        return ours(hidden, weight, labels, temperature, reduction, dist_process_group)
+
+    either.__name__ = either.__qualname__ = "linear_cross_entropy"
+    either.nkilib_devices = devices  # type: ignore[attr-defined]
+    return either
+
+
+def _forward_of_module(theirs: Callable[..., Any], devices: frozenset[str]) -> Callable[..., Any]:
+    def forward(
+        self: Any, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
+    ) -> Any:
+        if _is_taken(hidden_states, vocab_weights, temperature, devices):
+            return fused_linear_for_ppo(hidden_states, vocab_weights, input_ids, temperature)
+        return theirs(self, hidden_states, vocab_weights, input_ids, temperature)
+
+    return forward
 
 
 def install(devices: Sequence[str] = ("neuron",)) -> Undo:
@@ -182,42 +221,4 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
             Replacement(kernel, "linear_cross_entropy", stock, _scores_of_kernel(stock, kinds)),
             Replacement(fused, "forward", fused.forward, _forward_of_module(fused.forward, kinds)),
         ),
-    )
-
-
-def _scores_of_kernel(theirs: Callable[..., Any], devices: frozenset[str]) -> Callable[..., Any]:
-    def either(
-        hidden: Tensor,
-        weight: Tensor,
-        labels: Tensor,
-        temperature: float = 1.0,
-        reduction: str = "none",
-        dist_process_group: dist.ProcessGroup | None = None,
-    ) -> Any:
-        ours = linear_cross_entropy if _is_taken(hidden, weight, temperature, devices) else theirs
-        return ours(hidden, weight, labels, temperature, reduction, dist_process_group)
-
-    either.__name__ = either.__qualname__ = "linear_cross_entropy"
-    either.nkilib_devices = devices  # type: ignore[attr-defined]
-    return either
-
-
-def _forward_of_module(theirs: Callable[..., Any], devices: frozenset[str]) -> Callable[..., Any]:
-    def forward(
-        self: Any, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
-    ) -> Any:
-        if _is_taken(hidden_states, vocab_weights, temperature, devices):
-            return fused_linear_for_ppo(hidden_states, vocab_weights, input_ids, temperature)
-        return theirs(self, hidden_states, vocab_weights, input_ids, temperature)
-
-    return forward
-
-
-def _is_taken(hidden: Tensor, weight: Tensor, temperature: object, devices: frozenset[str]) -> bool:
-    return (
-        hidden.device.type in devices
-        and hidden.dtype in TILE_DTYPES
-        and weight.dtype in TILE_DTYPES
-        and hidden.shape[-1] in _WIDTHS
-        and not isinstance(temperature, Tensor)
     )

@@ -13,7 +13,6 @@ What runs them:
 
 - ``step``: the interface of a step, and the outcome of its launch: it is judged where the simulator runs, because the
   process that launches has only the real NKI;
-- ``values``: classes of floating-point values, and distances of arrays;
 - ``registry``: all steps;
 - ``runner``: runs each step in processes of its own with a time limit, on a device or the simulator, and reports;
 - ``worker``: such a process.

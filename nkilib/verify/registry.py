@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry of all steps of ``python -m nkilib verify``, by kind. A public kernel without a case fails a test."""
+"""The registry of all steps of ``python -m nkilib verify``, by kind. A public kernel without a case fails a test.
+
+:data:`KINDS` has the steps by kind, :func:`cases` and :data:`PROBES` those of two kinds, and :func:`step_named` finds
+one.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +13,31 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from nkilib.verify.kernels import (
+    cross_entropy,
     ctc,
     distillation,
     elementwise,
-    extended,
-    inlined,
-    linear,
+    extended_cross_entropy,
+    linear_cross_entropy,
     linear_distillation,
-    linear_ids,
+    linear_token_scores,
     log_probabilities,
     margins,
-    plain,
     rowwise,
     softmax,
 )
 from nkilib.verify.kernels.case import Case
-from nkilib.verify.probes import arithmetic, cores, dma, frameworks, infinities, integers, loops, registers
+from nkilib.verify.probes import accumulation, arithmetic, cores, dma, frameworks, infinities, integers, loops
 from nkilib.verify.probes.probe import Probe
 from nkilib.verify.step import Step
 from nkilib.verify.times.figures import figures
 
 _CASES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
-    plain.cases,
-    extended.cases,
-    linear.cases,
-    linear_ids.cases,
+    cross_entropy.cases,
+    extended_cross_entropy.cases,
+    linear_cross_entropy.cases,
+    linear_token_scores.cases,
     linear_distillation.cases,
-    inlined.cases,
     log_probabilities.cases,
     softmax.cases,
     distillation.cases,
@@ -50,7 +52,7 @@ PROBES: Final[tuple[Probe, ...]] = (
     *integers.PROBES,
     *dma.PROBES,
     *dma.BOUNDS,
-    *registers.PROBES,
+    *accumulation.PROBES,
     *cores.PROBES,
     *loops.PROBES,
     *frameworks.PROBES,

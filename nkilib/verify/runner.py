@@ -4,8 +4,11 @@
 """The runner of the steps of ``python -m nkilib verify``, each in processes of its own with a time limit, and its
 report.
 
-A run is at a place (:class:`LaunchPlace`), a device or the simulator. The report (:class:`Report`) is one JSON file
-that is complete after every step, from which a run can be resumed.
+- :func:`run_steps` runs steps with :class:`Settings`, and :func:`run_limited` a process of a step, with all that it
+  starts.
+- A run is at a :class:`LaunchPlace`, a device or the simulator, which :func:`chosen_place` chooses.
+- The :class:`Report`, with an :class:`Entry` for each step, is one JSON file that is complete after every step, from
+  which a run can be resumed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 
 """A step of ``python -m nkilib verify``: a launch, its outcome, and the judgement of the outcome.
 
-The outcome is kept in files between the process that launches and the process that judges.
+:class:`Step` is the interface, :class:`Observation` the outcome, which is kept in files between the process that
+launches and the process that judges (:class:`Stage`), and :class:`Verdict` the judgement. :func:`observed` launches a
+kernel, on a device and on the simulator alike.
 """
 
 from __future__ import annotations

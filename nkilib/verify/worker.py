@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A process of a step: ``python -m nkilib.verify.worker STAGE DIRECTORY STEP``."""
+"""A process of a step: ``python -m nkilib.verify.worker STAGE DIRECTORY STEP``.
+
+:func:`read_verdict` reads what the last process of a step has left.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,11 @@ from nkilib.verify.registry import step_named
 from nkilib.verify.step import Observation, Stage, Status, Verdict
 
 _VERDICT: Final = "verdict.json"
+
+
+def _save(verdict: Verdict, directory: Path) -> None:
+    text = json.dumps({**asdict(verdict), "status": verdict.status.value}, allow_nan=False)
+    (directory / _VERDICT).write_text(text, encoding="utf-8")
 
 
 def main(stage: str, directory: str, name: str) -> None:
@@ -38,11 +46,6 @@ def read_verdict(directory: Path) -> Verdict:
     """
     read = json.loads((directory / _VERDICT).read_text(encoding="utf-8"))
     return Verdict(Status(read["status"]), read["text"], read["details"])
-
-
-def _save(verdict: Verdict, directory: Path) -> None:
-    text = json.dumps({**asdict(verdict), "status": verdict.status.value}, allow_nan=False)
-    (directory / _VERDICT).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

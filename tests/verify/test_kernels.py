@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nkilib.verify.kernels import extended, inputs
+from nkilib.verify.kernels import extended_cross_entropy as extended
+from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference
 from nkilib.verify.registry import cases
 from nkilib.verify.step import Array, Observation, Status, argument_name

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nkilib.verify.probes import arithmetic, dma, frameworks
-from nkilib.verify.probes.probe import Probe, Reading
+from nkilib.verify.probes import dma, frameworks
+from nkilib.verify.probes.probe import PROMISES, READINGS, Probe, Reading
 from nkilib.verify.registry import PROBES
 from nkilib.verify.step import Observation, Status
 from tests.fresh_python import CHECKOUT
@@ -95,21 +95,21 @@ def test_a_probe_stands_on_the_page_that_asks_its_question(probe: Probe) -> None
     page, beginning = probe.row
     text = (DOCS / page).read_text(encoding="utf-8")
     (result,) = (line for line in text.splitlines() if line.startswith((beginning, f"| {beginning}")))
-    if page == arithmetic.READINGS:
+    if page == READINGS:
         assert LINK.search(result), f"the row of {probe.name} must link to the probes"
 
 
 def test_rows_that_link_to_the_probes_have_one_and_there_are_few() -> None:
-    lines = (DOCS / arithmetic.READINGS).read_text(encoding="utf-8").splitlines()
+    lines = (DOCS / READINGS).read_text(encoding="utf-8").splitlines()
     linked = [line for line in lines if LINK.search(line)]
-    rows = {probe.row[1] for probe in PROBES if probe.row[0] == arithmetic.READINGS}
+    rows = {probe.row[1] for probe in PROBES if probe.row[0] == READINGS}
     assert len(linked) == len(rows) <= MOST
-    assert sum(probe.row[0] == arithmetic.READINGS for probe in PROBES) <= MOST
+    assert sum(probe.row[0] == READINGS for probe in PROBES) <= MOST
 
 
 @pytest.mark.parametrize(
     ("page", "heading"),
-    [(arithmetic.PROMISES, "### Cross-entropy kernels"), (arithmetic.PROMISES, "### PyTorch")],
+    [(PROMISES, "### Cross-entropy kernels"), (PROMISES, "### PyTorch")],
 )
 def test_every_item_that_was_never_run_on_hardware_has_a_probe(page: str, heading: str) -> None:
     _, _, items = (DOCS / page).read_text(encoding="utf-8").partition(f"{heading}\n")

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Copies of the checkout, in which mutants live: the checkout itself is only read."""
+"""Copies of the checkout, in which mutants live and tests run: the checkout itself is only read.
+
+:func:`mutants_in` finds the mutants of files, :func:`copies_of` makes the copies, :func:`tests_of` finds the tests of a
+file, and :func:`run` runs them in a :class:`Copy`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Find out whether tests detect a mutant. Tests that fail in the unchanged checkout too are ignored."""
+"""The verdict of the tests on mutants (:class:`Judge`), and the page that lists the mutants by verdict
+(:func:`report`).
+
+Tests that fail in the unchanged checkout too are ignored.
+"""
 
 from __future__ import annotations
 

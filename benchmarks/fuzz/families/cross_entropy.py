@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""cross_entropy, vocab_parallel_cross_entropy of a single rank, and token_scores: losses of logits."""
+"""Random calls of losses of logits: ``cross_entropy``, ``vocab_parallel_cross_entropy`` of a single rank, and
+``token_scores``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import numpy as np
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import INDEX_DTYPES, Array, Draw, array_of, laid_out, normal, numpy_dtype, tensor_of
-from benchmarks.fuzz.families.positions import (
+from benchmarks.fuzz.families.common import (
     REDUCTIONS,
     Recipe,
     confident,

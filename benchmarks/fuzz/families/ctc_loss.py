@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import INDEX_DTYPES, Array, Draw, array_of, normal, numpy_dtype, tensor_of
-from benchmarks.fuzz.families.positions import REDUCTIONS, dtype_of, machine
+from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine
 from nkilib.experimental.loss.ctc.host import (
     ctc_loss_bound,
     ctc_loss_gradient_bound,

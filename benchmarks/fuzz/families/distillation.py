@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""distillation_loss: divergences of a student from a teacher."""
+"""Random calls of ``distillation_loss``: divergences of a student from a teacher, from the logits of both."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import Array, Draw, array_of, laid_out, normal, numpy_dtype, tensor_of
-from benchmarks.fuzz.families.positions import dtype_of, machine, stored, summed
+from benchmarks.fuzz.families.common import dtype_of, machine, stored, summed
 from nkilib.core.host.error_bounds import UNIT
 from nkilib.experimental.loss.distillation.host import (
     distillation_bound,

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Elementwise losses of tensors of any shape, some of which broadcast."""
+"""Random calls of elementwise losses, of tensors of any shape, some of which broadcast.
+
+:data:`FORMS` draws the tensors and options of a loss (:class:`Form`), :func:`drawn` the call.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import torch
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import Array, Draw, array_of, laid_out, normal, numpy_dtype, tensor_of
-from benchmarks.fuzz.families.positions import REDUCTIONS, dtype_of, machine, stored, sum_error
+from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine, stored, sum_error
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT, Exact, rounding
 from nkilib.core.host.loss import Sample
 from nkilib.experimental.loss.elementwise.bce import BceReference

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""linear_distillation_loss of one rank, in default tilings: models of any types and widths, near and far."""
+"""Random calls of ``linear_distillation_loss`` of one rank, in default tilings: models of any types and widths, near
+and far.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from torch import Tensor
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import DTYPES, INDEX_DTYPES, Array, Draw, array_of, normal, numpy_dtype, tensor_of
-from benchmarks.fuzz.families.linear import operands, sizes
-from benchmarks.fuzz.families.positions import drawn_targets, dtype_of, machine, stored, summed
+from benchmarks.fuzz.families.common import drawn_targets, dtype_of, machine, stored, summed
+from benchmarks.fuzz.families.linear_cross_entropy import operands, sizes
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.linear_distillation.host.bounds import (
     StatisticsErrors,

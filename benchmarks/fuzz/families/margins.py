@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""multi_margin_loss and multilabel_margin_loss."""
+"""Random calls of the margin losses between classes, ``multi_margin_loss`` and ``multilabel_margin_loss``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import INDEX_DTYPES, Array, Draw, array_of, laid_out, normal, numpy_dtype, tensor_of
-from benchmarks.fuzz.families.positions import REDUCTIONS, dtype_of, machine, stored
+from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine, stored
 from nkilib.core.host.error_bounds import UNIT
 from nkilib.experimental.loss.multi_margin import host as of_one
 from nkilib.experimental.loss.multi_margin.host import MultiMarginReference

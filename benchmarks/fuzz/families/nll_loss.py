@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import INDEX_DTYPES, Draw, array_of, laid_out, normal, numpy_dtype, tensor_of
-from benchmarks.fuzz.families.positions import REDUCTIONS, dtype_of, machine
+from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine
 from nkilib.experimental.loss.nll.host import (
     nll_loss_bound,
     nll_loss_gradient_bound,

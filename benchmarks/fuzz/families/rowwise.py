@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The row-wise losses: triplet_margin_loss, cosine_embedding_loss and multilabel_soft_margin_loss."""
+"""Random calls of the row-wise losses: ``triplet_margin_loss``, ``cosine_embedding_loss`` and
+``multilabel_soft_margin_loss``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import torch
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import Array, Draw, array_of, laid_out, normal, numpy_dtype, tensor_of
-from benchmarks.fuzz.families.positions import REDUCTIONS, dtype_of, machine
+from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine
 from nkilib.core.host.error_bounds import UNIT
 from nkilib.experimental.loss.registry import LOSSES
 from nkilib.experimental.loss.rowwise.cosine_embedding import CosineReference

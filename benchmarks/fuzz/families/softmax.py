@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""softmax and log_softmax: any dimension of tensors of any rank, long middle ones among them."""
+"""Random calls of ``softmax`` and ``log_softmax``: any dimension of tensors of any rank, also long middle ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import DTYPES, Array, Draw, array_of, laid_out, normal, numpy_dtype, tensor_of
-from benchmarks.fuzz.families.positions import dtype_of, machine
+from benchmarks.fuzz.families.common import dtype_of, machine
 from nkilib.experimental.softmax import host
 
 _FORWARD = {

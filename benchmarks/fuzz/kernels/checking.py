@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The check that a random kernel gives bitwise identical results when it is replayed."""
+"""The check that a random kernel gives bitwise identical results when it is replayed (:func:`checked`), and the
+shrinking of one that does not (:func:`shrunk`).
+"""
 
 from __future__ import annotations
 

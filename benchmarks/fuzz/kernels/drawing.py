@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Draws kernels: each line is tried in a launch and stays if the simulator takes it."""
+"""The drawing of a random kernel: each line is tried in a launch and stays if the simulator takes it.
+
+:class:`Maker` is a kernel that grows, and :func:`draw` draws a whole one of certain :class:`Sizes`.
+"""
 
 from __future__ import annotations
 

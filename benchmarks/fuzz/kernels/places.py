@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tensors of a random kernel, and random parts of them as text."""
+"""Tensors of a random kernel (:class:`Place`), and random parts of them (:class:`Areas`) as text."""
 
 from __future__ import annotations
 

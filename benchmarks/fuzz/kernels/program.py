@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A kernel as the lines of its body: what is drawn, run, printed and shrunk."""
+"""A random kernel as the lines of its body (:class:`Program`) and its arguments: what is drawn, run, printed and
+shrunk.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@
 """Situations in which a replay that omits too much, or runs it too early or too late, gives different bits.
 
 Each is a few lines, sometimes with others in between, and its results are returned from the kernel.
+:func:`random_kernel` draws the kernel of a seed from these situations and from other instructions.
 """
 
 from __future__ import annotations

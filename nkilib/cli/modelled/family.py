@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The interface through which ``profile`` and ``tune`` model a family of kernels.
+"""The interface through which ``profile`` and ``tune`` model a family of kernels: :class:`Family`.
 
-:class:`Family` is the interface. :class:`LaterNames` gives the names of a family, such as ``Family.NAMES``, where the
-registry of losses may not be importable when the parsers are made.
+:class:`LaterNames` gives the names of a family, such as ``Family.NAMES``, where the registry of losses may not be
+importable when the parsers are made.
 """
 
 from __future__ import annotations

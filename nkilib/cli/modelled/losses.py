@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The models of the losses with a registry entry, each a :class:`LossKernels`, and of distillation from logits.
+"""The models of the losses with a registry entry, and of distillation from logits.
 
-The registry entry gives the sizes of the tensors of a launch.
-The tensors themselves are found from the signature of the kernel. Elementwise and row-wise losses share the loops of
-their skeleton; the others have loops of their own.
+Each family is a :class:`LossKernels`: the registry entry gives the sizes of the tensors of a launch, and the tensors
+themselves are found from the signature of the kernel. Elementwise and row-wise losses share the loops of their skeleton
+(:class:`ElementwiseKernels`, :class:`RowwiseKernels`). The others have loops of their own: margins, NLL, CTC and
+distillation.
 """
 
 from __future__ import annotations

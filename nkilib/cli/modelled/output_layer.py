@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The families for the output layer of a language model: softmax, cross-entropy from logits, and losses from hidden
-states and output weights.
+"""The models of the kernels for the output layer of a language model: from logits, and from hidden states and output
+weights.
+
+- From logits: :class:`SoftmaxKernels` and :class:`LogitsKernels`, which is cross-entropy.
+- From hidden states: :class:`LinearKernels`, which is cross-entropy, :class:`TokenScoreKernels` and
+  :class:`LinearDistillationKernels`.
 
 The library has a function for each that profiles a launch of given sizes.
 """

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""All families of kernels that ``profile`` and ``tune`` know, and the selection of one by the command line."""
+"""All families of kernels that ``profile`` and ``tune`` know (:data:`FAMILIES`), and the selection of one by the
+command line: :func:`add_family_arguments` adds the options, and :func:`kernels_of` reads them.
+"""
 
 from __future__ import annotations
 

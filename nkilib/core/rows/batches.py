@@ -16,6 +16,8 @@ from nkilib.nki import nisa, nl
 
 # How many batches share a group at most.
 GROUP_BATCHES_MAX = 16
+# Rows and columns that Vector transposes at a time.
+_TRANSPOSED = 32
 
 
 class RowsOfMatrix(Protocol):
@@ -95,9 +97,24 @@ class BatchGroup:
         return self.end - self.start
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Load the values of a vector [N] that belong to the rows, as a tile [rows, batches]."""
+        """Load the values of a vector [N] that belong to the rows, as a tile [rows, batches].
+
+        Values that are loaded one by one keep the DMA engines as long as rows do. So several batches come as rows that
+        are contiguous in HBM, those of all cores, and Vector transposes them.
+        """
         values_sbuf = nl.ndarray((self.rows, self.batches), dtype=dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=values_sbuf, src=self._of_group(vector_hbm))
+        if self.batches == 1:
+            nisa.dma_copy(dst=values_sbuf, src=self._of_group(vector_hbm))
+            return values_sbuf
+        shape = (self.batches, self.rows * self.cores)
+        # The last batch is no part of it, so that there are as many values behind the first one.
+        rows_hbm = vector_hbm.slice(0, self.first, self.first + shape[0] * shape[1]).reshape_dim(0, shape)
+        rows_sbuf = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=rows_sbuf, src=rows_hbm)
+        for first in range(0, self.rows, _TRANSPOSED):
+            end = min(first + _TRANSPOSED, self.rows)
+            own_sbuf = rows_sbuf[:, first * self.cores : (end - 1) * self.cores + 1 : self.cores]
+            nisa.nc_transpose(dst=values_sbuf[first:end], data=own_sbuf, engine=nisa.engine.vector)
         return values_sbuf
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:

@@ -3,8 +3,8 @@
 
 """The functions of :mod:`nkilib.jax`.
 
-- Of logits: ``cross_entropy``, ``cross_entropy_checks`` of its arguments, ``cross_entropy_derivative``: launches and
-  derivative of the row-wise loss.
-- Of hidden states: ``linear_cross_entropy`` and ``linear_token_scores``, with ``linear_checks`` and
+- Of logits: ``cross_entropy``, and ``cross_entropy_derivative``: launches and derivative of the row-wise loss.
+- Of hidden states: ``linear_cross_entropy`` and ``linear_token_scores``, with ``linear_arguments`` and
   ``linear_derivative`` for both.
+- ``arguments``: checks of arguments, and targets as int32, for all of them.
 """

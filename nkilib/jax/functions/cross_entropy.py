@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``cross_entropy``: softmax cross-entropy on the kernels, with the options of large-vocabulary training."""
+"""``cross_entropy``: softmax cross-entropy on the kernels, with the options of large-vocabulary training.
+
+:func:`returned_values` makes what the function returns from the results of the rows: the reduced loss or
+:class:`CrossEntropyOutputs`; ``linear_cross_entropy`` returns the same.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +20,18 @@ import numpy as np
 from nkilib.base.lnc import launch_cores, library_grid
 from nkilib.core.host.options import check_flags, shows
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions
-from nkilib.jax.functions.cross_entropy_checks import (
-    check_arguments,
-    check_outputs,
-    check_range,
-    checked_options,
-)
-from nkilib.jax.functions.cross_entropy_derivative import (
+from nkilib.jax.functions.arguments import (
     CALLER,
     IGNORED,
     TILE_DTYPES,
     Array,
-    Recipe,
+    check_arguments,
+    check_outputs,
+    check_range,
+    checked_options,
     class_indices,
-    loss_of_rows,
 )
+from nkilib.jax.functions.cross_entropy_derivative import Recipe, loss_of_rows
 from nkilib.jax.launching import simulator_options
 from nkilib.jax.rows import as_rows, axis_of, rows_shape
 

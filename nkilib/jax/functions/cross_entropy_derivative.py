@@ -3,8 +3,8 @@
 
 """The cross-entropy of rows of logits, which are positions, and its derivative for ``jax.grad``.
 
-:func:`launched_forward` and :func:`launched_backward` launch the kernels with the options of a :class:`Recipe`.
-Targets are class indices (:func:`class_indices`) or class probabilities.
+:func:`loss_of_rows` computes the results of a :class:`Recipe`. :func:`launched_forward` and :func:`launched_backward`
+launch its kernels. Targets are class indices, as :func:`.arguments.class_indices` gives them, or class probabilities.
 
 Kernels compute the loss and the gradient of the logits. XLA computes those of class probabilities and of their class
 weights, in several times the memory of the logits, and only if one of the two is differentiated.
@@ -17,77 +17,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from nkilib.core.host.options import values_of
 from nkilib.experimental.loss import choose_tiling, extended_cross_entropy_backward, extended_cross_entropy_forward
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.jax.derivatives import flags_of, saved_flags
+from nkilib.jax.functions.arguments import CALLER, IGNORED, OUT_OF_RANGE, TILE_DTYPES
 from nkilib.jax.launching import Kernel, Result, launch
 from nkilib.jax.rows import Arrays, batched_by_rows, required
-from nkilib.nki import nl
 from nkilib.simulator.hardware.options import Options
-
-Array: TypeAlias = jax.Array | np.ndarray
-
-CALLER: Final = "cross_entropy"
-
-
-# The target of an ignored position, whatever the caller's ignore_index is.
-IGNORED: Final = -100
-# The target for a class that does not exist. A compiled program cannot raise errors for values: its loss is NaN.
-OUT_OF_RANGE: Final = -1
-
-
-def _is_class(target: Array, num_classes: int) -> Array:
-    """Tell which targets are classes, compared in the type of the targets, which may not hold the number of classes."""
-    last = min(num_classes - 1, np.iinfo(target.dtype).max)
-    return (target >= 0) & (target <= target.dtype.type(last))
-
-
-def _is(target: Array, value: int) -> Array:
-    info = np.iinfo(target.dtype)
-    if not info.min <= value <= info.max:
-        return target != target  # nowhere
-    return target == target.dtype.type(value)
-
-
-def class_indices(target: Array, ignore_index: int, num_classes: int) -> Array:
-    """Convert targets to int32: a class, ``IGNORED`` or ``OUT_OF_RANGE``. The result is numpy's if the target is.
-
-    A plain cast would bring 2^32 + 3 into range.
-
-    Args:
-        target: class indices of any shape and integer type.
-        ignore_index: the caller's index of ignored positions, any integer.
-        num_classes: V.
-    """
-    of = np if isinstance(target, np.ndarray) else jnp
-    is_class = _is_class(target, num_classes)
-    kept = of.where(is_class, of.where(is_class, target, 0).astype(np.int32), np.int32(OUT_OF_RANGE))
-    return of.where(_is(target, ignore_index), np.int32(IGNORED), kept)
-
-
-def first_out_of_range(target: Array, ignore_index: int, num_classes: int) -> tuple[int, ...] | None:
-    """Return the index in ``target`` of the first class that is out of range, or None. Values are read."""
-    values = np.asarray(target)
-    outside = ~(_is_class(values, num_classes) | _is(values, ignore_index))
-    if not outside.any():
-        return None
-    return tuple(int(axis[0]) for axis in np.nonzero(np.atleast_1d(outside)))[: values.ndim]
-
-
-# The types of logits that kernels take; tiles have the same type.
-TILE_DTYPES: Final = {
-    jnp.dtype(jnp.bfloat16): nl.bfloat16,
-    jnp.dtype(jnp.float16): nl.float16,
-    jnp.dtype(jnp.float32): nl.float32,
-}
 
 _FLOAT32, _INT32 = jnp.dtype(jnp.float32), jnp.dtype(jnp.int32)
 _FORWARD: Final = Kernel("cross_entropy_forward", extended_cross_entropy_forward)

@@ -15,23 +15,25 @@ import numpy as np
 from nkilib.base.lnc import launch_cores, library_grid
 from nkilib.core.host.options import NoKeywords, check_flags, check_reduction, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.cross_entropy.launch import Wanted
-from nkilib.jax.functions.cross_entropy import CrossEntropyOutputs, returned_values
-from nkilib.jax.functions.cross_entropy_checks import (
+from nkilib.jax.functions.arguments import (
+    IGNORED,
+    Array,
     check_normalizer,
     check_outputs,
     check_range,
     check_weight,
     checked_options,
+    narrowed,
 )
-from nkilib.jax.functions.cross_entropy_derivative import IGNORED, Array
-from nkilib.jax.functions.linear_checks import (
+from nkilib.jax.functions.cross_entropy import CrossEntropyOutputs, returned_values
+from nkilib.jax.functions.linear_arguments import (
     LinearArguments,
     check_indices,
     check_operands,
     checked_compute_dtype,
     checked_scale,
 )
-from nkilib.jax.functions.linear_derivative import LinearRecipe, computed_rows, narrowed
+from nkilib.jax.functions.linear_derivative import LinearRecipe, computed_rows
 from nkilib.jax.launching import simulator_options
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from typing import Any, Final, NoReturn
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from nkilib.experimental.loss import (
@@ -32,7 +31,7 @@ from nkilib.experimental.loss import (
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, Wanted
 from nkilib.experimental.loss.linear.launch import CLASSES_FIRST
 from nkilib.jax.derivatives import differing_alike, flags_of, saved_flags
-from nkilib.jax.functions.cross_entropy_derivative import IGNORED, OUT_OF_RANGE, TILE_DTYPES, Array, class_indices
+from nkilib.jax.functions.arguments import IGNORED, OUT_OF_RANGE, TILE_DTYPES, class_indices
 from nkilib.jax.launching import Kernel, Result, launch
 from nkilib.jax.rows import Arrays, as_rows, batched_by_example, batched_by_rows, required
 from nkilib.simulator.hardware.options import Options
@@ -186,7 +185,7 @@ class Saved:
     Attributes:
         input: [N, D].
         linear_weight: the output layer, in its layout.
-        target: int32, as :func:`.cross_entropy_derivative.class_indices` gives them.
+        target: int32, as :func:`.arguments.class_indices` gives them.
         linear_bias, class_weight: [V] float32, or None.
         maximum, log_sum: [N] float32.
         entropy: [N] float32; None where it was not requested.
@@ -369,12 +368,3 @@ def computed_rows(
         }
     )
     return _results_of_rows(recipe, *arrays.values()), arrays["target"]
-
-
-def narrowed(target: Array, ignore_index: int, classes: int) -> tuple[Array, bool]:
-    """Convert numpy targets to int32 class indices, before JAX would cut 64-bit integers down to 32 bits, and return
-    them with True; return targets of JAX unchanged, with False.
-    """
-    if isinstance(target, np.ndarray):
-        return class_indices(target, ignore_index, classes), True
-    return target, False

@@ -16,16 +16,15 @@ from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.cross_entropy.launch import Wanted
 from nkilib.experimental.loss.linear.launch import IDS_MAX
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import OUTPUTS, checked_outputs
-from nkilib.jax.functions.cross_entropy_checks import check_range, checked_options
-from nkilib.jax.functions.cross_entropy_derivative import IGNORED, Array
-from nkilib.jax.functions.linear_checks import (
+from nkilib.jax.functions.arguments import IGNORED, Array, check_range, checked_options, narrowed
+from nkilib.jax.functions.linear_arguments import (
     LinearArguments,
     check_indices,
     check_operands,
     checked_compute_dtype,
     checked_scale,
 )
-from nkilib.jax.functions.linear_derivative import LinearRecipe, computed_rows, narrowed
+from nkilib.jax.functions.linear_derivative import LinearRecipe, computed_rows
 from nkilib.jax.launching import simulator_options
 
 if TYPE_CHECKING:

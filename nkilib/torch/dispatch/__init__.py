@@ -7,7 +7,8 @@ Nothing here knows a loss. From the bottom up:
 
 - ``devices``: the devices on which operators run, and the way in which they are registered for the native one;
 - ``operator``: the description of an operator;
-- ``launch``: the execution of a description on a device, and the memory that tensors share;
+- ``memory``: the memory that tensors share, or that a backward writes over;
+- ``launch``: the execution of a description on a device;
 - ``register``: ``torch.ops.nkilib``, made from descriptions;
 - ``autograd``: the derivative of an operator by another operator.
 

@@ -5,7 +5,9 @@
 
 - :func:`differentiate` registers a backward operator as the derivative of a forward one, a :class:`Derivative`;
 - :func:`differentiate_by_results` registers the derivative of an operator that returns its gradients with the loss;
-- :func:`refuse_second`, :func:`refuse_graph` and :class:`OnceDifferentiable` raise errors for derivatives of gradients.
+- :func:`register_formula` is the registration that both use;
+- :func:`refuse_second`, :func:`refuse_graph` and :class:`OnceDifferentiable` raise errors for derivatives of gradients;
+- :func:`overwritten_input`: the input that a backward writes a gradient over.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import torch
 from torch import Tensor
 
 from nkilib.torch.dispatch.devices import registrar
-from nkilib.torch.dispatch.launch import ReusedMemory, as_tuple
+from nkilib.torch.dispatch.launch import as_tuple
+from nkilib.torch.dispatch.memory import ReusedMemory
 from nkilib.torch.dispatch.operator import Call, Input, Operator, compute_properties
 
 _REMEDY: Final = "compute the loss again for another backward, or leave memory_limit out"

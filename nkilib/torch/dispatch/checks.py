@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The checks of every public function, on shapes, dtypes and devices only, and the broadcasting of shapes.
+"""The checks that public functions share, of tensors by their Python types, dtypes, devices and shapes.
+
+- :class:`Caller`: the function that messages name; :func:`counterpart`: what they recommend instead;
+- :func:`check_tensors`, :func:`check_plain`, :func:`check_devices`: the tensors of a call; :func:`check_loss` runs all;
+- :func:`check_tile_dtype`, :func:`check_float_dtype`, :func:`check_constant`, :func:`check_same_shape`: one tensor;
+- :func:`check_inplace`: the memory that a gradient is written over;
+- :func:`broadcast_shape`: the shape that tensors have together; :func:`autocast_dtype`: the dtype that products have.
 
 Values are never read. For an input that PyTorch's function rejects too, the error has the same type as PyTorch's.
-:func:`autocast_dtype` is the dtype that autocast asks for.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -22,11 +26,11 @@ from torch.nn import functional
 
 from nkilib.core.host.options import check_reduction
 from nkilib.torch.dispatch.devices import check_device
-from nkilib.torch.dispatch.launch import overlapping
+from nkilib.torch.dispatch.memory import overlapping
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    pass
 
 
 class Caller(NamedTuple):
@@ -100,14 +104,6 @@ def check_constant(caller: Caller, name: str, tensor: Tensor | None) -> None:
             f"{caller}: not differentiable with respect to argument {name!r}. This input cannot have requires_grad "
             f"True; pass {name}.detach()"
         )
-
-
-def dtensor(tensor: object) -> DTensor | None:
-    """Return the argument if it is a DTensor, else None. The DTensor module, which is slow to import, is not imported
-    for it.
-    """
-    module = sys.modules.get("torch.distributed.tensor")
-    return tensor if module is not None and isinstance(tensor, module.DTensor) else None
 
 
 @lru_cache(maxsize=_MOST_TYPES)
@@ -239,7 +235,7 @@ def check_inplace(
         caller: the function that error messages name.
         input: the tensor that will be overwritten.
         others: the other tensors of the call, by name.
-        aligned: see :func:`~nkilib.torch.dispatch.launch.overlapping`.
+        aligned: see :func:`~nkilib.torch.dispatch.memory.overlapping`.
         is_kept: whether the kernel gets the memory of the input, not a copy of it.
         needs: the form of the input for which it does, in words that follow the name of the input.
 

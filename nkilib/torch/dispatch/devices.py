@@ -3,6 +3,12 @@
 
 """The devices on which the operators run, and the registration of operators for the native one.
 
+- :class:`OperatorDevice`: a kind of device; :data:`CPU`, :data:`NEURON` and :data:`NATIVE` are all of them;
+- :func:`check_device`, :func:`check_simulator`, :func:`check_neuron`, :func:`check_native`: errors for tensors on
+  other devices;
+- :class:`Registrar`: how operators are registered for the native device; :data:`registrar` is the one in use, which
+  :func:`chosen_registrar` returned.
+
 Operators are registered for the native device of torch-neuronx by its own ``nki_op``, as
 ``torch.ops.nkilib_neuron.<name>``, or by ``torch.library``, whose ``torch.ops.nkilib.<name>`` serves every other device
 too. It is decided once, when this module is imported, from the environment variable ``NKILIB_TORCH_OPS``:
@@ -37,6 +43,16 @@ NATIVE_DEVICE: Final = "neuron"
 
 class _NoNkiOpError(Exception):
     """Raised if there is no ``nki_op``; the message is a clause that says what is missing."""
+
+
+def warn_of_library(reason: str) -> None:
+    """Warn that ``torch.library`` serves a native device; ``python -m nkilib doctor`` reports the same."""
+    warnings.warn(
+        f"nkilib.torch: {reason}. Its operators on the device neuron are those of torch.library, which torch.compile "
+        f"may not take there; {VARIABLE}=library chooses them without this warning",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 @dataclass
@@ -79,14 +95,19 @@ class Registrar:
         warn_of_library(reason)
 
 
-def warn_of_library(reason: str) -> None:
-    """Warn that ``torch.library`` serves a native device; ``python -m nkilib doctor`` reports the same."""
-    warnings.warn(
-        f"nkilib.torch: {reason}. Its operators on the device neuron are those of torch.library, which torch.compile "
-        f"may not take there; {VARIABLE}=library chooses them without this warning",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+def _nki_op() -> Callable[..., Any]:
+    """Return the ``nki_op`` decorator of torch-neuronx.
+
+    Raises:
+        _NoNkiOpError: torch-neuronx cannot be imported, or has no ``nki_op``.
+    """
+    try:
+        decorator: Callable[..., Any] | None = getattr(import_module("torch_neuronx"), "nki_op", None)
+    except Exception as error:  # whatever an import of a broken or wrong package raises
+        raise _NoNkiOpError(f"torch_neuronx cannot be imported: {type(error).__name__}: {error}") from error
+    if decorator is None:
+        raise _NoNkiOpError("the installed torch_neuronx has no nki_op")
+    return decorator
 
 
 def chosen_registrar(requested: str, simulated: bool = SIMULATED) -> Registrar:
@@ -123,21 +144,6 @@ def chosen_registrar(requested: str, simulated: bool = SIMULATED) -> Registrar:
         return Registrar(None, str(absent))
     reason = f"{VARIABLE}=nki_op" if requested == "nki_op" else "the native torch-neuronx is loaded"
     return Registrar(nki_op, reason, must=requested == "nki_op")
-
-
-def _nki_op() -> Callable[..., Any]:
-    """Return the ``nki_op`` decorator of torch-neuronx.
-
-    Raises:
-        _NoNkiOpError: torch-neuronx cannot be imported, or has no ``nki_op``.
-    """
-    try:
-        decorator: Callable[..., Any] | None = getattr(import_module("torch_neuronx"), "nki_op", None)
-    except Exception as error:  # whatever an import of a broken or wrong package raises
-        raise _NoNkiOpError(f"torch_neuronx cannot be imported: {type(error).__name__}: {error}") from error
-    if decorator is None:
-        raise _NoNkiOpError("the installed torch_neuronx has no nki_op")
-    return decorator
 
 
 registrar: Final = chosen_registrar(os.environ.get(VARIABLE) or "auto")

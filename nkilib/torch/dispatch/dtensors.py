@@ -3,11 +3,19 @@
 
 """DTensors: this rank's part of each, and the ranks that hold the rest of a row.
 
+- :func:`dtensor`: whether an argument is a DTensor;
+- :func:`local_part`: all arguments of a loss as plain tensors, :class:`LocalPart`; :data:`OF_PARTS` has the functions
+  that take parts of rows;
+- :func:`shards_of`, :func:`spread_of`, :func:`replicated`: a single tensor; :class:`Spread`: the ranks of its columns,
+  by :func:`chunk_sizes`;
+- :func:`check_member`, :func:`without_rule`: errors for meshes and placements.
+
 The results that are computed from the parts are plain tensors, for the rows of this rank. Nothing is communicated here.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from nkilib.torch.dispatch.checks import Caller, check_inplace, dtensor
+from nkilib.torch.dispatch.checks import Caller, check_inplace
 from nkilib.torch.dispatch.layout import axis_of
 
 if TYPE_CHECKING:
@@ -25,6 +33,14 @@ if TYPE_CHECKING:
 
 # The functions for rows spread over ranks, by the name of the function for whole rows, whose module cannot import them.
 OF_PARTS: Final[dict[str, Callable[..., Any]]] = {}
+
+
+def dtensor(tensor: object) -> DTensor | None:
+    """Return the argument if it is a DTensor, else None. The DTensor module, which is slow to import, is not imported
+    for it.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return tensor if module is not None and isinstance(tensor, module.DTensor) else None
 
 
 @dataclass(frozen=True)
@@ -73,56 +89,6 @@ class LocalPart:
         return of_parts(self.input, self.target, **shards, **self.others, **options)
 
 
-def local_part(
-    caller: Caller, input: DTensor, target: Tensor, others: Mapping[str, Tensor | None], dim: int, inplace: bool
-) -> LocalPart:
-    """Return this rank's part of the arguments of a loss.
-
-    For each dimension of the mesh of ``input``: if it is replicated, this rank has it all; a shard of the rows is this
-    rank's part; a shard of ``dim`` makes the ranks of that mesh dimension a group. A ``target`` that is a DTensor must
-    be placed as the rows are; a plain target belongs to this rank's rows. All other tensors must be replicated, or
-    plain.
-
-    Args:
-        caller: the function that error messages name.
-        input: the first argument.
-        target: a tensor of the shape of ``input``, or of that shape without ``dim``.
-        others: further tensors by name.
-        dim: the dimension of a row, 1 or -1.
-        inplace: whether the memory of ``input`` will be overwritten.
-
-    Raises:
-        NotImplementedError: an unsupported placement (the message names the placement to redistribute to); one of
-            ``others`` requires grad.
-        ValueError: the target covers all ranks' rows, or is on another mesh; this rank is not in the mesh.
-        RuntimeError: ``inplace`` for a leaf, or under torch.compile.
-    """
-    axis, mesh = axis_of(input, dim), input.device_mesh
-    check_member(caller, mesh)
-    shards = shards_of(caller, caller.input, input)
-    spread_over = [at for at, sharded in shards.items() if sharded == axis]
-    if len(spread_over) > 1:
-        raise without_rule(caller, caller.input, input, f"Shard({axis}) in one dimension of the mesh only")
-    if inplace:
-        check_inplace(caller, input, {})  # the memory that local tensors share is checked where they are used
-    local, placed = input.to_local(), dtensor(target)
-    if inplace and local.requires_grad:
-        _report_overwriting(local, input)
-    if placed is None:
-        _check_rows(caller, input, local, target, axis)
-    else:
-        target = _placed_alike(
-            caller, placed, mesh, shards if target.shape == input.shape else _without_axis(shards, axis)
-        )
-    return LocalPart(
-        local,
-        target,
-        {name: replicated(caller, name, tensor) for name, tensor in others.items()},
-        spread_of(caller, input, axis, spread_over[0]) if spread_over else None,
-        has_all_rows=all(sharded == axis for sharded in shards.values()),
-    )
-
-
 def chunk_sizes(length: int, ranks: int) -> tuple[int, ...]:
     """Return the size on each rank, as ``torch.chunk`` and ``Shard`` divide: equal sizes, then a smaller one,
     then 0.
@@ -131,11 +97,31 @@ def chunk_sizes(length: int, ranks: int) -> tuple[int, ...]:
     return tuple(min(most, max(length - rank * most, 0)) for rank in range(ranks))
 
 
+def _check_order(caller: Caller, mesh: DeviceMesh, mesh_dim: int) -> None:
+    """Reject a mesh whose ranks do not ascend: a process group sorts its ranks, so the columns would be permuted."""
+    if torch.compiler.is_compiling():
+        return
+    ranks = mesh.mesh.movedim(mesh_dim, -1)
+    if bool((ranks.diff(dim=-1) < 0).any()):
+        raise NotImplementedError(
+            f"{caller}: {caller.input} must be on a mesh whose ranks ascend along the dimension that shards the "
+            f"{caller.noun}, got {mesh}; make the mesh in the order of the ranks"
+        )
+
+
 def spread_of(caller: Caller, input: DTensor, axis: int, mesh_dim: int) -> Spread:
     """Return the ranks of the mesh dimension that shards the tensor dimension ``axis``."""
     mesh = input.device_mesh
     _check_order(caller, mesh, mesh_dim)
     return Spread(mesh.get_group(mesh_dim), chunk_sizes(input.shape[axis], mesh.size(mesh_dim)))
+
+
+def without_rule(caller: Caller, name: str, tensor: DTensor, wanted: str) -> NotImplementedError:
+    """Return the error for unsupported placements; ``wanted`` names the supported ones."""
+    return NotImplementedError(
+        f"{caller}: {name}, a DTensor, must have the placements {wanted}, got {list(tensor.placements)}; pass "
+        f"{name}.redistribute(placements=[...]) with them, or .full_tensor()"
+    )
 
 
 def shards_of(caller: Caller, name: str, tensor: DTensor) -> dict[int, int]:
@@ -212,18 +198,6 @@ def check_member(caller: Caller, mesh: DeviceMesh) -> None:
         raise ValueError(f"{caller}: this process must be in the mesh of {caller.input}, {mesh}, and is not")
 
 
-def _check_order(caller: Caller, mesh: DeviceMesh, mesh_dim: int) -> None:
-    """Reject a mesh whose ranks do not ascend: a process group sorts its ranks, so the columns would be permuted."""
-    if torch.compiler.is_compiling():
-        return
-    ranks = mesh.mesh.movedim(mesh_dim, -1)
-    if bool((ranks.diff(dim=-1) < 0).any()):
-        raise NotImplementedError(
-            f"{caller}: {caller.input} must be on a mesh whose ranks ascend along the dimension that shards the "
-            f"{caller.noun}, got {mesh}; make the mesh in the order of the ranks"
-        )
-
-
 def _report_overwriting(local: Tensor, whole: DTensor) -> None:
     """Tell autograd which memory a backward overwrites, so that code that saved ``whole`` gets its error.
 
@@ -238,9 +212,51 @@ def _report_overwriting(local: Tensor, whole: DTensor) -> None:
     local.register_hook(count)  # type: ignore[no-untyped-call]
 
 
-def without_rule(caller: Caller, name: str, tensor: DTensor, wanted: str) -> NotImplementedError:
-    """Return the error for unsupported placements; ``wanted`` names the supported ones."""
-    return NotImplementedError(
-        f"{caller}: {name}, a DTensor, must have the placements {wanted}, got {list(tensor.placements)}; pass "
-        f"{name}.redistribute(placements=[...]) with them, or .full_tensor()"
+def local_part(
+    caller: Caller, input: DTensor, target: Tensor, others: Mapping[str, Tensor | None], dim: int, inplace: bool
+) -> LocalPart:
+    """Return this rank's part of the arguments of a loss.
+
+    For each dimension of the mesh of ``input``: if it is replicated, this rank has it all; a shard of the rows is this
+    rank's part; a shard of ``dim`` makes the ranks of that mesh dimension a group. A ``target`` that is a DTensor must
+    be placed as the rows are; a plain target belongs to this rank's rows. All other tensors must be replicated, or
+    plain.
+
+    Args:
+        caller: the function that error messages name.
+        input: the first argument.
+        target: a tensor of the shape of ``input``, or of that shape without ``dim``.
+        others: further tensors by name.
+        dim: the dimension of a row, 1 or -1.
+        inplace: whether the memory of ``input`` will be overwritten.
+
+    Raises:
+        NotImplementedError: an unsupported placement (the message names the placement to redistribute to); one of
+            ``others`` requires grad.
+        ValueError: the target covers all ranks' rows, or is on another mesh; this rank is not in the mesh.
+        RuntimeError: ``inplace`` for a leaf, or under torch.compile.
+    """
+    axis, mesh = axis_of(input, dim), input.device_mesh
+    check_member(caller, mesh)
+    shards = shards_of(caller, caller.input, input)
+    spread_over = [at for at, sharded in shards.items() if sharded == axis]
+    if len(spread_over) > 1:
+        raise without_rule(caller, caller.input, input, f"Shard({axis}) in one dimension of the mesh only")
+    if inplace:
+        check_inplace(caller, input, {})  # the memory that local tensors share is checked where they are used
+    local, placed = input.to_local(), dtensor(target)
+    if inplace and local.requires_grad:
+        _report_overwriting(local, input)
+    if placed is None:
+        _check_rows(caller, input, local, target, axis)
+    else:
+        target = _placed_alike(
+            caller, placed, mesh, shards if target.shape == input.shape else _without_axis(shards, axis)
+        )
+    return LocalPart(
+        local,
+        target,
+        {name: replicated(caller, name, tensor) for name, tensor in others.items()},
+        spread_of(caller, input, axis, spread_over[0]) if spread_over else None,
+        has_all_rows=all(sharded == axis for sharded in shards.values()),
     )

@@ -1,157 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The execution of an operator from its description, the same for every device, with what is known of the memory that
-its kernel writes over.
+"""The execution of an operator from its description, the same for every device.
 
-Values are never read here: whether tensors share memory is decided from addresses, strides and shapes.
+- :func:`run`: checks the inputs (:func:`check_inputs`), launches the kernel and returns the results;
+- :func:`shapes`: results of the same shapes, without a launch;
+- :func:`implementation`: :func:`run` as a function that PyTorch registers;
+- :func:`as_returned`, :func:`as_tuple`: results as an operator returns them, and back.
+
+Values are never read, except by an operator's own checks on the CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn import Parameter
 
 from nkilib.base.lnc import library_launch
 from nkilib.torch.dispatch.devices import OperatorDevice
 from nkilib.torch.dispatch.layout import unviewed
+from nkilib.torch.dispatch.memory import address, is_traced
 from nkilib.torch.dispatch.operator import Call, Operator, Output
-
-_PLAIN = (Tensor, Parameter)
-
-
-def is_traced(tensor: Tensor) -> bool:
-    """Return whether a graph is being traced with this tensor: it is fake, functional or the compiler's, and at run
-    time the tensor may have another layout.
-    """
-    return torch.compiler.is_compiling() or type(tensor) not in _PLAIN
-
-
-def address(tensor: Tensor) -> int | None:
-    """Return the address of a tensor's first element; None if it has no memory, as in XLA and in a traced graph."""
-    if is_traced(tensor):
-        return None
-    try:
-        return tensor.data_ptr() or None
-    except RuntimeError:  # what PyTorch raises for a tensor without storage
-        return None
-
-
-def _weakly(tensor: Tensor) -> StorageWeakRef:
-    """Return a reference to a tensor's memory that does not keep it; two are equal if the memory is the same."""
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-
-
-class ReusedMemory:
-    """Memory that a forward saves and its backward writes gradients over, so that there is only one backward.
-
-    PyTorch raises for saved tensors that were changed in place, but not under saved-tensor hooks, which may return the
-    changed memory. So the backward itself remembers that it has written, and compares versions.
-
-    Args:
-        operator: the operator of the backward, which error messages name.
-        remedy: the way to get another backward, for error messages.
-        tensor: the tensor, if others may write to its memory too.
-
-    Attributes:
-        is_spent: whether a backward has written gradients over the memory.
-    """
-
-    def __init__(self, operator: str, remedy: str, tensor: Tensor | None = None) -> None:
-        self.is_spent = False
-        self._operator, self._remedy = operator, remedy
-        self._saved = None if tensor is None else (_weakly(tensor), tensor._version)
-
-    def check(self, unpacked: Tensor | None = None) -> None:
-        """Reject a backward of memory that no longer holds what the forward saved.
-
-        Args:
-            unpacked: the tensor as the backward gets it; None before saved tensors are unpacked. If a hook has returned
-                other memory, that is a copy of what the forward saved.
-
-        Raises:
-            RuntimeError: if the check fails.
-        """
-        if self.is_spent:
-            self._refuse("a backward has written gradients over it")
-        if self._saved is not None and unpacked is not None:
-            storage, version = self._saved
-            if _weakly(unpacked) == storage and unpacked._version != version:
-                self._refuse(f"it is at version {unpacked._version}; expected version {version} instead")
-
-    def _refuse(self, reason: str) -> NoReturn:
-        raise RuntimeError(
-            f"{self._operator}: one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: {reason}; {self._remedy}"
-        )
-
-
-def _touches(steps: Sequence[tuple[int, int]], at: int, size: int, start: int, end: int) -> bool:
-    """Return whether an element of a tensor touches the bytes from ``start`` to ``end``.
-
-    Args:
-        steps: the number of elements of each dimension and their distance in bytes, largest distance first.
-        at: the address of the first element.
-        size: the bytes of an element.
-        start, end: the range of addresses.
-    """
-    if not steps:
-        return at < end and start < at + size
-    (length, stride), *inner = steps
-    extent = size + sum((count - 1) * step for count, step in inner)
-    first = max(0, (start - extent - at) // stride + 1)
-    last = min(length - 1, (end - 1 - at) // stride)
-    return any(_touches(inner, at + index * stride, size, start, end) for index in range(first, last + 1))
-
-
-def _start(tensor: Tensor) -> tuple[object, int]:
-    """Return where a tensor starts: its device and address, or its storage and the offset in bytes there."""
-    start = address(tensor)
-    if start is not None:
-        return tensor.device, start
-    return tensor.untyped_storage()._cdata, int(tensor.storage_offset()) * tensor.element_size()
-
-
-def _share_memory(dense: Tensor, other: Tensor) -> bool:
-    """Return whether an element of ``other`` lies in the memory of a tensor without gaps."""
-    (memory, start), (other_memory, at) = _start(dense), _start(other)
-    if memory != other_memory or not dense.numel() or not other.numel():
-        return False
-    strides = sorted(
-        ((int(stride), int(length)) for length, stride in zip(other.shape, other.stride(), strict=True)), reverse=True
-    )
-    size = other.element_size()
-    steps = [(length, stride * size) for stride, length in strides if stride and length > 1]
-    return _touches(steps, at, size, start, start + dense.numel() * dense.element_size())
-
-
-def _layout(tensor: Tensor) -> tuple[object, ...]:
-    return _start(tensor), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def overlapping(written: Tensor, others: Mapping[str, Tensor | None], aligned: Collection[str] = ()) -> str | None:
-    """Return the name of a tensor that shares memory with a tensor that will be overwritten; None if there is none.
-
-    It is decided from addresses, strides and shapes alone.
-
-    Args:
-        written: the tensor that will be overwritten, without gaps in memory.
-        others: other tensors by name.
-        aligned: the names of tensors that may be ``written`` itself, the same memory element by element, because
-            kernels read an element of them only before they write that element of ``written``.
-    """
-    for name, other in others.items():
-        if other is None or not _share_memory(written, other):
-            continue
-        if name in aligned and _layout(other) == _layout(written):
-            continue
-        return name
-    return None
 
 
 def as_returned(results: Sequence[Any]) -> Any:

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The conversion between PyTorch's shapes and the rows of kernels: a row runs along one dimension, contiguous in
-memory.
+"""The conversion between PyTorch's tensors and what kernels read, which lies in memory without gaps.
+
+- :func:`as_rows`: rows along one dimension; :func:`axis_of`, :func:`row_length`, :func:`rows_shape` and
+  :func:`is_view_as_rows` tell about them;
+- :func:`stored_order`: the dimensions in memory order; :class:`AlongAxis`: these, for an operator along one of them;
+- :func:`unviewed`: a result that PyTorch does not treat as a view.
 """
 
 from __future__ import annotations
@@ -65,6 +69,25 @@ def unviewed(view: Tensor) -> Tensor:
     return tensor
 
 
+def stored_order(tensor: Tensor) -> tuple[int, ...]:
+    """Return the dimensions of a dense tensor in memory order; the original order if it is not dense.
+
+    Elementwise functions pass tensors to their kernels in this order: ``tensor.permute(order)`` is contiguous, so
+    nothing is copied.
+    """
+    dims = tuple(range(tensor.dim()))
+    if tensor.is_contiguous():
+        return dims
+    strides = tensor.stride()
+
+    def is_outside(dim: int, other: int) -> bool:
+        return bool(strides[dim] > strides[other] or (strides[dim] == strides[other] and dim < other))
+
+    # Sorted by counts, which are integers even in a graph of any size, whose symbolic strides cannot be sorted.
+    order = tuple(sorted(dims, key=lambda dim: sum(1 for other in dims if is_outside(other, dim))))
+    return order if tensor.permute(order).is_contiguous() else dims
+
+
 @dataclass(frozen=True)
 class AlongAxis:
     """The dimensions of a tensor in memory order, for an operator that works along one of them.
@@ -107,22 +130,3 @@ class AlongAxis:
     def restored(self, result: Tensor) -> Tensor:
         """Return a result in the shape and the memory layout of the original tensor."""
         return result.reshape(self.shape).permute([self.order.index(axis) for axis in range(len(self.order))])
-
-
-def stored_order(tensor: Tensor) -> tuple[int, ...]:
-    """Return the dimensions of a dense tensor in memory order; the original order if it is not dense.
-
-    Elementwise functions pass tensors to their kernels in this order: ``tensor.permute(order)`` is contiguous, so
-    nothing is copied.
-    """
-    dims = tuple(range(tensor.dim()))
-    if tensor.is_contiguous():
-        return dims
-    strides = tensor.stride()
-
-    def is_outside(dim: int, other: int) -> bool:
-        return bool(strides[dim] > strides[other] or (strides[dim] == strides[other] and dim < other))
-
-    # Sorted by counts, which are integers even in a graph of any size, whose symbolic strides cannot be sorted.
-    order = tuple(sorted(dims, key=lambda dim: sum(1 for other in dims if is_outside(other, dim))))
-    return order if tensor.permute(order).is_contiguous() else dims

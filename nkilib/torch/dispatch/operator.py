@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The description of a PyTorch operator as data, from which the other modules derive its schema, registration, launch
-and derivative.
+"""The description of a PyTorch operator as data: an :class:`Operator` of :class:`Input` and :class:`Output`.
+
+The other modules derive its schema, registration, launch and derivative from it. :class:`Call` has the arguments of one
+call, from which functions such as :func:`per_row` and :func:`as_first` compute shapes, dtypes and arguments of the
+kernel. :data:`TILE_DTYPES` and :data:`FLOAT_DTYPES` are the dtypes that kernels take.
 """
 
 from __future__ import annotations

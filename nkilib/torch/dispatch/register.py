@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""PyTorch operators made from their descriptions.
+"""PyTorch operators made from their descriptions by :func:`register`.
+
+:data:`OPERATORS` has the descriptions, :data:`DEFINITIONS` what PyTorch made of them. :func:`typed_function` is a
+function with the signature of an operator (:func:`operator_signature`).
 
 ``torch.ops.nkilib.<name>``, registered with ``torch.library``, has a schema, shapes, and one implementation for each
 device:
@@ -41,6 +44,40 @@ from nkilib.torch.dispatch.launch import as_returned, as_tuple, implementation, 
 from nkilib.torch.dispatch.operator import NAMESPACE, Operator
 
 
+def _returned(results: int) -> Any:
+    if results < 2:
+        return Tensor if results else None
+    return GenericAlias(tuple, (Tensor,) * results)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
+    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
+
+def _inputs(operator: Operator) -> Iterator[Parameter]:
+    for operand in operator.inputs:
+        annotation: Any = Tensor | None if operand.is_optional else Tensor
+        yield _parameter(operand.name, annotation, None if operand.is_optional else Parameter.empty)
+
+
+def _options(operator: Operator) -> Iterator[Parameter]:
+    for option in operator.keywords:
+        annotation: Any = option.type | None if option.is_optional else option.type
+        yield _parameter(option.name, annotation, Parameter.empty if option.default is MISSING else option.default)
+
+
+def operator_signature(operator: Operator, overwrites: bool) -> Signature:
+    """Return the signature: inputs, then options. A parameter has a default only if all later ones do, as Python
+    requires.
+    """
+    parameters: list[Parameter] = []
+    has_default = True
+    for parameter in reversed([*_inputs(operator), *_options(operator)]):
+        has_default = has_default and parameter.default is not Parameter.empty
+        parameters.append(parameter if has_default else parameter.replace(default=Parameter.empty))
+    return Signature(parameters[::-1], return_annotation=_returned(len(operator.returned(overwrites))))
+
+
 def typed_function(operator: Operator, overwrites: bool, body: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``body`` with the signature of an operator: positional arguments with types, as in published code for
     ``nki_op``.
@@ -68,46 +105,68 @@ def typed_function(operator: Operator, overwrites: bool, body: Callable[..., Any
     return function
 
 
-def operator_signature(operator: Operator, overwrites: bool) -> Signature:
-    """Return the signature: inputs, then options. A parameter has a default only if all later ones do, as Python
-    requires.
-    """
-    parameters: list[Parameter] = []
-    has_default = True
-    for parameter in reversed([*_inputs(operator), *_options(operator)]):
-        has_default = has_default and parameter.default is not Parameter.empty
-        parameters.append(parameter if has_default else parameter.replace(default=Parameter.empty))
-    return Signature(parameters[::-1], return_annotation=_returned(len(operator.returned(overwrites))))
-
-
-def _returned(results: int) -> Any:
-    if results < 2:
-        return Tensor if results else None
-    return GenericAlias(tuple, (Tensor,) * results)
-
-
-def _inputs(operator: Operator) -> Iterator[Parameter]:
-    for operand in operator.inputs:
-        annotation: Any = Tensor | None if operand.is_optional else Tensor
-        yield _parameter(operand.name, annotation, None if operand.is_optional else Parameter.empty)
-
-
-def _options(operator: Operator) -> Iterator[Parameter]:
-    for option in operator.keywords:
-        annotation: Any = option.type | None if option.is_optional else option.type
-        yield _parameter(option.name, annotation, Parameter.empty if option.default is MISSING else option.default)
-
-
-def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
-    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
-
-
 # By name, without the "_" of in-place variants. Implementations read it at every call.
 OPERATORS: Final[dict[str, Operator]] = {}
 # It holds the implementations beside that of the CPU: one object for each of them would take time at each import.
 _LIBRARY: Final = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 # PyTorch's definitions by qualified name; a registration lasts as long as this object.
 DEFINITIONS: Final[dict[str, Any]] = {}
+
+
+def _define(name: str, overwrites: bool) -> None:
+    """Define one operator with all its implementations. It rejects every device without an implementation."""
+    operator = OPERATORS[name]
+    qualified = operator.qualified(overwrites)
+
+    def refuse(first: Tensor, /, *args: Tensor | None, **options: Any) -> NoReturn:
+        raise unsupported_device(qualified, first.device, operator.instead)
+
+    schema, mutated = operator.schema(overwrites), tuple(operator.written(overwrites))
+    definition = torch.library.custom_op(qualified, refuse, mutates_args=mutated, schema=schema)
+    definition.register_fake(lambda *args, **options: shapes(OPERATORS[name], overwrites, *args, **options))
+    definition.register_kernel("cpu")(implementation(name, OPERATORS, CPU, overwrites))
+    for dispatch_key in ("XLA", "PrivateUse1"):
+        torch.library.impl(qualified, dispatch_key, implementation(name, OPERATORS, NEURON, overwrites), lib=_LIBRARY)
+    DEFINITIONS[qualified] = definition
+
+
+def _native_body(name: str, overwrites: bool) -> Callable[..., Any]:
+    def body(*args: Tensor | None, **options: Any) -> Any:
+        operator = OPERATORS[name]
+        check_native(operator.qualified_natively(overwrites), operator.call(args, options).first.device, NAMESPACE)
+        return run(operator, NATIVE, overwrites, *args, **options)
+
+    return body
+
+
+def _define_natively(operator: Operator, nki_op: Callable[..., Any]) -> None:
+    """Pass typed functions to ``nki_op`` by the call that published code agrees on: a name, ``mutates_args``, and a
+    function.
+
+    A function that overwrites an input does not return it: a returned buffer would be copied.
+    """
+    definitions = {}
+    for overwrites in (False, True) if operator.may_overwrite else (False,):
+        function = typed_function(operator, overwrites, _native_body(operator.name, overwrites))
+        decorate = nki_op(operator.qualified_natively(overwrites), mutates_args=set(operator.written(overwrites)))
+        definitions[operator.unqualified(overwrites)] = decorate(function)
+    registrar.definitions.update(definitions)
+
+
+def _functionalized(name: str) -> Callable[..., Any]:
+    """Return the in-place variant for tensors without memory, such as XLA's: the first output becomes the input's
+    value.
+
+    PyTorch functionalizes its own operators before XLA sees them, but rejects a custom operator that mutates, unless
+    such a function is registered for it.
+    """
+
+    def overwrite(first: Tensor, /, *args: Tensor | None, **options: Any) -> Any:
+        result, *others = as_tuple(OPERATORS[name].op(first.device)(first, *args, **options))
+        first.copy_(result)
+        return as_returned(others)
+
+    return overwrite
 
 
 def register(operator: Operator) -> Operator:
@@ -135,59 +194,3 @@ def register(operator: Operator) -> Operator:
         except Exception as error:  # its signature is not known for sure: whatever it raises
             registrar.give_up(operator.qualified_natively(), error)
     return operator
-
-
-def _define(name: str, overwrites: bool) -> None:
-    """Define one operator with all its implementations. It rejects every device without an implementation."""
-    operator = OPERATORS[name]
-    qualified = operator.qualified(overwrites)
-
-    def refuse(first: Tensor, /, *args: Tensor | None, **options: Any) -> NoReturn:
-        raise unsupported_device(qualified, first.device, operator.instead)
-
-    schema, mutated = operator.schema(overwrites), tuple(operator.written(overwrites))
-    definition = torch.library.custom_op(qualified, refuse, mutates_args=mutated, schema=schema)
-    definition.register_fake(lambda *args, **options: shapes(OPERATORS[name], overwrites, *args, **options))
-    definition.register_kernel("cpu")(implementation(name, OPERATORS, CPU, overwrites))
-    for dispatch_key in ("XLA", "PrivateUse1"):
-        torch.library.impl(qualified, dispatch_key, implementation(name, OPERATORS, NEURON, overwrites), lib=_LIBRARY)
-    DEFINITIONS[qualified] = definition
-
-
-def _define_natively(operator: Operator, nki_op: Callable[..., Any]) -> None:
-    """Pass typed functions to ``nki_op`` by the call that published code agrees on: a name, ``mutates_args``, and a
-    function.
-
-    A function that overwrites an input does not return it: a returned buffer would be copied.
-    """
-    definitions = {}
-    for overwrites in (False, True) if operator.may_overwrite else (False,):
-        function = typed_function(operator, overwrites, _native_body(operator.name, overwrites))
-        decorate = nki_op(operator.qualified_natively(overwrites), mutates_args=set(operator.written(overwrites)))
-        definitions[operator.unqualified(overwrites)] = decorate(function)
-    registrar.definitions.update(definitions)
-
-
-def _native_body(name: str, overwrites: bool) -> Callable[..., Any]:
-    def body(*args: Tensor | None, **options: Any) -> Any:
-        operator = OPERATORS[name]
-        check_native(operator.qualified_natively(overwrites), operator.call(args, options).first.device, NAMESPACE)
-        return run(operator, NATIVE, overwrites, *args, **options)
-
-    return body
-
-
-def _functionalized(name: str) -> Callable[..., Any]:
-    """Return the in-place variant for tensors without memory, such as XLA's: the first output becomes the input's
-    value.
-
-    PyTorch functionalizes its own operators before XLA sees them, but rejects a custom operator that mutates, unless
-    such a function is registered for it.
-    """
-
-    def overwrite(first: Tensor, /, *args: Tensor | None, **options: Any) -> Any:
-        result, *others = as_tuple(OPERATORS[name].op(first.device)(first, *args, **options))
-        first.copy_(result)
-        return as_returned(others)
-
-    return overwrite

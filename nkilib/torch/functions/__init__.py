@@ -7,9 +7,10 @@ They stand one level below ``nkilib.torch``, because a module ``nkilib.torch.cro
 of that name: importing a module sets it as an attribute of its package.
 
 - Of logits or class scores: ``cross_entropy``, ``vocab_parallel``, ``distillation_loss``, ``token_scores``,
-  ``class_margins`` (multi-margin and multi-label losses), ``ctc_loss``, ``softmax``.
+  ``class_margins`` (multi-margin, multi-label margin), ``ctc_loss``, ``softmax``.
 - Of hidden states and an output layer: ``linear_cross_entropy``, ``linear_token_scores``, ``linear_distillation``;
   ``output_layer``: chunks of tokens, and the layer's forward under FSDP2.
-- Of numbers and probabilities: ``regression`` (L1, squared, smooth L1, Huber), ``binary_cross_entropy`` (also with
-  logits), ``likelihood`` (NLL, Gaussian, Poisson, Kullback-Leibler), ``embedding`` (cosine, hinge, ranking, triplet).
+- Of numbers and probabilities: ``regression`` (L1, squared, smooth L1, Huber), ``binary_cross_entropy`` (of
+  probabilities, of logits, multi-label soft margin), ``likelihood`` (NLL, Gaussian, Poisson, Kullback-Leibler),
+  ``embedding`` (cosine, hinge, ranking, triplet).
 """

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Binary cross-entropy: ``binary_cross_entropy`` of probabilities, and ``binary_cross_entropy_with_logits``."""
+"""Binary cross-entropy, each function with its module:
+
+- ``binary_cross_entropy``, ``BCELoss``: of probabilities;
+- ``binary_cross_entropy_with_logits``, ``BCEWithLogitsLoss``: of logits;
+- ``multilabel_soft_margin_loss``, ``MultiLabelSoftMarginLoss``: of logits, the mean over the classes of each row.
+"""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Final
 
 import torch
@@ -12,10 +18,12 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
+from nkilib.torch.dispatch.checks import Caller, broadcast_shape, counterpart
 from nkilib.torch.dispatch.operator import FLOAT_DTYPES, Call
-from nkilib.torch.losses.checks import check_expands, check_same_size
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import WeightedLossModule
+from nkilib.torch.losses.outputs import reduced
+from nkilib.torch.losses.rowwise import RowInputs, as_floats, rowwise_loss
 
 
 def _check_probabilities(call: Call) -> None:
@@ -39,6 +47,43 @@ BINARY_CROSS_ENTROPY: Final = elementwise_loss(
     typed=("input",),
     check_values=_check_probabilities,
 )
+
+
+def _check_same_size(caller: Caller, input: Tensor, target: Tensor) -> None:
+    """Reject a target whose shape is not the input's, where PyTorch does not broadcast.
+
+    Raises:
+        ValueError: if the check fails.
+    """
+    if input.shape != target.shape:
+        raise ValueError(
+            f"{caller}: target must have the shape of input, {tuple(input.shape)}, got {tuple(target.shape)}; expand it"
+        )
+
+
+def _is_one_type(input: Tensor, target: Tensor) -> bool:
+    """Return whether input and target have one dtype. True also for dtypes that are rejected later, and under autocast,
+    which casts both tensors in PyTorch.
+    """
+    are_taken = input.dtype in FLOAT_DTYPES and target.dtype in FLOAT_DTYPES
+    return input.dtype == target.dtype or not are_taken or torch.is_autocast_enabled(input.device.type)
+
+
+def _check_expands(caller: Caller, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
+    """Reject a tensor that does not broadcast to a shape.
+
+    Raises:
+        RuntimeError: if the check fails, as in PyTorch.
+    """
+    if tensor is None:
+        return
+    if tensor.dim() > len(shape) or any(
+        own not in (1, whole) for own, whole in zip(reversed(tensor.shape), reversed(shape), strict=False)
+    ):
+        raise RuntimeError(
+            f"{caller}: {name} of shape {tuple(tensor.shape)} does not broadcast to that of target, {tuple(shape)}; "
+            f"reshape it"
+        )
 
 
 @hides_unknown
@@ -81,22 +126,14 @@ def binary_cross_entropy(
     caller = BINARY_CROSS_ENTROPY.caller
     tensors = {"input": input, "target": target, "weight": weight}
     BINARY_CROSS_ENTROPY.check(tensors, reduction, inplace)
-    check_same_size(caller, input, target)
-    check_expands(caller, "weight", weight, tuple(target.shape))
+    _check_same_size(caller, input, target)
+    _check_expands(caller, "weight", weight, tuple(target.shape))
     if not _is_one_type(input, target):
         raise RuntimeError(
             f"{caller}: target must have the type of input, {input.dtype}, got {target.dtype}; pass "
             f"target.to(input.dtype)"
         )
     return BINARY_CROSS_ENTROPY(tensors, reduction, inplace)
-
-
-def _is_one_type(input: Tensor, target: Tensor) -> bool:
-    """Return whether input and target have one dtype. True also for dtypes that are rejected later, and under autocast,
-    which casts both tensors in PyTorch.
-    """
-    are_taken = input.dtype in FLOAT_DTYPES and target.dtype in FLOAT_DTYPES
-    return input.dtype == target.dtype or not are_taken or torch.is_autocast_enabled(input.device.type)
 
 
 class BCELoss(WeightedLossModule):
@@ -170,9 +207,9 @@ def binary_cross_entropy_with_logits(
     caller = BINARY_CROSS_ENTROPY_WITH_LOGITS.caller
     tensors = {"input": input, "target": target, "weight": weight, "pos_weight": pos_weight}
     BINARY_CROSS_ENTROPY_WITH_LOGITS.check(tensors, reduction, inplace)
-    check_same_size(caller, input, target)
+    _check_same_size(caller, input, target)
     for name, factors in (("weight", weight), ("pos_weight", pos_weight)):
-        check_expands(caller, name, factors, tuple(target.shape))
+        _check_expands(caller, name, factors, tuple(target.shape))
     return BINARY_CROSS_ENTROPY_WITH_LOGITS(tensors, reduction, inplace)
 
 
@@ -201,3 +238,92 @@ class BCEWithLogitsLoss(WeightedLossModule):
         return binary_cross_entropy_with_logits(
             input, target, self.weight, self.reduction, self.pos_weight, inplace=self.inplace
         )
+
+
+_SOFT_MARGIN_LOSS: Final = rowwise_loss(
+    Caller("multilabel_soft_margin_loss", "input", "logits", counterpart("multilabel_soft_margin_loss")),
+    RowInputs(("input", "target"), optional=("weight",)),
+    wanted={"input": True, "target": False, "weight": False},
+)
+
+
+def _row_weights(weight: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
+    """Return the weights as [1, C] if all rows have the same weights, else the weights of each row."""
+    if weight.numel() == prod(weight.shape[-1:]) and axis == len(shape) - 1:
+        return weight.reshape(-1).expand(shape[-1:]).reshape(1, shape[-1])
+    return weight.expand(shape).movedim(axis, -1)
+
+
+@hides_unknown
+def multilabel_soft_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    *,
+    inplace: bool = False,
+    **unknown: Unpack[NoKeywords],
+) -> Tensor:
+    """Compute the multi-label soft margin loss: for each row, the mean over classes of the binary cross-entropy of
+    logits.
+
+    The result equals ``torch.nn.functional.multilabel_soft_margin_loss(input, target, weight, reduction=reduction)``,
+    computed in float32 with float32 sums. Tensor values are never read, so the call does not wait for the device.
+
+    Args:
+        input: logits [..., C], bfloat16, float16 or float32.
+        target: numbers in [0, 1], in one of these types or of integers, of a shape that broadcasts with the input's. It
+            may require grad.
+        weight: class weights [C], or a tensor of a shape that broadcasts, in one of these types or of integers. It may
+            require grad.
+        reduction: ``"mean"`` (over rows), ``"sum"`` or ``"none"``.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
+
+    Returns:
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape without C, in the dtype that
+        the tensors' dtypes promote to.
+
+    Raises:
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; ``inplace`` with a tensor that has gaps in memory.
+        IndexError: an input without dimensions.
+        RuntimeError: incompatible shapes or devices; a complex tensor, or integer logits; ``inplace`` with a leaf that
+            requires grad, with another tensor that overlaps it in memory, or under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
+    """
+    if unknown:
+        refuse_unknown(multilabel_soft_margin_loss, unknown)
+    caller = _SOFT_MARGIN_LOSS.caller
+    arguments = {"input": input, "target": target, "weight": weight}
+    _SOFT_MARGIN_LOSS.check(arguments, reduction, inplace, integers=("target", "weight"), bools=("weight",))
+    if input.dim() == 0:
+        raise IndexError(f"{caller}: input must have a dimension of classes, got none; pass [C] or [N, C]")
+    tensors = [input, target, *([] if weight is None else [weight])]
+    shape = broadcast_shape(caller, {name: tensor.shape for name, tensor in arguments.items() if tensor is not None})
+    axis, classes = input.dim() - 1, input.shape[-1]  # as in PyTorch; the broadcast shape may have more
+    first, second, *others = as_floats(tensors)
+    first, second = (tensor.expand(shape).movedim(axis, -1) for tensor in (first, second))
+    if inplace:
+        _SOFT_MARGIN_LOSS.check_inplace(arguments, first)
+    if classes == 0:  # a mean of no classes
+        return reduced((first * second).sum(-1) / classes, reduction, (*shape[:axis], *shape[axis + 1 :]))
+    shared = [_row_weights(tensor, shape, axis) for tensor in others]
+    computed = {"input": first, "target": second, "weight": shared[0] if shared else None}
+    loss = _SOFT_MARGIN_LOSS(computed, reduction, inplace)
+    return loss if shape[axis] == classes else loss * (shape[axis] / classes)
+
+
+class MultiLabelSoftMarginLoss(WeightedLossModule):
+    """``torch.nn.MultiLabelSoftMarginLoss``, computed by the kernels.
+
+    Args:
+        weight: the class weights, a buffer.
+        reduction, inplace: see :func:`multilabel_soft_margin_loss`.
+    """
+
+    def __init__(self, weight: Tensor | None = None, reduction: str = "mean", *, inplace: bool = False) -> None:
+        super().__init__(weight, reduction, inplace)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Return the loss."""
+        return multilabel_soft_margin_loss(input, target, self.weight, self.reduction, inplace=self.inplace)

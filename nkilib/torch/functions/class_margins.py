@@ -2,12 +2,14 @@
 # Copyright The nkilib authors
 
 """Margins between the scores of target classes and of other classes: ``multi_margin_loss`` for one target per row,
-``multilabel_margin_loss`` and ``multilabel_soft_margin_loss`` for several.
+``multilabel_margin_loss`` for several, and their modules.
+
+``multilabel_soft_margin_loss`` has no margin: it is a mean of binary cross-entropies (:mod:`.binary_cross_entropy`).
 """
 
 from __future__ import annotations
 
-from math import inf, prod
+from math import inf
 from typing import Any, Final
 
 import torch
@@ -16,7 +18,7 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, as_float, check_reduction, hides_unknown, refuse_unknown
 from nkilib.torch.dispatch import checks
-from nkilib.torch.dispatch.checks import Caller, broadcast_shape, counterpart
+from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import unviewed
 from nkilib.torch.dispatch.operator import Call, Input, per_row
 from nkilib.torch.functions.cross_entropy.checks import check_weight
@@ -24,14 +26,13 @@ from nkilib.torch.losses.indexed import (
     CLASS_WEIGHT,
     SCORES,
     check_classes,
-    check_inplace,
+    check_inplace_scores,
     class_targets,
     indexed_loss,
     rows_and_classes,
 )
 from nkilib.torch.losses.modules import LossModule, WeightedLossModule
-from nkilib.torch.losses.outputs import as_computed, reduced
-from nkilib.torch.losses.rowwise import RowInputs, as_floats, rowwise_loss
+from nkilib.torch.losses.outputs import as_computed
 
 MULTI_MARGIN: Final = Caller("multi_margin_loss", "input", "scores", "torch.nn.functional.multi_margin_loss")
 
@@ -56,6 +57,44 @@ _MULTI_MARGIN_DERIVATIVE: Final = indexed_loss(
     arguments=class_targets,
     check_values=_check_target_classes,
 )
+
+
+def _finite_margin(margin: Any) -> float:
+    number = as_float(MULTI_MARGIN, "margin", margin)
+    if not -inf < number < inf:  # NaN too
+        raise ValueError(f"{MULTI_MARGIN}: margin must be finite, got {margin}; a number near 1 is usual")
+    return number
+
+
+def _check_p_and_weight(p: Any, weight: Tensor | None) -> None:
+    """Check what PyTorch checks when its module is made, too.
+
+    Raises:
+        ValueError: ``p`` is neither 1 nor 2; ``weight`` does not have one dimension.
+    """
+    if p not in (1, 2):
+        raise ValueError(f"{MULTI_MARGIN}: only p == 1 and p == 2 supported, got {p!r}")
+    if weight is not None and weight.dim() != 1:
+        raise ValueError(f"{MULTI_MARGIN}: weight must be one-dimensional, got shape {tuple(weight.shape)}")
+
+
+def _check_multi_margin(input: Tensor, target: Tensor, p: Any, weight: Tensor | None, reduction: Any) -> None:
+    """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
+    caller = MULTI_MARGIN
+    tensors = {caller.input: input, "target": target, "weight": weight}
+    checks.check_tensors(caller, tensors, optional=("weight",))
+    check_reduction(caller, reduction)
+    _check_p_and_weight(p, weight)
+    checks.check_plain(caller, tensors)
+    checks.check_devices(caller, input, {"target": target, "weight": weight})
+    check_classes(caller, input, target)
+    rows, classes = rows_and_classes(input)
+    if target.dim() > 1 or target.numel() != rows:
+        raise RuntimeError(
+            f"{caller}: target tensor should be 1-D with size equal to the number of input samples (batch size). "
+            f"Expected target size [{rows}], but got {list(target.shape)}. Input size: {list(input.shape)}"
+        )
+    check_weight(caller, weight, classes, soft=False)
 
 
 @hides_unknown
@@ -105,50 +144,12 @@ def multi_margin_loss(
     _check_multi_margin(input, target, p, weight, reduction)
     options = {"p": int(p), "margin": _finite_margin(margin), "reduction": reduction}
     computed = as_computed(input, reduction)
-    check_inplace(MULTI_MARGIN, input, computed, inplace, {"target": target, "weight": weight})
+    check_inplace_scores(MULTI_MARGIN, input, computed, inplace, {"target": target, "weight": weight})
     rows, classes = rows_and_classes(input)
     class_weight = None if weight is None else weight.to(torch.float32)
     matrix = computed.reshape(rows, classes)
     loss: Tensor = _MULTI_MARGIN_DERIVATIVE.apply(inplace, matrix, target.reshape(rows), class_weight, **options)
     return unviewed(loss.reshape(())) if target.dim() == 0 else loss
-
-
-def _finite_margin(margin: Any) -> float:
-    number = as_float(MULTI_MARGIN, "margin", margin)
-    if not -inf < number < inf:  # NaN too
-        raise ValueError(f"{MULTI_MARGIN}: margin must be finite, got {margin}; a number near 1 is usual")
-    return number
-
-
-def _check_multi_margin(input: Tensor, target: Tensor, p: Any, weight: Tensor | None, reduction: Any) -> None:
-    """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
-    caller = MULTI_MARGIN
-    tensors = {caller.input: input, "target": target, "weight": weight}
-    checks.check_tensors(caller, tensors, optional=("weight",))
-    check_reduction(caller, reduction)
-    _check_p_and_weight(p, weight)
-    checks.check_plain(caller, tensors)
-    checks.check_devices(caller, input, {"target": target, "weight": weight})
-    check_classes(caller, input, target)
-    rows, classes = rows_and_classes(input)
-    if target.dim() > 1 or target.numel() != rows:
-        raise RuntimeError(
-            f"{caller}: target tensor should be 1-D with size equal to the number of input samples (batch size). "
-            f"Expected target size [{rows}], but got {list(target.shape)}. Input size: {list(input.shape)}"
-        )
-    check_weight(caller, weight, classes, soft=False)
-
-
-def _check_p_and_weight(p: Any, weight: Tensor | None) -> None:
-    """Check what PyTorch checks when its module is made, too.
-
-    Raises:
-        ValueError: ``p`` is neither 1 nor 2; ``weight`` does not have one dimension.
-    """
-    if p not in (1, 2):
-        raise ValueError(f"{MULTI_MARGIN}: only p == 1 and p == 2 supported, got {p!r}")
-    if weight is not None and weight.dim() != 1:
-        raise ValueError(f"{MULTI_MARGIN}: weight must be one-dimensional, got shape {tuple(weight.shape)}")
 
 
 class MultiMarginLoss(WeightedLossModule):
@@ -254,7 +255,7 @@ def multilabel_margin_loss(
             f"rows with -1"
         )
     computed = as_computed(input, reduction)
-    check_inplace(caller, input, computed, inplace, {"target": target})
+    check_inplace_scores(caller, input, computed, inplace, {"target": target})
     loss: Tensor = _MULTILABEL_MARGIN_DERIVATIVE.apply(
         inplace, computed.reshape(rows, classes), target.reshape(rows, classes), reduction=reduction
     )
@@ -275,92 +276,3 @@ class MultiLabelMarginLoss(LossModule):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss."""
         return multilabel_margin_loss(input, target, self.reduction, inplace=self.inplace)
-
-
-_SOFT_MARGIN_LOSS: Final = rowwise_loss(
-    Caller("multilabel_soft_margin_loss", "input", "logits", counterpart("multilabel_soft_margin_loss")),
-    RowInputs(("input", "target"), optional=("weight",)),
-    wanted={"input": True, "target": False, "weight": False},
-)
-
-
-@hides_unknown
-def multilabel_soft_margin_loss(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: str = "mean",
-    *,
-    inplace: bool = False,
-    **unknown: Unpack[NoKeywords],
-) -> Tensor:
-    """Compute the multi-label soft margin loss: for each row, the mean over classes of the binary cross-entropy of
-    logits.
-
-    The result equals ``torch.nn.functional.multilabel_soft_margin_loss(input, target, weight, reduction=reduction)``,
-    computed in float32 with float32 sums. Tensor values are never read, so the call does not wait for the device.
-
-    Args:
-        input: logits [..., C], bfloat16, float16 or float32.
-        target: numbers in [0, 1], in one of these types or of integers, of a shape that broadcasts with the input's. It
-            may require grad.
-        weight: class weights [C], or a tensor of a shape that broadcasts, in one of these types or of integers. It may
-            require grad.
-        reduction: ``"mean"`` (over rows), ``"sum"`` or ``"none"``.
-        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
-
-    Returns:
-        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape without C, in the dtype that
-        the tensors' dtypes promote to.
-
-    Raises:
-        TypeError: an argument has the wrong Python type, or a tensor is float64.
-        ValueError: unknown ``reduction``; ``inplace`` with a tensor that has gaps in memory.
-        IndexError: an input without dimensions.
-        RuntimeError: incompatible shapes or devices; a complex tensor, or integer logits; ``inplace`` with a leaf that
-            requires grad, with another tensor that overlaps it in memory, or under torch.compile.
-        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
-    """
-    if unknown:
-        refuse_unknown(multilabel_soft_margin_loss, unknown)
-    caller = _SOFT_MARGIN_LOSS.caller
-    arguments = {"input": input, "target": target, "weight": weight}
-    _SOFT_MARGIN_LOSS.check(arguments, reduction, inplace, integers=("target", "weight"), bools=("weight",))
-    if input.dim() == 0:
-        raise IndexError(f"{caller}: input must have a dimension of classes, got none; pass [C] or [N, C]")
-    tensors = [input, target, *([] if weight is None else [weight])]
-    shape = broadcast_shape(caller, {name: tensor.shape for name, tensor in arguments.items() if tensor is not None})
-    axis, classes = input.dim() - 1, input.shape[-1]  # as in PyTorch; the broadcast shape may have more
-    first, second, *others = as_floats(tensors)
-    first, second = (tensor.expand(shape).movedim(axis, -1) for tensor in (first, second))
-    if inplace:
-        _SOFT_MARGIN_LOSS.check_inplace(arguments, first)
-    if classes == 0:  # a mean of no classes
-        return reduced((first * second).sum(-1) / classes, reduction, (*shape[:axis], *shape[axis + 1 :]))
-    shared = [_row_weights(tensor, shape, axis) for tensor in others]
-    computed = {"input": first, "target": second, "weight": shared[0] if shared else None}
-    loss = _SOFT_MARGIN_LOSS(computed, reduction, inplace)
-    return loss if shape[axis] == classes else loss * (shape[axis] / classes)
-
-
-def _row_weights(weight: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
-    """Return the weights as [1, C] if all rows have the same weights, else the weights of each row."""
-    if weight.numel() == prod(weight.shape[-1:]) and axis == len(shape) - 1:
-        return weight.reshape(-1).expand(shape[-1:]).reshape(1, shape[-1])
-    return weight.expand(shape).movedim(axis, -1)
-
-
-class MultiLabelSoftMarginLoss(WeightedLossModule):
-    """``torch.nn.MultiLabelSoftMarginLoss``, computed by the kernels.
-
-    Args:
-        weight: the class weights, a buffer.
-        reduction, inplace: see :func:`multilabel_soft_margin_loss`.
-    """
-
-    def __init__(self, weight: Tensor | None = None, reduction: str = "mean", *, inplace: bool = False) -> None:
-        super().__init__(weight, reduction, inplace)
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Return the loss."""
-        return multilabel_soft_margin_loss(input, target, self.weight, self.reduction, inplace=self.inplace)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``ctc_loss`` and ``CTCLoss``: connectionist temporal classification."""
+"""``ctc_loss`` and ``CTCLoss``: connectionist temporal classification, of label sequences without an alignment."""
 
 from __future__ import annotations
 
@@ -44,6 +44,10 @@ def _check_lengths(call: Call) -> None:
             )
 
 
+def _int32(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.int32).contiguous()
+
+
 def _integers(call: Call) -> dict[str, Any]:
     targets = call.tensors["targets"]
     return {
@@ -51,10 +55,6 @@ def _integers(call: Call) -> dict[str, Any]:
         "input_lengths_hbm": _int32(call.tensor("input_lengths")),
         "target_lengths_hbm": _int32(call.tensor("target_lengths")),
     }
-
-
-def _int32(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.int32).contiguous()
 
 
 def _each(call: Call) -> Shape:
@@ -84,6 +84,102 @@ _DERIVATIVE: Final = indexed_loss(
     check_values=_check_lengths,
     may_overwrite=False,
 )
+
+
+def _named(input_lengths: Any, target_lengths: Any) -> list[tuple[str, Any]]:
+    """Return both lengths with their names; PyTorch takes either tensors for both or numbers for both."""
+    if isinstance(input_lengths, Tensor) != isinstance(target_lengths, Tensor):
+        raise TypeError(
+            f"{CTC_LOSS}: input_lengths and target_lengths must be two tensors or two sequences of int, got "
+            f"{type(input_lengths).__name__} and {type(target_lengths).__name__}; pass torch.tensor of the other"
+        )
+    return [("input_lengths", input_lengths), ("target_lengths", target_lengths)]
+
+
+def _is_integral(length: object) -> bool:
+    return isinstance(length, Integral) and not isinstance(length, bool)
+
+
+def _lengths(name: str, lengths: Any, log_probs: Tensor) -> Tensor:
+    """Return the lengths as a tensor on the device of the log-probabilities; PyTorch accepts lengths on the CPU too."""
+    if isinstance(lengths, Tensor):
+        if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
+            raise RuntimeError(f"{CTC_LOSS}: {name} must be integral, got {lengths.dtype}; pass {name}.long()")
+        return lengths.to(log_probs.device)
+    if not isinstance(lengths, Sequence) or not all(map(_is_integral, lengths)):
+        raise TypeError(f"{CTC_LOSS}: argument {name!r} must be Tensor or a sequence of int, got {lengths!r}")
+    return torch.tensor([int(length) for length in lengths], dtype=torch.int64, device=log_probs.device)
+
+
+def _check(
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: Any, reduction: Any
+) -> None:
+    """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
+    caller = CTC_LOSS
+    check_reduction(caller, reduction)
+    tensors = {caller.input: log_probs, "targets": targets}
+    checks.check_plain(caller, tensors)
+    checks.check_devices(caller, log_probs, {"targets": targets})
+    if log_probs.dim() not in (2, 3):
+        raise RuntimeError(
+            f"{caller}: Expected 3-dimensional log_probs (T, N, C), or (T, C), got {tuple(log_probs.shape)}"
+        )
+    if log_probs.numel() == 0:
+        raise RuntimeError(f"{caller}: log_probs tensor must not be empty, got {tuple(log_probs.shape)}")
+    if not log_probs.is_floating_point():
+        raise NotImplementedError(f"{caller}: not implemented for {caller.noun} of {log_probs.dtype}; pass .float()")
+    checks.check_float_dtype(caller, caller.input, log_probs)
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise TypeError(f"{caller}: targets must be integers, got {targets.dtype}; pass targets.long()")
+    sequences = log_probs.shape[1] if log_probs.dim() == 3 else 1
+    if targets.dim() not in (1, 2):
+        raise RuntimeError(f"{caller}: Expected 1 to 2 dimensions of targets, got {tuple(targets.shape)}")
+    if targets.dim() == 2 and targets.shape[0] != sequences:
+        raise RuntimeError(
+            f"{caller}: Expected targets to have size {sequences} at dimension 0, one for each sequence, got "
+            f"{tuple(targets.shape)}"
+        )
+    for name, lengths in (("input_lengths", input_lengths), ("target_lengths", target_lengths)):
+        if lengths.numel() != sequences:
+            raise RuntimeError(f"{caller}: {name} must be of size batch_size, {sequences}, got {tuple(lengths.shape)}")
+    if not 0 <= as_int(caller, "blank", blank) < log_probs.shape[-1]:
+        raise RuntimeError(f"{caller}: blank must be in label range, 0 to {log_probs.shape[-1] - 1}, got {blank}")
+
+
+def _longest(lengths: Lengths, total: int, possible: int) -> int:
+    """Return the length of the longest target; if the lengths are a tensor whose values may not be read, the greatest
+    length that can have an alignment.
+
+    Raises:
+        RuntimeError: the lengths are known, and do not add up to the number of targets.
+    """
+    if isinstance(lengths, Tensor):
+        if lengths.device.type != "cpu" or torch.compiler.is_compiling():
+            return possible
+        lengths = [int(length) for length in lengths.reshape(-1)]
+    if any(length < 0 for length in lengths):
+        raise RuntimeError(
+            f"{CTC_LOSS}: Expected target_lengths to have value at least 0, but got value {min(lengths)}"
+        )
+    if sum(lengths) != total:
+        raise RuntimeError(
+            f"{CTC_LOSS}: Expected targets to have size {sum(lengths)} at dimension 0, the sum of their lengths, but "
+            f"got size {total}"
+        )
+    return max(lengths)
+
+
+def _padded(targets: Tensor, target_lengths: Tensor, lengths: Lengths, steps: int) -> Tensor:
+    """Return concatenated targets as padded ones, [N, S], with tensor operations only, because the values of lengths on
+    a device are not read.
+    """
+    total = targets.shape[0]
+    longest = _longest(lengths, total, min(total, steps))
+    ends = target_lengths.cumsum(0)
+    places = torch.arange(longest, device=targets.device)
+    index = (ends - target_lengths).unsqueeze(1) + places
+    padded: Tensor = targets[index.clamp(0, max(0, total - 1))] if longest else targets.new_zeros(len(ends), 0)
+    return padded
 
 
 @hides_unknown
@@ -149,102 +245,6 @@ def ctc_loss(
     )
     reduced: Tensor = loss
     return unviewed(reduced.reshape(())) if log_probs.dim() == 2 else reduced
-
-
-def _named(input_lengths: Any, target_lengths: Any) -> list[tuple[str, Any]]:
-    """Return both lengths with their names; PyTorch takes either tensors for both or numbers for both."""
-    if isinstance(input_lengths, Tensor) != isinstance(target_lengths, Tensor):
-        raise TypeError(
-            f"{CTC_LOSS}: input_lengths and target_lengths must be two tensors or two sequences of int, got "
-            f"{type(input_lengths).__name__} and {type(target_lengths).__name__}; pass torch.tensor of the other"
-        )
-    return [("input_lengths", input_lengths), ("target_lengths", target_lengths)]
-
-
-def _lengths(name: str, lengths: Any, log_probs: Tensor) -> Tensor:
-    """Return the lengths as a tensor on the device of the log-probabilities; PyTorch accepts lengths on the CPU too."""
-    if isinstance(lengths, Tensor):
-        if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
-            raise RuntimeError(f"{CTC_LOSS}: {name} must be integral, got {lengths.dtype}; pass {name}.long()")
-        return lengths.to(log_probs.device)
-    if not isinstance(lengths, Sequence) or not all(map(_is_integral, lengths)):
-        raise TypeError(f"{CTC_LOSS}: argument {name!r} must be Tensor or a sequence of int, got {lengths!r}")
-    return torch.tensor([int(length) for length in lengths], dtype=torch.int64, device=log_probs.device)
-
-
-def _is_integral(length: object) -> bool:
-    return isinstance(length, Integral) and not isinstance(length, bool)
-
-
-def _check(
-    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: Any, reduction: Any
-) -> None:
-    """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
-    caller = CTC_LOSS
-    check_reduction(caller, reduction)
-    tensors = {caller.input: log_probs, "targets": targets}
-    checks.check_plain(caller, tensors)
-    checks.check_devices(caller, log_probs, {"targets": targets})
-    if log_probs.dim() not in (2, 3):
-        raise RuntimeError(
-            f"{caller}: Expected 3-dimensional log_probs (T, N, C), or (T, C), got {tuple(log_probs.shape)}"
-        )
-    if log_probs.numel() == 0:
-        raise RuntimeError(f"{caller}: log_probs tensor must not be empty, got {tuple(log_probs.shape)}")
-    if not log_probs.is_floating_point():
-        raise NotImplementedError(f"{caller}: not implemented for {caller.noun} of {log_probs.dtype}; pass .float()")
-    checks.check_float_dtype(caller, caller.input, log_probs)
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise TypeError(f"{caller}: targets must be integers, got {targets.dtype}; pass targets.long()")
-    sequences = log_probs.shape[1] if log_probs.dim() == 3 else 1
-    if targets.dim() not in (1, 2):
-        raise RuntimeError(f"{caller}: Expected 1 to 2 dimensions of targets, got {tuple(targets.shape)}")
-    if targets.dim() == 2 and targets.shape[0] != sequences:
-        raise RuntimeError(
-            f"{caller}: Expected targets to have size {sequences} at dimension 0, one for each sequence, got "
-            f"{tuple(targets.shape)}"
-        )
-    for name, lengths in (("input_lengths", input_lengths), ("target_lengths", target_lengths)):
-        if lengths.numel() != sequences:
-            raise RuntimeError(f"{caller}: {name} must be of size batch_size, {sequences}, got {tuple(lengths.shape)}")
-    if not 0 <= as_int(caller, "blank", blank) < log_probs.shape[-1]:
-        raise RuntimeError(f"{caller}: blank must be in label range, 0 to {log_probs.shape[-1] - 1}, got {blank}")
-
-
-def _padded(targets: Tensor, target_lengths: Tensor, lengths: Lengths, steps: int) -> Tensor:
-    """Return concatenated targets as padded ones, [N, S], with tensor operations only, because the values of lengths on
-    a device are not read.
-    """
-    total = targets.shape[0]
-    longest = _longest(lengths, total, min(total, steps))
-    ends = target_lengths.cumsum(0)
-    places = torch.arange(longest, device=targets.device)
-    index = (ends - target_lengths).unsqueeze(1) + places
-    padded: Tensor = targets[index.clamp(0, max(0, total - 1))] if longest else targets.new_zeros(len(ends), 0)
-    return padded
-
-
-def _longest(lengths: Lengths, total: int, possible: int) -> int:
-    """Return the length of the longest target; if the lengths are a tensor whose values may not be read, the greatest
-    length that can have an alignment.
-
-    Raises:
-        RuntimeError: the lengths are known, and do not add up to the number of targets.
-    """
-    if isinstance(lengths, Tensor):
-        if lengths.device.type != "cpu" or torch.compiler.is_compiling():
-            return possible
-        lengths = [int(length) for length in lengths.reshape(-1)]
-    if any(length < 0 for length in lengths):
-        raise RuntimeError(
-            f"{CTC_LOSS}: Expected target_lengths to have value at least 0, but got value {min(lengths)}"
-        )
-    if sum(lengths) != total:
-        raise RuntimeError(
-            f"{CTC_LOSS}: Expected targets to have size {sum(lengths)} at dimension 0, the sum of their lengths, but "
-            f"got size {total}"
-        )
-    return max(lengths)
 
 
 class CTCLoss(nn.Module):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``distillation_loss`` and ``DistillationLoss``: a student's divergence from a teacher, from the logits of both
-models.
+"""``distillation_loss`` and ``DistillationLoss``: a student's divergence from a teacher, from the logits of both.
+
+:func:`checked_beta`, :func:`checked_numbers`, :func:`check_labels` and :func:`reduced_divergence` are the options,
+labels and reductions of such a divergence, also for ``linear_distillation_loss``.
 """
 
 from __future__ import annotations
@@ -13,17 +15,96 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
+from nkilib.core.host.options import NoKeywords, as_float, as_int, check_flags, hides_unknown, refuse_unknown
 from nkilib.experimental import loss as kernels
-from nkilib.experimental.loss.distillation.launch import DistillationOptions
+from nkilib.experimental.loss.distillation.launch import LEAST_TEMPERATURE, MOST_TEMPERATURE, DistillationOptions
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import differentiate
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import FLOAT_DTYPES, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
-from nkilib.torch.losses.checks import check_reduction_or_batchmean
-from nkilib.torch.losses.distillation import check_labels, checked_beta, checked_numbers, reduced
+from nkilib.torch.losses import outputs
+from nkilib.torch.losses.checks import BATCHMEAN, check_reduction_or_batchmean
 from nkilib.torch.losses.modules import LossModule
+
+_BETA_OF_DIRECTION: Final = {"forward": 0.0, "reverse": 1.0}
+_INT32 = 2**31
+
+
+def checked_beta(caller: Caller, direction: Any, beta: Any) -> float:
+    """Return ``beta``, or without one the value for ``direction``: 0 for KL(teacher || student), 1 for KL(student ||
+    teacher). Between these, it is the weight of the teacher in the mixture.
+
+    Raises:
+        TypeError: ``beta`` is not a number.
+        ValueError: an unknown direction; ``beta`` is out of range.
+    """
+    if direction not in _BETA_OF_DIRECTION:
+        raise ValueError(
+            f"{caller}: {direction!r} is not a valid value for direction; pass 'forward', for "
+            f"KL(teacher || student), or 'reverse'"
+        )
+    if beta is None:
+        return _BETA_OF_DIRECTION[direction]
+    number = as_float(caller, "beta", beta)
+    if not 0.0 <= number <= 1.0:
+        raise ValueError(f"{caller}: beta must be from 0 to 1, got {number}; 0.5 is the Jensen-Shannon divergence")
+    return number
+
+
+def checked_numbers(caller: Caller, temperature: Any, ignore_index: Any) -> tuple[float, int]:
+    """Return the temperature and the ``ignore_index`` as Python numbers.
+
+    Raises:
+        TypeError: an argument has the wrong Python type.
+        ValueError: an argument is out of range.
+    """
+    temperature = as_float(caller, "temperature", temperature)
+    ignore_index = as_int(caller, "ignore_index", ignore_index)
+    if not LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
+        raise ValueError(
+            f"{caller}: temperature must be from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE}, got {temperature}; "
+            f"it divides the logits"
+        )
+    if not -_INT32 <= ignore_index < _INT32:
+        raise ValueError(f"{caller}: ignore_index must be an int32, got {ignore_index}; use -100")
+    return temperature, ignore_index
+
+
+def check_labels(caller: Caller, labels: Tensor | None, positions: tuple[int, ...]) -> None:
+    """Reject labels that are not one integer for each position.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: another shape.
+    """
+    if labels is None:
+        return
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"{caller}: labels must be integers, got {labels.dtype}; cast them, as with .long()")
+    if labels.shape != positions:
+        raise ValueError(
+            f"{caller}: labels must have the shape of the positions, {positions}, got {tuple(labels.shape)}"
+        )
+
+
+def reduced_divergence(loss: Tensor, positions: tuple[int, ...], counts: Tensor | None, reduction: str) -> Tensor:
+    """Return the reduced loss.
+
+    Args:
+        loss: [N], 0 at ignored positions.
+        positions: the shape of the positions.
+        counts: bool [N], whether each position is valid; None: all are.
+        reduction: ``"mean"`` over the valid positions, ``"batchmean"`` over the first dimension, ``"sum"`` or
+            ``"none"``.
+    """
+    if reduction == BATCHMEAN:
+        return outputs.reduced(loss, "mean", positions, positions[0] if positions else 1)
+    if counts is None:
+        return outputs.reduced(loss, reduction, positions)
+    count = counts.sum()
+    return outputs.reduced(loss, reduction, positions, count, count == 0)
+
 
 DISTILLATION: Final = Caller("distillation_loss", "student_logits", "logits", "torch.nn.functional.kl_div")
 
@@ -60,6 +141,23 @@ _BACKWARD: Final = register(
 )
 
 _DERIVATIVE: Final = differentiate(_FORWARD, _BACKWARD)
+
+
+def _check(student: Tensor, teacher: Tensor, labels: Tensor | None, reduction: Any) -> None:
+    """Reject arguments that the kernels cannot compute."""
+    caller = DISTILLATION
+    tensors = {"student_logits": student, "teacher_logits": teacher, "labels": labels}
+    checks.check_tensors(caller, tensors, optional=("labels",))
+    check_reduction_or_batchmean(caller, reduction)
+    checks.check_plain(caller, tensors)
+    checks.check_devices(caller, student, {"teacher_logits": teacher, "labels": labels})
+    for name, tensor in (("student_logits", student), ("teacher_logits", teacher)):
+        checks.check_float_dtype(caller, name, tensor)
+    checks.check_constant(caller, "teacher_logits", teacher)
+    if student.dim() == 0:
+        raise ValueError(f"{caller}: student_logits must have at least one dimension, the vocabulary, got none")
+    checks.check_same_shape(caller, student, "teacher_logits", teacher)
+    check_labels(caller, labels, tuple(student.shape[:-1]))
 
 
 @hides_unknown
@@ -140,24 +238,7 @@ def distillation_loss(
     if temperature_squared:
         loss = loss * temperature**2
     counts = None if rows_labels is None else rows_labels != ignore_index
-    return reduced(loss, tuple(student_logits.shape[:-1]), counts, reduction)
-
-
-def _check(student: Tensor, teacher: Tensor, labels: Tensor | None, reduction: Any) -> None:
-    """Reject arguments that the kernels cannot compute."""
-    caller = DISTILLATION
-    tensors = {"student_logits": student, "teacher_logits": teacher, "labels": labels}
-    checks.check_tensors(caller, tensors, optional=("labels",))
-    check_reduction_or_batchmean(caller, reduction)
-    checks.check_plain(caller, tensors)
-    checks.check_devices(caller, student, {"teacher_logits": teacher, "labels": labels})
-    for name, tensor in (("student_logits", student), ("teacher_logits", teacher)):
-        checks.check_float_dtype(caller, name, tensor)
-    checks.check_constant(caller, "teacher_logits", teacher)
-    if student.dim() == 0:
-        raise ValueError(f"{caller}: student_logits must have at least one dimension, the vocabulary, got none")
-    checks.check_same_shape(caller, student, "teacher_logits", teacher)
-    check_labels(caller, labels, tuple(student.shape[:-1]))
+    return reduced_divergence(loss, tuple(student_logits.shape[:-1]), counts, reduction)
 
 
 class DistillationLoss(LossModule):

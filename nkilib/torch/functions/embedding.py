@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses that train embeddings: ``cosine_embedding_loss``, ``hinge_embedding_loss`` of distances,
-``margin_ranking_loss`` of pairs of scores, and ``triplet_margin_loss``.
+"""Losses that compare two or three things, as in the training of embeddings, each with its module:
+
+- ``cosine_embedding_loss``, ``CosineEmbeddingLoss``: two vectors, by their cosine;
+- ``hinge_embedding_loss``, ``HingeEmbeddingLoss``: two vectors, by a distance that the caller computes;
+- ``margin_ranking_loss``, ``MarginRankingLoss``: two scores, of which one is to be larger;
+- ``triplet_margin_loss``, ``TripletMarginLoss``: three vectors, by the distances of an anchor to the other two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -18,7 +22,7 @@ from typing_extensions import Unpack
 from nkilib.core.host.options import NoKeywords, as_float, check_flags, hides_unknown, refuse_unknown
 from nkilib.torch.dispatch.checks import Caller, broadcast_shape, counterpart
 from nkilib.torch.dispatch.operator import Call
-from nkilib.torch.losses.checks import check_dimensions, finite_number
+from nkilib.torch.losses.checks import finite_number
 from nkilib.torch.losses.elementwise import elementwise_loss
 from nkilib.torch.losses.modules import LossModule
 from nkilib.torch.losses.outputs import as_computed
@@ -31,6 +35,27 @@ _COSINE_LOSS: Final = rowwise_loss(
     forward_alone=("margin",),
     coefficients=lambda call: 3,
 )
+
+
+def _check_cosine_shapes(input1: Tensor, input2: Tensor, target: Tensor) -> None:
+    """Reject numbers of dimensions that PyTorch rejects too, and rows of different lengths.
+
+    Raises:
+        RuntimeError: if the check fails.
+    """
+    caller, dims = _COSINE_LOSS.caller, target.dim() + 1
+    if dims > 2:
+        raise RuntimeError(f"{caller}: target must be 0-D or 1-D, got shape {tuple(target.shape)}; flatten the rows")
+    if {input1.dim(), input2.dim()} != {dims}:
+        raise RuntimeError(
+            f"{caller}: a {target.dim()}-D target goes with {dims}-D inputs, got shapes {tuple(input1.shape)} and "
+            f"{tuple(input2.shape)}; reshape them"
+        )
+    if input1.shape[-1] != input2.shape[-1]:
+        raise RuntimeError(
+            f"{caller}: rows of input1 and input2 must have the same length, got {input1.shape[-1]} and "
+            f"{input2.shape[-1]}; expand one of them"
+        )
 
 
 @hides_unknown
@@ -86,27 +111,6 @@ def cosine_embedding_loss(
         first, second = pad(first, (0, 1)), pad(second, (0, 1))
     computed = {"input1": first, "input2": second, "target": target.detach().to(torch.float32).expand(rows)}
     return _COSINE_LOSS(computed, reduction, inplace, margin=margin)
-
-
-def _check_cosine_shapes(input1: Tensor, input2: Tensor, target: Tensor) -> None:
-    """Reject numbers of dimensions that PyTorch rejects too, and rows of different lengths.
-
-    Raises:
-        RuntimeError: if the check fails.
-    """
-    caller, dims = _COSINE_LOSS.caller, target.dim() + 1
-    if dims > 2:
-        raise RuntimeError(f"{caller}: target must be 0-D or 1-D, got shape {tuple(target.shape)}; flatten the rows")
-    if {input1.dim(), input2.dim()} != {dims}:
-        raise RuntimeError(
-            f"{caller}: a {target.dim()}-D target goes with {dims}-D inputs, got shapes {tuple(input1.shape)} and "
-            f"{tuple(input2.shape)}; reshape them"
-        )
-    if input1.shape[-1] != input2.shape[-1]:
-        raise RuntimeError(
-            f"{caller}: rows of input1 and input2 must have the same length, got {input1.shape[-1]} and "
-            f"{input2.shape[-1]}; expand one of them"
-        )
 
 
 class CosineEmbeddingLoss(LossModule):
@@ -207,6 +211,19 @@ MARGIN_RANKING_LOSS: Final = elementwise_loss(
 )
 
 
+def _check_dimensions(caller: Caller, tensors: Mapping[str, Tensor]) -> None:
+    """Reject tensors with different numbers of dimensions.
+
+    Raises:
+        RuntimeError: if the check fails, as in PyTorch.
+    """
+    if len({tensor.dim() for tensor in tensors.values()}) > 1:
+        sizes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        raise RuntimeError(
+            f"{caller}: all input tensors should have the same number of dimensions, got {sizes}; reshape them"
+        )
+
+
 @hides_unknown
 def margin_ranking_loss(
     input1: Tensor,
@@ -250,7 +267,7 @@ def margin_ranking_loss(
         refuse_unknown(margin_ranking_loss, unknown)
     tensors = {"input1": input1, "input2": input2, "target": target}
     MARGIN_RANKING_LOSS.check(tensors, reduction, inplace)
-    check_dimensions(MARGIN_RANKING_LOSS.caller, tensors)
+    _check_dimensions(MARGIN_RANKING_LOSS.caller, tensors)
     margin = finite_number(MARGIN_RANKING_LOSS.caller, "margin", margin)
     return MARGIN_RANKING_LOSS(tensors, reduction, inplace, margin=margin)
 
@@ -287,6 +304,42 @@ _TRIPLET_LOSS: Final = rowwise_loss(
     forward_alone=("margin",),
     coefficients=_triplet_coefficients,
 )
+
+
+def _check_triplet_margin(caller: object, margin: float) -> None:
+    if margin <= 0:
+        raise ValueError(f"{caller}: margin must be greater than 0, got {margin}")
+
+
+def _checked_triplet_options(margin: Any, p: Any, eps: Any, swap: Any) -> tuple[float, float, float]:
+    """Return the options that are numbers as Python numbers."""
+    caller = _TRIPLET_LOSS.caller
+    margin, p, eps = (as_float(caller, *name) for name in (("margin", margin), ("p", p), ("eps", eps)))
+    check_flags(caller, swap=swap)
+    _check_triplet_margin(caller, margin)
+    if not p >= 1:
+        raise NotImplementedError(
+            f"{caller}: p must be at least 1, which makes it a norm, got {p}; use {caller.instead}"
+        )
+    return margin, p, eps
+
+
+def _check_triplet_lengths(lengths: Sequence[int], columns: int, swap: bool) -> None:
+    """Reject two tensors with rows of one element if the third one has longer rows: PyTorch does not repeat their
+    distance.
+
+    Raises:
+        NotImplementedError: if the check fails.
+    """
+    from nkilib.experimental.loss.rowwise.triplet_distances import pairs_of  # loading it takes long
+
+    for first, second in pairs_of(swap):
+        if lengths[first] == lengths[second] == 1 and columns not in (0, 1):
+            raise NotImplementedError(
+                f"{_TRIPLET_LOSS.caller}: rows of {_TRIPLET[first]} and {_TRIPLET[second]} must have {columns} "
+                f"elements like those of the third tensor, got 1, whose distance PyTorch does not repeat; use "
+                f"{_TRIPLET_LOSS.caller.instead}"
+            )
 
 
 @hides_unknown
@@ -340,7 +393,7 @@ def triplet_margin_loss(
     arguments = dict(zip(_TRIPLET, (anchor, positive, negative), strict=True))
     _TRIPLET_LOSS.check(arguments, reduction, inplace, integers=_TRIPLET)
     margin, p, eps = _checked_triplet_options(margin, p, eps, swap)
-    check_dimensions(_TRIPLET_LOSS.caller, arguments)
+    _check_dimensions(_TRIPLET_LOSS.caller, arguments)
     shape = broadcast_shape(_TRIPLET_LOSS.caller, {name: tensor.shape for name, tensor in arguments.items()})
     if shape:
         _check_triplet_lengths([tensor.shape[-1] for tensor in arguments.values()], shape[-1], swap)
@@ -358,42 +411,6 @@ def triplet_margin_loss(
         eps=eps,
         swap=swap,
     )
-
-
-def _checked_triplet_options(margin: Any, p: Any, eps: Any, swap: Any) -> tuple[float, float, float]:
-    """Return the options that are numbers as Python numbers."""
-    caller = _TRIPLET_LOSS.caller
-    margin, p, eps = (as_float(caller, *name) for name in (("margin", margin), ("p", p), ("eps", eps)))
-    check_flags(caller, swap=swap)
-    _check_triplet_margin(caller, margin)
-    if not p >= 1:
-        raise NotImplementedError(
-            f"{caller}: p must be at least 1, which makes it a norm, got {p}; use {caller.instead}"
-        )
-    return margin, p, eps
-
-
-def _check_triplet_margin(caller: object, margin: float) -> None:
-    if margin <= 0:
-        raise ValueError(f"{caller}: margin must be greater than 0, got {margin}")
-
-
-def _check_triplet_lengths(lengths: Sequence[int], columns: int, swap: bool) -> None:
-    """Reject two tensors with rows of one element if the third one has longer rows: PyTorch does not repeat their
-    distance.
-
-    Raises:
-        NotImplementedError: if the check fails.
-    """
-    from nkilib.experimental.loss.rowwise.triplet_distances import pairs_of  # loading it takes long
-
-    for first, second in pairs_of(swap):
-        if lengths[first] == lengths[second] == 1 and columns not in (0, 1):
-            raise NotImplementedError(
-                f"{_TRIPLET_LOSS.caller}: rows of {_TRIPLET[first]} and {_TRIPLET[second]} must have {columns} "
-                f"elements like those of the third tensor, got 1, whose distance PyTorch does not repeat; use "
-                f"{_TRIPLET_LOSS.caller.instead}"
-            )
 
 
 class TripletMarginLoss(LossModule):

@@ -3,10 +3,10 @@
 
 """Losses from log-likelihoods, each with its module:
 
-- ``nll_loss``: of classes, from log-probabilities;
-- ``gaussian_nll_loss``: of numbers, from mean and variance;
-- ``poisson_nll_loss``: of counts, from a rate;
-- ``kl_div``: of distributions, the Kullback-Leibler divergence.
+- ``nll_loss``, ``NLLLoss``: of classes, from log-probabilities;
+- ``gaussian_nll_loss``, ``GaussianNLLLoss``: of numbers, from mean and variance;
+- ``poisson_nll_loss``, ``PoissonNLLLoss``: of counts, from a rate;
+- ``kl_div``, ``KLDivLoss``: of distributions, the Kullback-Leibler divergence.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, as_int64, check_flags, check_reduction, hides_unknown, refuse_unknown
+from nkilib.core.rows.checks import LEAST_ARGUMENT_OF_LOG
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import rows_shape, unviewed
 from nkilib.torch.dispatch.operator import FLOAT_DTYPES, Call, Input, Output, Shape
 from nkilib.torch.functions.cross_entropy.checks import check_indices, check_weight
-from nkilib.torch.losses.checks import BATCHMEAN, check_reduction_or_batchmean, least_of_log
+from nkilib.torch.losses.checks import BATCHMEAN, check_reduction_or_batchmean, finite_number
 from nkilib.torch.losses.elementwise import elementwise_loss
-from nkilib.torch.losses.indexed import CLASS_WEIGHT, check_inplace, check_range, indexed_loss, kernel_target
+from nkilib.torch.losses.indexed import CLASS_WEIGHT, check_inplace_scores, check_range, indexed_loss, kernel_target
 from nkilib.torch.losses.modules import LossModule, WeightedLossModule
 from nkilib.torch.losses.outputs import as_computed
 
@@ -61,6 +62,21 @@ _NLL_DERIVATIVE: Final = indexed_loss(
     arguments=_targets,
     check_values=_check_classes,
 )
+
+
+def _check_nll_arguments(input: Tensor, target: Tensor, weight: Tensor | None, reduction: Any) -> None:
+    """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
+    caller = NLL_LOSS
+    tensors = {caller.input: input, "target": target, "weight": weight}
+    checks.check_tensors(caller, tensors, optional=("weight",))
+    check_reduction(caller, reduction)
+    checks.check_plain(caller, tensors)
+    checks.check_devices(caller, input, {"target": target, "weight": weight})
+    if input.dim() == 0:
+        raise ValueError(f"{caller}: Expected 1 or more dimensions (got 0); the classes are one of them")
+    check_indices(caller, tuple(input.shape), rows_shape(input, 1), target, takes_probabilities=False)
+    checks.check_tile_dtype(caller, input)
+    check_weight(caller, weight, input.shape[min(1, input.dim() - 1)], soft=False)
 
 
 @hides_unknown
@@ -113,28 +129,13 @@ def nll_loss(
     _check_nll_arguments(input, target, weight, reduction)
     options = {"ignore_index": as_int64(NLL_LOSS, "ignore_index", ignore_index), "reduction": reduction}
     computed = as_computed(input, reduction)
-    check_inplace(NLL_LOSS, input, computed, inplace, {"target": target, "weight": weight})
+    check_inplace_scores(NLL_LOSS, input, computed, inplace, {"target": target, "weight": weight})
     has_rows = computed.dim() > 1
     rows, classes = (computed, target) if has_rows else (computed.unsqueeze(0), target.reshape(1))
     class_weight = None if weight is None else weight.to(torch.float32)
     loss, _ = _NLL_DERIVATIVE.apply(inplace, rows, classes, class_weight, **options)
     reduced: Tensor = loss
     return reduced if has_rows or reduction != "none" else unviewed(reduced.reshape(()))
-
-
-def _check_nll_arguments(input: Tensor, target: Tensor, weight: Tensor | None, reduction: Any) -> None:
-    """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
-    caller = NLL_LOSS
-    tensors = {caller.input: input, "target": target, "weight": weight}
-    checks.check_tensors(caller, tensors, optional=("weight",))
-    check_reduction(caller, reduction)
-    checks.check_plain(caller, tensors)
-    checks.check_devices(caller, input, {"target": target, "weight": weight})
-    if input.dim() == 0:
-        raise ValueError(f"{caller}: Expected 1 or more dimensions (got 0); the classes are one of them")
-    check_indices(caller, tuple(input.shape), rows_shape(input, 1), target, takes_probabilities=False)
-    checks.check_tile_dtype(caller, input)
-    check_weight(caller, weight, input.shape[min(1, input.dim() - 1)], soft=False)
 
 
 class NLLLoss(WeightedLossModule):
@@ -179,6 +180,46 @@ GAUSSIAN_NLL_LOSS: Final = elementwise_loss(
     check_values=_check_variances,
     is_float32_under_autocast=False,
 )
+
+
+def _least_of_log(caller: Caller, name: str, value: Any) -> float:
+    """Return the value, a number that is added to the argument of a logarithm or is its lower bound, as a Python
+    number.
+
+    Raises:
+        TypeError: it is not a number.
+        ValueError: it is less than 2^-64, the least argument for which NKI documents the logarithm; or see
+            :func:`finite_number`.
+    """
+    number = finite_number(caller, name, value)
+    if number < LEAST_ARGUMENT_OF_LOG:
+        raise ValueError(
+            f"{caller}: {name} must be at least 2^-64, of which the engines have a logarithm, got {value}; use "
+            f"{caller.instead}"
+        )
+    return number
+
+
+def _variances(input: Tensor, var: Any) -> Any:
+    """Return the variances with the dimensions of the input. They must be a float, or a tensor of a shape that PyTorch
+    expands; other types are rejected later.
+    """
+    if isinstance(var, float):
+        if var < 0.0:
+            raise ValueError(_NEGATIVE_VARIANCE)
+        return input.new_full(input.shape, var)
+    if not isinstance(var, Tensor) or var.shape == input.shape:
+        return var
+    if var.shape == input.shape[:-1]:
+        return var.unsqueeze(-1)
+    if var.dim() == input.dim():
+        differing = [own for whole, own in zip(input.shape, var.shape, strict=True) if whole != own]
+        if sum(differing) == 1:  # one of them, of extent 1
+            return var
+    raise ValueError(
+        f"gaussian_nll_loss: var is of incorrect size: it must have the shape of input, {tuple(input.shape)}, lack the "
+        f"last dimension, or have one of extent 1, got {tuple(var.shape)}"
+    )
 
 
 @hides_unknown
@@ -229,30 +270,8 @@ def gaussian_nll_loss(
     tensors = {"input": input, "target": target, "var": _variances(input, var)}
     GAUSSIAN_NLL_LOSS.check(tensors, reduction, inplace)
     check_flags(caller, full=full)
-    options = {"full": full, "eps": least_of_log(caller, "eps", eps)}
+    options = {"full": full, "eps": _least_of_log(caller, "eps", eps)}
     return GAUSSIAN_NLL_LOSS(tensors, reduction, inplace, **options)
-
-
-def _variances(input: Tensor, var: Any) -> Any:
-    """Return the variances with the dimensions of the input. They must be a float, or a tensor of a shape that PyTorch
-    expands; other types are rejected later.
-    """
-    if isinstance(var, float):
-        if var < 0.0:
-            raise ValueError(_NEGATIVE_VARIANCE)
-        return input.new_full(input.shape, var)
-    if not isinstance(var, Tensor) or var.shape == input.shape:
-        return var
-    if var.shape == input.shape[:-1]:
-        return var.unsqueeze(-1)
-    if var.dim() == input.dim():
-        differing = [own for whole, own in zip(input.shape, var.shape, strict=True) if whole != own]
-        if sum(differing) == 1:  # one of them, of extent 1
-            return var
-    raise ValueError(
-        f"gaussian_nll_loss: var is of incorrect size: it must have the shape of input, {tuple(input.shape)}, lack the "
-        f"last dimension, or have one of extent 1, got {tuple(var.shape)}"
-    )
 
 
 class GaussianNLLLoss(LossModule):
@@ -332,7 +351,7 @@ def poisson_nll_loss(
     tensors = {"input": input, "target": target}
     POISSON_NLL_LOSS.check(tensors, reduction, inplace)
     check_flags(caller, log_input=log_input, full=full)
-    options = {"log_input": log_input, "full": full, "eps": least_of_log(caller, "eps", eps)}
+    options = {"log_input": log_input, "full": full, "eps": _least_of_log(caller, "eps", eps)}
     return POISSON_NLL_LOSS(tensors, reduction, inplace, **options)
 
 

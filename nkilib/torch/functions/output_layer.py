@@ -8,7 +8,8 @@
 - :func:`results_in_forward`, for a loss of hidden states and weight: calls the layer once, with the loss in place of
   its forward. :func:`check_linear_head` rejects layers for which this would leave something out.
 
-:func:`is_fully_sharded` tells whether FSDP2 shards a module.
+:func:`is_fully_sharded` tells whether FSDP2 shards a module, :func:`class_before_sharding` and
+:func:`has_only_hooks_of_fsdp` what the module was before.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from nkilib.torch.dispatch.checks import dtensor
+from nkilib.torch.dispatch.dtensors import dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -41,7 +42,7 @@ def is_fully_sharded(module: nn.Module) -> bool:
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class Chunk(NamedTuple):
+class _Chunk(NamedTuple):
     """A chunk of the tokens.
 
     Attributes:
@@ -105,7 +106,7 @@ def _distributed(rows: Tensor, like: DTensor) -> DTensor:
     return DTensor.from_local(rows, like.device_mesh, placements, run_check=False)
 
 
-def _chunks(hidden: Tensor, local: Tensor, target: Tensor, num_chunks: int) -> Iterator[Chunk]:
+def _chunks(hidden: Tensor, local: Tensor, target: Tensor, num_chunks: int) -> Iterator[_Chunk]:
     if num_chunks < 1:
         raise ValueError(f"chunked_loss: num_chunks must be 1 or more, got {num_chunks}")
     placed, own = dtensor(hidden), dtensor(target)
@@ -118,10 +119,10 @@ def _chunks(hidden: Tensor, local: Tensor, target: Tensor, num_chunks: int) -> I
     size = max(1, -(-local.shape[0] // num_chunks))
     for at, rows in enumerate(torch.split(local, size)):
         chunk = rows if placed is None else _distributed(rows, placed)
-        yield Chunk(at * size, chunk.detach(), labels[at * size : at * size + rows.shape[0]])
+        yield _Chunk(at * size, chunk.detach(), labels[at * size : at * size + rows.shape[0]])
 
 
-class Gradients(NamedTuple):
+class _Gradients(NamedTuple):
     """The gradients of a chunk with respect to its hidden states and the parameters of the head; None for a tensor that
     has none.
     """
@@ -130,20 +131,20 @@ class Gradients(NamedTuple):
     of_parameters: Sequence[Tensor | None]
 
 
-def _gradients(value: Tensor, hidden: Tensor, parameters: Sequence[Tensor]) -> Gradients:
+def _gradients(value: Tensor, hidden: Tensor, parameters: Sequence[Tensor]) -> _Gradients:
     if not hidden.requires_grad:
-        return Gradients(None, torch.autograd.grad(value, parameters, allow_unused=True))
+        return _Gradients(None, torch.autograd.grad(value, parameters, allow_unused=True))
     of_hidden, *of_parameters = torch.autograd.grad(value, [hidden, *parameters], allow_unused=True)
-    return Gradients(of_hidden, of_parameters)
+    return _Gradients(of_hidden, of_parameters)
 
 
-def _gradient_beside_module(value: Tensor, hidden: Tensor) -> Gradients:
+def _gradient_beside_module(value: Tensor, hidden: Tensor) -> _Gradients:
     """Run the backward of a chunk, and return the gradient of its hidden states; FSDP2's module collects the gradients
     of its parameters itself, and only in a backward.
     """
     value.backward()  # type: ignore[no-untyped-call]
     of_hidden, hidden.grad = hidden.grad, None
-    return Gradients(of_hidden, ())
+    return _Gradients(of_hidden, ())
 
 
 def _add(sums: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses of predicted numbers: ``l1_loss``, ``mse_loss``, ``smooth_l1_loss`` and ``huber_loss``, and their modules."""
+"""Losses of numbers, each with its module: ``l1_loss``, ``mse_loss``, ``smooth_l1_loss`` and ``huber_loss``."""
 
 from __future__ import annotations
 
@@ -155,6 +155,13 @@ SMOOTH_L1_LOSS: Final = elementwise_loss(
 )
 
 
+def _checked_beta(beta: Any) -> float:
+    caller = SMOOTH_L1_LOSS.caller
+    if not as_float(caller, "beta", beta) >= 0.0:  # NaN too
+        raise RuntimeError(f"{caller}: does not support negative values for beta, got {beta}")
+    return finite_number(caller, "beta", beta)
+
+
 @hides_unknown
 def smooth_l1_loss(
     input: Tensor,
@@ -196,13 +203,6 @@ def smooth_l1_loss(
     return loss_of_pair(SMOOTH_L1_LOSS, input, target, reduction, inplace, beta=beta)
 
 
-def _checked_beta(beta: Any) -> float:
-    caller = SMOOTH_L1_LOSS.caller
-    if not as_float(caller, "beta", beta) >= 0.0:  # NaN too
-        raise RuntimeError(f"{caller}: does not support negative values for beta, got {beta}")
-    return finite_number(caller, "beta", beta)
-
-
 class SmoothL1Loss(LossModule):
     """``torch.nn.SmoothL1Loss``, computed by the kernels.
 
@@ -228,6 +228,13 @@ HUBER_LOSS: Final = elementwise_loss(
     typed=("input", "weight"),
     options={"delta": 1.0},
 )
+
+
+def _checked_delta(delta: Any) -> float:
+    caller = HUBER_LOSS.caller
+    if not as_float(caller, "delta", delta) > 0.0:  # NaN too
+        raise RuntimeError(f"{caller}: does not support non-positive values for delta, got {delta}")
+    return max(finite_number(caller, "delta", delta), LEAST_NORMAL)
 
 
 @hides_unknown
@@ -273,13 +280,6 @@ def huber_loss(
         refuse_unknown(huber_loss, unknown)
     delta = _checked_delta(delta)
     return loss_of_pair(HUBER_LOSS, input, target, reduction, inplace, weight, delta=delta)
-
-
-def _checked_delta(delta: Any) -> float:
-    caller = HUBER_LOSS.caller
-    if not as_float(caller, "delta", delta) > 0.0:  # NaN too
-        raise RuntimeError(f"{caller}: does not support non-positive values for delta, got {delta}")
-    return max(finite_number(caller, "delta", delta), LEAST_NORMAL)
 
 
 class HuberLoss(LossModule):

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``softmax`` and ``log_softmax`` along a dimension, and their modules."""
+"""``softmax`` and ``log_softmax`` along a dimension: the functions, their operators, and the modules ``Softmax``,
+``LogSoftmax`` and ``Softmax2d``.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +59,14 @@ def _arguments(call: Call) -> dict[str, Any]:
     return {"dtype": TILE_DTYPES[_dtype_of_result(call)]}
 
 
-def _dtype_of_input(call: Call) -> dict[str, Any]:
-    """Return the option for a gradient in the dtype of the input, which the backward does not get."""
-    return {"dtype": _name_of(call.first.dtype)}
-
-
 def _name_of(dtype: torch.dtype) -> str:
     """Return the name of a dtype in the option ``dtype``."""
     return str(dtype).removeprefix("torch.")
+
+
+def _dtype_of_input(call: Call) -> dict[str, Any]:
+    """Return the option for a gradient in the dtype of the input, which the backward does not get."""
+    return {"dtype": _name_of(call.first.dtype)}
 
 
 # Tensors of any shape, and an axis.
@@ -94,6 +96,109 @@ def _differentiated(caller: Caller) -> Derivative:
 
 OF_SOFTMAX: Final = _differentiated(SOFTMAX)
 OF_LOG_SOFTMAX: Final = _differentiated(LOG_SOFTMAX)
+
+
+class _Restored(torch.autograd.Function):
+    """A result in the shape and layout of the caller's tensor, with the memory of the operator's result.
+
+    It is not a view, so ``detach_()`` works. It shares its version with the operator's result, which the backward
+    needs, so that in-place arithmetic raises PyTorch's error there. The arguments of ``apply`` are the operator's
+    result, the layout, and the caller's shape.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(result: Tensor, along: AlongAxis, shape: torch.Size) -> Tensor:
+        return along.restored(result).reshape(shape).detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.along, _ = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = grads
+        return ctx.along.stored(gradient if gradient.dim() else gradient.reshape(1)), None, None
+
+
+def _result_dtype(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """Return the requested dtype, or float32 under autocast: on accelerators, as in PyTorch, and not on the CPU."""
+    if dtype is not None:
+        return dtype
+    return torch.float32 if x.device.type != "cpu" and autocast_dtype(x.device) is not None else x.dtype
+
+
+def _implicit_dim(caller: Caller, input: Tensor, stacklevel: int) -> int:
+    """Return the dimension that PyTorch chooses if none is given, with its warning."""
+    message = f"{caller}: dim is not given, and which one PyTorch chooses is deprecated; pass dim="
+    if torch.compiler.is_compiling():
+        from nkilib.torch.dispatch import uncompiled  # which imports the compiler
+
+        uncompiled.warn(message)
+    else:
+        warnings.warn(message, UserWarning, stacklevel=stacklevel + 1)
+    return 0 if input.dim() in (0, 1, 3) else 1
+
+
+def _check_type(caller: Caller, input: Tensor, dtype: torch.dtype | None) -> None:
+    result = input.dtype if dtype is None else dtype
+    if result in FLOAT_DTYPES:
+        return
+    asked = f"input of {result}" if dtype is None else f"dtype={result}"
+    if result == torch.float64:
+        remedy = "input.float()" if dtype is None else "dtype=torch.float32"
+        raise TypeError(f"{caller}: the kernels write {_NAMES}, got {asked}; pass {remedy}, as there is no float64")
+    raise NotImplementedError(
+        f"{caller}: not implemented for {asked}; pass dtype=torch.float32 for a result in {_NAMES}"
+    )
+
+
+def _check_arguments(caller: Caller, input: Any, dtype: Any) -> None:
+    """Reject arguments that are not tensors, unsupported devices, and dtypes that the kernels do not write.
+
+    Raises:
+        TypeError: the wrong Python type; float64.
+        NotImplementedError: another dtype, device or class of tensor.
+    """
+    check_tensors(caller, {caller.input: input})
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(
+            f"{caller}: argument 'dtype' must be torch.dtype, not {type(dtype).__name__}; pass torch.float32"
+        )
+    check_plain(caller, {caller.input: input})
+    check_devices(caller, input, {})
+    _check_type(caller, input, dtype)
+
+
+def _checked_dim(caller: Caller, input: Tensor, dim: Any) -> int:
+    """Return ``dim`` counted from the front; a tensor without dimensions counts as having one.
+
+    Raises:
+        TypeError: it is not an integer.
+        IndexError: it is out of range.
+    """
+    dim, count = as_int(caller, "dim", dim), max(input.dim(), 1)
+    if not -count <= dim < count:
+        raise IndexError(
+            f"{caller}: dim must be from {-count} to {count - 1} for input of shape {tuple(input.shape)}, got {dim}; "
+            f"pass one of its dimensions"
+        )
+    return dim % count
+
+
+def _along(caller: Caller, derivative: Derivative, input: Any, dim: Any, stacklevel: int, dtype: Any) -> Tensor:
+    _check_arguments(caller, input, dtype)
+    axis = _checked_dim(caller, input, _implicit_dim(caller, input, stacklevel) if dim is None else dim)
+    x = input if input.dtype in FLOAT_DTYPES else input.to(torch.float32)
+    x = x.reshape(1) if x.dim() == 0 else x
+    along = AlongAxis.of(x, axis)
+    dtype_name = _name_of(_result_dtype(x, dtype))
+    result: Tensor = derivative.apply(False, along.stored(x), axis=along.axis, dtype=dtype_name)
+    if along.order == tuple(range(input.dim())) and result.dim() == input.dim():
+        return result
+    restored: Callable[..., Tensor] = _Restored.apply
+    return restored(result, along, input.shape)
 
 
 @hides_unknown
@@ -158,109 +263,6 @@ def log_softmax(
     if unknown:
         refuse_unknown(log_softmax, unknown)
     return _along(LOG_SOFTMAX, OF_LOG_SOFTMAX, input, dim, _stacklevel, dtype)
-
-
-def _along(caller: Caller, derivative: Derivative, input: Any, dim: Any, stacklevel: int, dtype: Any) -> Tensor:
-    _check_arguments(caller, input, dtype)
-    axis = _checked_dim(caller, input, _implicit_dim(caller, input, stacklevel) if dim is None else dim)
-    x = input if input.dtype in FLOAT_DTYPES else input.to(torch.float32)
-    x = x.reshape(1) if x.dim() == 0 else x
-    along = AlongAxis.of(x, axis)
-    dtype_name = _name_of(_result_dtype(x, dtype))
-    result: Tensor = derivative.apply(False, along.stored(x), axis=along.axis, dtype=dtype_name)
-    if along.order == tuple(range(input.dim())) and result.dim() == input.dim():
-        return result
-    restored: Callable[..., Tensor] = _Restored.apply
-    return restored(result, along, input.shape)
-
-
-class _Restored(torch.autograd.Function):
-    """A result in the shape and layout of the caller's tensor, with the memory of the operator's result.
-
-    It is not a view, so ``detach_()`` works. It shares its version with the operator's result, which the backward
-    needs, so that in-place arithmetic raises PyTorch's error there. The arguments of ``apply`` are the operator's
-    result, the layout, and the caller's shape.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(result: Tensor, along: AlongAxis, shape: torch.Size) -> Tensor:
-        return along.restored(result).reshape(shape).detach()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.along, _ = inputs
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = grads
-        return ctx.along.stored(gradient if gradient.dim() else gradient.reshape(1)), None, None
-
-
-def _result_dtype(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the requested dtype, or float32 under autocast: on accelerators, as in PyTorch, and not on the CPU."""
-    if dtype is not None:
-        return dtype
-    return torch.float32 if x.device.type != "cpu" and autocast_dtype(x.device) is not None else x.dtype
-
-
-def _implicit_dim(caller: Caller, input: Tensor, stacklevel: int) -> int:
-    """Return the dimension that PyTorch chooses if none is given, with its warning."""
-    message = f"{caller}: dim is not given, and which one PyTorch chooses is deprecated; pass dim="
-    if torch.compiler.is_compiling():
-        from nkilib.torch.dispatch import uncompiled  # which imports the compiler
-
-        uncompiled.warn(message)
-    else:
-        warnings.warn(message, UserWarning, stacklevel=stacklevel + 1)
-    return 0 if input.dim() in (0, 1, 3) else 1
-
-
-def _check_arguments(caller: Caller, input: Any, dtype: Any) -> None:
-    """Reject arguments that are not tensors, unsupported devices, and dtypes that the kernels do not write.
-
-    Raises:
-        TypeError: the wrong Python type; float64.
-        NotImplementedError: another dtype, device or class of tensor.
-    """
-    check_tensors(caller, {caller.input: input})
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(
-            f"{caller}: argument 'dtype' must be torch.dtype, not {type(dtype).__name__}; pass torch.float32"
-        )
-    check_plain(caller, {caller.input: input})
-    check_devices(caller, input, {})
-    _check_type(caller, input, dtype)
-
-
-def _check_type(caller: Caller, input: Tensor, dtype: torch.dtype | None) -> None:
-    result = input.dtype if dtype is None else dtype
-    if result in FLOAT_DTYPES:
-        return
-    asked = f"input of {result}" if dtype is None else f"dtype={result}"
-    if result == torch.float64:
-        remedy = "input.float()" if dtype is None else "dtype=torch.float32"
-        raise TypeError(f"{caller}: the kernels write {_NAMES}, got {asked}; pass {remedy}, as there is no float64")
-    raise NotImplementedError(
-        f"{caller}: not implemented for {asked}; pass dtype=torch.float32 for a result in {_NAMES}"
-    )
-
-
-def _checked_dim(caller: Caller, input: Tensor, dim: Any) -> int:
-    """Return ``dim`` counted from the front; a tensor without dimensions counts as having one.
-
-    Raises:
-        TypeError: it is not an integer.
-        IndexError: it is out of range.
-    """
-    dim, count = as_int(caller, "dim", dim), max(input.dim(), 1)
-    if not -count <= dim < count:
-        raise IndexError(
-            f"{caller}: dim must be from {-count} to {count - 1} for input of shape {tuple(input.shape)}, got {dim}; "
-            f"pass one of its dimensions"
-        )
-    return dim % count
 
 
 class Softmax(nn.Softmax):

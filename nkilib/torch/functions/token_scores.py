@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``token_scores``: log-probability and entropy of every position from one pass over the logits."""
+"""``token_scores``: log-probability and entropy of each position (:class:`TokenScores`) from one pass over logits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
-from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
-from nkilib.torch.dispatch.dtensors import local_part
+from nkilib.torch.dispatch.checks import Caller, check_tensors
+from nkilib.torch.dispatch.dtensors import dtensor, local_part
 from nkilib.torch.dispatch.layout import as_rows, rows_shape
-from nkilib.torch.functions.cross_entropy.checks import check_arguments, check_inplace, checked_options
+from nkilib.torch.functions.cross_entropy.checks import check_arguments, check_inplace_logits, checked_options
 from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, DERIVATIVE, FORWARD, ForwardResults, Wanted
 from nkilib.torch.functions.vocab_parallel.autograd import vocab_parallel_results
 from nkilib.torch.functions.vocab_parallel.shards import check_whole, group_place, shards_of_ranks, without_padding
@@ -110,7 +110,7 @@ def token_scores(
             f"single class to score"
         )
     if inplace:
-        check_inplace(_CALLER, logits, -1, target=target)
+        check_inplace_logits(_CALLER, logits, -1, target=target)
     rows, classes, wanted = as_rows(logits, -1), target.reshape(-1), Wanted(with_entropy=entropy)
     if group is None:
         check_whole(_CALLER, num_classes, shard_sizes)

@@ -5,7 +5,8 @@
 
 - ``head``: :func:`fuse_linear_loss`, and what then runs in place of the output layer;
 - ``logits``: :class:`LazyLogits`, which it returns;
-- ``form``: what lazy logits are made of, and the functions of torch that give lazy logits again;
+- ``form``: what lazy logits are made of;
+- ``transformations``: the functions of torch that give lazy logits again;
 - ``consumers``: the functions of torch that kernels compute from them;
-- ``options``: the options of a fused layer, and the record of what ran without logits and where they were computed.
+- ``record``: what ran without logits and where they were computed, and the options of a fused layer.
 """

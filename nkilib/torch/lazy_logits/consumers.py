@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Functions of torch that a kernel computes from hidden states and weights in place of logits.
+"""The functions of torch that a kernel computes from hidden states and weights in place of logits: cross-entropy, NLL
+loss of log-probabilities, ``gather``, ``logsumexp``, ``argmax``, sums over the classes, and Kullback-Leibler
+divergence.
 
 Each is registered in ``logits.CONSUMERS`` with the same arguments, and returns None for arguments that no kernel takes;
-the logits are then computed.
+the logits are then computed. :func:`_results` runs a function of nkilib on the operands of the logits.
 """
 
 from __future__ import annotations
@@ -18,20 +20,49 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental.loss.linear.launch import IDS_MAX
-from nkilib.torch.dispatch.checks import autocast_dtype, dtensor
+from nkilib.torch.dispatch.checks import autocast_dtype
+from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.functions.cross_entropy.functional import CrossEntropyOutputs
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.functions.output_layer import results_in_forward
-from nkilib.torch.lazy_logits.form import Form, Kind, registering
+from nkilib.torch.lazy_logits.form import Form, Kind
 from nkilib.torch.lazy_logits.logits import CONSUMERS, LazyLogits, whole
+from nkilib.torch.lazy_logits.transformations import registering
 
 _IGNORED: Final = -100
 _consumes: Final = registering(CONSUMERS)
 
 # A function of hidden states [..., D], targets, weight [V, D] and bias.
 _OfOperands = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, ...]]
+
+
+def _features_last(form: Form) -> Tensor:
+    """Return the hidden states [..., D] of all terms, with their features beside each other."""
+    parts = [term.hidden if term.factor == 1.0 else term.hidden * term.factor for term in form.terms]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=form.class_dim)).movedim(form.class_dim, -1)
+
+
+def _sum_of_biases(form: Form) -> Tensor | None:
+    total: Tensor | None = None
+    for term in form.terms:
+        if term.layer.bias is not None:
+            part = term.factor * whole(term.layer.bias).float()
+            total = part if total is None else total + part
+    return total
+
+
+def _kept_classes(form: Form, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the rows of the classes that were not cut off."""
+    if weight.shape[0] == form.classes:
+        return weight, bias
+    return weight[: form.classes], None if bias is None else bias[: form.classes]
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context without autocast: its dtype is that of the call of the output layer, not of the loss."""
+    return ExitStack() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)
 
 
 def _results(logits: LazyLogits, target: Tensor, function: _OfOperands) -> tuple[Tensor, ...]:
@@ -50,38 +81,13 @@ def _results(logits: LazyLogits, target: Tensor, function: _OfOperands) -> tuple
             layer = form.terms[0].layer
 
             def of_head(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-                return function(hidden, target, *_cut(form, whole(weight), None if bias is None else whole(bias)))
+                return function(
+                    hidden, target, *_kept_classes(form, whole(weight), None if bias is None else whole(bias))
+                )
 
             return results_in_forward(layer, hidden, target, of_head)
         weight = torch.cat([whole(term.layer.weight) for term in form.terms], dim=1)
-        return function(hidden, target, *_cut(form, weight, _sum_of_biases(form)))
-
-
-def _features_last(form: Form) -> Tensor:
-    """Return the hidden states [..., D] of all terms, with their features beside each other."""
-    parts = [term.hidden if term.factor == 1.0 else term.hidden * term.factor for term in form.terms]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=form.class_dim)).movedim(form.class_dim, -1)
-
-
-def _sum_of_biases(form: Form) -> Tensor | None:
-    total: Tensor | None = None
-    for term in form.terms:
-        if term.layer.bias is not None:
-            part = term.factor * whole(term.layer.bias).float()
-            total = part if total is None else total + part
-    return total
-
-
-def _cut(form: Form, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return the rows of the classes that were not cut off."""
-    if weight.shape[0] == form.classes:
-        return weight, bias
-    return weight[: form.classes], None if bias is None else bias[: form.classes]
-
-
-def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context without autocast: its dtype is that of the call of the output layer, not of the loss."""
-    return ExitStack() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)
+        return function(hidden, target, *_kept_classes(form, weight, _sum_of_biases(form)))
 
 
 def _compute_dtype(logits: LazyLogits) -> torch.dtype | None:
@@ -91,6 +97,69 @@ def _compute_dtype(logits: LazyLogits) -> torch.dtype | None:
 def _loss_dtype(logits: LazyLogits) -> torch.dtype:
     """Return the dtype that a loss of the logits has, which autocast takes to float32."""
     return logits.dtype if autocast_dtype(logits.device) is None else torch.float32
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """The options of a cross-entropy."""
+
+    class_weight: Tensor | None
+    ignore_index: int
+    reduction: str
+    label_smoothing: float = 0.0
+    lse_square_scale: float = 0.0
+    normalizer: Tensor | None = None
+
+
+def _is_log_softmax(form: Form) -> bool:
+    return form.kind is Kind.LOG_SOFTMAX and form.factor == 1.0
+
+
+def _is_class_dim_of_losses(form: Form) -> bool:
+    """Return whether the classes are where a loss of torch has them: the second dimension, or the only one."""
+    return form.class_dim == min(1, form.ndim - 1)
+
+
+def _are_indices(form: Form, target: object) -> bool:
+    """Return whether a target is a class index for each position."""
+    positions = [size for dim, size in enumerate(form.shape) if dim != form.class_dim]
+    return isinstance(target, Tensor) and not target.is_floating_point() and list(target.shape) == positions
+
+
+def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_outputs: bool) -> tuple[Tensor, ...]:
+    """Return the cross-entropy of logits of a form, with all results that nkilib has if they are asked for."""
+    options = logits.call.options
+    smoothing, lse_square_scale = options.of_loss(loss.label_smoothing, logits.call.term.layer.training)
+
+    def of_operands(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+        result = linear_cross_entropy(
+            hidden,
+            weight,
+            target,
+            linear_bias=bias,
+            weight=loss.class_weight,
+            reduction=loss.reduction,
+            ignore_index=loss.ignore_index,
+            label_smoothing=smoothing,
+            lse_square_scale=lse_square_scale + loss.lse_square_scale,
+            compute_dtype=_compute_dtype(logits),
+            memory_limit=None if loss.reduction == "none" or return_outputs else options.memory_limit,
+            logit_scale=form.scale,
+            logit_softcap=form.cap,
+            normalizer=loss.normalizer,
+            return_outputs=return_outputs,
+        )
+        return (result,) if isinstance(result, Tensor) else tuple(cast(Iterable[Tensor], result))
+
+    return _results(logits, target, of_operands)
+
+
+def _loss_of_torch(logits: LazyLogits, target: Tensor, loss: _Loss) -> Tensor | None:
+    """Return the cross-entropy; None for targets that are no class index of each position."""
+    if not _is_class_dim_of_losses(logits.form) or not _are_indices(logits.form, target):
+        return None
+    (result,) = _loss(logits, logits.form, target, loss, False)
+    return result.to(_loss_dtype(logits))
 
 
 @_consumes("cross_entropy")
@@ -155,89 +224,8 @@ def _own_cross_entropy(
     return CrossEntropyOutputs(*results) if return_outputs else results[0]
 
 
-@dataclass(frozen=True)
-class _Loss:
-    """The options of a cross-entropy."""
-
-    class_weight: Tensor | None
-    ignore_index: int
-    reduction: str
-    label_smoothing: float = 0.0
-    lse_square_scale: float = 0.0
-    normalizer: Tensor | None = None
-
-
-def _is_log_softmax(form: Form) -> bool:
-    return form.kind is Kind.LOG_SOFTMAX and form.factor == 1.0
-
-
-def _loss_of_torch(logits: LazyLogits, target: Tensor, loss: _Loss) -> Tensor | None:
-    """Return the cross-entropy; None for targets that are no class index of each position."""
-    if not _is_class_dim_of_losses(logits.form) or not _are_indices(logits.form, target):
-        return None
-    (result,) = _loss(logits, logits.form, target, loss, False)
-    return result.to(_loss_dtype(logits))
-
-
-def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_outputs: bool) -> tuple[Tensor, ...]:
-    """Return the cross-entropy of logits of a form, with all results that nkilib has if they are asked for."""
-    options = logits.call.options
-    smoothing, lse_square_scale = options.of_loss(loss.label_smoothing, logits.call.term.layer.training)
-
-    def of_operands(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-        result = linear_cross_entropy(
-            hidden,
-            weight,
-            target,
-            linear_bias=bias,
-            weight=loss.class_weight,
-            reduction=loss.reduction,
-            ignore_index=loss.ignore_index,
-            label_smoothing=smoothing,
-            lse_square_scale=lse_square_scale + loss.lse_square_scale,
-            compute_dtype=_compute_dtype(logits),
-            memory_limit=None if loss.reduction == "none" or return_outputs else options.memory_limit,
-            logit_scale=form.scale,
-            logit_softcap=form.cap,
-            normalizer=loss.normalizer,
-            return_outputs=return_outputs,
-        )
-        return (result,) if isinstance(result, Tensor) else tuple(cast(Iterable[Tensor], result))
-
-    return _results(logits, target, of_operands)
-
-
-def _is_class_dim_of_losses(form: Form) -> bool:
-    """Return whether the classes are where a loss of torch has them: the second dimension, or the only one."""
-    return form.class_dim == min(1, form.ndim - 1)
-
-
-def _are_indices(form: Form, target: object) -> bool:
-    """Return whether a target is a class index for each position."""
-    positions = [size for dim, size in enumerate(form.shape) if dim != form.class_dim]
-    return isinstance(target, Tensor) and not target.is_floating_point() and list(target.shape) == positions
-
-
-@_consumes("gather")
-def _gather(input: LazyLogits, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor | None:
-    """Log-probabilities, or logits, of given classes of each position."""
-    form = input.form
-    is_known = dim % form.ndim == form.class_dim and isinstance(index, Tensor) and index.dim() == form.ndim
-    if not is_known:
-        return None
-    ids = index.movedim(form.class_dim, -1)
-    positions = [size for at, size in enumerate(form.shape) if at != form.class_dim]
-    if list(ids.shape[:-1]) != positions or not 1 <= ids.shape[-1] <= IDS_MAX:
-        return None
-    if form.kind not in (Kind.LOGITS, Kind.LOG_SOFTMAX, Kind.SOFTMAX):
-        return None
-    values = _logprobs(input, ids, "lse")
-    if form.kind is Kind.LOGITS:
-        values = values + input.known["lse"][..., None]
-    elif form.kind is Kind.SOFTMAX:
-        values = values.exp()
-    values = values if form.factor == 1.0 else form.factor * values
-    return values.movedim(-1, form.class_dim).to(form.dtype)
+# The index that is ignored where only scores of positions are asked for, and one that no gather can have.
+_NO_CLASS: Final = -(2**31)
 
 
 def _logprobs(logits: LazyLogits, ids: Tensor, name: str) -> Tensor:
@@ -262,8 +250,26 @@ def _logprobs(logits: LazyLogits, ids: Tensor, name: str) -> Tensor:
     return logprob
 
 
-# The index that is ignored where only scores of positions are asked for, and one that no gather can have.
-_NO_CLASS: Final = -(2**31)
+@_consumes("gather")
+def _gather(input: LazyLogits, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor | None:
+    """Log-probabilities, or logits, of given classes of each position."""
+    form = input.form
+    is_known = dim % form.ndim == form.class_dim and isinstance(index, Tensor) and index.dim() == form.ndim
+    if not is_known:
+        return None
+    ids = index.movedim(form.class_dim, -1)
+    positions = [size for at, size in enumerate(form.shape) if at != form.class_dim]
+    if list(ids.shape[:-1]) != positions or not 1 <= ids.shape[-1] <= IDS_MAX:
+        return None
+    if form.kind not in (Kind.LOGITS, Kind.LOG_SOFTMAX, Kind.SOFTMAX):
+        return None
+    values = _logprobs(input, ids, "lse")
+    if form.kind is Kind.LOGITS:
+        values = values + input.known["lse"][..., None]
+    elif form.kind is Kind.SOFTMAX:
+        values = values.exp()
+    values = values if form.factor == 1.0 else form.factor * values
+    return values.movedim(-1, form.class_dim).to(form.dtype)
 
 
 def _score(logits: LazyLogits, name: str) -> Tensor:
@@ -310,6 +316,17 @@ def _argmax(input: LazyLogits, dim: int | None = None, keepdim: bool = False) ->
     return _placed(form, argmax, keepdim, None)
 
 
+def _sum_of_logits(logits: LazyLogits) -> Tensor:
+    """Return the sum of the logits of each position, which is a product with the summed weights of all classes."""
+
+    def total(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
+        summed = torch.mv(hidden.flatten(0, -2).float(), weight.float().sum(0)).view(hidden.shape[:-1])
+        return (summed if bias is None else summed + bias.float().sum(),)
+
+    (result,) = _results(logits, torch.zeros((), dtype=torch.int64, device=logits.device), total)
+    return logits.form.scale * result
+
+
 @_consumes("sum")
 def _sum(
     input: LazyLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
@@ -327,17 +344,6 @@ def _sum(
     else:
         return None
     return _placed(form, form.factor * total, keepdim, dtype or form.dtype)
-
-
-def _sum_of_logits(logits: LazyLogits) -> Tensor:
-    """Return the sum of the logits of each position, which is a product with the summed weights of all classes."""
-
-    def total(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
-        summed = torch.mv(hidden.flatten(0, -2).float(), weight.float().sum(0)).view(hidden.shape[:-1])
-        return (summed if bias is None else summed + bias.float().sum(),)
-
-    (result,) = _results(logits, torch.zeros((), dtype=torch.int64, device=logits.device), total)
-    return logits.form.scale * result
 
 
 @_consumes("kl_div")
@@ -364,7 +370,7 @@ def _kl_div(
     target.call.check_unchanged()
 
     def divergence(hidden: Tensor, ids: Tensor, own: Tensor, own_bias: Tensor | None) -> tuple[Tensor]:
-        of_teacher = _cut(teacher, weight, bias)
+        of_teacher = _kept_classes(teacher, weight, bias)
         result = linear_distillation_loss(
             hidden,
             own,

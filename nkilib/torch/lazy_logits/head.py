@@ -3,7 +3,9 @@
 
 """``fuse_linear_loss``: the output layer of any model returns logits that are computed only if something needs them.
 
-:class:`FusedHead` is what runs in place of the forward of the layer.
+:class:`FusedHead` is what runs in place of the forward of the layer, :func:`fuse_linear_loss` puts it there, and
+:class:`Undo` takes it away. :func:`_find_output_layer` finds the layer in a model. :func:`fused_calls` tells what ran
+without logits.
 """
 
 from __future__ import annotations
@@ -20,15 +22,16 @@ import nkilib.torch.lazy_logits.consumers  # noqa: F401  registers what kernels 
 from nkilib.base.deprecation import Deprecation
 from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.linear.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
-from nkilib.torch.dispatch.checks import autocast_dtype, dtensor
+from nkilib.torch.dispatch.checks import autocast_dtype
 from nkilib.torch.dispatch.devices import SUPPORTED_DEVICES
+from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.dispatch.operator import FLOAT_DTYPES
 from nkilib.torch.functions.cross_entropy.checks import checked_options
 from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit
 from nkilib.torch.functions.output_layer import class_before_sharding, has_only_hooks_of_fsdp, is_fully_sharded
 from nkilib.torch.lazy_logits.form import Form, Term
 from nkilib.torch.lazy_logits.logits import CALLER, HeadCall, LazyLogits, Mode, versions_of
-from nkilib.torch.lazy_logits.options import CHOICES, FUSE, FusedCalls, FusedOptions, LogitsComputedWarning
+from nkilib.torch.lazy_logits.record import CHOICES, FUSE, FusedCalls, FusedOptions, LogitsComputedWarning
 
 # The attributes of a layer that are set while it is fused. The second is what torch calls around the forward.
 _FORWARD: Final = "forward"
@@ -40,96 +43,6 @@ _SKIP_LOGITS: Final = Deprecation(
     removed_in="0.5",
     instead="leave it out: logits are computed where something needs them",
 )
-
-
-@dataclass(eq=False)
-class FusedHead:
-    """The forward of a fused output layer.
-
-    A copy of the model has its own, which calls the copy of the layer; so has a model from a pickle.
-
-    Attributes:
-        layer: the output layer, a ``torch.nn.Linear``.
-        options: the options of ``fuse_linear_loss``, and what the layer did so far.
-        is_adapter: whether its results are added to those of another fused layer, in a product with the features of
-            both, so that it may have few.
-        skip_logits: decides for the next call in place of training and ``evaluation``; None: they decide.
-    """
-
-    layer: nn.Linear
-    options: FusedOptions
-    is_adapter: bool = False
-    skip_logits: bool | None = None
-
-    def __call__(self, input: Tensor) -> Tensor | LazyLogits:
-        """Return lazy logits of hidden states, or logits where no kernel takes them or nobody trains."""
-        is_asked = self.is_asked()
-        self.skip_logits = None
-        if is_asked:
-            reason = self.reason_for_logits(input)
-            if reason is None:
-                return self.lazy_logits(input)
-            positions = input.numel() // max(1, input.shape[-1])
-            num_bytes = positions * self.layer.out_features * input.element_size()
-            self.options.tell(f"the output layer ({reason})", num_bytes, self.layer.training)
-        return class_before_sharding(self.layer).forward(self.layer, input)
-
-    def is_asked(self) -> bool:
-        """Return whether a call gives lazy logits if it can: in training, where a graph is recorded."""
-        if torch.compiler.is_exporting() or _is_transformed():
-            return False
-        if self.skip_logits is not None:
-            return self.skip_logits
-        return self.options.evaluation or (self.layer.training and torch.is_grad_enabled())
-
-    def reason_for_logits(self, hidden: Tensor) -> str | None:
-        """Return a clause that says why no kernel takes the products; None if kernels do."""
-        features = self.layer.in_features
-        if not FEATURES_MIN <= features <= FEATURES_MAX and not self.is_adapter:
-            return f"there are {features} features, and the kernels take {FEATURES_MIN} to {FEATURES_MAX}"
-        return _reason_for_logits(self.layer, hidden)
-
-    def lazy_logits(self, hidden: Tensor) -> LazyLogits:
-        """Return the lazy logits of hidden states."""
-        layer = self.layer
-        term = Term(hidden, layer, _parameters_of(layer))
-        versions = None if torch.compiler.is_compiling() else versions_of(term)
-        form = Form((term,), hidden.dim() - 1, layer.out_features, _dtype_of_logits(layer, hidden))
-        return LazyLogits(form, HeadCall(self.options, term, Mode.current(hidden.device), versions))
-
-
-@dataclass(eq=False)
-class _Call:
-    """The call of a fused output layer, hooks included.
-
-    A layer that ``fully_shard`` got by itself would gather its weights for a call that does not need them.
-    """
-
-    head: FusedHead
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        layer = self.head.layer
-        is_of_hidden = is_fully_sharded(layer) and len(args) == 1 and not kwargs
-        if is_of_hidden and self.head.is_asked() and self.head.reason_for_logits(args[0]) is None:
-            return self.head(args[0])
-        return nn.Module._call_impl(layer, *args, **kwargs)  # type: ignore[no-untyped-call]
-
-
-@dataclass(eq=False)
-class _TakesSkipLogits:
-    """A hook before the forward of the model, which takes the argument ``skip_logits`` of earlier releases."""
-
-    heads: list[FusedHead]
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        if "skip_logits" not in kwargs:
-            return None
-        _SKIP_LOGITS.warn()
-        kwargs = dict(kwargs)
-        skip_logits = kwargs.pop("skip_logits")
-        for head in self.heads:
-            head.skip_logits = skip_logits
-        return args, kwargs
 
 
 def _is_transformed() -> bool:
@@ -175,6 +88,97 @@ def _reason_for_logits(layer: nn.Linear, hidden: Tensor) -> str | None:
     if is_fully_sharded(layer) and not has_only_hooks_of_fsdp(layer):
         return "fully_shard got it alone, and it has hooks of others, which would not run"
     return None
+
+
+@dataclass(eq=False)
+class FusedHead:
+    """The forward of a fused output layer.
+
+    A copy of the model has its own, which calls the copy of the layer; so has a model from a pickle.
+
+    Attributes:
+        layer: the output layer, a ``torch.nn.Linear``.
+        options: the options of ``fuse_linear_loss``, and what the layer did so far.
+        is_adapter: whether its results are added to those of another fused layer, in a product with the features of
+            both, so that it may have few.
+        skip_logits: decides for the next call in place of training and ``evaluation``; None: they decide.
+    """
+
+    layer: nn.Linear
+    options: FusedOptions
+    is_adapter: bool = False
+    skip_logits: bool | None = None
+
+    def __call__(self, input: Tensor) -> Tensor | LazyLogits:
+        """Return lazy logits of hidden states, or logits where no kernel takes them or nobody trains."""
+        is_asked = self.is_asked()
+        reason = self.reason_for_logits(input) if is_asked else None
+        if is_asked and reason is None:
+            return self.lazy_logits(input)
+        self.skip_logits = None
+        if is_asked:
+            positions = input.numel() // max(1, input.shape[-1])
+            num_bytes = positions * self.layer.out_features * input.element_size()
+            self.options.tell(f"the output layer ({reason})", num_bytes, self.layer.training)
+        return class_before_sharding(self.layer).forward(self.layer, input)
+
+    def is_asked(self) -> bool:
+        """Return whether a call gives lazy logits if it can: in training, where a graph is recorded."""
+        if torch.compiler.is_exporting() or _is_transformed():
+            return False
+        if self.skip_logits is not None:
+            return self.skip_logits
+        return self.options.evaluation or (self.layer.training and torch.is_grad_enabled())
+
+    def reason_for_logits(self, hidden: Tensor) -> str | None:
+        """Return a clause that says why no kernel takes the products; None if kernels do."""
+        features = self.layer.in_features
+        if not FEATURES_MIN <= features <= FEATURES_MAX and not self.is_adapter:
+            return f"there are {features} features, and the kernels take {FEATURES_MIN} to {FEATURES_MAX}"
+        return _reason_for_logits(self.layer, hidden)
+
+    def lazy_logits(self, hidden: Tensor) -> LazyLogits:
+        """Return the lazy logits of hidden states, which end the call."""
+        self.skip_logits = None
+        layer = self.layer
+        term = Term(hidden, layer, _parameters_of(layer))
+        versions = None if torch.compiler.is_compiling() else versions_of(term)
+        form = Form((term,), hidden.dim() - 1, layer.out_features, _dtype_of_logits(layer, hidden))
+        return LazyLogits(form, HeadCall(self.options, term, Mode.current(hidden.device), versions))
+
+
+@dataclass(eq=False)
+class _Call:
+    """The call of a fused output layer, hooks included.
+
+    A layer that ``fully_shard`` got by itself would gather its weights for a call that does not need them.
+    """
+
+    head: FusedHead
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        head, layer = self.head, self.head.layer
+        is_of_hidden = is_fully_sharded(layer) and len(args) == 1 and not kwargs
+        if is_of_hidden and head.is_asked() and head.reason_for_logits(args[0]) is None:
+            return head.lazy_logits(args[0])
+        return nn.Module._call_impl(layer, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+@dataclass(eq=False)
+class _TakesSkipLogits:
+    """A hook before the forward of the model, which takes the argument ``skip_logits`` of earlier releases."""
+
+    heads: list[FusedHead]
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if "skip_logits" not in kwargs:
+            return None
+        _SKIP_LOGITS.warn()
+        kwargs = dict(kwargs)
+        skip_logits = kwargs.pop("skip_logits")
+        for head in self.heads:
+            head.skip_logits = skip_logits
+        return args, kwargs
 
 
 def fused_heads(model: nn.Module) -> list[FusedHead]:
@@ -224,6 +228,74 @@ class Undo:
 
     def __exit__(self, *error: object) -> None:
         self()
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Return whether a module only multiplies by its weight, and runs the forward of its class."""
+    kind = class_before_sharding(module)
+    is_linear = issubclass(kind, nn.Linear) and kind.forward is nn.Linear.forward
+    return is_linear and _FORWARD not in vars(module)
+
+
+def _linear_layers(output_layer: nn.Module) -> list[nn.Linear]:
+    """Return the layers of an output layer whose results are logits: itself, or what PEFT's wrapper has in its place
+    and adds to it. Without any the model computes logits, and a warning says so.
+    """
+    layers = [cast("nn.Linear", module) for module in output_layer.modules() if _is_plain(module)]
+    classes = max((layer.out_features for layer in layers), default=0)
+    if not layers or (isinstance(output_layer, nn.Linear) and output_layer.out_features != classes):
+        kind = class_before_sharding(output_layer)
+        warnings.warn(
+            f"{FUSE}: the output layer must be a torch.nn.Linear, or PEFT's wrapper around one, got "
+            f"{kind.__module__}.{kind.__qualname__}, whose logits are computed as before; {_HEAD_REMEDY}",
+            LogitsComputedWarning,
+            stacklevel=4,
+        )
+    return [layer for layer in layers if layer.out_features == classes]
+
+
+def _embeddings_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """Return the innermost model that knows its output layer, and the layer; a model within another that has another
+    layer is a part of that one, and its layer is none of the whole.
+    """
+    found: dict[nn.Module, nn.Module] = {}
+    inside: set[nn.Module] = set()  # of models that know a layer
+    for module in model.modules():
+        get = getattr(module, "get_output_embeddings", None)
+        layer = get() if callable(get) else None
+        if isinstance(layer, nn.Module) and (layer in found or module not in inside):
+            found[layer] = module
+            inside.update(module.modules())
+    if len(found) != 1:
+        raise ValueError(
+            f"{FUSE}: model must have one output layer, which get_output_embeddings() returns, got {len(found)} in "
+            f"{type(model).__name__}; {_HEAD_REMEDY}"
+        )
+    ((layer, owner),) = found.items()
+    return owner, layer
+
+
+def _find_output_layer(model: nn.Module, head: str | nn.Module | None) -> tuple[nn.Module, nn.Module]:
+    """Return the model that owns the output layer, and the layer.
+
+    Raises:
+        TypeError: ``head`` is neither path nor module.
+        ValueError: there is no such layer in the model, or there are several.
+    """
+    if head is None:
+        return _embeddings_of(model)
+    if isinstance(head, str):
+        try:
+            return model, model.get_submodule(head)
+        except AttributeError as error:
+            raise ValueError(f"{FUSE}: head must be the path of a module, got {head!r}: {error}") from None
+    if not isinstance(head, nn.Module):
+        raise TypeError(f"{FUSE}: argument 'head' must be str or torch.nn.Module, not {type(head).__name__}")
+    if not any(module is head for module in model.modules()):
+        raise ValueError(
+            f"{FUSE}: head must be a module of the model, got another {type(head).__name__}; {_HEAD_REMEDY}"
+        )
+    return model, head
 
 
 @hides_unknown
@@ -308,71 +380,3 @@ def fuse_linear_loss(
     if heads:
         owner.register_forward_pre_hook(_TakesSkipLogits(heads), with_kwargs=True)
     return Undo(model)
-
-
-def _find_output_layer(model: nn.Module, head: str | nn.Module | None) -> tuple[nn.Module, nn.Module]:
-    """Return the model that owns the output layer, and the layer.
-
-    Raises:
-        TypeError: ``head`` is neither path nor module.
-        ValueError: there is no such layer in the model, or there are several.
-    """
-    if head is None:
-        return _embeddings_of(model)
-    if isinstance(head, str):
-        try:
-            return model, model.get_submodule(head)
-        except AttributeError as error:
-            raise ValueError(f"{FUSE}: head must be the path of a module, got {head!r}: {error}") from None
-    if not isinstance(head, nn.Module):
-        raise TypeError(f"{FUSE}: argument 'head' must be str or torch.nn.Module, not {type(head).__name__}")
-    if not any(module is head for module in model.modules()):
-        raise ValueError(
-            f"{FUSE}: head must be a module of the model, got another {type(head).__name__}; {_HEAD_REMEDY}"
-        )
-    return model, head
-
-
-def _embeddings_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Return the innermost model that knows its output layer, and the layer; a model within another that has another
-    layer is a part of that one, and its layer is none of the whole.
-    """
-    found: dict[nn.Module, nn.Module] = {}
-    inside: set[nn.Module] = set()  # of models that know a layer
-    for module in model.modules():
-        get = getattr(module, "get_output_embeddings", None)
-        layer = get() if callable(get) else None
-        if isinstance(layer, nn.Module) and (layer in found or module not in inside):
-            found[layer] = module
-            inside.update(module.modules())
-    if len(found) != 1:
-        raise ValueError(
-            f"{FUSE}: model must have one output layer, which get_output_embeddings() returns, got {len(found)} in "
-            f"{type(model).__name__}; {_HEAD_REMEDY}"
-        )
-    ((layer, owner),) = found.items()
-    return owner, layer
-
-
-def _linear_layers(output_layer: nn.Module) -> list[nn.Linear]:
-    """Return the layers of an output layer whose results are logits: itself, or what PEFT's wrapper has in its place
-    and adds to it. Without any the model computes logits, and a warning says so.
-    """
-    layers = [cast("nn.Linear", module) for module in output_layer.modules() if _is_plain(module)]
-    classes = max((layer.out_features for layer in layers), default=0)
-    if not layers or (isinstance(output_layer, nn.Linear) and output_layer.out_features != classes):
-        kind = class_before_sharding(output_layer)
-        warnings.warn(
-            f"{FUSE}: the output layer must be a torch.nn.Linear, or PEFT's wrapper around one, got "
-            f"{kind.__module__}.{kind.__qualname__}, whose logits are computed as before; {_HEAD_REMEDY}",
-            LogitsComputedWarning,
-            stacklevel=4,
-        )
-    return [layer for layer in layers if layer.out_features == classes]
-
-
-def _is_plain(module: nn.Module) -> bool:
-    """Return whether a module only multiplies by its weight, and runs the forward of its class."""
-    kind = class_before_sharding(module)
-    is_linear = issubclass(kind, nn.Linear) and kind.forward is nn.Linear.forward
-    return is_linear and _FORWARD not in vars(module)

@@ -4,9 +4,11 @@
 """``LazyLogits``: what a fused output layer returns in place of logits, which are computed if something needs them.
 
 Every function of torch that gets the object arrives at :meth:`LazyLogits.__torch_function__`, and every method at
-:func:`_called`. Both do the first that is possible: record a function whose result is a form of logits again
-(``form.RECORDED``), run a kernel on hidden states and weights (:data:`CONSUMERS`), or compute the logits, by the
-very functions that were called on the object so far, and go on with the tensor.
+:func:`_called`. Both call :func:`_applied`, which does the first that is possible: record a function whose result is a
+form of logits again (``transformations.RECORDED``), run a kernel on hidden states and weights (:data:`CONSUMERS`), or
+compute the logits, by the very functions that were called on the object so far, and go on with the tensor.
+
+:class:`HeadCall` is the call of the output layer that the objects come from, :class:`Mode` the state of torch in it.
 """
 
 from __future__ import annotations
@@ -24,15 +26,49 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
-from nkilib.torch.dispatch.checks import Caller, autocast_dtype, dtensor
+from nkilib.torch.dispatch.checks import Caller, autocast_dtype
+from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.functions.output_layer import results_in_forward
 from nkilib.torch.functions.vocab_parallel.linear_placement import averaged
-from nkilib.torch.lazy_logits.form import RECORDED, Form, Handler, Term
-from nkilib.torch.lazy_logits.options import FUSE, FusedOptions
+from nkilib.torch.lazy_logits.form import Form, Term
+from nkilib.torch.lazy_logits.record import FUSE, FusedOptions
+from nkilib.torch.lazy_logits.transformations import RECORDED, Handler
 
 CALLER: Final = Caller(FUSE, "the input of the output layer", "hidden states", "the logits of the model")
 # By name, the functions of torch that kernels compute. The module ``consumers`` fills it.
 CONSUMERS: Final[dict[str, Handler]] = {}
+
+# Functions that change their first argument; beside these, all whose names end with one underscore.
+_IN_PLACE: Final = frozenset(
+    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "pow", "and", "or")
+)
+# The functions of which a scale in place is recorded as its other form.
+# The functions of which a scale in place is recorded as its other form.
+# The functions of which a scale in place is recorded as its other form.
+_OUT_OF_PLACE: Final = {"mul_": "mul", "__imul__": "mul", "div_": "div", "__itruediv__": "div"}
+# Functions of two tensors of which either may be lazy.
+_OF_EITHER: Final = ("mul", "multiply", "__mul__", "__rmul__", "add", "__add__", "__radd__")
+# What is true of the logits if it is of the hidden states, which have their device, their kind and their layout.
+_FLAGS: Final = ("cuda", "cpu", "meta", "xla", "sparse", "quantized", "nested", "contiguous", "complex", "conj")
+_OF_HIDDEN: Final = frozenset((*(f"is_{name}" for name in _FLAGS), "is_floating_point", "layout", "get_device"))
+_COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
+_ARITHMETIC: Final = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_OF_ONE: Final = (
+    "neg",
+    "pos",
+    "abs",
+    "invert",
+    "getitem",
+    "setitem",
+    "contains",
+    "bool",
+    "float",
+    "int",
+    "index",
+    "array",
+)
+# Operators of Python, which it looks up in the class alone.
+_OPERATORS: Final = (*_COMPARISONS, *_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), *_OF_ONE)
 
 
 @dataclass(frozen=True)
@@ -281,25 +317,88 @@ def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _called(name: str, logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
-    """Call a method."""
-    return _applied(name, getattr(Tensor, name), (logits, *args), kwargs)
+def _lazy_in(value: Any) -> Iterator[LazyLogits]:
+    if isinstance(value, LazyLogits):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _lazy_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _lazy_in(item)
 
 
-def _applied(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function of torch with arguments of which some are lazy: record it, run a kernel, or compute logits."""
-    if "input" in kwargs:
-        args, kwargs = (kwargs["input"], *args), {key: value for key, value in kwargs.items() if key != "input"}
-    lazy = list(_lazy_in((args, kwargs)))
-    if args and all(logits._computed is None for logits in lazy):
-        result = _without_logits(name, function, args, kwargs, lazy)
-        if result is not None:
-            return result
-    if _is_in_place(name, kwargs):
-        for logits in lazy:
-            _compute_all(logits.call, name)
-    tensors = {id(logits): logits._tensor(name) for logits in lazy}
-    return function(*_replaced(args, tensors), **_replaced(kwargs, tensors))
+def _mapped(function: Callable[[LazyLogits], Any], value: Any) -> Any:
+    """Return the arguments with a function applied to what is lazy in them."""
+    if isinstance(value, LazyLogits):
+        return function(value)
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(function, item) for item in value)
+    if isinstance(value, dict):
+        return {key: _mapped(function, item) for key, item in value.items()}
+    return value
+
+
+def _forms(value: Any) -> Any:
+    return _mapped(lambda logits: logits.form, value)
+
+
+def _computed(value: Any) -> Any:
+    return _mapped(lambda logits: logits.compute(), value)
+
+
+def _replaced(value: Any, tensors: dict[int, Tensor]) -> Any:
+    return _mapped(lambda logits: tensors[id(logits)], value)
+
+
+def _is_in_place(name: str, kwargs: dict[str, Any]) -> bool:
+    is_named_so = name.endswith("_") and not name.endswith("__")
+    return is_named_so or name == "__setitem__" or name in _IN_PLACE or kwargs.get("out") is not None
+
+
+def _compute_all(call: HeadCall, function: str) -> None:
+    """Compute all objects that came of a call, before one of them changes in place: some share memory as tensors."""
+    for logits in call.live_results():
+        logits._tensor(function)
+
+
+def _made(
+    first: LazyLogits, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> Any:
+    """Return the object, or the objects, of a recorded function."""
+    mode = Mode.current(first.device)
+    if isinstance(result, tuple):
+        return tuple(
+            LazyLogits(form, first.call, Made(function, args, kwargs, item, mode)) for item, form in enumerate(result)
+        )
+    return LazyLogits(result, first.call, Made(function, args, kwargs, None, mode))
+
+
+def _changed_in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazyLogits | None:
+    """Scale an object that nothing else came of, which no other object can share memory with; None for others.
+
+    Raises:
+        RuntimeError: something else came of the call in a graph of ``torch.compile``, where nobody knows what lives.
+    """
+    logits: LazyLogits = args[0]
+    call = logits.call
+    if torch.compiler.is_compiling():
+        if call.num_results > 1:
+            raise RuntimeError(
+                f"{FUSE}: in a graph of torch.compile logits must not change in place, got {name}_; write the result "
+                f"to another name, as in logits = logits / temperature"
+            )
+    elif len(call.live_results()) > 1:
+        return None
+    form = RECORDED[name](_forms(args), kwargs)
+    if not isinstance(form, Form):
+        return None
+    before = LazyLogits(logits.form, call, logits.made)
+    mode = Mode.current(logits.device)
+    logits.made = Made(getattr(torch, name), (before, *args[1:]), kwargs, None, mode)
+    logits.form = form
+    logits.known.clear()
+    return logits
 
 
 def _without_logits(
@@ -335,117 +434,25 @@ def _without_logits(
     return result
 
 
-def _changed_in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazyLogits | None:
-    """Scale an object that nothing else came of, which no other object can share memory with; None for others.
-
-    Raises:
-        RuntimeError: something else came of the call in a graph of ``torch.compile``, where nobody knows what lives.
-    """
-    logits: LazyLogits = args[0]
-    call = logits.call
-    if torch.compiler.is_compiling():
-        if call.num_results > 1:
-            raise RuntimeError(
-                f"{FUSE}: in a graph of torch.compile logits must not change in place, got {name}_; write the result "
-                f"to another name, as in logits = logits / temperature"
-            )
-    elif len(call.live_results()) > 1:
-        return None
-    form = RECORDED[name](_forms(args), kwargs)
-    if not isinstance(form, Form):
-        return None
-    before = LazyLogits(logits.form, call, logits.made)
-    mode = Mode.current(logits.device)
-    logits.made = Made(getattr(torch, name), (before, *args[1:]), kwargs, None, mode)
-    logits.form = form
-    logits.known.clear()
-    return logits
+def _applied(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function of torch with arguments of which some are lazy: record it, run a kernel, or compute logits."""
+    if "input" in kwargs:
+        args, kwargs = (kwargs["input"], *args), {key: value for key, value in kwargs.items() if key != "input"}
+    lazy = list(_lazy_in((args, kwargs)))
+    if args and all(logits._computed is None for logits in lazy):
+        result = _without_logits(name, function, args, kwargs, lazy)
+        if result is not None:
+            return result
+    if _is_in_place(name, kwargs):
+        for logits in lazy:
+            _compute_all(logits.call, name)
+    tensors = {id(logits): logits._tensor(name) for logits in lazy}
+    return function(*_replaced(args, tensors), **_replaced(kwargs, tensors))
 
 
-def _made(
-    first: LazyLogits, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-) -> Any:
-    """Return the object, or the objects, of a recorded function."""
-    mode = Mode.current(first.device)
-    if isinstance(result, tuple):
-        return tuple(
-            LazyLogits(form, first.call, Made(function, args, kwargs, item, mode)) for item, form in enumerate(result)
-        )
-    return LazyLogits(result, first.call, Made(function, args, kwargs, None, mode))
-
-
-def _is_in_place(name: str, kwargs: dict[str, Any]) -> bool:
-    is_named_so = name.endswith("_") and not name.endswith("__")
-    return is_named_so or name == "__setitem__" or name in _IN_PLACE or kwargs.get("out") is not None
-
-
-def _compute_all(call: HeadCall, function: str) -> None:
-    """Compute all objects that came of a call, before one of them changes in place: some share memory as tensors."""
-    for logits in call.live_results():
-        logits._tensor(function)
-
-
-def _lazy_in(value: Any) -> Iterator[LazyLogits]:
-    if isinstance(value, LazyLogits):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _lazy_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _lazy_in(item)
-
-
-def _mapped(function: Callable[[LazyLogits], Any], value: Any) -> Any:
-    """Return the arguments with a function applied to what is lazy in them."""
-    if isinstance(value, LazyLogits):
-        return function(value)
-    if type(value) in (tuple, list):
-        return type(value)(_mapped(function, item) for item in value)
-    if isinstance(value, dict):
-        return {key: _mapped(function, item) for key, item in value.items()}
-    return value
-
-
-def _forms(value: Any) -> Any:
-    return _mapped(lambda logits: logits.form, value)
-
-
-def _computed(value: Any) -> Any:
-    return _mapped(lambda logits: logits.compute(), value)
-
-
-def _replaced(value: Any, tensors: dict[int, Tensor]) -> Any:
-    return _mapped(lambda logits: tensors[id(logits)], value)
-
-
-_IN_PLACE: Final = frozenset(
-    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "pow", "and", "or")
-)
-_OUT_OF_PLACE: Final = {"mul_": "mul", "__imul__": "mul", "div_": "div", "__itruediv__": "div"}
-# Functions of two tensors of which either may be lazy.
-_OF_EITHER: Final = ("mul", "multiply", "__mul__", "__rmul__", "add", "__add__", "__radd__")
-# What is true of the logits if it is of the hidden states, which have their device, their kind and their layout.
-_FLAGS: Final = ("cuda", "cpu", "meta", "xla", "sparse", "quantized", "nested", "contiguous", "complex", "conj")
-_OF_HIDDEN: Final = frozenset((*(f"is_{name}" for name in _FLAGS), "is_floating_point", "layout", "get_device"))
-_COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
-_ARITHMETIC: Final = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-_OF_ONE: Final = (
-    "neg",
-    "pos",
-    "abs",
-    "invert",
-    "getitem",
-    "setitem",
-    "contains",
-    "bool",
-    "float",
-    "int",
-    "index",
-    "array",
-)
-# Operators of Python, which it looks up in the class alone.
-_OPERATORS: Final = (*_COMPARISONS, *_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), *_OF_ONE)
+def _called(name: str, logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
+    """Call a method."""
+    return _applied(name, getattr(Tensor, name), (logits, *args), kwargs)
 
 
 def _operator(name: str) -> Callable[..., Any]:

@@ -6,7 +6,6 @@
 The functions themselves are in :mod:`nkilib.torch.functions`.
 
 - ``elementwise``, ``rowwise``, ``indexed``: losses of these kinds, each with its operators from one description;
-- ``distillation``: options, labels and reductions of a divergence from a teacher;
 - ``checks``: the checks that losses share;
 - ``outputs``: the dtype, shape and reduction of results;
 - ``options``: the options of the operators;

@@ -10,6 +10,7 @@ broadcasting, memory order, ``inplace``. :class:`Matrix` keeps weights unexpande
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -25,15 +26,15 @@ from nkilib.torch.dispatch.checks import Caller, broadcast_shape, counterpart
 from nkilib.torch.dispatch.layout import stored_order, unviewed
 from nkilib.torch.dispatch.operator import FLOAT_DTYPES, TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
-from nkilib.torch.losses.checks import check_call, check_weight, promoted, warn_of_broadcast
+from nkilib.torch.losses.checks import check_call
 from nkilib.torch.losses.options import Defaults, gradient_requests, options_of_loss
-from nkilib.torch.losses.outputs import as_computed, is_each, kernel_gradient, loss_output
+from nkilib.torch.losses.outputs import as_computed, is_each, kernel_gradient, loss_output, promoted
 
 # A partition of the hardware has whole rows or a part of one: with fewer rows than this, many would be idle.
 _FEWEST_ROWS: Final = 512
 
 
-def compact(weight: Tensor, dimensions: int) -> Tensor:
+def _compact(weight: Tensor, dimensions: int) -> Tensor:
     """Return a view of a weight with the given number of dimensions, in which a dimension of stride 0 (made by
     ``expand``) has one element again.
     """
@@ -177,7 +178,7 @@ class ElementwiseLoss:
         if self.is_float32_under_autocast and reduction == "none":
             floats = {name: as_computed(tensor, reduction) for name, tensor in floats.items()}
         constant = [name for name in self.optional if name in floats and not floats[name].requires_grad]
-        weights = {name: compact(floats.pop(name), len(shape)) for name in constant}
+        weights = {name: _compact(floats.pop(name), len(shape)) for name in constant}
         computed = {name: tensor if tensor.shape == shape else tensor.expand(shape) for name, tensor in floats.items()}
         if inplace:
             others = dict(present)
@@ -248,6 +249,14 @@ class ElementwiseLoss:
         inputs = [computed.get(name) for name in (*self.tensors, *self.optional)]
         loss: Tensor = self.derivative.apply(inplace, *inputs, **options)
         return loss if matrix is None or options["reduction"] != "none" else loss.reshape(shape)
+
+
+def _gradient(name: str) -> Output:
+    def dtype(call: Call) -> torch.dtype:
+        tensor = call.tensors[name]
+        return call.first.dtype if tensor is None else tensor.dtype
+
+    return Output(f"grad_{name}", dtype, as_first, requested_by=f"grad_{name}_wanted")
 
 
 def elementwise_loss(
@@ -335,20 +344,37 @@ def elementwise_loss(
     )
 
 
-def _gradient(name: str) -> Output:
-    def dtype(call: Call) -> torch.dtype:
-        tensor = call.tensors[name]
-        return call.first.dtype if tensor is None else tensor.dtype
-
-    return Output(f"grad_{name}", dtype, as_first, requested_by=f"grad_{name}_wanted")
-
-
-def sum_of(weight: Tensor) -> Tensor:
+def _sum_of(weight: Tensor) -> Tensor:
     """Return the sum of a weight, float32. PyTorch's sum of an expanded weight is off by up to 4e-3 on the CPU."""
     if weight.requires_grad:
         return weight.contiguous().sum(dtype=torch.float32)
-    numbers = compact(weight, weight.dim())
+    numbers = _compact(weight, weight.dim())
     return numbers.sum(dtype=torch.float32) * (weight.numel() // max(numbers.numel(), 1))
+
+
+def _warn_of_broadcast(caller: Caller, input: Tensor, target: Tensor) -> None:
+    """Warn if the shapes differ, as PyTorch does: the tensors then broadcast, which is rarely intended."""
+    if input.shape == target.shape:  # most are, and the loss broadcasts them with a weight
+        return
+    broadcast_shape(caller, {"input": input.shape, "target": target.shape})
+    if not torch.compiler.is_compiling():
+        warnings.warn(
+            f"{caller}: target has shape {tuple(target.shape)} and input {tuple(input.shape)}: they are broadcast, and "
+            f"every loss of the result enters it; reshape one of them if that is not meant",
+            stacklevel=4,
+        )
+
+
+def _check_weight(caller: Caller, input: Tensor, weight: Tensor | None) -> None:
+    """Reject a weight whose shape is not the input's.
+
+    Raises:
+        ValueError: if the check fails, as in PyTorch.
+    """
+    if weight is not None and weight.shape != input.shape:
+        raise ValueError(
+            f"{caller}: weight must have the shape of input, {tuple(input.shape)}, got {tuple(weight.shape)}; expand it"
+        )
 
 
 def loss_of_pair(
@@ -377,8 +403,8 @@ def loss_of_pair(
     if loss.optional:
         tensors["weight"] = weight
     loss.check(tensors, reduction, inplace)
-    warn_of_broadcast(loss.caller, input, target)
-    check_weight(loss.caller, input, weight)
+    _warn_of_broadcast(loss.caller, input, target)
+    _check_weight(loss.caller, input, weight)
     if weight is None or reduction != "mean" or not divides_by_weight:
         return loss(tensors, reduction, inplace, **options)
-    return loss(tensors, "sum", inplace, **options) / sum_of(weight)
+    return loss(tensors, "sum", inplace, **options) / _sum_of(weight)

@@ -3,8 +3,12 @@
 
 """Losses whose targets are class indices, which kernels take as int32.
 
-:func:`indexed_loss` makes the operators of such a loss from one description. :func:`kernel_target` converts the indices
-in a call, :func:`int32_targets` before it.
+- :func:`indexed_loss` makes the operators of such a loss from one description; :data:`SCORES`, :data:`CLASS_WEIGHT` and
+  :func:`class_targets` are parts of it;
+- :func:`kernel_target` converts the indices in a call, :func:`int32_targets` before it; :func:`is_ignored` and
+  :func:`check_range` look at their values;
+- :func:`check_classes` and :func:`check_inplace_scores` check a loss of scores [N, C] or [C], which
+  :func:`rows_and_classes` tells apart.
 
 Kernels take int32, and Neuron devices compute with 32 bits: a 64-bit integer may lose its upper half in any operation,
 and 2^32 + 3 would become class 3. So where the memory of a tensor can be viewed as int32, the halves of each integer
@@ -26,7 +30,7 @@ from nkilib.experimental import loss as kernels
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
 from nkilib.torch.dispatch.checks import Caller
-from nkilib.torch.dispatch.launch import is_traced
+from nkilib.torch.dispatch.memory import is_traced
 from nkilib.torch.dispatch.operator import FLOAT_DTYPES, TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.losses.options import Defaults, options_of_loss
@@ -90,6 +94,16 @@ def is_ignored(target: Tensor, ignore_index: int) -> Tensor:
     return target.to(torch.int64) == ignore_index if halves is None else halves.are(ignore_index)
 
 
+def _in_reach(target: Tensor, num_classes: int) -> Tensor:
+    """Return int32 indices: the classes, and -1 or ``num_classes`` for an index that is not a class."""
+    if _is_narrow(target):
+        return target.to(torch.int32).clamp(-1, num_classes)
+    halves = _halves(target)
+    if halves is None:
+        return target.to(torch.int64).clamp(-1, num_classes).to(torch.int32)
+    return torch.where(halves.fit, halves.low, num_classes).clamp(-1, num_classes)
+
+
 def kernel_target(target: Tensor, ignore_index: int, num_classes: int) -> tuple[Tensor, int]:
     """Return the target and the ignore_index for a kernel.
 
@@ -112,21 +126,30 @@ def kernel_target(target: Tensor, ignore_index: int, num_classes: int) -> tuple[
     return torch.where(is_ignored(target, ignore_index), _IGNORED, _in_reach(target, num_classes)), _IGNORED
 
 
-def class_indices(target: Tensor, num_classes: int) -> Tensor:
+def _class_indices(target: Tensor, num_classes: int) -> Tensor:
     """Return class indices of any integer type as int32, for a kernel without ``ignore_index``: an index out of range
     stays out of range.
     """
     return target.contiguous() if target.dtype == torch.int32 else _in_reach(target, num_classes).contiguous()
 
 
-def _in_reach(target: Tensor, num_classes: int) -> Tensor:
-    """Return int32 indices: the classes, and -1 or ``num_classes`` for an index that is not a class."""
-    if _is_narrow(target):
-        return target.to(torch.int32).clamp(-1, num_classes)
-    halves = _halves(target)
-    if halves is None:
-        return target.to(torch.int64).clamp(-1, num_classes).to(torch.int32)
-    return torch.where(halves.fit, halves.low, num_classes).clamp(-1, num_classes)
+def check_range(caller: str, target: Tensor, ignore_index: int, num_classes: int) -> None:
+    """Reject a class that does not exist. It reads the values, so it is for the CPU only.
+
+    Raises:
+        IndexError: a target is outside [0, num_classes) and is not ``ignore_index``; the message names the first one,
+            as in PyTorch.
+    """
+    if target.is_floating_point():
+        return
+    wide = target.to(torch.int64)
+    outside = ((wide < 0) | (wide >= num_classes)) & ~is_ignored(target, ignore_index)
+    if bool(outside.any()):
+        position = int(outside.nonzero()[0])
+        raise IndexError(
+            f"{caller}: Target {int(wide[position])} is out of bounds: position {position} must have a class from 0 to "
+            f"{num_classes - 1} or ignore_index, {ignore_index}"
+        )
 
 
 @hides_unknown
@@ -173,25 +196,6 @@ def int32_targets(target: Tensor, num_classes: int, ignore_index: int = -100, **
         raise ValueError(f"{caller}: ignore_index must be an int32, got {ignore_index}; mark positions with another")
     check_range(caller, target.reshape(-1), ignore_index, num_classes)
     return target.to(torch.int32)
-
-
-def check_range(caller: str, target: Tensor, ignore_index: int, num_classes: int) -> None:
-    """Reject a class that does not exist. It reads the values, so it is for the CPU only.
-
-    Raises:
-        IndexError: a target is outside [0, num_classes) and is not ``ignore_index``; the message names the first one,
-            as in PyTorch.
-    """
-    if target.is_floating_point():
-        return
-    wide = target.to(torch.int64)
-    outside = ((wide < 0) | (wide >= num_classes)) & ~is_ignored(target, ignore_index)
-    if bool(outside.any()):
-        position = int(outside.nonzero()[0])
-        raise IndexError(
-            f"{caller}: Target {int(wide[position])} is out of bounds: position {position} must have a class from 0 to "
-            f"{num_classes - 1} or ignore_index, {ignore_index}"
-        )
 
 
 # Rows of classes, and a factor for each class.
@@ -253,7 +257,7 @@ def indexed_loss(
 
 def class_targets(call: Call) -> dict[str, Any]:
     """Return the kernel argument for int32 targets, for a loss without ``ignore_index``."""
-    return {"targets_hbm": class_indices(call.tensor("target").detach(), int(call.first.shape[1]))}
+    return {"targets_hbm": _class_indices(call.tensor("target").detach(), int(call.first.shape[1]))}
 
 
 def rows_and_classes(input: Tensor) -> tuple[int, int]:
@@ -283,7 +287,7 @@ def check_classes(caller: Caller, input: Tensor, target: Tensor) -> None:
     checks.check_tile_dtype(caller, input)
 
 
-def check_inplace(
+def check_inplace_scores(
     caller: Caller, input: Tensor, computed: Tensor, inplace: Any, others: Mapping[str, Tensor | None]
 ) -> None:
     """Reject ``inplace`` where the gradient cannot be written over the input.

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Base classes of loss modules, which store the arguments and pass them to the function."""
+"""Base classes of loss modules, which store the arguments and pass them to the function: :class:`LossModule`, and
+:class:`WeightedLossModule` for a loss with a weight.
+"""
 
 from __future__ import annotations
 

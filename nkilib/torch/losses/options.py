@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The options of the operators of losses: dataclasses made from defaults."""
+"""The options of the operators of losses: dataclasses made from defaults.
+
+:func:`options_of_loss` adds the reduction, :func:`gradient_requests` makes flags of the names of tensors, and
+:func:`options_from_defaults` serves both.
+"""
 
 from __future__ import annotations
 

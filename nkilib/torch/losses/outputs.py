@@ -6,12 +6,13 @@
 - Operators that return a reduced loss, or the loss of each element or row (:func:`is_each`): :func:`loss_output`, and
   :func:`kernel_gradient` for the backward.
 - Operators that always return the loss of each row: :func:`reduced` and :func:`in_shape_of_rows` of their results.
-- Losses under autocast: :func:`as_computed`.
+- The dtype of a loss: :func:`promoted` of its tensors; under autocast, that of :func:`as_computed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from typing import Any
 
 import torch
@@ -100,6 +101,11 @@ def reduced(
     if is_empty is None:
         return total / divisor
     return torch.where(is_empty, torch.nan, total / torch.where(is_empty, 1, divisor))
+
+
+def promoted(tensors: Iterable[Tensor]) -> torch.dtype:
+    """Return the dtype to which the dtypes of the tensors promote."""
+    return reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
 
 
 def as_computed(tensor: Tensor, reduction: str) -> Tensor:

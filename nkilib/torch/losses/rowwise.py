@@ -4,7 +4,8 @@
 """Row-wise losses in PyTorch: their operators, made from one description, and the semantics around them.
 
 :func:`rowwise_loss` registers the operators of a loss, and :class:`RowwiseLoss` calls them with tensors
-(:class:`RowInputs`) whose rows lie in memory in the same order (:class:`Rows`).
+(:class:`RowInputs`) whose rows lie in memory in the same order (:class:`Rows`); :func:`as_floats` converts integers
+before.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import stored_order, unviewed
 from nkilib.torch.dispatch.operator import FLOAT_DTYPES, TILE_DTYPES, Call, Input, Operator, Output, Shape, per_row
 from nkilib.torch.dispatch.register import register
-from nkilib.torch.losses.checks import check_call, promoted
+from nkilib.torch.losses.checks import check_call
 from nkilib.torch.losses.options import Defaults, gradient_requests, options_from_defaults, options_of_loss
-from nkilib.torch.losses.outputs import is_each, kernel_gradient, loss_output
+from nkilib.torch.losses.outputs import is_each, kernel_gradient, loss_output, promoted
 
 # The option of a forward that says whether it returns what the backward takes.
 _WANTED: Final = "coefficients_wanted"
@@ -105,6 +106,15 @@ class RowInputs:
         """Return the dtype of losses that are not reduced: the dtype that the tensors of rows promote to."""
         tensors = [call.tensors[name] for name in (*self.matrices, *self.optional)]
         return promoted(tensor for tensor in tensors if tensor is not None)
+
+
+def _may_require_grad(tensor: Tensor | None) -> bool:
+    """Return whether the tensor requires grad, or may: for a tensor that vmap maps over, ``requires_grad`` is always
+    False.
+    """
+    if tensor is None:
+        return False
+    return tensor.requires_grad or (not torch.compiler.is_compiling() and is_batchedtensor(tensor))
 
 
 @dataclass(frozen=True)
@@ -204,13 +214,26 @@ class RowwiseLoss:
         )
 
 
-def _may_require_grad(tensor: Tensor | None) -> bool:
-    """Return whether the tensor requires grad, or may: for a tensor that vmap maps over, ``requires_grad`` is always
-    False.
-    """
-    if tensor is None:
-        return False
-    return tensor.requires_grad or (not torch.compiler.is_compiling() and is_batchedtensor(tensor))
+def _coefficients_output(numbers: Callable[[Call], int]) -> Output:
+    return Output(
+        "coefficients",
+        shape=lambda call: (numbers(call), call.first.shape[0]),
+        depends_on=(),
+        requested_by=_WANTED,
+    )
+
+
+def _gradient(name: str) -> Output:
+    def like(call: Call) -> Tensor:
+        tensor = call.tensors[name]
+        return call.first if tensor is None else tensor
+
+    return Output(
+        f"grad_{name}",
+        lambda call: like(call).dtype,
+        lambda call: tuple(like(call).shape),
+        requested_by=f"grad_{name}_wanted",
+    )
 
 
 def rowwise_loss(
@@ -285,25 +308,3 @@ def as_floats(tensors: Sequence[Tensor]) -> list[Tensor]:
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     dtype = promoted(floating) if floating else torch.float32
     return [tensor if tensor.is_floating_point() else tensor.to(dtype) for tensor in tensors]
-
-
-def _coefficients_output(numbers: Callable[[Call], int]) -> Output:
-    return Output(
-        "coefficients",
-        shape=lambda call: (numbers(call), call.first.shape[0]),
-        depends_on=(),
-        requested_by=_WANTED,
-    )
-
-
-def _gradient(name: str) -> Output:
-    def like(call: Call) -> Tensor:
-        tensor = call.tensors[name]
-        return call.first if tensor is None else tensor
-
-    return Output(
-        f"grad_{name}",
-        lambda call: like(call).dtype,
-        lambda call: tuple(like(call).shape),
-        requested_by=f"grad_{name}_wanted",
-    )

@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``install``: makes TorchTitan 0.3 compute its chunked losses from hidden states, without logits."""
+"""``install``: makes TorchTitan 0.3 compute its losses on the kernels, and its chunked losses from hidden states,
+without logits.
+
+Each replaced function, :func:`_cross_entropy_loss`, :func:`_compute_logprobs` and the :func:`_call` of
+``ChunkedLossWrapper``, passes a call to a loss of this package, or to TorchTitan's own code where the kernels do not
+take it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from torch import Tensor
 
 from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
-from nkilib.torch.dispatch.checks import dtensor
+from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.replacement import Release, Replacement, Undo, checked_devices, replace, warn_without_effect
 from nkilib.torch.torchtitan import losses
@@ -38,6 +44,94 @@ class _Scores(NamedTuple):
 
     logprob: Tensor
     entropy: Tensor
+
+
+def _version() -> str:
+    package: Any = sys.modules["torchtitan"]
+    version = getattr(package, "__version__", None)
+    return importlib.metadata.version("torchtitan") if version is None else str(version)
+
+
+def _is_on(logits: Tensor, devices: frozenset[str]) -> bool:
+    return logits.device.type in devices and logits.dtype in TILE_DTYPES
+
+
+def _cross_entropy_loss(theirs: Callable[..., Tensor], devices: frozenset[str]) -> Callable[..., Tensor]:
+    def cross_entropy_loss(pred: Tensor, labels: Tensor, *, global_vocab_size: int | None = None) -> Tensor:
+        ours = losses.cross_entropy_loss if _is_on(pred, devices) else theirs
+        return ours(pred, labels, global_vocab_size=global_vocab_size)
+
+    cross_entropy_loss.nkilib_devices = devices  # type: ignore[attr-defined]
+    return cross_entropy_loss
+
+
+def _compute_logprobs(theirs: Callable[..., Any], devices: frozenset[str]) -> Callable[..., Any]:
+    def compute_logprobs(logits: Tensor | _Scores, labels: Tensor, *, return_entropy: bool = False) -> Any:
+        if isinstance(logits, _Scores):
+            return tuple(logits) if return_entropy else logits.logprob
+        ours = losses.compute_logprobs if _is_on(logits, devices) else theirs
+        return ours(logits, labels, return_entropy=return_entropy)
+
+    return compute_logprobs
+
+
+def _takes(head: Any, hidden: Any, devices: frozenset[str]) -> bool:
+    """Return whether the losses from hidden states support this tensor and this output layer, which may be None."""
+    if head is None or not isinstance(hidden, Tensor) or dtensor(hidden) is not None:
+        return False
+    if not _is_on(hidden, devices) or hidden.shape[-1] not in _WIDTHS:
+        return False
+    titan: Any = sys.modules.get("torchtitan.distributed.spmd_types")
+    is_split = titan is not None and titan.spmd_mesh_size("tp") > 1  # of plain tensors; 1 with DTensors
+    return not is_split and reason_against(head) is None and head.weight.dtype in TILE_DTYPES
+
+
+def _is_of(loss: object, names: Sequence[str], modules: Sequence[str]) -> bool:
+    """Return whether the class of a loss has one of these names in one of these modules, which may not be imported."""
+    return type(loss).__name__ in names and type(loss).__module__ in modules
+
+
+def _policy_loss(
+    wrapper: Any,
+    hidden: Tensor,
+    labels: Tensor,
+    global_valid_tokens: Tensor | float | None,
+    loss_inputs: dict[str, Any],
+) -> tuple[Tensor, dict[str, Tensor]]:
+    metrics: dict[str, Tensor] = {}
+
+    def scored(rows: Tensor) -> tuple[Tensor, ...]:
+        return logprobs_of(wrapper.lm_head, rows, labels, with_entropy=True)
+
+    def reduced(logprob: Tensor, entropy: Tensor) -> Tensor:
+        loss: Tensor
+        loss, loss_metrics = wrapper.loss_fn(_Scores(logprob, entropy), labels, global_valid_tokens, **loss_inputs)
+        metrics.update(loss_metrics)
+        return loss
+
+    return loss_by_head(wrapper.lm_head, hidden, labels, scored, reduced), metrics
+
+
+def _call(wrapper: Any, cross_entropy: type, devices: frozenset[str]) -> Callable[..., Any]:
+    theirs = wrapper.__call__
+
+    def call(
+        self: Any, pred: Any, labels: Any, global_valid_tokens: Tensor | float | None = None, **loss_inputs: Any
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        hidden = pred if isinstance(pred, tuple) else (pred,)
+        if type(self) is wrapper and all(_takes(self.lm_head, each, devices) for each in hidden):
+            if isinstance(pred, tuple):
+                if _is_of(self.loss_fn, _MTP_LOSSES, _MTP_MODULES):
+                    predictions = predictions_of(str(_CALLER), pred, labels, self.loss_fn.mtp_scale)
+                    return linear_loss(self.lm_head, predictions, global_valid_tokens), {}
+            elif type(self.loss_fn) is cross_entropy:
+                predictions = predictions_of(str(_CALLER), pred, labels, MTP_SCALE)
+                return linear_loss(self.lm_head, predictions, global_valid_tokens), {}
+            elif _is_of(self.loss_fn, _POLICY_LOSSES, _POLICY_MODULES):
+                return _policy_loss(self, pred, labels, global_valid_tokens, loss_inputs)
+        return theirs(self, pred, labels, global_valid_tokens, **loss_inputs)
+
+    return call
 
 
 def install(devices: Sequence[str] = ("neuron",)) -> Undo:
@@ -94,91 +188,3 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
     of_functions = [Replacement(titan, name, getattr(titan, name), ours) for name, ours in functions.items()]
     call = Replacement(wrapper, "__call__", wrapper.__call__, _call(wrapper, titan.CrossEntropyLoss, kinds))
     return replace("torchtitan", (*of_functions, call))
-
-
-def _version() -> str:
-    package: Any = sys.modules["torchtitan"]
-    version = getattr(package, "__version__", None)
-    return importlib.metadata.version("torchtitan") if version is None else str(version)
-
-
-def _cross_entropy_loss(theirs: Callable[..., Tensor], devices: frozenset[str]) -> Callable[..., Tensor]:
-    def cross_entropy_loss(pred: Tensor, labels: Tensor, *, global_vocab_size: int | None = None) -> Tensor:
-        ours = losses.cross_entropy_loss if _is_on(pred, devices) else theirs
-        return ours(pred, labels, global_vocab_size=global_vocab_size)
-
-    cross_entropy_loss.nkilib_devices = devices  # type: ignore[attr-defined]
-    return cross_entropy_loss
-
-
-def _compute_logprobs(theirs: Callable[..., Any], devices: frozenset[str]) -> Callable[..., Any]:
-    def compute_logprobs(logits: Tensor | _Scores, labels: Tensor, *, return_entropy: bool = False) -> Any:
-        if isinstance(logits, _Scores):
-            return tuple(logits) if return_entropy else logits.logprob
-        ours = losses.compute_logprobs if _is_on(logits, devices) else theirs
-        return ours(logits, labels, return_entropy=return_entropy)
-
-    return compute_logprobs
-
-
-def _is_on(logits: Tensor, devices: frozenset[str]) -> bool:
-    return logits.device.type in devices and logits.dtype in TILE_DTYPES
-
-
-def _call(wrapper: Any, cross_entropy: type, devices: frozenset[str]) -> Callable[..., Any]:
-    theirs = wrapper.__call__
-
-    def call(
-        self: Any, pred: Any, labels: Any, global_valid_tokens: Tensor | float | None = None, **loss_inputs: Any
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        hidden = pred if isinstance(pred, tuple) else (pred,)
-        if type(self) is wrapper and all(_takes(self.lm_head, each, devices) for each in hidden):
-            if isinstance(pred, tuple):
-                if _is_of(self.loss_fn, _MTP_LOSSES, _MTP_MODULES):
-                    predictions = predictions_of(str(_CALLER), pred, labels, self.loss_fn.mtp_scale)
-                    return linear_loss(self.lm_head, predictions, global_valid_tokens), {}
-            elif type(self.loss_fn) is cross_entropy:
-                predictions = predictions_of(str(_CALLER), pred, labels, MTP_SCALE)
-                return linear_loss(self.lm_head, predictions, global_valid_tokens), {}
-            elif _is_of(self.loss_fn, _POLICY_LOSSES, _POLICY_MODULES):
-                return _policy_loss(self, pred, labels, global_valid_tokens, loss_inputs)
-        return theirs(self, pred, labels, global_valid_tokens, **loss_inputs)
-
-    return call
-
-
-def _takes(head: Any, hidden: Any, devices: frozenset[str]) -> bool:
-    """Return whether the losses from hidden states support this tensor and this output layer, which may be None."""
-    if head is None or not isinstance(hidden, Tensor) or dtensor(hidden) is not None:
-        return False
-    if not _is_on(hidden, devices) or hidden.shape[-1] not in _WIDTHS:
-        return False
-    titan: Any = sys.modules.get("torchtitan.distributed.spmd_types")
-    is_split = titan is not None and titan.spmd_mesh_size("tp") > 1  # of plain tensors; 1 with DTensors
-    return not is_split and reason_against(head) is None and head.weight.dtype in TILE_DTYPES
-
-
-def _is_of(loss: object, names: Sequence[str], modules: Sequence[str]) -> bool:
-    """Return whether the class of a loss has one of these names in one of these modules, which may not be imported."""
-    return type(loss).__name__ in names and type(loss).__module__ in modules
-
-
-def _policy_loss(
-    wrapper: Any,
-    hidden: Tensor,
-    labels: Tensor,
-    global_valid_tokens: Tensor | float | None,
-    loss_inputs: dict[str, Any],
-) -> tuple[Tensor, dict[str, Tensor]]:
-    metrics: dict[str, Tensor] = {}
-
-    def scored(rows: Tensor) -> tuple[Tensor, ...]:
-        return logprobs_of(wrapper.lm_head, rows, labels, with_entropy=True)
-
-    def reduced(logprob: Tensor, entropy: Tensor) -> Tensor:
-        loss: Tensor
-        loss, loss_metrics = wrapper.loss_fn(_Scores(logprob, entropy), labels, global_valid_tokens, **loss_inputs)
-        metrics.update(loss_metrics)
-        return loss
-
-    return loss_by_head(wrapper.lm_head, hidden, labels, scored, reduced), metrics

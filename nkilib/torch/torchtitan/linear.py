@@ -3,7 +3,11 @@
 
 """Losses of TorchTitan from hidden states and the output layer, without logits, not even those of a chunk of tokens.
 
-Their reference is ``torchtitan/components/loss.py``, version 0.3.0: the output layer, followed by the loss of
+:class:`LinearCrossEntropyLoss` computes the cross-entropy, and :func:`compute_linear_logprobs` log-probabilities and
+entropies. ``install`` computes both kinds of losses by :func:`linear_loss`, :func:`logprobs_of` and
+:func:`loss_by_head`. :func:`checked_head` and :func:`reason_against` tell whether the kernels take an output layer.
+
+The reference is ``torchtitan/components/loss.py``, version 0.3.0: the output layer, followed by the loss of
 :mod:`nkilib.torch.torchtitan.losses` of its logits.
 """
 
@@ -17,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from nkilib.core.host.options import check_flags
-from nkilib.torch.dispatch.checks import dtensor
+from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.functions.output_layer import is_fully_sharded, results_in_forward
@@ -34,6 +38,109 @@ from nkilib.torch.torchtitan.losses import (
 Scored = Callable[[Tensor], tuple[Tensor, ...]]
 # A function from these results to a scalar loss.
 Reduced = Callable[..., Tensor]
+
+
+def reason_against(head: nn.Module) -> tuple[type[Exception], str] | None:
+    """Return why losses of :mod:`nkilib.torch.torchtitan.linear` do not support an output layer; None if they do."""
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+        return TypeError, f"lm_head must be a torch.nn.Linear with the forward of that, got {type(head).__qualname__}"
+    if any(getattr(parameter, "_is_flat_param", False) for parameter in head.parameters()):  # as FSDP1 marks its own
+        return NotImplementedError, "lm_head must not be sharded by FullyShardedDataParallel"
+    weight = dtensor(head.weight)
+    if weight is None:
+        return None
+    several = [
+        name
+        for at, name in enumerate(weight.device_mesh.mesh_dim_names or [""] * weight.device_mesh.ndim)
+        if weight.device_mesh.size(at) > 1
+    ]
+    if "tp" in several or (several and not is_fully_sharded(head)):
+        return NotImplementedError, f"lm_head.weight must be whole on every rank, got placements {weight.placements}"
+    return None
+
+
+def checked_head(caller: str, head: nn.Module) -> nn.Linear:
+    """Return the output layer if it is a product and a bias, and whole on every rank or sharded by its own
+    ``fully_shard``.
+
+    Raises:
+        TypeError: it is not a ``torch.nn.Linear``, or computes something else.
+        NotImplementedError: its weights are sharded by something other than its own ``fully_shard``, or by FSDP1.
+    """
+    reason = reason_against(head)
+    if reason is not None:
+        error, message = reason
+        raise error(f"{caller}: {message}; take nkilib.torch.torchtitan.ChunkedCrossEntropyLoss")
+    return cast(nn.Linear, head)
+
+
+def _results(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored) -> tuple[Tensor, ...]:
+    """Return the results of ``scored`` with the whole weights of ``head``."""
+    return results_in_forward(head, hidden, labels, lambda hidden, *_: scored(hidden))
+
+
+def loss_by_head(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored, reduced: Reduced) -> Tensor:
+    """Return a loss computed from the results of ``scored``, which runs while the weights of ``head`` are whole.
+
+    Args:
+        head: the output layer.
+        hidden: the hidden states [..., D].
+        labels: the labels of the same tokens.
+        scored: a function of hidden states [tokens, D] that uses the weights of ``head``. If ``fully_shard`` was
+            applied to ``head``, it runs within a call of it.
+        reduced: a function that takes the results of ``scored`` and returns the loss.
+    """
+    loss = reduced(*_results(head, hidden.flatten(0, -2), labels, scored))
+    if is_fully_sharded(head) and not torch.is_grad_enabled():
+        head.reshard()  # type: ignore[operator]  # as the backward does
+    return loss
+
+
+def logprobs_of(head: nn.Linear, hidden: Tensor, labels: Tensor, *, with_entropy: bool) -> tuple[Tensor, ...]:
+    """Return log-probabilities, and with ``with_entropy`` entropies without a gradient, of the shape of ``labels``."""
+    scores = linear_token_scores(
+        hidden.view(*labels.shape, hidden.shape[-1]),
+        head.weight,
+        labels,
+        linear_bias=head.bias,
+        ignore_index=IGNORE_INDEX,
+        outputs=("entropy",) if with_entropy else (),
+    )
+    return (scores.logprob,) if scores.entropy is None else (scores.logprob, scores.entropy.detach())
+
+
+def linear_loss(
+    head: nn.Linear,
+    predictions: Sequence[Prediction],
+    global_valid_tokens: Tensor | float | None,
+    memory_limit: int | None = None,
+) -> Tensor:
+    """Return the loss of :class:`LinearCrossEntropyLoss` for a head that has been checked."""
+    hidden = [each.pred.flatten(0, -2) for each in predictions]
+    # One call of the head for all predictions, so that fully_shard gathers its weights once.
+    rows = hidden[0] if len(hidden) == 1 else torch.cat(hidden)
+    sizes = [each.shape[0] for each in hidden]
+
+    def scored(rows: Tensor) -> tuple[Tensor, ...]:
+        # Summed here, because a single launch with gradients returns no per-position losses.
+        return tuple(
+            linear_cross_entropy(
+                part,
+                head.weight,
+                each.labels.flatten(),
+                linear_bias=head.bias,
+                reduction="sum",
+                ignore_index=IGNORE_INDEX,
+                memory_limit=memory_limit,
+            )
+            for part, each in zip(torch.split(rows, sizes), predictions, strict=True)
+        )
+
+    def reduced(*losses: Tensor) -> Tensor:
+        loss = weighted_sum(predictions, losses)
+        return loss if global_valid_tokens is None else loss / global_valid_tokens
+
+    return loss_by_head(head, rows, predictions[0].labels, scored, reduced)
 
 
 @dataclass
@@ -96,40 +203,6 @@ class LinearCrossEntropyLoss:
         return linear_loss(head, predictions, global_valid_tokens, self.memory_limit), {}
 
 
-def linear_loss(
-    head: nn.Linear,
-    predictions: Sequence[Prediction],
-    global_valid_tokens: Tensor | float | None,
-    memory_limit: int | None = None,
-) -> Tensor:
-    """Return the loss of :class:`LinearCrossEntropyLoss` for a head that has been checked."""
-    hidden = [each.pred.flatten(0, -2) for each in predictions]
-    # One call of the head for all predictions, so that fully_shard gathers its weights once.
-    rows = hidden[0] if len(hidden) == 1 else torch.cat(hidden)
-    sizes = [each.shape[0] for each in hidden]
-
-    def scored(rows: Tensor) -> tuple[Tensor, ...]:
-        # Summed here, because a single launch with gradients returns no per-position losses.
-        return tuple(
-            linear_cross_entropy(
-                part,
-                head.weight,
-                each.labels.flatten(),
-                linear_bias=head.bias,
-                reduction="sum",
-                ignore_index=IGNORE_INDEX,
-                memory_limit=memory_limit,
-            )
-            for part, each in zip(torch.split(rows, sizes), predictions, strict=True)
-        )
-
-    def reduced(*losses: Tensor) -> Tensor:
-        loss = weighted_sum(predictions, losses)
-        return loss if global_valid_tokens is None else loss / global_valid_tokens
-
-    return loss_by_head(head, rows, predictions[0].labels, scored, reduced)
-
-
 def compute_linear_logprobs(
     hidden: Tensor, lm_head: nn.Module, labels: Tensor, *, return_entropy: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -160,72 +233,3 @@ def compute_linear_logprobs(
 
     logprob, *entropy = _results(head, hidden, labels, scored)
     return (logprob, *entropy) if return_entropy else logprob  # type: ignore[return-value]
-
-
-def logprobs_of(head: nn.Linear, hidden: Tensor, labels: Tensor, *, with_entropy: bool) -> tuple[Tensor, ...]:
-    """Return log-probabilities, and with ``with_entropy`` entropies without a gradient, of the shape of ``labels``."""
-    scores = linear_token_scores(
-        hidden.view(*labels.shape, hidden.shape[-1]),
-        head.weight,
-        labels,
-        linear_bias=head.bias,
-        ignore_index=IGNORE_INDEX,
-        outputs=("entropy",) if with_entropy else (),
-    )
-    return (scores.logprob,) if scores.entropy is None else (scores.logprob, scores.entropy.detach())
-
-
-def loss_by_head(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored, reduced: Reduced) -> Tensor:
-    """Return a loss computed from the results of ``scored``, which runs while the weights of ``head`` are whole.
-
-    Args:
-        head: the output layer.
-        hidden: the hidden states [..., D].
-        labels: the labels of the same tokens.
-        scored: a function of hidden states [tokens, D] that uses the weights of ``head``. If ``fully_shard`` was
-            applied to ``head``, it runs within a call of it.
-        reduced: a function that takes the results of ``scored`` and returns the loss.
-    """
-    loss = reduced(*_results(head, hidden.flatten(0, -2), labels, scored))
-    if is_fully_sharded(head) and not torch.is_grad_enabled():
-        head.reshard()  # type: ignore[operator]  # as the backward does
-    return loss
-
-
-def _results(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored) -> tuple[Tensor, ...]:
-    """Return the results of ``scored`` with the whole weights of ``head``."""
-    return results_in_forward(head, hidden, labels, lambda hidden, *_: scored(hidden))
-
-
-def checked_head(caller: str, head: nn.Module) -> nn.Linear:
-    """Return the output layer if it is a product and a bias, and whole on every rank or sharded by its own
-    ``fully_shard``.
-
-    Raises:
-        TypeError: it is not a ``torch.nn.Linear``, or computes something else.
-        NotImplementedError: its weights are sharded by something other than its own ``fully_shard``, or by FSDP1.
-    """
-    reason = reason_against(head)
-    if reason is not None:
-        error, message = reason
-        raise error(f"{caller}: {message}; take nkilib.torch.torchtitan.ChunkedCrossEntropyLoss")
-    return cast(nn.Linear, head)
-
-
-def reason_against(head: nn.Module) -> tuple[type[Exception], str] | None:
-    """Return why losses of :mod:`nkilib.torch.torchtitan.linear` do not support an output layer; None if they do."""
-    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
-        return TypeError, f"lm_head must be a torch.nn.Linear with the forward of that, got {type(head).__qualname__}"
-    if any(getattr(parameter, "_is_flat_param", False) for parameter in head.parameters()):  # as FSDP1 marks its own
-        return NotImplementedError, "lm_head must not be sharded by FullyShardedDataParallel"
-    weight = dtensor(head.weight)
-    if weight is None:
-        return None
-    several = [
-        name
-        for at, name in enumerate(weight.device_mesh.mesh_dim_names or [""] * weight.device_mesh.ndim)
-        if weight.device_mesh.size(at) > 1
-    ]
-    if "tp" in several or (several and not is_fully_sharded(head)):
-        return NotImplementedError, f"lm_head.weight must be whole on every rank, got placements {weight.placements}"
-    return None

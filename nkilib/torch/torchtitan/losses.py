@@ -3,8 +3,12 @@
 
 """The losses of TorchTitan from logits, with TorchTitan's names and arguments; TorchTitan is not imported.
 
-Their reference is ``torchtitan/components/loss.py``, version 0.2.2 for :func:`build_cross_entropy_loss` and 0.3.0 for
-the rest. How each replaces TorchTitan's loss: docs/reference/torch.md#which-function-for-which-trainer.
+They are :func:`cross_entropy_loss` and :func:`compute_logprobs`, and the losses that a configuration builds:
+:func:`build_cross_entropy_loss`, :class:`CrossEntropyLoss` and :class:`ChunkedCrossEntropyLoss`. Multi-token prediction
+has several predictions and labels: :func:`predictions_of` pairs them, and :func:`weighted_sum` adds up their losses.
+
+The reference is ``torchtitan/components/loss.py``, version 0.2.2 for :func:`build_cross_entropy_loss` and 0.3.0 for the
+rest. How each replaces TorchTitan's loss: docs/reference/torch.md#which-function-for-which-trainer.
 """
 
 from __future__ import annotations
@@ -19,8 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nkilib.core.host.options import check_flags
-from nkilib.torch.dispatch.checks import dtensor
-from nkilib.torch.dispatch.dtensors import chunk_sizes
+from nkilib.torch.dispatch.dtensors import chunk_sizes, dtensor
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.functions.cross_entropy.functional import cross_entropy
 from nkilib.torch.functions.output_layer import chunked_loss
@@ -69,6 +72,42 @@ def weighted_sum(predictions: Sequence[Prediction], losses: Iterable[Tensor]) ->
     for prediction, loss in zip(predictions[1:], others, strict=True):
         first = first + prediction.weight * loss
     return first
+
+
+def _as_taken(logits: Tensor) -> Tensor:
+    return logits if logits.dtype in TILE_DTYPES else logits.float()
+
+
+def _ranks_of_vocabulary(logits: Tensor, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """Return the group that shares a plain part of the vocabulary: the caller's, or that of the mesh of a running
+    TorchTitan.
+    """
+    if group is not None or dtensor(logits) is not None:
+        return group
+    titan = sys.modules.get("torchtitan.distributed.spmd_types")
+    if titan is None or titan.spmd_mesh_size("tp") <= 1:  # 1 with another way to distribute, too
+        return None
+    of_mesh: dist.ProcessGroup = titan.current_spmd_mesh().get_group("tp")
+    return of_mesh
+
+
+def _check_whole(noun: str, logits: Tensor, global_vocab_size: int | None) -> None:
+    """Reject a vocabulary of another size than the logits if no group is known."""
+    if global_vocab_size in (None, logits.shape[-1]):
+        return
+    has = f"has {logits.shape[-1]} of global_vocab_size={global_vocab_size} classes, and"
+    if dtensor(logits) is not None:
+        raise ValueError(f"{noun}, a DTensor, {has} the columns of all ranks count; leave global_vocab_size out")
+    raise ValueError(f"{noun} {has} the ranks that have the others are not known; pass group")
+
+
+def _sizes(caller: str, group: dist.ProcessGroup, global_vocab_size: int | None) -> tuple[int, ...]:
+    if global_vocab_size is None:
+        raise ValueError(
+            f"{caller}: the vocabulary is sharded over a group of {dist.get_world_size(group)}, and its size is not "
+            f"known; pass global_vocab_size"
+        )
+    return chunk_sizes(global_vocab_size, dist.get_world_size(group))
 
 
 def cross_entropy_loss(
@@ -262,39 +301,3 @@ class ChunkedCrossEntropyLoss:
 
         losses = (chunked_loss(each.pred, each.labels, head, loss, self.num_chunks) for each in predictions)
         return weighted_sum(predictions, losses), {}
-
-
-def _as_taken(logits: Tensor) -> Tensor:
-    return logits if logits.dtype in TILE_DTYPES else logits.float()
-
-
-def _ranks_of_vocabulary(logits: Tensor, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """Return the group that shares a plain part of the vocabulary: the caller's, or that of the mesh of a running
-    TorchTitan.
-    """
-    if group is not None or dtensor(logits) is not None:
-        return group
-    titan = sys.modules.get("torchtitan.distributed.spmd_types")
-    if titan is None or titan.spmd_mesh_size("tp") <= 1:  # 1 with another way to distribute, too
-        return None
-    of_mesh: dist.ProcessGroup = titan.current_spmd_mesh().get_group("tp")
-    return of_mesh
-
-
-def _check_whole(noun: str, logits: Tensor, global_vocab_size: int | None) -> None:
-    """Reject a vocabulary of another size than the logits if no group is known."""
-    if global_vocab_size in (None, logits.shape[-1]):
-        return
-    has = f"has {logits.shape[-1]} of global_vocab_size={global_vocab_size} classes, and"
-    if dtensor(logits) is not None:
-        raise ValueError(f"{noun}, a DTensor, {has} the columns of all ranks count; leave global_vocab_size out")
-    raise ValueError(f"{noun} {has} the ranks that have the others are not known; pass group")
-
-
-def _sizes(caller: str, group: dist.ProcessGroup, global_vocab_size: int | None) -> tuple[int, ...]:
-    if global_vocab_size is None:
-        raise ValueError(
-            f"{caller}: the vocabulary is sharded over a group of {dist.get_world_size(group)}, and its size is not "
-            f"known; pass global_vocab_size"
-        )
-    return chunk_sizes(global_vocab_size, dist.get_world_size(group))

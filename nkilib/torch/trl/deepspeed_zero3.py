@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Functions of output layers under ZeRO-3 of DeepSpeed, whose parameters are whole only where they have been gathered.
+"""Results of TRL's functions under ZeRO-3 of DeepSpeed, where the parameters of output layers are whole only while they
+are gathered.
 
 Weight and bias are gathered around the forward; afterwards they have no elements. The backward needs them once more, so
-it gathers them again, with TRL's own context, and nothing keeps them in between.
+it gathers them again, with TRL's own context, and nothing keeps them in between. :func:`is_sharded` tells whether that
+is needed, and :func:`gathered_results` computes the results of a recipe so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -18,12 +21,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
-from nkilib.torch.trl.contract import Operands, PatchedFunction
+from nkilib.torch.trl.recipes import Operands
 
 # The attribute by which DeepSpeed knows whether a parameter is whole.
 _STATUS: Final = "ds_status"
 # For each output layer, which of the operands are its parameters.
 Layers: TypeAlias = tuple[tuple[int, ...], ...]
+# TRL's context in which the parameters of the given output layers are whole.
+Gathering: TypeAlias = Callable[..., AbstractContextManager[None]]
 _Results_co = TypeVar("_Results_co", bound=tuple[Tensor | None, ...], covariant=True)
 
 
@@ -37,14 +42,6 @@ class Recipe(Protocol[_Results_co]):
 def is_sharded(*parameters: Tensor | None) -> bool:
     """Return whether ZeRO-3 shards one of the parameters."""
     return any(hasattr(parameter, _STATUS) for parameter in parameters)
-
-
-def gathered_results(
-    recipe: Recipe[_Results_co], place: PatchedFunction, operands: Operands, layers: Layers
-) -> _Results_co:
-    """Return the results of a recipe for whole weights, whose backward gathers the weights again."""
-    results: _Results_co = _Gathered.apply(recipe, place, layers, *operands)  # type: ignore[no-untyped-call]
-    return results
 
 
 @dataclass(frozen=True)
@@ -106,12 +103,12 @@ class _Gathered(torch.autograd.Function):
     def forward(
         ctx: Any,
         recipe: Recipe[tuple[Tensor | None, ...]],
-        place: PatchedFunction,
+        gathered: Gathering,
         layers: Layers,
         *operands: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
-        ctx.place, ctx.layers = place, layers
+        ctx.gathered, ctx.layers = gathered, layers
         numbers = [number for layer in layers for number in layer]
         kept = _Parameters([tensor for tensor in (operands[number] for number in numbers) if tensor is not None])
         wanted = ctx.needs_input_grad[-len(operands) :]
@@ -144,8 +141,16 @@ class _Gathered(torch.autograd.Function):
         gradients: Sequence[Tensor | None] = (None,) * len(ctx.leaves)
         if pairs_with_gradient:
             results, grads = zip(*pairs_with_gradient, strict=True)
-            with ctx.place.gathered(*layers):
+            with ctx.gathered(*layers):
                 # Kept for another backward through an outer graph that was retained.
                 gradients = torch.autograd.grad(results, ctx.leaves, grads, retain_graph=True, allow_unused=True)
         of_leaves = iter(gradients)
         return (*(next(of_leaves) if needed else None for needed in ctx.needs_input_grad),)
+
+
+def gathered_results(
+    recipe: Recipe[_Results_co], gathered: Gathering, operands: Operands, layers: Layers
+) -> _Results_co:
+    """Return the results of a recipe for whole weights, whose backward gathers the weights again."""
+    results: _Results_co = _Gathered.apply(recipe, gathered, layers, *operands)  # type: ignore[no-untyped-call]
+    return results

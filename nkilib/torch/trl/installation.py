@@ -3,219 +3,194 @@
 
 """``install``: makes TRL's trainers score tokens and compare models on the kernels.
 
-Each replaced function of TRL is a router, which passes a call to a recipe, computed by the kernels, or to TRL's own
-code.
+:func:`find_places` finds the functions of the installed TRL that are replaced, and checks their arguments
+(:class:`Function`). A router takes the place of each (:class:`PatchedFunction`): it passes a call to a recipe, which
+the kernels compute, or to TRL's own code (:class:`ScoreRouter`, :class:`DivergenceRouter`). :class:`Undo` ends an
+:class:`Installation`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, cast
+from importlib import import_module
+from typing import Any, Final, NamedTuple
 
-import torch
 from torch import Tensor
 
-from nkilib.experimental.loss.distillation.launch import LEAST_TEMPERATURE, MOST_TEMPERATURE
-from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN, LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
-from nkilib.torch.dispatch.checks import autocast_dtype
 from nkilib.torch.dispatch.devices import NATIVE_DEVICE
-from nkilib.torch.functions.linear_distillation.checks import most_hidden_bytes
-from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
-from nkilib.torch.functions.linear_distillation.operators import LinearDistillationOutputs
-from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.replacement import checked_devices, warn_without_effect
-from nkilib.torch.trl.contract import (
-    INSTALL,
-    KNOWN_OUTPUTS,
-    OUTPUTS,
-    Head,
-    Operands,
-    PatchedFunction,
-    find_places,
-    read_cap,
-    rounded,
-)
 from nkilib.torch.trl.deepspeed_zero3 import gathered_results, is_sharded
+from nkilib.torch.trl.recipes import (
+    OUTPUTS,
+    DivergenceRecipe,
+    DivergenceResults,
+    Head,
+    LogitOptions,
+    ScoreRecipe,
+    TokenResults,
+)
 
-# The results of TRL's token scores: log-probability, entropy, log sum p^2, mean logit, whether the target is argmax.
-TokenResults: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+# The function that error messages name.
+INSTALL: Final = "nkilib.torch.trl.install"
+# The release whose functions were compared with ours, as major and minor number.
+RELEASE: Final = "1.16"
+_UTILS, _GATHER = "trl.trainer.utils", "maybe_gather_lm_head_ctx"
 
-# nkilib's name of a result, by TRL's.
-_NAMES: Final = {
-    "entropy": "entropy",
-    "log_sum_sq_probs": "log_sum_squares",
-    "mean_logits": "mean_logit",
-    "is_top1": "argmax",
-}
-
-
-@dataclass(frozen=True)
-class ScoreRecipe:
-    """The arguments of TRL's ``ChunkedLogProbFunction`` beside tensors and ``chunk_size``, and its results by
-    :func:`nkilib.torch.linear_token_scores`.
-
-    Attributes:
-        temperature: the divisor of the logits.
-        softcap: c of c * tanh(logits / c), before the temperature; None applies no cap.
-        logit_scale: the factor of the logits, applied first.
-        outputs: names of the results beside the log-probability.
-    """
-
-    temperature: float
-    softcap: float | None
-    logit_scale: float
-    outputs: tuple[str, ...]
-
-    def is_supported(self, head: Head) -> bool:
-        """Return whether the kernels compute these scores; TRL's own code computes the others."""
-        if any(tensor is not None and tensor.dtype == torch.float64 for tensor in head):
-            return False
-        features = FEATURES_MIN <= head.hidden.shape[-1] <= FEATURES_MAX
-        has_scale = LOGIT_SCALE_MIN <= self.logit_scale <= LOGIT_SCALE_MAX
-        return features and has_scale and KNOWN_OUTPUTS.issuperset(self.outputs)
-
-    def results(self, operands: Operands) -> TokenResults:
-        """Return TRL's five results [N], the first two of which are differentiable.
-
-        Args:
-            operands: hidden states [N, D], weight [V, D], bias [V], and targets [N], int64.
-
-        Raises:
-            TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: see
-                :func:`nkilib.torch.linear_token_scores`.
-        """
-        head, targets = Head.of(operands[:3]), operands[3]
-        if targets is None:
-            raise TypeError("nkilib.torch.trl: targets must be a tensor, got None; pass them")
-        # The operands may have different dtypes: TRL casts all to autocast's, or to that of the hidden states.
-        compute_dtype = autocast_dtype(head.hidden.device) or head.hidden.dtype
-        scores = linear_token_scores(
-            head.hidden,
-            head.weight,
-            targets,
-            linear_bias=None if head.bias is None else rounded(head.bias, compute_dtype),
-            temperature=float(self.temperature),  # configurations have integers too
-            logit_scale=float(self.logit_scale),
-            logit_softcap=read_cap(self.softcap),
-            outputs=tuple(ours for theirs, ours in _NAMES.items() if theirs in self.outputs),
-            compute_dtype=compute_dtype,
-        )
-        is_top1 = None if scores.argmax is None else scores.argmax == targets
-        return scores.logprob, scores.entropy, scores.log_sum_squares, scores.mean_logit, is_top1
-
-
-# The results of TRL's divergences: the divergence, and the student's entropy, which has no gradient.
-DivergenceResults: TypeAlias = tuple[Tensor, Tensor]
+_EMPTY: Final = inspect.Parameter.empty
 
 
 @dataclass(frozen=True)
-class LogitOptions:
-    """The scaling and capping of one model's logits.
+class Function:
+    """A function of TRL, a subclass of ``torch.autograd.Function``.
 
     Attributes:
-        scale: the factor of the logits, applied first.
-        softcap: c of c * tanh(logits / c), after the scale; None applies no cap.
+        module, attribute: the name that TRL's trainers look up at every call.
+        own_module, own_name: the module and name under which TRL defines the function.
+        parameters: the arguments in their order, with their defaults.
     """
 
-    scale: float
-    softcap: float | None
+    module: str
+    attribute: str
+    own_module: str
+    own_name: str
+    parameters: Mapping[str, Any]
+
+
+_SCORES: Final = Function(
+    _UTILS,
+    "_ChunkedLogProbFunction",
+    "trl.kernels.chunked_logprob",
+    "ChunkedLogProbFunction",
+    {
+        **dict.fromkeys(("hidden", "weight", "bias", "targets", "temperature", "chunk_size"), _EMPTY),
+        "final_logit_softcapping": None,
+        "logit_scale": 1.0,
+        "outputs": OUTPUTS,
+    },
+)
+_MODELS: Final = ("student", "teacher")
+_DIVERGENCES: Final = Function(
+    "trl.trainer.distillation_trainer",
+    "ChunkedDivergenceFunction",
+    "trl.kernels.chunked_divergence",
+    "ChunkedDivergenceFunction",
+    {
+        **{f"{model}_{name}": _EMPTY for model in _MODELS for name in ("hidden", "weight", "bias")},
+        "beta": _EMPTY,
+        "temperature": 1.0,
+        "student_logit_scale": 1.0,
+        "student_final_logit_softcapping": None,
+        "teacher_logit_scale": 1.0,
+        "teacher_final_logit_softcapping": None,
+    },
+)
 
 
 @dataclass(frozen=True)
-class DivergenceRecipe:
-    """The arguments of TRL's ``ChunkedDivergenceFunction`` that are not tensors, and its results by
-    :func:`nkilib.torch.linear_distillation_loss`.
+class PatchedFunction:
+    """The location of a function of TRL.
 
     Attributes:
-        beta: 0 is KL(teacher || student), 1 is KL(student || teacher), and between them is the generalized
-            Jensen-Shannon divergence with M = beta * teacher + (1 - beta) * student.
-        temperature: the divisor of the logits of both models.
-        student, teacher: the logit options of each model.
+        module: the module in which trainers look it up.
+        attribute: its name there.
+        own: TRL's own function.
+        utils: ``trl.trainer.utils``.
     """
 
-    beta: float
-    temperature: float
-    student: LogitOptions
-    teacher: LogitOptions
+    module: Any
+    attribute: str
+    own: Any
+    utils: Any
 
-    def is_supported(self, student: Head, teacher: Head) -> bool:
-        """Return whether the kernels compute these divergences; TRL's own code computes the others."""
-        if any(tensor.dtype == torch.float64 for head in (student, teacher) for tensor in head if tensor is not None):
-            return False
-        has_features = all(FEATURES_MIN <= model.hidden.shape[-1] <= FEATURES_MAX for model in (student, teacher))
-        if not has_features or not _fit_on_chip(student, teacher):
-            return False
-        has_scales = all(LOGIT_SCALE_MIN <= model.scale <= LOGIT_SCALE_MAX for model in (self.student, self.teacher))
-        has_options = 0.0 <= self.beta <= 1.0 and LEAST_TEMPERATURE <= self.temperature <= MOST_TEMPERATURE
-        return has_scales and has_options and student.num_classes == teacher.num_classes
+    @property
+    def current(self) -> Any:
+        """The function that trainers find at this location now."""
+        return getattr(self.module, self.attribute)
 
-    def results(self, operands: Operands) -> DivergenceResults:
-        """Return TRL's two results [N]: the divergence, differentiable with respect to the student's operands, and the
-        student's entropy.
+    def put(self, function: Any) -> None:
+        """Make every trainer call ``function``."""
+        setattr(self.module, self.attribute, function)
 
-        Args:
-            operands: hidden states [N, D], weight [V, D] and bias [V] of the student, and then of the teacher.
-
-        Raises:
-            TypeError, ValueError, RuntimeError, NotImplementedError: see :func:`nkilib.torch.linear_distillation_loss`.
-        """
-        student, teacher = Head.of(operands[:3]), Head.of(operands[3:])
-        compute_dtype = _products(student, teacher)
-        with _without_autocast(student.hidden.device):
-            results = linear_distillation_loss(
-                student.hidden,
-                student.weight,
-                teacher.hidden.detach(),
-                teacher.weight.detach(),
-                linear_bias=student.bias,
-                teacher_bias=None if teacher.bias is None else teacher.bias.detach(),
-                beta=float(self.beta),  # configurations have integers too
-                temperature=float(self.temperature),
-                temperature_squared=False,
-                reduction="none",
-                logit_scale=float(self.student.scale),
-                logit_softcap=read_cap(self.student.softcap),
-                teacher_logit_scale=float(self.teacher.scale),
-                teacher_logit_softcap=read_cap(self.teacher.softcap),
-                outputs=("entropy",),
-                compute_dtype=compute_dtype,
-            )
-        scores = cast(LinearDistillationOutputs, results)
-        return scores.loss, cast(Tensor, scores.entropy)
+    @contextmanager
+    def gathered(self, *layers: tuple[Tensor | None, ...]) -> Iterator[None]:
+        """Return TRL's context in which ZeRO-3 has gathered the parameters of the given output layers."""
+        with ExitStack() as contexts:
+            for parameters in layers:
+                contexts.enter_context(getattr(self.utils, _GATHER)(*parameters))
+            yield
 
 
-def _products(student: Head, teacher: Head) -> torch.dtype | None:
-    """Return a dtype of the products that rounds no more than TRL does; None to multiply each model in the dtype of its
-    operands.
-
-    TRL rounds hidden states and weight of a model to autocast's dtype, or to that of its hidden states, and multiplies
-    them in float32. The kernels round all hidden states and weights to one dtype, or none. So if the models differ,
-    operands that TRL rounds are multiplied in float32 without rounding. Neither rounds a bias.
+def _differences(function: Function, own: Any) -> list[str]:
+    """Return the differences between the arguments of TRL's installed function and those of the release that was read,
+    one clause each.
     """
-    heads = (student, teacher)
-    autocast = autocast_dtype(student.hidden.device)
-    dtypes = [autocast or model.hidden.dtype for model in heads]
-    pairs = list(zip(heads, dtypes, strict=True))
-    if all(head.hidden.dtype == dtype == head.weight.dtype for head, dtype in pairs):
+    _, *parameters = inspect.signature(own.forward).parameters.values()  # the first is the context
+    names, expected = [parameter.name for parameter in parameters], list(function.parameters)
+    if names != expected:
+        return [f"{function.own_name} takes ({', '.join(names)}) instead of ({', '.join(expected)})"]
+    return [
+        f"{function.own_name} has {parameter.name}={parameter.default!r} by default instead of "
+        f"{function.parameters[parameter.name]!r}"
+        for parameter in parameters
+        if parameter.default != function.parameters[parameter.name]
+    ]
+
+
+def _located(function: Function, faults: list[str]) -> PatchedFunction | None:
+    """Return the location of a function, or None if it is not as expected; differences are added to ``faults``."""
+    try:
+        utils, module = import_module(_UTILS), import_module(function.module)
+        own = getattr(import_module(function.own_module), function.own_name)
+    except (ImportError, AttributeError) as error:
+        faults.append(f"it has no {function.own_module}.{function.own_name} ({error})")
         return None
-    return torch.float32 if len(set(dtypes)) > 1 else dtypes[0]
+    needed = ((module, function.module, function.attribute), (utils, _UTILS, _GATHER))
+    missing = [f"{path} has no {name}" for owner, path, name in needed if not hasattr(owner, name)]
+    faults += [difference for difference in (*missing, *_differences(function, own)) if difference not in faults]
+    return PatchedFunction(module, function.attribute, own, utils)
 
 
-def _fit_on_chip(student: Head, teacher: Head) -> bool:
-    """Return whether the hidden states of both models, in the dtypes of their products, fit on chip together."""
-    dtype = _products(student, teacher)
-    sizes = [model.hidden.shape[-1] * (dtype or model.hidden.dtype).itemsize for model in (student, teacher)]
-    return sum(sizes) <= most_hidden_bytes(dtype is not None)
+class Places(NamedTuple):
+    """The locations of both functions of TRL that are replaced.
 
-
-def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context without autocast, so that a call rounds its operands only to the ``compute_dtype`` that it
-    names.
+    Attributes:
+        scores: the location of the token scores.
+        divergences: the location of the divergence of a student from a teacher.
     """
-    is_on = autocast_dtype(device) is not None
-    return torch.autocast(device.type, enabled=False) if is_on else nullcontext()
+
+    scores: PatchedFunction
+    divergences: PatchedFunction
+
+
+def find_places() -> Places:
+    """Import the installed TRL and return the locations of its functions.
+
+    Raises:
+        ImportError: TRL is not installed, or differs from the release that this was written for; the message names the
+            differences.
+    """
+    try:
+        trl = import_module("trl")
+    except ModuleNotFoundError as error:
+        if error.name != "trl":
+            raise
+        raise ImportError(
+            f"{INSTALL}: needs trl {RELEASE}, and there is none; install it with pip install 'trl=={RELEASE}.*'",
+            name="trl",
+        ) from None
+    version = str(trl.__version__)
+    faults = [] if version.split(".")[:2] == RELEASE.split(".") else [f"its version is {version}"]
+    scores, divergences = (_located(function, faults) for function in (_SCORES, _DIVERGENCES))
+    if faults or scores is None or divergences is None:
+        raise ImportError(
+            f"{INSTALL}: needs the token scores and divergences of trl {RELEASE}, and the trl here differs: "
+            f"{'; '.join(faults)}; install trl=={RELEASE}.*, or an nkilib release for this version",
+            name="trl",
+        )
+    return Places(scores, divergences)
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +257,7 @@ class ScoreRouter(Router):
             own: TokenResults = self.place.own.apply(*operands, *options)
             return own
         if is_sharded(*head.parameters):  # TRL has gathered them around this call
-            return gathered_results(recipe, self.place, operands, ((1, 2),))
+            return gathered_results(recipe, self.place.gathered, operands, ((1, 2),))
         return recipe.results(operands)
 
 
@@ -316,7 +291,7 @@ class DivergenceRouter(Router):
             return own
         if is_sharded(*student.parameters, *teacher.parameters):
             with self.place.gathered(student.parameters, teacher.parameters):  # as TRL's own function does
-                return gathered_results(recipe, self.place, operands, ((1, 2), (4, 5)))
+                return gathered_results(recipe, self.place.gathered, operands, ((1, 2), (4, 5)))
         return recipe.results(operands)
 
 

@@ -6,8 +6,9 @@
 ``case`` is a launch and the comparison of its results, ``inputs`` makes the inputs. Each other module has the cases of
 some kernels:
 
-- ``plain``, ``extended``, ``inlined``: cross-entropy from logits, and kernels that call it;
-- ``linear``, ``linear_ids``, ``linear_distillation``: losses from hidden states and output weights;
+- ``cross_entropy``, ``extended_cross_entropy``: cross-entropy from logits, also called by another kernel;
+- ``linear_cross_entropy``, ``linear_token_scores``, ``linear_distillation``: losses from hidden states and output
+  weights;
 - ``distillation``, ``log_probabilities``, ``margins``, ``ctc``: losses with loops of their own;
 - ``elementwise``, ``rowwise``: the losses of the skeletons, from their registry entries;
 - ``softmax``: softmax and log-softmax.

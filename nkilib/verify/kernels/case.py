@@ -1,20 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch of a kernel of the library, and its expected results."""
+"""A launch of a kernel of the library, and the comparison of its results with float64 and the simulator.
+
+:class:`Case` is the launch, :class:`Reference` the expected value of a result, and :func:`judged` compares the two.
+Results of a device and of the simulator are compared by the classes of their elements, such as NaN
+(:func:`class_difference`), and by their :func:`distance` in units in the last place.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from nkilib.experimental.loss.bounds import error_over_bound
 from nkilib.verify.step import Array, Observation, Status, Step, Verdict, argument_name, observed, typed
-from nkilib.verify.values import Distance, class_difference, distance
+
+CLASSES: Final = ("NaN", "+inf", "-inf", "+normal", "-normal", "+subnormal", "-subnormal", "+0", "-0")
+_SMALLEST_NORMAL: Final = {"float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-14}
+
+
+def is_float(array: Array) -> bool:
+    """Tell whether the elements have one of the floating-point types of the kernels."""
+    return array.dtype.name in _SMALLEST_NORMAL
+
+
+def classes_of(array: Array) -> npt.NDArray[np.int8]:
+    """Return the index in ``CLASSES`` of the class of each element, for an array for which :func:`is_float` is True."""
+    values = array.astype(np.float32)  # exact
+    size, negative = np.abs(values), np.signbit(values)
+    classes = np.select(
+        [np.isnan(values), np.isinf(values), size >= _SMALLEST_NORMAL[array.dtype.name], size > 0],
+        [np.int8(0), np.int8(1) + negative, np.int8(3) + negative, np.int8(5) + negative],
+        default=np.int8(7) + negative,
+    )
+    return classes.astype(np.int8)
+
+
+@dataclass(frozen=True)
+class ClassDifference:
+    """Elements whose class differs.
+
+    Attributes:
+        count: the number of these elements.
+        rows: the indices of these elements along the first dimension.
+        index: the index of the first of these elements.
+        came: the class of this first element.
+        expected: the class that was expected of it.
+    """
+
+    count: int
+    rows: tuple[int, ...]
+    index: tuple[int, ...]
+    came: str
+    expected: str
+
+    def __str__(self) -> str:
+        place, rows = (", ".join(map(str, numbers)) for numbers in (self.index, self.rows))
+        return (
+            f"{self.count} of another class, in rows {rows}; the first [{place}]: {self.came} came, "
+            f"{self.expected} was expected"
+        )
+
+
+def class_difference(came: Array, expected: Array) -> ClassDifference | None:
+    """Return the elements whose classes differ; None if there are none, and for integers."""
+    if not is_float(came) or not is_float(expected):
+        return None
+    came_classes, expected_classes = classes_of(came), classes_of(expected)
+    places = np.argwhere(came_classes != expected_classes)
+    if len(places) == 0:
+        return None
+    index = tuple(int(number) for number in places[0])
+    rows = tuple(sorted({int(place[0]) for place in places}))
+    return ClassDifference(len(places), rows, index, CLASSES[came_classes[index]], CLASSES[expected_classes[index]])
+
+
+@dataclass(frozen=True)
+class Distance:
+    """The distance of an array from the simulator's array.
+
+    Attributes:
+        same_bits: the share of bitwise identical elements.
+        most_ulp: the largest distance of finite elements in units in the last place; 0 for integers.
+    """
+
+    same_bits: float
+    most_ulp: int
+
+    def __str__(self) -> str:
+        if self.same_bits == 1.0:
+            return "the simulator's bits"
+        return f"{self.same_bits:.1%} have the simulator's bits, the others are at most {self.most_ulp} ulp from it"
+
+
+def _in_order(bits: npt.NDArray[np.int64], dtype: np.dtype[np.generic]) -> npt.NDArray[np.int64]:
+    """Return the bits of floats as integers in the order of the floats: neighbouring floats differ by 1."""
+    lowest = int(np.iinfo(dtype).min)  # type: ignore[type-var]
+    return np.where(bits < 0, lowest - bits, bits)
+
+
+def distance(came: Array, expected: Array) -> Distance:
+    """Return the distance of two arrays of one shape and type."""
+    if not is_float(came):
+        return Distance(float((came == expected).mean()), 0)
+    bits = np.dtype(f"int{8 * came.dtype.itemsize}")
+    first, second = (
+        _in_order(np.ascontiguousarray(array).view(bits).astype(np.int64), bits) for array in (came, expected)
+    )
+    finite = np.isfinite(came.astype(np.float32)) & np.isfinite(expected.astype(np.float32))
+    steps = np.abs(first - second)[finite]
+    return Distance(float((first == second).mean()), int(steps.max(initial=0)))
 
 
 class Reference(NamedTuple):
@@ -24,7 +125,7 @@ class Reference(NamedTuple):
         exact: the value in float64, or exactly, as integers.
         bound: the largest accepted error of each element; None: every element must be equal.
         is_defined: the elements for which the value is defined; None for all. Of the other elements, only the class
-            (:mod:`nkilib.verify.values`), such as NaN, is compared with the simulator's.
+            (:data:`CLASSES`), such as NaN, is compared with the simulator's.
     """
 
     exact: Array
@@ -50,6 +151,51 @@ Names = Sequence[str] | Callable[[Mapping[str, Any]], Sequence[str]]
 
 
 @dataclass(frozen=True)
+class JudgedResult:
+    """A result compared with float64 and the simulator.
+
+    Attributes:
+        name: the name of the result.
+        wrong: a message about what is not as expected; empty if everything is.
+        worst: the largest ratio of an element's error to its bound; None if there is no reference.
+        distance: the distance from the simulator's result; None if shape or type differ.
+    """
+
+    name: str
+    wrong: str
+    worst: float | None
+    distance: Distance | None
+
+    def __str__(self) -> str:
+        error = "" if self.worst is None else f"error {self.worst:.3g} of its bound, "
+        return f"{error}{self.distance}" if self.distance is not None else "of another shape or type"
+
+    def details(self) -> dict[str, Any]:
+        """Return the details for the report in JSON, which has no infinite number."""
+        worst = None if self.worst is None or not np.isfinite(self.worst) else self.worst
+        details: dict[str, Any] = {"worst_error_over_bound": worst, "wrong": self.wrong}
+        if self.distance is not None:
+            details |= {"same_bits_as_simulator": self.distance.same_bits, "most_ulp": self.distance.most_ulp}
+        return details
+
+
+def judged(name: str, came: Array, simulated: Array, reference: Reference | None) -> JudgedResult:
+    """Compare a result with the simulator's result and with the reference."""
+    came = typed(came, simulated)
+    if (came.shape, came.dtype) != (simulated.shape, simulated.dtype):
+        wrong = f"{name}: {came.dtype}{list(came.shape)} came, {simulated.dtype}{list(simulated.shape)} was expected"
+        return JudgedResult(name, wrong, None, None)
+    worst = None if reference is None else reference.worst_error(came)
+    difference = class_difference(came, simulated)
+    wrong = ""
+    if difference is not None:
+        wrong = f"{name}: {difference} by the simulator"
+    elif worst is not None and not worst <= 1.0:
+        wrong = f"{name}: the error is {worst:.3g} times what float32 explains, beside float64"
+    return JudgedResult(name, wrong, worst, distance(came, simulated))
+
+
+@dataclass(frozen=True)
 class Case(Step):
     """A launch of a kernel.
 
@@ -60,7 +206,7 @@ class Case(Step):
         names: the names of the returned tensors, in order, or a function that tells them from the arguments: a list of
             cases makes no arguments.
         references: a function that makes the references of results from the arguments; a result without a reference
-            is compared with the simulator's by classes of values alone, such as NaN (:mod:`nkilib.verify.values`).
+            is compared with the simulator's by classes of values alone, such as NaN (:data:`CLASSES`).
         num_cores: the number of cores of the launch.
         written: the argument that the kernel overwrites, if it does.
     """
@@ -117,48 +263,3 @@ class Case(Step):
             and name != self.written
             and observation.arrays[argument_name(name)].tobytes() != value.tobytes()
         ]
-
-
-@dataclass(frozen=True)
-class JudgedResult:
-    """A result compared with float64 and the simulator.
-
-    Attributes:
-        name: the name of the result.
-        wrong: a message about what is not as expected; empty if everything is.
-        worst: the largest ratio of an element's error to its bound; None if there is no reference.
-        distance: the distance from the simulator's result; None if shape or type differ.
-    """
-
-    name: str
-    wrong: str
-    worst: float | None
-    distance: Distance | None
-
-    def __str__(self) -> str:
-        error = "" if self.worst is None else f"error {self.worst:.3g} of its bound, "
-        return f"{error}{self.distance}" if self.distance is not None else "of another shape or type"
-
-    def details(self) -> dict[str, Any]:
-        """Return the details for the report in JSON, which has no infinite number."""
-        worst = None if self.worst is None or not np.isfinite(self.worst) else self.worst
-        details: dict[str, Any] = {"worst_error_over_bound": worst, "wrong": self.wrong}
-        if self.distance is not None:
-            details |= {"same_bits_as_simulator": self.distance.same_bits, "most_ulp": self.distance.most_ulp}
-        return details
-
-
-def judged(name: str, came: Array, simulated: Array, reference: Reference | None) -> JudgedResult:
-    """Compare a result with the simulator's result and with the reference."""
-    came = typed(came, simulated)
-    if (came.shape, came.dtype) != (simulated.shape, simulated.dtype):
-        wrong = f"{name}: {came.dtype}{list(came.shape)} came, {simulated.dtype}{list(simulated.shape)} was expected"
-        return JudgedResult(name, wrong, None, None)
-    worst = None if reference is None else reference.worst_error(came)
-    difference = class_difference(came, simulated)
-    wrong = ""
-    if difference is not None:
-        wrong = f"{name}: {difference} by the simulator"
-    elif worst is not None and not worst <= 1.0:
-        wrong = f"{name}: the error is {worst:.3g} times what float32 explains, beside float64"
-    return JudgedResult(name, wrong, worst, distance(came, simulated))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of connectionist temporal classification."""
+"""Cases of connectionist temporal classification: a batch of sequences of several lengths, forward and backward."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of distillation from logits."""
+"""Cases of distillation from the logits of student and teacher, forward and backward."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of the elementwise losses, from the registry of losses, with certain options of each."""
+"""Cases of the elementwise losses, from the registry of losses, with certain options of each (:data:`ENTRIES`).
+
+Each has a forward and a backward; some also the fused forward-backward, and weights that rows or columns share.
+"""
 
 from __future__ import annotations
 

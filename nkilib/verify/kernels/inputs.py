@@ -3,6 +3,7 @@
 
 """Fixed inputs of the kernels: the same on every machine, up to the last bit of numpy's log and cos.
 
+Logits, targets and so on have a function each, and those with infinities, NaN and the like begin with ``special``.
 :data:`MAKERS` makes the tensors of a registered loss, by the kind of values that its entry states.
 """
 

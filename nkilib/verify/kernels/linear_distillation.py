@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of distillation from hidden states and output weights of both models."""
+"""Cases of distillation from hidden states and output weights of both models: forward, backward, and the sums of a
+mixture.
+"""
 
 from __future__ import annotations
 
@@ -69,20 +71,6 @@ _ASKED: Final[dict[str, Any]] = {"with_logprob": True, "with_target": True, "ign
 _LABELS: Final = {"labels_hbm": True, "row_weight_hbm": True}
 
 
-def problem_of(arguments: Mapping[str, Any]) -> PairProblem:
-    """Return a launch in the form that the reference takes, with operands rounded to the type of the products."""
-    student, teacher = (_model_of(arguments, name) for name in _MODELS)
-    return PairProblem(
-        student,
-        teacher,
-        arguments.get("labels_hbm"),
-        arguments.get("row_weight_hbm"),
-        arguments.get("beta", 0.0),
-        arguments.get("ignore_index", -100),
-        arguments.get("first_class", 0),
-    )
-
-
 def _model_of(arguments: Mapping[str, Any], name: str) -> ModelProblem:
     operand, weight, bias = (arguments.get(f"{name}_{part}_hbm") for part in ("input", "weight", "bias"))
     if arguments.get("compute_dtype") is not None:
@@ -96,6 +84,20 @@ def _model_of(arguments: Mapping[str, Any], name: str) -> ModelProblem:
         arguments.get(f"{name}_logit_scale", 1.0),
         arguments.get(f"{name}_logit_softcap"),
         arguments.get("temperature", 1.0),
+    )
+
+
+def problem_of(arguments: Mapping[str, Any]) -> PairProblem:
+    """Return a launch in the form that the reference takes, with operands rounded to the type of the products."""
+    student, teacher = (_model_of(arguments, name) for name in _MODELS)
+    return PairProblem(
+        student,
+        teacher,
+        arguments.get("labels_hbm"),
+        arguments.get("row_weight_hbm"),
+        arguments.get("beta", 0.0),
+        arguments.get("ignore_index", -100),
+        arguments.get("first_class", 0),
     )
 
 
@@ -144,15 +146,6 @@ def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLA
     return {_GRADIENTS[name]: Reference(exact[name], bounds[name]) for name in _GRADIENTS}
 
 
-def _shard_references(type_name: str, arguments: Mapping[str, Any]) -> References:
-    """Return :func:`backward_references` for the classes of a shard, from the launch on all classes."""
-    whole = _launch(type_name, **_BIASES)
-    weights = {name: whole[name] for name in whole if name.endswith(("_weight_hbm", "_bias_hbm"))}
-    return backward_references(
-        {**arguments, **weights, "row_weight_hbm": arguments["row_weight_hbm"], "first_class": 0}, _SHARD
-    )
-
-
 def _launch(type_name: str, **options: Any) -> dict[str, Any]:
     """Return the operands, including the optional ones that ``options`` names, and the options.
 
@@ -176,6 +169,15 @@ def _launch(type_name: str, **options: Any) -> dict[str, Any]:
     }
     operands |= {name: optional[name] for name in options.keys() & optional.keys()}
     return {**operands, **{name: value for name, value in options.items() if name not in optional}}
+
+
+def _shard_references(type_name: str, arguments: Mapping[str, Any]) -> References:
+    """Return :func:`backward_references` for the classes of a shard, from the launch on all classes."""
+    whole = _launch(type_name, **_BIASES)
+    weights = {name: whole[name] for name in whole if name.endswith(("_weight_hbm", "_bias_hbm"))}
+    return backward_references(
+        {**arguments, **weights, "row_weight_hbm": arguments["row_weight_hbm"], "first_class": 0}, _SHARD
+    )
 
 
 def _transposed(type_name: str, **options: Any) -> dict[str, Any]:

@@ -175,6 +175,14 @@ def _nll_cases(type_name: str, streamed: bool) -> Iterator[Case]:
         )
 
 
+def cases() -> Iterator[Case]:
+    """Yield all cases of this module."""
+    for type_name in inputs.TYPES:
+        for streamed in (False, True):
+            yield from _nll_cases(type_name, streamed)
+        yield from _kl_div_cases(type_name)
+
+
 def _kl_div_cases(type_name: str) -> Iterator[Case]:
     forward = partial(Case, kernel=kl_div_forward, names=("loss",), references=_kl_div_references, is_quick=False)
     cases: tuple[tuple[str, int, dict[str, Any]], ...] = (
@@ -205,11 +213,3 @@ def _kl_div_cases(type_name: str) -> Iterator[Case]:
         names=("grad_target",),
         num_cores=1,
     )
-
-
-def cases() -> Iterator[Case]:
-    """Yield all cases of this module."""
-    for type_name in inputs.TYPES:
-        for streamed in (False, True):
-            yield from _nll_cases(type_name, streamed)
-        yield from _kl_div_cases(type_name)

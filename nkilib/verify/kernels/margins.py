@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of the kernels of margin losses between classes."""
+"""Cases of the margin losses between classes, ``multi_margin`` and ``multilabel_margin``."""
 
 from __future__ import annotations
 

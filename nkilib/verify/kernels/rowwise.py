@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of the row-wise losses, from the registry of losses, with certain options of each."""
+"""Cases of the row-wise losses, from the registry of losses, with certain options of each (:data:`ENTRIES`)."""
 
 from __future__ import annotations
 

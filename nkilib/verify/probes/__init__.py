@@ -7,10 +7,11 @@ Each possible answer is a reading (:class:`.probe.Reading`), with the results th
 a device is looked up among these; the simulator is only one of the devices that are asked. A result that no reading
 explains is an answer, too, and is shown.
 
-- ``probe``: the interface of a probe, and functions that their kernels share;
+- ``probe``: the interface of a probe, and what all of them share;
 - ``arithmetic``, ``infinities``, ``integers``: the values that instructions compute;
+- ``accumulation``: sums over several instructions;
 - ``dma``: casts, indices, the order of writes, and written arguments;
-- ``registers``, ``loops``: registers, and loops whose iterations are counted at run time;
+- ``loops``: loops whose iterations are counted at run time;
 - ``cores``: launches on two cores;
 - ``frameworks``: what PyTorch and JAX may pass.
 """

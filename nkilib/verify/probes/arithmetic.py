@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Casts, rounding and infinities in the instructions of Vector and Scalar."""
+"""Probes of arithmetic on Vector and Scalar: casts to integers, sums beside a rounded result, activation functions of
+large numbers, infinities and NaN, and subnormal results.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,21 @@ import numpy as np
 
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST, FLOAT32_LOWEST
 from nkilib.nki import nisa, nki, nl
-from nkilib.verify.probes.probe import Probe, Reading, loaded, same_arguments, stored, tile
+from nkilib.verify.probes.probe import (
+    CROSS_ENTROPY,
+    READINGS,
+    Probe,
+    Reading,
+    loaded,
+    row,
+    same_arguments,
+    stored,
+    tile,
+)
 from nkilib.verify.step import Array
 
-READINGS: Final = "reference/simulator_readings.md"
-KERNELS: Final = "reference/kernels.md"
-CROSS_ENTROPY: Final = "explanation/cross_entropy.md"
-PROMISES: Final = "reference/promises.md"
 _INF: Final = np.inf
 _NAN: Final = np.nan
-
-
-def row(*values: float) -> Array:
-    """Return float32 values as [1, n]."""
-    return np.array([values], np.float32)
 
 
 @nki.jit

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Probes of the two cores of a launch: the number of programs, and writes to neighbouring bytes."""
+"""Probes of the two cores of a launch: the number of programs, writes to neighbouring bytes, and an exchange of
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,18 @@ import numpy as np
 
 from nkilib.core.cores import positions_of_core, strided_rows
 from nkilib.nki import nisa, nki, nl
-from nkilib.verify.probes.arithmetic import PROMISES, READINGS
-from nkilib.verify.probes.dma import column
-from nkilib.verify.probes.probe import Probe, Reading, no_arguments, same_arguments, tile
+from nkilib.verify.probes.probe import (
+    PROMISES,
+    READINGS,
+    Probe,
+    Reading,
+    column,
+    integer_row,
+    loaded,
+    no_arguments,
+    same_arguments,
+    tile,
+)
 from nkilib.verify.step import Array
 
 
@@ -95,4 +106,37 @@ NEIGHBOURS: Final = Probe(
     num_cores=2,
 )
 
-PROBES: Final = (PROGRAMS, NEIGHBOURS)
+
+@nki.jit
+def exchanged(numbers_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """Exchange each core's number with the other core, and store the larger one from each core."""
+    core = nl.program_id(0)
+    own_sbuf, others_sbuf = loaded(numbers_hbm[:, core : core + 1]), tile((1, 1), nl.int32)
+    nisa.sendrecv(src=own_sbuf, dst=others_sbuf, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
+    nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=others_sbuf, op=nl.maximum, engine=nisa.engine.gpsimd)
+    results = []
+    for writer in range(2):
+        result_hbm = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.shared_hbm)
+        if core == writer:
+            nisa.dma_copy(dst=result_hbm, src=own_sbuf)
+        results.append(result_hbm)
+    return results[0], results[1]
+
+
+EXCHANGED: Final = Probe(
+    "an exchange of counts between the cores",
+    False,
+    "whether both cores have the other's number after `sendrecv`",
+    (READINGS, "`sendrecv` and HBM"),
+    "the iteration count of the loop that recomputes rows, on which both cores must agree",
+    exchanged,
+    same_arguments(numbers_hbm=integer_row(3, 7)),
+    ("of_core_0", "of_core_1"),
+    [
+        Reading("both have the larger one", {"of_core_0": integer_row(7), "of_core_1": integer_row(7)}),
+        Reading("each has its own", {"of_core_0": integer_row(3), "of_core_1": integer_row(7)}),
+    ],
+    num_cores=2,
+)
+
+PROBES: Final = (PROGRAMS, NEIGHBOURS, EXCHANGED)

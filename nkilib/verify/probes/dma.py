@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Probes of DMA: casts, elements by index, the bounds of indices, the order of writes, and written arguments."""
+"""Probes of DMA: casts, loads with stride 0, the bounds of indices, the order of writes, written arguments, and large
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,25 @@ import ml_dtypes
 import numpy as np
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.verify.probes.arithmetic import PROMISES, row
-from nkilib.verify.probes.probe import OUT_OF_RANGE, Probe, Reading, left, loaded, same_arguments, stored, tile
+from nkilib.verify.probes.probe import (
+    OUT_OF_RANGE,
+    PROMISES,
+    READINGS,
+    Probe,
+    Reading,
+    column,
+    indices,
+    left,
+    loaded,
+    row,
+    same_arguments,
+    stored,
+    tile,
+)
 from nkilib.verify.step import Array
 
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 _MARK: Final = -5.0
-
-
-def column(*values: float) -> Array:
-    """Return float32 values as [n, 1]."""
-    return np.array(values, np.float32)[:, np.newaxis]
-
-
-def indices(*values: int) -> Array:
-    """Return int32 values as [n, 1]."""
-    return np.array(values, np.int32)[:, np.newaxis]
 
 
 def bfloat16(values: Array) -> Array:
@@ -360,5 +365,38 @@ FAR: Final = Probe(
     ],
 )
 
-PROBES: Final = (ROUNDED, WIDENED, REPEATED, IN_ORDER, IN_PLACE, FAR)
+
+@nki.jit
+def skipped_scatter(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Scatter elements over marks, including elements out of range that the DMA engine is told to skip."""
+    result_hbm = nl.ndarray(values_hbm.shape, dtype=nl.float32, buffer=nl.shared_hbm)
+    mark_sbuf = tile(values_hbm.shape)
+    nisa.memset(dst=mark_sbuf, value=_MARK)
+    marked = nisa.dma_copy(dst=result_hbm, src=mark_sbuf)
+    scatter = nisa.dma_copy(
+        dst=result_hbm.vector_select(0, loaded(index_hbm)), src=loaded(values_hbm), oob_mode=nisa.oob_mode.skip
+    )
+    scatter.depends_on(marked, kind=nisa.dependency.runtime)
+    return result_hbm
+
+
+SKIPPED: Final = Probe(
+    "a scatter that skips",
+    False,
+    "whether `oob_mode=skip` skips elements that are out of range, by one or by far, and writes the rest",
+    (READINGS, "`oob_mode=skip` with a scalar offset that moves"),
+    "recomputed rows: slots without a row are out of range",
+    skipped_scatter,
+    same_arguments(values_hbm=column(1, 2, 3, 4), index_hbm=indices(2, 4, 0, 2**24)),
+    ("rows",),
+    [
+        Reading("it skips them, and writes the rest", {"rows": column(3, _MARK, 1, _MARK)}),
+        Reading("reported as out of range", {}, refused=OUT_OF_RANGE),
+        Reading("it stops at the first of them", {"rows": column(_MARK, _MARK, 1, _MARK)}),
+        Reading("they are written to the last element", {"rows": column(3, _MARK, 1, 4)}),
+        Reading("nothing is written", {"rows": column(*[_MARK] * 4)}),
+    ],
+)
+
+PROBES: Final = (ROUNDED, WIDENED, SKIPPED, REPEATED, IN_ORDER, IN_PLACE, FAR)
 BOUNDS: Final = (OUTSIDE_VIEW, OUTSIDE_TENSOR)

@@ -3,8 +3,8 @@
 
 """Probes that run through PyTorch and JAX: operators, graphs, overwritten memory, collectives.
 
-The functions that run are in ``nkilib.torch.verification`` and ``nkilib.jax.verification``. They are imported where a
-probe runs: neither framework needs to be installed.
+Each is a :class:`FrameworkProbe`. The functions that run are in ``nkilib.torch.verification`` and
+``nkilib.jax.verification``. They are imported where a probe runs: neither framework needs to be installed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Final
 import numpy as np
 
 from nkilib.verify.kernels import inputs
-from nkilib.verify.probes.arithmetic import PROMISES
-from nkilib.verify.probes.probe import Probe, Reading, same_arguments
+from nkilib.verify.probes.probe import PROMISES, Probe, Reading, same_arguments
 from nkilib.verify.step import Array, Observation, Status, Verdict
 
 _TORCH: Final = "nkilib.torch.verification"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Probes of maxima, limits, products and comparisons of infinities and NaN with numbers."""
+"""Probes of infinities and NaN on Vector: their maxima, limits, products with 0, and comparisons."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import numpy as np
 
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST, FLOAT32_LOWEST
 from nkilib.nki import nisa, nki, nl
-from nkilib.verify.probes.arithmetic import KERNELS, READINGS, row
-from nkilib.verify.probes.probe import Probe, Reading, loaded, same_arguments, stored, tile
+from nkilib.verify.probes.probe import KERNELS, READINGS, Probe, Reading, loaded, row, same_arguments, stored, tile
 from nkilib.verify.step import Array
 
 _INF: Final = np.inf

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Probes of integer arithmetic on GpSimd, masks, and the search for a value."""
+"""Probes of integers: the arithmetic of int32 on GpSimd, masks of comparisons, and the search for a value."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from typing import Final
 import numpy as np
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.verify.probes.arithmetic import PROMISES, READINGS, row
-from nkilib.verify.probes.probe import Probe, Reading, loaded, same_arguments, stored, tile
+from nkilib.verify.probes.probe import (
+    PROMISES,
+    READINGS,
+    Probe,
+    Reading,
+    integer_row,
+    loaded,
+    row,
+    same_arguments,
+    stored,
+    tile,
+)
 from nkilib.verify.step import Array
 
 _ALL_ONES: Final = 2**32 - 1
-
-
-def integer_row(*values: int) -> Array:
-    """Return int32 values as [1, n]."""
-    return np.array([values], np.int32)
 
 
 @nki.jit

@@ -3,7 +3,9 @@
 
 """A probe: one launch, and the readings (possible answers to a question) that its results may confirm.
 
-Kernels of probes load, make and store whole tiles by :func:`loaded`, :func:`tile` and :func:`stored`.
+:class:`Probe` is the step, and :class:`Reading` an answer. All probes share the rest: the pages of the documentation
+that depend on answers, arrays for arguments and expected results (:func:`row`, :func:`integer_row`, :func:`column`,
+:func:`indices`), and whole tiles in kernels (:func:`loaded`, :func:`tile`, :func:`stored`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,12 @@ import numpy as np
 
 from nkilib.nki import nisa, nl
 from nkilib.verify.step import Array, Observation, Status, Step, Verdict, argument_name, observed, typed
+
+# Pages of the documentation that depend on answers.
+READINGS: Final = "reference/simulator_readings.md"
+KERNELS: Final = "reference/kernels.md"
+CROSS_ENTROPY: Final = "explanation/cross_entropy.md"
+PROMISES: Final = "reference/promises.md"
 
 # The words with which an access is refused by the Neuron runtime (NRT_EXEC_OOB) and by the simulator (OutOfRangeError).
 OUT_OF_RANGE: Final = r"OOB|out.?of.?(range|bound)"
@@ -83,6 +91,11 @@ def shown(observation: Observation, names: Sequence[str]) -> str:
         values = ", ".join(map(_word, array.ravel()[:_SHOWN]))
         parts.append(f"{name} = [{values}{', ...' if array.size > _SHOWN else ''}]")
     return "; ".join(parts)
+
+
+def row(*values: float) -> Array:
+    """Return float32 values as [1, n]."""
+    return np.array([values], np.float32)
 
 
 @dataclass(frozen=True)
@@ -152,6 +165,21 @@ class Probe(Step):
     def confirmed(self, observation: Observation) -> Reading | None:
         """Return the first reading that explains a launch; None if none does."""
         return next((reading for reading in self.readings if reading.explains(observation, self.tolerance)), None)
+
+
+def integer_row(*values: int) -> Array:
+    """Return int32 values as [1, n]."""
+    return np.array([values], np.int32)
+
+
+def column(*values: float) -> Array:
+    """Return float32 values as [n, 1]."""
+    return np.array(values, np.float32)[:, np.newaxis]
+
+
+def indices(*values: int) -> Array:
+    """Return int32 values as [n, 1]."""
+    return np.array(values, np.int32)[:, np.newaxis]
 
 
 def no_arguments(_: bool) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The clocks that time launches, on the device or on the wall, and the launches that they time (:class:`Timed`).
+"""The timing of launches: the launches that are timed (:class:`Timed`), and the clocks, on the device or on the wall.
 
-The clocks of the Neuron SDK time a compiled program (NEFF) on the device, without the host. If none of them answers,
-the wall clock does.
+The clocks of the Neuron SDK (:data:`CLOCKS`) time a compiled program (NEFF) on the device, without the host, and
+:func:`measured` takes the first that answers. If none of them does, the wall clock is left (:func:`wall_times`).
 
 - nrtpy, the Python package of the runtime: ``NrtpyModel.load_from_neff`` and ``benchmark(mode="device")``
   (``neuron-runtime/nrtpy/model`` of SDK 2.33).
@@ -121,7 +121,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClockTimes:
     """The times that a clock measured.
 
     Attributes:
@@ -264,7 +264,7 @@ class Profiler:
 CLOCKS: Final[Sequence[Clock]] = (Nrtpy(), Profiler("neuron-explorer"), Profiler("neuron-profile"))
 
 
-def measured(programs: Sequence[Program], directory: Path, clocks: Sequence[Clock] = CLOCKS) -> Reading:
+def measured(programs: Sequence[Program], directory: Path, clocks: Sequence[Clock] = CLOCKS) -> ClockTimes:
     """Time every program by the first clock that answers for all of them."""
     refusals = {}
     for clock in clocks:
@@ -273,8 +273,8 @@ def measured(programs: Sequence[Program], directory: Path, clocks: Sequence[Cloc
         except Exception as error:  # whatever a package or a tool that was never seen raises
             refusals[clock.name] = f"{type(error).__name__}: {error}"
         else:
-            return Reading(clock.name, seconds, refusals)
-    return Reading(refusals=refusals)
+            return ClockTimes(clock.name, seconds, refusals)
+    return ClockTimes(refusals=refusals)
 
 
 def wall_times(launch: Timed) -> Array:

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The timed figures: those of docs/explanation/performance_model.md, and launches of the library's kernels."""
+"""The timed figures: those of docs/explanation/performance_model.md, and launches of the library's kernels.
+
+A :class:`Figure` is a step: the time of a launch, or the difference of two, compared with the performance model.
+:func:`figures` returns all.
+"""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ import pytest
 from benchmarks.fuzz.__main__ import main
 from benchmarks.fuzz.call import Expected
 from benchmarks.fuzz.draw import MIDDLE, SMALL, Draw
-from benchmarks.fuzz.families import cross_entropy, linear, softmax
-from benchmarks.fuzz.families.positions import sum_error, summed
+from benchmarks.fuzz.families import cross_entropy, linear_cross_entropy, softmax
+from benchmarks.fuzz.families.common import sum_error, summed
 from benchmarks.fuzz.one_call import Verdict, judged, run_call
 from benchmarks.fuzz.registry import FUZZED
 from benchmarks.fuzz.workers import one_rank
@@ -141,9 +141,9 @@ def test_a_wrong_loss_of_every_function_is_seen(function: str, kind: str) -> Non
 @pytest.mark.parametrize("kind", STRIPES)
 @pytest.mark.parametrize("name", ["grad_input", "grad_linear_weight"])
 def test_one_wrong_stripe_of_a_linear_gradient_is_seen(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "sizes", lambda draw: (300, 320, 400))
-    monkeypatch.setattr(linear, "_wanted", lambda draw, has_bias: ("input", "linear_weight"))
-    monkeypatch.setattr(linear, "_form", lambda *arguments: "two launches")
+    monkeypatch.setattr(linear_cross_entropy, "sizes", lambda draw: (300, 320, 400))
+    monkeypatch.setattr(linear_cross_entropy, "_wanted", lambda draw, has_bias: ("input", "linear_weight"))
+    monkeypatch.setattr(linear_cross_entropy, "_form", lambda *arguments: "two launches")
     _check_stripe(ran("linear_cross_entropy", 0), name, kind)
 
 
@@ -243,7 +243,7 @@ def test_results_and_gradients_are_within_their_bounds(function: str, number: in
 
 # Seeds and numbers of middle calls of linear_cross_entropy in 16 bits, of the smallest whose W is [V, D] with a
 # gradient, N and D are over 512 and V over 1,536: two launches of bfloat16, of float16, and one launch with a bias. If
-# another order of draws makes other calls of them, `linear.sizes` of some thousand numbers names new ones.
+# another order of draws makes other calls of them, `linear_cross_entropy.sizes` of some thousand numbers names others.
 KEPT_PIECES = ((2731, 71), (2742, 357), (2720, 162))
 
 

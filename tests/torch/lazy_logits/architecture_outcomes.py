@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from nkilib.torch import fuse_linear_loss, fused_calls
-from nkilib.torch.lazy_logits.options import LogitsComputedWarning, Place
+from nkilib.torch.lazy_logits.record import LogitsComputedWarning, Place
 from tests.fresh_python import CHECKOUT, with_checkout
 from tests.torch.lazy_logits.architectures import batch, tiny_model
 

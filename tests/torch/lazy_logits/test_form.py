@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nkilib.torch.lazy_logits.form import RECORDED, Form, Kind
+from nkilib.torch.lazy_logits.form import Form, Kind
 from nkilib.torch.lazy_logits.logits import LazyLogits
+from nkilib.torch.lazy_logits.transformations import RECORDED
 from tests.torch.lazy_logits.models import BATCH, LENGTH, VOCABULARY, Use, both
 from tests.torch.telling import UNIT
 

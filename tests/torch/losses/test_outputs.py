@@ -15,7 +15,6 @@ from torch import Tensor
 
 import nkilib.torch as ours
 from nkilib.torch.transformers import causal_lm_loss
-from nkilib.torch.transformers.loss import CausalLabels
 from tests.torch.fake_group import two_ranks
 from tests.torch.inputs import CLASSES, POSITIONS, make_logits, make_targets, make_weight
 
@@ -67,9 +66,6 @@ WITHOUT_WEIGHTS: Final[dict[str, Loss]] = {
     },
 }
 LINEAR_WITHOUT_WEIGHTS: Final[dict[str, Loss]] = {
-    "fused loss": lambda x, w, y: CausalLabels("fused", None, y, -100, None).mean(
-        ours.linear_cross_entropy(x, w, y, reduction="none"), y, None
-    ),
     "linear_distillation_loss": lambda x, w, y: ours.linear_distillation_loss(x, w, x.detach() * 2.0, w.detach(), y),
 }
 

@@ -406,7 +406,8 @@ def extended_gradient_bound(
             of_log_p = np.abs(z - exact_lse + inputs.entropy[:, np.newaxis])
             terms = of_log_p * (12.0 + exponent) + 4.0 * (exponent + np.abs(inputs.entropy[:, np.newaxis]) + 1.0)
             of_entropy = np.abs(inputs.grad_entropy[:, np.newaxis]) * p * terms
-        units = np.where(p == 0.0, 0.0, sizes * p * (12.0 + exponent) + of_entropy)
-        units += 4.0 * drawn + (4.0 * (sizes * p + drawn) if cap else 0.0)
-        units += max(0.0, options.scale_units - 2.0) * (sizes * p + drawn + of_entropy / 12.0)
+        of_softmax = np.where(p == 0.0, 0.0, sizes * p * (12.0 + exponent) + of_entropy)
+        units = of_softmax + 4.0 * drawn + (4.0 * (sizes * p + drawn) if cap else 0.0)
+        if options.scale_units > 2.0:  # of_softmax is at least 12 times what the softmax adds to dz
+            units += 2.0 * (of_softmax / 12.0 + drawn)
         return UNIT * units / t + SMALLEST_NORMAL

@@ -31,7 +31,9 @@ from typing import NamedTuple
 
 from nkilib.core.hardware import PARTITIONS
 from nkilib.core.rows.argmax import Argmax, Search
+from nkilib.core.rows.arithmetic import multiply_on_gpsimd
 from nkilib.core.rows.moments import MeanMoment
+from nkilib.core.rows.scale import RowScale
 from nkilib.core.rows.statistics import Place, Statistics
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, clamp
 from nkilib.experimental.loss.cross_entropy.launch import Options
@@ -295,7 +297,9 @@ class ScoreTiles:
             return
         bias_sbuf = row.bias_sbuf[:, tiles, column]
         if self.ranking is not None and self.ranking.scale_sbuf is not None:
-            multiply_by_column(bias_sbuf, column_sbuf, self.ranking.scale_sbuf)  # Vector has most to do then
+            multiply_by_column(bias_sbuf, column_sbuf, self.ranking.scale_sbuf)  # Vector has most to do
+        elif self.ranking is not None and isinstance(row.scale, RowScale):
+            multiply_on_gpsimd(bias_sbuf, column_sbuf, row.scale.rows_sbuf[:, tiles])
         else:
             row.scale.part(group.start, group.start + group.tiles).multiply(bias_sbuf, column_sbuf)
 

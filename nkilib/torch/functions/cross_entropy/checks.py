@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Checks of cross-entropy beyond those of all functions, on shapes, dtypes and devices only: values are never read.
+"""The checks of cross-entropy beyond those of all functions, also for other functions of cross-entropy.
 
-For an input that ``torch.nn.functional.cross_entropy`` rejects too, the error has the same type as PyTorch's.
+- :func:`checked_options`, :func:`check_known`: the options of the loss; :data:`RECIPE` has their keywords;
+- :func:`check_arguments`: the tensors and the reduction, by :func:`check_class_dim`, :func:`check_floating`,
+  :func:`check_indices` and :func:`check_normalizer`;
+- :func:`check_weight`, :func:`check_inplace_logits`, :func:`check_outputs`: what needs the number of classes, the
+  memory of the logits, or all outputs.
+
+Only shapes, dtypes and devices are checked: values of tensors are never read. For an input that
+``torch.nn.functional.cross_entropy`` rejects too, the error has the same type as PyTorch's.
 """
 
 from __future__ import annotations
@@ -68,42 +75,6 @@ def check_known(caller: Caller, options: LossOptions, where: str) -> None:
             raise NotImplementedError(f"{caller}: {name} is not supported {where}, got {value}; leave it out")
 
 
-def check_arguments(
-    caller: Caller,
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    options: LossOptions,
-    reduction: str,
-    normalizer: Tensor | None,
-    class_dim: int,
-) -> None:
-    """Reject arguments that the kernels cannot compute or that PyTorch does not accept; :func:`check_weight` is
-    separate.
-
-    Raises:
-        TypeError: an argument has the wrong Python type, or the input is not bfloat16, float16 or float32.
-        ValueError: unknown ``reduction`` or ``class_dim``; batch sizes differ; ``normalizer`` does not fit.
-        RuntimeError: other shapes do not match.
-        NotImplementedError: an unsupported device, a sharded tensor, integer logits, or forward-mode differentiation.
-    """
-    tensors = {caller.input: input, "target": target, "weight": weight, "normalizer": normalizer}
-    checks.check_tensors(caller, tensors, optional=("weight", "normalizer"))
-    check_reduction(caller, reduction)
-    check_class_dim(caller, class_dim)
-    checks.check_plain(caller, tensors)
-    checks.check_devices(caller, input, {"target": target, "weight": weight})
-    checks.check_tile_dtype(caller, input)
-    if target.shape == input.shape:
-        _check_probabilities(caller, target, options)
-    else:
-        are_last = class_dim == 1 and target.shape == input.shape[:-1]
-        remedy = "; the classes of the logits seem to be last: pass class_dim=-1" if are_last else ""
-        expected = rows_shape(input, class_dim) if input.dim() else ()
-        check_indices(caller, tuple(input.shape), expected, target, remedy)
-    check_normalizer(caller, normalizer, reduction, input.device)
-
-
 def check_class_dim(caller: Caller, class_dim: int) -> None:
     """Check that the dimension of the classes is the second (1) or the last (-1).
 
@@ -112,38 +83,6 @@ def check_class_dim(caller: Caller, class_dim: int) -> None:
     """
     if type(class_dim) is not int or class_dim not in (1, -1):
         raise ValueError(f"{caller}: class_dim must be 1, as in PyTorch, or -1, got {class_dim!r}; permute the input")
-
-
-def check_inplace(caller: Caller, input: Tensor, class_dim: int, **others: Tensor | None) -> None:
-    """Reject ``inplace=True`` where the gradient cannot be written over the logits.
-
-    Args:
-        caller: the function that error messages name.
-        input: the logits.
-        class_dim: the dimension of the classes.
-        others: the other tensors of the call. Class probabilities may be the logits themselves.
-
-    Raises:
-        RuntimeError: the logits are a leaf that requires grad, or a view of one; another tensor shares memory with
-            them; torch.compile is tracing.
-        ValueError: the kernel would work on a copy of the logits.
-    """
-    checks.check_inplace(caller, input, others, aligned=("target",))
-    if not is_view_as_rows(input, class_dim):
-        raise ValueError(
-            f"{caller}: inplace=True requires contiguous logits with the classes last, got shape {tuple(input.shape)}, "
-            f"strides {input.stride()} and class_dim={class_dim}, which take a copy; keep the classes last and pass "
-            f"class_dim=-1, and shift or mask the targets instead of slicing the logits"
-        )
-
-
-def _check_probabilities(caller: Caller, target: Tensor, options: LossOptions) -> None:
-    check_floating(caller, target)
-    if options.ignore_index >= 0:
-        raise RuntimeError(
-            f"{caller}: ignore_index is not supported for floating point target, got {options.ignore_index}; leave it "
-            f"out, and give ignored positions a row of zeros"
-        )
 
 
 def check_floating(caller: Caller, target: Tensor) -> None:
@@ -156,6 +95,15 @@ def check_floating(caller: Caller, target: Tensor) -> None:
         raise RuntimeError(
             f"{caller}: Expected floating point type for target with class probabilities, which have the shape of the "
             f"logits, got {target.dtype}; cast them, as with .float(), or pass labels without the classes' dimension"
+        )
+
+
+def _check_probabilities(caller: Caller, target: Tensor, options: LossOptions) -> None:
+    check_floating(caller, target)
+    if options.ignore_index >= 0:
+        raise RuntimeError(
+            f"{caller}: ignore_index is not supported for floating point target, got {options.ignore_index}; leave it "
+            f"out, and give ignored positions a row of zeros"
         )
 
 
@@ -196,6 +144,93 @@ def check_indices(
         raise RuntimeError(f"{caller}: Expected target size {list(expected)}, got {list(target.shape)}{remedy}")
 
 
+def check_normalizer(caller: Caller, normalizer: Tensor | None, reduction: str, device: torch.device) -> None:
+    """Reject a divisor of the mean that cannot be used.
+
+    Raises:
+        ValueError: the reduction is not a mean; the divisor has dimensions.
+        TypeError: the divisor is complex or a bool.
+        RuntimeError: the divisor is neither on ``device`` nor on the CPU.
+    """
+    if normalizer is None:
+        return
+    if reduction != "mean":
+        raise ValueError(
+            f"{caller}: normalizer replaces the divisor of a mean, got reduction={reduction!r}; divide the loss "
+            f"yourself"
+        )
+    if normalizer.dim() != 0:
+        raise ValueError(
+            f"{caller}: normalizer must be a tensor without dimensions, got shape {tuple(normalizer.shape)}; sum it up"
+        )
+    if normalizer.is_complex() or normalizer.dtype == torch.bool:
+        raise TypeError(f"{caller}: normalizer must be a real number, got {normalizer.dtype}; pass a count of targets")
+    if normalizer.device not in (device, torch.device("cpu")):
+        raise RuntimeError(
+            f"{caller}: normalizer must be on the device of {caller.input}, {device}, or on the CPU, got "
+            f"{normalizer.device}; move it there"
+        )
+
+
+def check_arguments(
+    caller: Caller,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: LossOptions,
+    reduction: str,
+    normalizer: Tensor | None,
+    class_dim: int,
+) -> None:
+    """Reject arguments that the kernels cannot compute or that PyTorch does not accept; :func:`check_weight` is
+    separate.
+
+    Raises:
+        TypeError: an argument has the wrong Python type, or the input is not bfloat16, float16 or float32.
+        ValueError: unknown ``reduction`` or ``class_dim``; batch sizes differ; ``normalizer`` does not fit.
+        RuntimeError: other shapes do not match.
+        NotImplementedError: an unsupported device, a sharded tensor, integer logits, or forward-mode differentiation.
+    """
+    tensors = {caller.input: input, "target": target, "weight": weight, "normalizer": normalizer}
+    checks.check_tensors(caller, tensors, optional=("weight", "normalizer"))
+    check_reduction(caller, reduction)
+    check_class_dim(caller, class_dim)
+    checks.check_plain(caller, tensors)
+    checks.check_devices(caller, input, {"target": target, "weight": weight})
+    checks.check_tile_dtype(caller, input)
+    if target.shape == input.shape:
+        _check_probabilities(caller, target, options)
+    else:
+        are_last = class_dim == 1 and target.shape == input.shape[:-1]
+        remedy = "; the classes of the logits seem to be last: pass class_dim=-1" if are_last else ""
+        expected = rows_shape(input, class_dim) if input.dim() else ()
+        check_indices(caller, tuple(input.shape), expected, target, remedy)
+    check_normalizer(caller, normalizer, reduction, input.device)
+
+
+def check_inplace_logits(caller: Caller, input: Tensor, class_dim: int, **others: Tensor | None) -> None:
+    """Reject ``inplace=True`` where the gradient cannot be written over the logits.
+
+    Args:
+        caller: the function that error messages name.
+        input: the logits.
+        class_dim: the dimension of the classes.
+        others: the other tensors of the call. Class probabilities may be the logits themselves.
+
+    Raises:
+        RuntimeError: the logits are a leaf that requires grad, or a view of one; another tensor shares memory with
+            them; torch.compile is tracing.
+        ValueError: the kernel would work on a copy of the logits.
+    """
+    checks.check_inplace(caller, input, others, aligned=("target",))
+    if not is_view_as_rows(input, class_dim):
+        raise ValueError(
+            f"{caller}: inplace=True requires contiguous logits with the classes last, got shape {tuple(input.shape)}, "
+            f"strides {input.stride()} and class_dim={class_dim}, which take a copy; keep the classes last and pass "
+            f"class_dim=-1, and shift or mask the targets instead of slicing the logits"
+        )
+
+
 def check_weight(caller: Caller, weight: Tensor | None, classes: int, soft: bool) -> None:
     """Reject class weights of the wrong shape or dtype.
 
@@ -231,32 +266,4 @@ def check_outputs(caller: Caller, classes: int) -> None:
     if classes > ARGMAX_COLUMNS_MAX:
         raise ValueError(
             f"{caller}: return_outputs is for at most {ARGMAX_COLUMNS_MAX} classes, got {classes}; leave it off"
-        )
-
-
-def check_normalizer(caller: Caller, normalizer: Tensor | None, reduction: str, device: torch.device) -> None:
-    """Reject a divisor of the mean that cannot be used.
-
-    Raises:
-        ValueError: the reduction is not a mean; the divisor has dimensions.
-        TypeError: the divisor is complex or a bool.
-        RuntimeError: the divisor is neither on ``device`` nor on the CPU.
-    """
-    if normalizer is None:
-        return
-    if reduction != "mean":
-        raise ValueError(
-            f"{caller}: normalizer replaces the divisor of a mean, got reduction={reduction!r}; divide the loss "
-            f"yourself"
-        )
-    if normalizer.dim() != 0:
-        raise ValueError(
-            f"{caller}: normalizer must be a tensor without dimensions, got shape {tuple(normalizer.shape)}; sum it up"
-        )
-    if normalizer.is_complex() or normalizer.dtype == torch.bool:
-        raise TypeError(f"{caller}: normalizer must be a real number, got {normalizer.dtype}; pass a count of targets")
-    if normalizer.device not in (device, torch.device("cpu")):
-        raise RuntimeError(
-            f"{caller}: normalizer must be on the device of {caller.input}, {device}, or on the CPU, got "
-            f"{normalizer.device}; move it there"
         )

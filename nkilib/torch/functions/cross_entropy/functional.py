@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``cross_entropy`` and ``CrossEntropyLoss``: PyTorch's arguments and results, and options for large vocabularies."""
+"""``cross_entropy`` and ``CrossEntropyLoss``: PyTorch's arguments and results, and options for large vocabularies.
+
+:class:`CrossEntropyOutputs` is what they return with ``return_outputs``. Other functions of cross-entropy use
+:func:`loss_part`, this rank's part of arguments that are DTensors, and :func:`returned_values`, which reduces the
+results of rows.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +19,14 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.options import check_flags, refuse_unknown, shows
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions
-from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
-from nkilib.torch.dispatch.dtensors import OF_PARTS, LocalPart, local_part
+from nkilib.torch.dispatch.checks import Caller, check_tensors
+from nkilib.torch.dispatch.dtensors import OF_PARTS, LocalPart, dtensor, local_part
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
 from nkilib.torch.functions.cross_entropy.checks import (
     RECIPE,
     check_arguments,
     check_class_dim,
-    check_inplace,
+    check_inplace_logits,
     check_known,
     check_outputs,
     check_weight,
@@ -60,6 +65,13 @@ class CrossEntropyOutputs(NamedTuple):
     entropy: Tensor
 
 
+def _divisor_in_words(target: Tensor, weight: Tensor | None) -> str:
+    """Return the divisor of a mean, in words."""
+    if target.is_floating_point():
+        return "the number of positions"
+    return "the number of targets" if weight is None else "the sum of the class weights of the targets"
+
+
 def loss_part(
     caller: Caller,
     logits: DTensor,
@@ -89,11 +101,30 @@ def loss_part(
     return part
 
 
-def _divisor_in_words(target: Tensor, weight: Tensor | None) -> str:
-    """Return the divisor of a mean, in words."""
-    if target.is_floating_point():
-        return "the number of positions"
-    return "the number of targets" if weight is None else "the sum of the class weights of the targets"
+class _Divisor(NamedTuple):
+    """The divisor of a mean, and whether no position is valid, as :func:`reduced` takes them."""
+
+    value: Tensor | int | None = None
+    is_empty: Tensor | None = None
+
+
+def _divisor(results: ForwardResults, normalizer: Tensor | None, valid: Tensor | None) -> _Divisor:
+    """Return the divisor of a mean: ``normalizer`` if given, else the sum of the targets' weights, or for class
+    probabilities, which have no ``valid``, the number of positions, as in PyTorch.
+    """
+    if normalizer is not None:
+        return _Divisor(normalizer.to(torch.float32))
+    if valid is None:
+        return _Divisor(results.loss.shape[0])
+    weight = results.position_weight.sum()
+    # PyTorch adds what smoothing spreads to a mean of 0 / 0.
+    return _Divisor(torch.where(weight == 0.0, torch.nan, weight), ~valid.any())
+
+
+def _z_loss(lse: Tensor, valid: Tensor | None, scale: float) -> Tensor:
+    if scale == 0.0:
+        return torch.zeros_like(lse)
+    return scale * (lse if valid is None else torch.where(valid, lse, 0.0)).square()
 
 
 def returned_values(
@@ -131,32 +162,6 @@ def returned_values(
         argmax=results.argmax.reshape(shape).to(torch.int64),
         entropy=in_shape_of_rows(results.entropy, shape),
     )
-
-
-class _Divisor(NamedTuple):
-    """The divisor of a mean, and whether no position is valid, as :func:`reduced` takes them."""
-
-    value: Tensor | int | None = None
-    is_empty: Tensor | None = None
-
-
-def _divisor(results: ForwardResults, normalizer: Tensor | None, valid: Tensor | None) -> _Divisor:
-    """Return the divisor of a mean: ``normalizer`` if given, else the sum of the targets' weights, or for class
-    probabilities, which have no ``valid``, the number of positions, as in PyTorch.
-    """
-    if normalizer is not None:
-        return _Divisor(normalizer.to(torch.float32))
-    if valid is None:
-        return _Divisor(results.loss.shape[0])
-    weight = results.position_weight.sum()
-    # PyTorch adds what smoothing spreads to a mean of 0 / 0.
-    return _Divisor(torch.where(weight == 0.0, torch.nan, weight), ~valid.any())
-
-
-def _z_loss(lse: Tensor, valid: Tensor | None, scale: float) -> Tensor:
-    if scale == 0.0:
-        return torch.zeros_like(lse)
-    return scale * (lse if valid is None else torch.where(valid, lse, 0.0)).square()
 
 
 @overload
@@ -330,7 +335,7 @@ def cross_entropy(
     if return_outputs:
         check_outputs(caller, classes)
     if inplace:
-        check_inplace(caller, input, class_dim, target=target, weight=weight, normalizer=normalizer)
+        check_inplace_logits(caller, input, class_dim, target=target, weight=weight, normalizer=normalizer)
     logits = as_rows(input, class_dim)
     rows_target = as_rows(target, class_dim) if soft else target.reshape(-1)
     class_weight = None if weight is None else weight.to(torch.float32)

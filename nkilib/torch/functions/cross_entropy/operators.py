@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The operators ``torch.ops.nkilib.cross_entropy_*``, their results and their derivative.
+"""The operators ``torch.ops.nkilib.cross_entropy_*``, their options and results, and their derivative.
 
-- :data:`FORWARD`, ``cross_entropy_forward``: the loss and the scores of each position;
-- :data:`STATISTICS`, ``cross_entropy_shard_statistics``: what a shard of the vocabulary adds to them;
-- :data:`BACKWARD`, ``cross_entropy_backward``: the gradient of the logits, of all classes or of a shard's.
+- :data:`FORWARD`, ``cross_entropy_forward``: the loss and the scores of each position, :class:`ForwardResults`;
+- :data:`SHARD_STATISTICS`, ``cross_entropy_shard_statistics``: what a shard of the vocabulary adds to them,
+  :class:`ShardStatistics`;
+- :data:`BACKWARD`, ``cross_entropy_backward``: the gradient of the logits, of all classes or of a shard's;
+- :data:`DERIVATIVE`, with :func:`probability_gradients` for what no kernel computes;
+- :class:`Wanted`, :class:`Columns`, :class:`Sums`: options beside those of the loss.
 
 Rows are positions: logits [N, V], targets [N] of any integer type or class probabilities [N, V]. PyTorch's shapes and
 reductions are implemented in :mod:`.functional`. The kernels compute the gradient of the logits; PyTorch's operators
@@ -217,7 +220,7 @@ def statistics_outputs(vocabulary: Callable[[Call], int]) -> tuple[Output, ...]:
 
 
 # Results: ShardStatistics.
-STATISTICS: Final = register(
+SHARD_STATISTICS: Final = register(
     Operator(
         "cross_entropy_shard_statistics",
         inputs=(_LOGITS, _TARGET, _CLASS_WEIGHT),

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The checks of ``linear_cross_entropy``, on shapes, dtypes and devices only: values are never read.
+"""The arguments of ``linear_cross_entropy``, :class:`LinearArguments`, and their checks, also for other functions of
+hidden states.
 
-For an input that ``torch.nn.functional.linear_cross_entropy`` rejects too, the error has the same type as PyTorch's.
+- :func:`checked_recipe`, :func:`checked_product`: the options of the loss and of the matrix product;
+- :func:`check_arguments`: what PyTorch rejects too, with an error of the same type as PyTorch's;
+- :func:`reason_for_reference`, :func:`check_kernel_arguments`: what no kernel computes;
+- :func:`check_compute_dtype`, :func:`check_sum`, :func:`check_memory_limit`: single arguments.
+
+Only shapes, dtypes and devices are checked: values of tensors are never read.
 """
 
 from __future__ import annotations
@@ -18,10 +24,16 @@ from torch import Tensor
 
 from nkilib.core.host.options import as_float, check_reduction
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
-from nkilib.experimental.loss.linear.launch import POSITIONS_MAX, check_logit_scale
+from nkilib.experimental.loss.linear.launch import (
+    CLASSES_MAX,
+    FEATURES_MAX,
+    FEATURES_MIN,
+    POSITIONS_MAX,
+    check_logit_scale,
+)
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller, autocast_dtype
-from nkilib.torch.dispatch.launch import overlapping
+from nkilib.torch.dispatch.memory import overlapping
 from nkilib.torch.functions.cross_entropy.checks import check_floating, check_indices, check_normalizer, checked_options
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES, DTYPES, Product
 
@@ -83,110 +95,6 @@ class LinearArguments:
         return None if all(tensor is None or tensor.dtype == dtype for tensor in operands) else dtype
 
 
-def checked_recipe(
-    caller: Caller, function: Callable[..., Any], temperature: float, logit_scale: float, **further: Any
-) -> tuple[LossOptions, Product]:
-    """Check the options of the loss and of the matrix product, and return both, as Python numbers.
-
-    Args:
-        caller: the function that error messages name.
-        function: the function whose keyword arguments the options are.
-        temperature, logit_scale: constants of the compiled kernel; neither is a bool or a tensor.
-        further: further options of the loss by name; an option that is not passed has its default.
-
-    Raises:
-        TypeError, ValueError, RuntimeError: see :func:`checked_options`.
-    """
-    divisor, factor = (
-        as_float(caller, name, value) for name, value in (("temperature", temperature), ("logit_scale", logit_scale))
-    )
-    options = checked_options(caller, function, temperature=divisor, **further)
-    try:
-        check_logit_scale(str(caller), factor)
-    except AssertionError as error:
-        raise ValueError(str(error)) from None
-    return options, Product(factor)
-
-
-def check_arguments(caller: Caller, arguments: LinearArguments, ignore_index: int | None) -> None:
-    """Reject arguments that PyTorch does not accept either, in its order: the error is that of the first fault.
-
-    :func:`check_weight` of cross-entropy is separate, because a shard of the classes does not know their number.
-
-    Raises:
-        TypeError: an argument is not a tensor.
-        ValueError: unknown ``reduction``; batch sizes differ.
-        RuntimeError: other shapes, dtypes or devices do not match.
-        NotImplementedError: an unsupported device, a sharded tensor, integers to multiply, or forward-mode
-            differentiation.
-    """
-    tensors = arguments.tensors()
-    checks.check_tensors(caller, tensors, optional=("linear_bias", "weight", "normalizer", "grad_weight_sum"))
-    check_reduction(caller, arguments.reduction)
-    checks.check_plain(caller, tensors)
-    checks.check_devices(
-        caller, arguments.input, {name: tensors[name] for name in ("linear_weight", "target", "linear_bias", "weight")}
-    )
-    _check_shapes(caller, arguments)
-    if arguments.has_probabilities:
-        check_floating(caller, arguments.target)
-        if ignore_index is not None:
-            raise RuntimeError(
-                f"{caller}: ignore_index is not supported for floating point target, got {ignore_index}; leave it out, "
-                f"and give ignored positions a row of zeros"
-            )
-    else:
-        positions = tuple(arguments.input.shape[:-1])
-        _, *inner = arguments.linear_weight.shape[:-1]
-        check_indices(caller, arguments.logits_shape, (*positions, *inner), arguments.target)
-
-
-def _check_shapes(caller: Caller, arguments: LinearArguments) -> None:
-    """Check the shapes of the operands of the matrix product."""
-    input, weight, bias = arguments.input, arguments.linear_weight, arguments.linear_bias
-    if input.dim() < 1:
-        raise RuntimeError(f"{caller}: input must have the features as its last dimension, got no dimension")
-    if weight.dim() < 2:
-        raise RuntimeError(
-            f"{caller}: expected linear_weight with dimensionality at least 2, [classes, features], got {weight.dim()}"
-        )
-    if input.shape[-1] != weight.shape[-1]:
-        raise RuntimeError(
-            f"{caller}: expected equal input and linear_weight last dimensions, the features, got {input.shape[-1]} "
-            f"and {weight.shape[-1]}; linear_weight is [classes, features], as the weight of torch.nn.Linear"
-        )
-    if bias is not None and bias.shape != weight.shape[:-1]:
-        raise RuntimeError(
-            f"{caller}: expected linear_bias shape {tuple(weight.shape[:-1])}, got {tuple(bias.shape)}; it is that of "
-            f"linear_weight without the features"
-        )
-    if weight.dim() > 2 and input.dim() != 2:
-        raise RuntimeError(
-            f"{caller}: with linear_weight of shape {tuple(weight.shape)} expected input of dimensionality 2, "
-            f"[positions, features], got {input.dim()}; flatten it"
-        )
-
-
-def checked_product(
-    caller: Caller, arguments: LinearArguments, product: Product, compute_dtype: torch.dtype | None
-) -> Product:
-    """Return the options of the matrix product, with the dtype that its operands are rounded to added.
-
-    Args:
-        caller: the function that error messages name.
-        arguments: the arguments of the call.
-        product: the options of the product, without that dtype.
-        compute_dtype: the caller's argument.
-
-    Raises:
-        TypeError: ``compute_dtype`` is not a dtype.
-        ValueError: the kernels have no products in this dtype.
-    """
-    check_compute_dtype(caller, compute_dtype)
-    rounded = arguments.rounding_dtype(compute_dtype)
-    return replace(product, compute_dtype=None if rounded is None else DTYPE_NAMES[rounded])
-
-
 def check_compute_dtype(caller: Caller, compute_dtype: Any) -> None:
     """Reject a ``compute_dtype`` that products cannot have.
 
@@ -199,50 +107,6 @@ def check_compute_dtype(caller: Caller, compute_dtype: Any) -> None:
     if compute_dtype is not None and compute_dtype not in DTYPES:
         raise ValueError(
             f"{caller}: compute_dtype must be torch.bfloat16, torch.float16, torch.float32 or None, got {compute_dtype}"
-        )
-
-
-def check_kernel_arguments(caller: Caller, arguments: LinearArguments, product: Product) -> None:
-    """Reject arguments that the kernels do not compute.
-
-    Raises:
-        TypeError: input and weight have a dtype other than bfloat16, float16 and float32.
-        RuntimeError: input, weight and bias have different dtypes, and no dtype to round them to is given.
-        NotImplementedError: dtypes that are not floating; ``grad_weight_sum`` of XLA tensors.
-        ValueError: ``normalizer`` or ``grad_weight_sum`` cannot be used; more positions than a launch takes.
-    """
-    _check_dtypes(caller, arguments, product.compute_dtype is not None)
-    positions = prod(arguments.input.shape[:-1])
-    if positions > POSITIONS_MAX:
-        raise ValueError(
-            f"{caller}: there may be at most {POSITIONS_MAX} positions, got {positions}; call it for parts of them, "
-            f"with normalizer= for a mean"
-        )
-    check_normalizer(caller, arguments.normalizer, arguments.reduction, arguments.input.device)
-    check_sum(caller, arguments.linear_weight, arguments.tensors())
-
-
-def _check_dtypes(caller: Caller, arguments: LinearArguments, are_rounded: bool) -> None:
-    input, weight, bias = arguments.input, arguments.linear_weight, arguments.linear_bias
-    for name, tensor in (("input", input), ("linear_weight", weight)):
-        if not tensor.is_floating_point():
-            raise NotImplementedError(
-                f"{caller}: not implemented for {name} of {tensor.dtype}; pass bfloat16, float16 or float32"
-            )
-    if weight.dtype != input.dtype and not are_rounded:
-        raise RuntimeError(
-            f"{caller}: input and linear_weight must have the same dtype, got {input.dtype} and {weight.dtype}; cast "
-            f"one, pass compute_dtype, or use torch.autocast"
-        )
-    biases = DTYPES if are_rounded else (input.dtype, torch.float32)
-    if bias is not None and bias.dtype not in biases:
-        raise RuntimeError(
-            f"{caller}: linear_bias must have the dtype of input, {input.dtype}, or float32, got {bias.dtype}; cast it"
-        )
-    if not {input.dtype, weight.dtype} <= set(DTYPES):
-        raise TypeError(
-            f"{caller}: the kernels take bfloat16, float16 or float32, got {input.dtype} and {weight.dtype}; pass "
-            f"input.float() and linear_weight.float()"
         )
 
 
@@ -302,3 +166,171 @@ def check_memory_limit(caller: Caller, memory_limit: int | None) -> None:
         raise TypeError(f"{caller}: argument 'memory_limit' must be int, not {type(memory_limit).__name__}; pass bytes")
     if memory_limit < 0:
         raise ValueError(f"{caller}: memory_limit must be a number of bytes or None, got {memory_limit}")
+
+
+def checked_recipe(
+    caller: Caller, function: Callable[..., Any], temperature: float, logit_scale: float, **further: Any
+) -> tuple[LossOptions, Product]:
+    """Check the options of the loss and of the matrix product, and return both, as Python numbers.
+
+    Args:
+        caller: the function that error messages name.
+        function: the function whose keyword arguments the options are.
+        temperature, logit_scale: constants of the compiled kernel; neither is a bool or a tensor.
+        further: further options of the loss by name; an option that is not passed has its default.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: see :func:`checked_options`.
+    """
+    divisor, factor = (
+        as_float(caller, name, value) for name, value in (("temperature", temperature), ("logit_scale", logit_scale))
+    )
+    options = checked_options(caller, function, temperature=divisor, **further)
+    try:
+        check_logit_scale(str(caller), factor)
+    except AssertionError as error:
+        raise ValueError(str(error)) from None
+    return options, Product(factor)
+
+
+def checked_product(
+    caller: Caller, arguments: LinearArguments, product: Product, compute_dtype: torch.dtype | None
+) -> Product:
+    """Return the options of the matrix product, with the dtype that its operands are rounded to added.
+
+    Args:
+        caller: the function that error messages name.
+        arguments: the arguments of the call.
+        product: the options of the product, without that dtype.
+        compute_dtype: the caller's argument.
+
+    Raises:
+        TypeError: ``compute_dtype`` is not a dtype.
+        ValueError: the kernels have no products in this dtype.
+    """
+    check_compute_dtype(caller, compute_dtype)
+    rounded = arguments.rounding_dtype(compute_dtype)
+    return replace(product, compute_dtype=None if rounded is None else DTYPE_NAMES[rounded])
+
+
+def _check_shapes(caller: Caller, arguments: LinearArguments) -> None:
+    """Check the shapes of the operands of the matrix product."""
+    input, weight, bias = arguments.input, arguments.linear_weight, arguments.linear_bias
+    if input.dim() < 1:
+        raise RuntimeError(f"{caller}: input must have the features as its last dimension, got no dimension")
+    if weight.dim() < 2:
+        raise RuntimeError(
+            f"{caller}: expected linear_weight with dimensionality at least 2, [classes, features], got {weight.dim()}"
+        )
+    if input.shape[-1] != weight.shape[-1]:
+        raise RuntimeError(
+            f"{caller}: expected equal input and linear_weight last dimensions, the features, got {input.shape[-1]} "
+            f"and {weight.shape[-1]}; linear_weight is [classes, features], as the weight of torch.nn.Linear"
+        )
+    if bias is not None and bias.shape != weight.shape[:-1]:
+        raise RuntimeError(
+            f"{caller}: expected linear_bias shape {tuple(weight.shape[:-1])}, got {tuple(bias.shape)}; it is that of "
+            f"linear_weight without the features"
+        )
+    if weight.dim() > 2 and input.dim() != 2:
+        raise RuntimeError(
+            f"{caller}: with linear_weight of shape {tuple(weight.shape)} expected input of dimensionality 2, "
+            f"[positions, features], got {input.dim()}; flatten it"
+        )
+
+
+def check_arguments(caller: Caller, arguments: LinearArguments, ignore_index: int | None) -> None:
+    """Reject arguments that PyTorch does not accept either, in its order: the error is that of the first fault.
+
+    :func:`check_weight` of cross-entropy is separate, because a shard of the classes does not know their number.
+
+    Raises:
+        TypeError: an argument is not a tensor.
+        ValueError: unknown ``reduction``; batch sizes differ.
+        RuntimeError: other shapes, dtypes or devices do not match.
+        NotImplementedError: an unsupported device, a sharded tensor, integers to multiply, or forward-mode
+            differentiation.
+    """
+    tensors = arguments.tensors()
+    checks.check_tensors(caller, tensors, optional=("linear_bias", "weight", "normalizer", "grad_weight_sum"))
+    check_reduction(caller, arguments.reduction)
+    checks.check_plain(caller, tensors)
+    checks.check_devices(
+        caller, arguments.input, {name: tensors[name] for name in ("linear_weight", "target", "linear_bias", "weight")}
+    )
+    _check_shapes(caller, arguments)
+    if arguments.has_probabilities:
+        check_floating(caller, arguments.target)
+        if ignore_index is not None:
+            raise RuntimeError(
+                f"{caller}: ignore_index is not supported for floating point target, got {ignore_index}; leave it out, "
+                f"and give ignored positions a row of zeros"
+            )
+    else:
+        positions = tuple(arguments.input.shape[:-1])
+        _, *inner = arguments.linear_weight.shape[:-1]
+        check_indices(caller, arguments.logits_shape, (*positions, *inner), arguments.target)
+
+
+def reason_for_reference(arguments: LinearArguments, vocabulary: int | None = None) -> str | None:
+    """Return a clause that says why no kernel computes the loss; None if a kernel computes it.
+
+    Args:
+        arguments: the arguments of the call.
+        vocabulary: the number of classes of all ranks, if ``linear_weight`` has those of one rank.
+    """
+    own_classes, *inner, features = arguments.linear_weight.shape
+    classes = own_classes if vocabulary is None else vocabulary
+    if inner:
+        return f"linear_weight has {arguments.linear_weight.dim()} dimensions"
+    if arguments.has_probabilities:
+        return "target has class probabilities"
+    if not FEATURES_MIN <= features <= FEATURES_MAX:
+        return f"there are {features} features, and the kernels take {FEATURES_MIN} to {FEATURES_MAX}"
+    if not 0 < classes <= CLASSES_MAX:
+        return f"there are {classes} classes, and the kernels take 1 to {CLASSES_MAX}"
+    return None
+
+
+def _check_dtypes(caller: Caller, arguments: LinearArguments, are_rounded: bool) -> None:
+    input, weight, bias = arguments.input, arguments.linear_weight, arguments.linear_bias
+    for name, tensor in (("input", input), ("linear_weight", weight)):
+        if not tensor.is_floating_point():
+            raise NotImplementedError(
+                f"{caller}: not implemented for {name} of {tensor.dtype}; pass bfloat16, float16 or float32"
+            )
+    if weight.dtype != input.dtype and not are_rounded:
+        raise RuntimeError(
+            f"{caller}: input and linear_weight must have the same dtype, got {input.dtype} and {weight.dtype}; cast "
+            f"one, pass compute_dtype, or use torch.autocast"
+        )
+    biases = DTYPES if are_rounded else (input.dtype, torch.float32)
+    if bias is not None and bias.dtype not in biases:
+        raise RuntimeError(
+            f"{caller}: linear_bias must have the dtype of input, {input.dtype}, or float32, got {bias.dtype}; cast it"
+        )
+    if not {input.dtype, weight.dtype} <= set(DTYPES):
+        raise TypeError(
+            f"{caller}: the kernels take bfloat16, float16 or float32, got {input.dtype} and {weight.dtype}; pass "
+            f"input.float() and linear_weight.float()"
+        )
+
+
+def check_kernel_arguments(caller: Caller, arguments: LinearArguments, product: Product) -> None:
+    """Reject arguments that the kernels do not compute.
+
+    Raises:
+        TypeError: input and weight have a dtype other than bfloat16, float16 and float32.
+        RuntimeError: input, weight and bias have different dtypes, and no dtype to round them to is given.
+        NotImplementedError: dtypes that are not floating; ``grad_weight_sum`` of XLA tensors.
+        ValueError: ``normalizer`` or ``grad_weight_sum`` cannot be used; more positions than a launch takes.
+    """
+    _check_dtypes(caller, arguments, product.compute_dtype is not None)
+    positions = prod(arguments.input.shape[:-1])
+    if positions > POSITIONS_MAX:
+        raise ValueError(
+            f"{caller}: there may be at most {POSITIONS_MAX} positions, got {positions}; call it for parts of them, "
+            f"with normalizer= for a mean"
+        )
+    check_normalizer(caller, arguments.normalizer, arguments.reduction, arguments.input.device)
+    check_sum(caller, arguments.linear_weight, arguments.tensors())

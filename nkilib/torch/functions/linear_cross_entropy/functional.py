@@ -3,8 +3,9 @@
 
 """``linear_cross_entropy``: ``torch.nn.functional.linear_cross_entropy`` computed by kernels that keep no logits.
 
-A loss that no kernel computes falls back to PyTorch's operators, with a warning (:func:`reason_for_reference`). With
-``memory_limit``, a single launch may compute loss and gradients, with three matrix products instead of four.
+There are three ways to the loss: one launch in the forward and one in the backward; with ``memory_limit``, a single
+launch for loss and gradients, with three matrix products instead of four, where :func:`takes_one_launch` and
+:func:`granted_scratch` allow it; and PyTorch's own operators, with a warning, for a loss that no kernel computes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
-from nkilib.experimental.loss.linear.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN, SCRATCH_BYTES
+from nkilib.experimental.loss.linear.launch import SCRATCH_BYTES
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.layout import as_rows, unviewed
 from nkilib.torch.functions.cross_entropy.checks import check_outputs, check_weight
@@ -33,6 +34,7 @@ from nkilib.torch.functions.linear_cross_entropy.checks import (
     check_memory_limit,
     checked_product,
     checked_recipe,
+    reason_for_reference,
 )
 from nkilib.torch.functions.linear_cross_entropy.operators import (
     DERIVATIVE,
@@ -42,28 +44,15 @@ from nkilib.torch.functions.linear_cross_entropy.operators import (
     Product,
     Scratch,
     WantedGradients,
+    wanted_gradients,
 )
 from nkilib.torch.losses.indexed import INDEX_DTYPES, is_ignored, kernel_target
 
-
-def reason_for_reference(arguments: LinearArguments, vocabulary: int | None = None) -> str | None:
-    """Return a clause that says why no kernel computes the loss; None if a kernel computes it.
-
-    Args:
-        arguments: the arguments of the call.
-        vocabulary: the number of classes of all ranks, if ``linear_weight`` has those of one rank.
-    """
-    own_classes, *inner, features = arguments.linear_weight.shape
-    classes = own_classes if vocabulary is None else vocabulary
-    if inner:
-        return f"linear_weight has {arguments.linear_weight.dim()} dimensions"
-    if arguments.has_probabilities:
-        return "target has class probabilities"
-    if not FEATURES_MIN <= features <= FEATURES_MAX:
-        return f"there are {features} features, and the kernels take {FEATURES_MIN} to {FEATURES_MAX}"
-    if not 0 < classes <= CLASSES_MAX:
-        return f"there are {classes} classes, and the kernels take 1 to {CLASSES_MAX}"
-    return None
+_PLAIN: Final = Product()
+# The meaning of ``ignore_index=None`` for class indices.
+_IGNORED: Final = -100
+# The least number of positions whose logits the kernel keeps.
+_TILE: Final = 128
 
 
 def _check_unused(caller: Caller, reason: str, is_used: Mapping[str, bool]) -> None:
@@ -84,6 +73,15 @@ def _check_unused(caller: Caller, reason: str, is_used: Mapping[str, bool]) -> N
                 f"{caller}: {name} is not supported where {reason}; leave it out, or pass the logits of "
                 f"torch.nn.functional.linear to nkilib.torch.cross_entropy"
             )
+
+
+def _warn(message: str) -> None:
+    if torch.compiler.is_compiling():
+        from nkilib.torch.dispatch import uncompiled  # which imports the compiler
+
+        uncompiled.warn(message)
+    else:
+        warnings.warn(message, UserWarning, stacklevel=4)
 
 
 def _reference_loss(caller: Caller, arguments: LinearArguments, reason: str, options: LossOptions) -> Tensor:
@@ -112,31 +110,6 @@ def _reference_loss(caller: Caller, arguments: LinearArguments, reason: str, opt
     return unviewed(loss.reshape(positions)) if arguments.reduction == "none" and is_deep else loss
 
 
-def _warn(message: str) -> None:
-    if torch.compiler.is_compiling():
-        from nkilib.torch.dispatch import uncompiled  # which imports the compiler
-
-        uncompiled.warn(message)
-    else:
-        warnings.warn(message, UserWarning, stacklevel=4)
-
-
-_PLAIN: Final = Product()
-# The meaning of ``ignore_index=None`` for class indices.
-_IGNORED: Final = -100
-# The least number of positions whose logits the kernel keeps.
-_TILE: Final = 128
-
-
-def wanted_gradients(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> WantedGradients | None:
-    """Return the gradients that a backward would need; None if it would need none."""
-    if not torch.is_grad_enabled():
-        return None
-    of_bias = linear_bias is not None and linear_bias.requires_grad
-    wanted = WantedGradients(input.requires_grad, linear_weight.requires_grad, of_bias)
-    return wanted if wanted != WantedGradients(False, False, False) else None
-
-
 def takes_one_launch(
     arguments: LinearArguments, wanted: WantedGradients, return_outputs: bool, product: Product = _PLAIN
 ) -> bool:
@@ -156,6 +129,14 @@ def takes_one_launch(
         and not (arguments.grad_weight_sum is not None and wanted.grad_weight_wanted)
         and not (normalizer is not None and normalizer.requires_grad)
     )
+
+
+def _rounded_bytes(arguments: LinearArguments, product: Product) -> int:
+    """Return the bytes of the copy of ``input`` that the kernel rounds to the dtype of the products."""
+    if product.compute_dtype is None:
+        return 0
+    dtype: torch.dtype = getattr(torch, product.compute_dtype)
+    return 0 if arguments.input.dtype == dtype else dtype.itemsize * arguments.input.numel()
 
 
 def granted_scratch(
@@ -187,12 +168,18 @@ def granted_scratch(
     return scratch
 
 
-def _rounded_bytes(arguments: LinearArguments, product: Product) -> int:
-    """Return the bytes of the copy of ``input`` that the kernel rounds to the dtype of the products."""
-    if product.compute_dtype is None:
-        return 0
-    dtype: torch.dtype = getattr(torch, product.compute_dtype)
-    return 0 if arguments.input.dtype == dtype else dtype.itemsize * arguments.input.numel()
+def _divisor(target: Tensor, class_weight: Tensor | None, options: LossOptions) -> Tensor:
+    """Return the divisor of a mean: the summed weights of the valid targets. If these are 0 it is NaN, so that the mean
+    is, as in PyTorch.
+    """
+    counts = ~is_ignored(target, options.ignore_index)
+    if class_weight is None:
+        total = counts.sum().to(torch.float32)
+    else:
+        classes, _ = kernel_target(target, options.ignore_index, len(class_weight))
+        weights = class_weight[classes.clamp(0, len(class_weight) - 1)]
+        total = torch.where(counts, weights, 0.0).sum()
+    return torch.where(total == 0.0, torch.nan, total)
 
 
 def _loss_with_gradients(
@@ -232,18 +219,27 @@ def _loss_with_gradients(
     return loss
 
 
-def _divisor(target: Tensor, class_weight: Tensor | None, options: LossOptions) -> Tensor:
-    """Return the divisor of a mean: the summed weights of the valid targets. If these are 0 it is NaN, so that the mean
-    is, as in PyTorch.
-    """
-    counts = ~is_ignored(target, options.ignore_index)
-    if class_weight is None:
-        total = counts.sum().to(torch.float32)
-    else:
-        classes, _ = kernel_target(target, options.ignore_index, len(class_weight))
-        weights = class_weight[classes.clamp(0, len(class_weight) - 1)]
-        total = torch.where(counts, weights, 0.0).sum()
-    return torch.where(total == 0.0, torch.nan, total)
+def _kernel_loss(
+    arguments: LinearArguments, recipe: LossOptions, product: Product, return_outputs: bool, memory_limit: int | None
+) -> Tensor | CrossEntropyOutputs:
+    rows, linear_weight, target = as_rows(arguments.input, -1), arguments.linear_weight, arguments.target.reshape(-1)
+    bias = None if arguments.linear_bias is None else arguments.linear_bias.to(torch.float32)
+    class_weight = None if arguments.weight is None else arguments.weight.to(torch.float32)
+    wanted = wanted_gradients(rows, linear_weight, bias)
+    if memory_limit is not None and wanted is not None and takes_one_launch(arguments, wanted, return_outputs, product):
+        scratch = granted_scratch(arguments, wanted, memory_limit, product)
+        if scratch is not None:
+            operands = (rows, linear_weight, target, bias, class_weight)
+            return _loss_with_gradients(
+                *operands, recipe, product, arguments.reduction, arguments.normalizer, wanted, scratch
+            )
+    summed = arguments.grad_weight_sum if wanted is not None and wanted.grad_weight_wanted else None
+    outputs = Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs)
+    keywords = FORWARD.keywords_from(recipe, product, outputs)
+    tensors = (rows, linear_weight, target, bias, class_weight, summed)
+    results = ForwardResults(*DERIVATIVE.apply(False, *tensors, **keywords))
+    shape = tuple(arguments.input.shape[:-1])
+    return returned_values(results, target, recipe, arguments.reduction, arguments.normalizer, shape, return_outputs)
 
 
 @overload
@@ -456,26 +452,3 @@ def linear_cross_entropy(
     if return_outputs:
         check_outputs(caller, linear_weight.shape[0])
     return _kernel_loss(arguments, recipe, product, return_outputs, memory_limit)
-
-
-def _kernel_loss(
-    arguments: LinearArguments, recipe: LossOptions, product: Product, return_outputs: bool, memory_limit: int | None
-) -> Tensor | CrossEntropyOutputs:
-    rows, linear_weight, target = as_rows(arguments.input, -1), arguments.linear_weight, arguments.target.reshape(-1)
-    bias = None if arguments.linear_bias is None else arguments.linear_bias.to(torch.float32)
-    class_weight = None if arguments.weight is None else arguments.weight.to(torch.float32)
-    wanted = wanted_gradients(rows, linear_weight, bias)
-    if memory_limit is not None and wanted is not None and takes_one_launch(arguments, wanted, return_outputs, product):
-        scratch = granted_scratch(arguments, wanted, memory_limit, product)
-        if scratch is not None:
-            operands = (rows, linear_weight, target, bias, class_weight)
-            return _loss_with_gradients(
-                *operands, recipe, product, arguments.reduction, arguments.normalizer, wanted, scratch
-            )
-    summed = arguments.grad_weight_sum if wanted is not None and wanted.grad_weight_wanted else None
-    outputs = Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs)
-    keywords = FORWARD.keywords_from(recipe, product, outputs)
-    tensors = (rows, linear_weight, target, bias, class_weight, summed)
-    results = ForwardResults(*DERIVATIVE.apply(False, *tensors, **keywords))
-    shape = tuple(arguments.input.shape[:-1])
-    return returned_values(results, target, recipe, arguments.reduction, arguments.normalizer, shape, return_outputs)

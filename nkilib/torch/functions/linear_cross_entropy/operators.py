@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The operators ``torch.ops.nkilib.linear_cross_entropy_*`` and their derivatives.
+"""The operators ``torch.ops.nkilib.linear_cross_entropy_*``, their options and their derivative.
 
-Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. PyTorch's shapes and reductions
-are implemented in :mod:`.functional`.
+- :data:`FORWARD`: the loss and the scores of each position; :data:`BACKWARD`, :data:`BACKWARD_ADDING`: the gradients,
+  the weight's returned or added to ``grad_weight_sum``; :data:`DERIVATIVE` joins the three;
+- :data:`WITH_GRADIENTS`: loss and gradients in a single launch;
+- :data:`SHARD_STATISTICS`, :data:`SHARD_BACKWARD`, :data:`SHARD_BACKWARD_ADDING`: forward and backward for a part of
+  the classes. They return in float32 what is summed over the parts: statistics of the positions, and the gradient of
+  the input, which :func:`unrounded` describes;
+- :class:`Product`, :class:`WantedGradients` (:func:`wanted_gradients`), :class:`Scratch`: further options.
+
+Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. Other functions of
+hidden states describe their operators by the same outputs (:data:`GRADIENTS` and others), kernel arguments
+(:func:`shared_arguments`, :func:`backward_arguments`), :data:`DTYPES` and :func:`vocabulary`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -24,10 +33,11 @@ from nkilib.torch.dispatch.autograd import differentiate, differentiate_by_resul
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
-from nkilib.torch.functions.cross_entropy.operators import Wanted, entropy_if_given
+from nkilib.torch.functions.cross_entropy.operators import Columns, Sums, Wanted, entropy_if_given, statistics_outputs
 from nkilib.torch.losses.indexed import check_range, is_ignored, kernel_target
 
 LINEAR: Final = Caller("linear_cross_entropy", "input", "input", "torch.nn.functional.linear_cross_entropy")
+VOCAB_PARALLEL_LINEAR: Final = Caller("vocab_parallel_linear_cross_entropy", "input", "input", LINEAR.instead)
 # The dtypes of input, weight and products, and their names.
 DTYPE_NAMES: Final = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float16: "float16"}
 DTYPES: Final = tuple(DTYPE_NAMES)
@@ -40,6 +50,15 @@ class WantedGradients:
     grad_input_wanted: bool = True
     grad_weight_wanted: bool = True
     grad_bias_wanted: bool = True
+
+
+def wanted_gradients(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> WantedGradients | None:
+    """Return the gradients that a backward would need; None if it would need none."""
+    if not torch.is_grad_enabled():
+        return None
+    of_bias = linear_bias is not None and linear_bias.requires_grad
+    wanted = WantedGradients(input.requires_grad, linear_weight.requires_grad, of_bias)
+    return wanted if wanted != WantedGradients(False, False, False) else None
 
 
 @dataclass(frozen=True)
@@ -63,7 +82,7 @@ class Product:
     compute_dtype: str | None = None
 
 
-def as_weight(call: Call) -> Shape:
+def _as_weight(call: Call) -> Shape:
     """Return the shape of the weight, [V, D]."""
     return tuple(call.tensor("linear_weight").shape)
 
@@ -74,7 +93,7 @@ def _dtype_of_weight(call: Call) -> torch.dtype:
 
 def _classes(call: Call) -> Shape:
     """Return the shape of per-class values, [V]."""
-    return as_weight(call)[:1]
+    return _as_weight(call)[:1]
 
 
 def _has_bias(call: Call) -> bool:
@@ -84,12 +103,13 @@ def _has_bias(call: Call) -> bool:
 def vocabulary(call: Call) -> int:
     """Return V, the number of classes; over all shards if the weight is one of them."""
     known: int | None = call.options.get("num_classes")
-    return as_weight(call)[0] if known is None else known
+    return _as_weight(call)[0] if known is None else known
 
 
 def _check_classes(call: Call) -> None:
     """Reject class indices out of range."""
-    check_range(str(LINEAR), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
+    caller = LINEAR if call.options.get("num_classes") is None else VOCAB_PARALLEL_LINEAR
+    check_range(str(caller), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
 
 
 def compute_dtype_argument(call: Call) -> dict[str, Any]:
@@ -114,7 +134,7 @@ SUM_FOR_BACKWARD: Final = Input("grad_weight_sum", is_optional=True, is_for_back
 
 GRAD_INPUT: Final = Output("grad_input", None, as_first, requested_by="grad_input_wanted")
 _GRAD_LINEAR_WEIGHT: Final = Output(
-    "grad_linear_weight", _dtype_of_weight, as_weight, requested_by="grad_weight_wanted"
+    "grad_linear_weight", _dtype_of_weight, _as_weight, requested_by="grad_weight_wanted"
 )
 GRAD_LINEAR_BIAS: Final = Output("grad_linear_bias", shape=_classes, exists=_has_bias, requested_by="grad_bias_wanted")
 GRADIENTS: Final = (GRAD_INPUT, _GRAD_LINEAR_WEIGHT, GRAD_LINEAR_BIAS)
@@ -275,8 +295,69 @@ WITH_GRADIENTS: Final = register(
     )
 )
 
-
-# A second launch computes the gradients, or the forward has returned them already.
-
 DERIVATIVE: Final = differentiate(FORWARD, BACKWARD, adding=BACKWARD_ADDING)
 differentiate_by_results(WITH_GRADIENTS)
+
+
+def _shard_statistics_arguments(call: Call) -> dict[str, Any]:
+    return {**shared_arguments(call), "with_target": True, "with_log_sum": True}
+
+
+# Results: :class:`~nkilib.torch.functions.cross_entropy.operators.ShardStatistics`.
+SHARD_STATISTICS: Final = register(
+    replace(
+        FORWARD,
+        name="linear_cross_entropy_shard_statistics",
+        inputs=FORWARD.inputs[:-1],  # the backward of a shard writes to no input of this operator
+        options=(LossOptions, Product, Columns, Wanted),
+        without=(*BACKWARD.without, "with_logprob", "lse_square_scale"),  # which take all shards
+        outputs=statistics_outputs(vocabulary),
+        arguments=_shard_statistics_arguments,
+    )
+)
+
+
+def _shard_backward_arguments(call: Call) -> dict[str, Any]:
+    return {**backward_arguments(call), "grad_input_float32": True}
+
+
+def unrounded(output: Output) -> Output:
+    """Return the output ``grad_input`` in float32, because it is summed over the ranks; any other output unchanged."""
+    return replace(output, dtype=torch.float32) if output.name == "grad_input" else output
+
+
+_TARGET_WEIGHT: Final = Input("target_weight", is_optional=True)
+
+
+def _with_target_weight(operator: Operator) -> tuple[Input, ...]:
+    """Return the inputs of a shard's backward: those of ``operator``, which is for the whole weight, with
+    ``target_weight`` inserted before the inputs for the entropy.
+    """
+    first = operator.inputs[: -len(OF_ENTROPY)]
+    return (*first, _TARGET_WEIGHT, *OF_ENTROPY)
+
+
+_SHARD_BACKWARD_OPTIONS: Final = (LossOptions, Product, Columns, Sums, WantedGradients)
+
+SHARD_BACKWARD: Final = register(
+    replace(
+        BACKWARD,
+        name="linear_cross_entropy_shard_backward",
+        inputs=_with_target_weight(BACKWARD),
+        options=_SHARD_BACKWARD_OPTIONS,
+        outputs=tuple(unrounded(result) for result in BACKWARD.outputs),
+        arguments=_shard_backward_arguments,
+    )
+)
+
+# Adds the gradient of the weight to ``grad_weight_sum`` instead of returning it.
+SHARD_BACKWARD_ADDING: Final = register(
+    replace(
+        BACKWARD_ADDING,
+        name="linear_cross_entropy_shard_backward_adding",
+        inputs=_with_target_weight(BACKWARD_ADDING),
+        options=_SHARD_BACKWARD_OPTIONS,
+        outputs=tuple(unrounded(result) for result in BACKWARD_ADDING.outputs),
+        arguments=_shard_backward_arguments,
+    )
+)

@@ -1,7 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The checks of ``linear_distillation_loss``, on shapes, dtypes and devices only: values are never read."""
+"""The tensors that ``linear_distillation_loss`` takes, :class:`DistillationArguments` of two models (:class:`Model`),
+and the checks of all its arguments.
+
+- :func:`checked_outputs`, :func:`checked_recipe`, :func:`checked_compute_dtype`: options;
+- :func:`check_tensor_arguments`, before DTensors are replaced by plain tensors, and :func:`check_arguments` after it;
+- :func:`check_features_fit`, :func:`most_hidden_bytes`: the features of both models that fit on chip.
+
+Only shapes, dtypes and devices are checked: values of tensors are never read.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +33,10 @@ from nkilib.experimental.loss.linear.launch import (
 )
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.checks import Caller, autocast_dtype
+from nkilib.torch.functions.distillation_loss import check_labels
 from nkilib.torch.functions.linear_cross_entropy.checks import check_compute_dtype, check_sum
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES
 from nkilib.torch.functions.linear_distillation.operators import Recipe
-from nkilib.torch.losses.distillation import check_labels
 
 
 class ModelNames(NamedTuple):
@@ -155,33 +163,6 @@ def checked_outputs(caller: Caller, outputs: Any, labels: Any) -> tuple[str, ...
     return names
 
 
-def checked_recipe(
-    caller: Caller,
-    beta: float,
-    temperature: float,
-    logit_scale: Any,
-    logit_softcap: Any,
-    teacher_logit_scale: Any,
-    teacher_logit_softcap: Any,
-) -> Recipe:
-    """Return scales and caps as Python numbers, together with the other numbers that define the loss.
-
-    Raises:
-        TypeError: a value is not a number.
-        ValueError: a value is out of range.
-    """
-    recipe = Recipe(
-        beta,
-        temperature,
-        _checked_scale(caller, "logit_scale", logit_scale),
-        _checked_scale(caller, "teacher_logit_scale", teacher_logit_scale),
-        _checked_softcap(caller, "logit_softcap", logit_softcap),
-        _checked_softcap(caller, "teacher_logit_softcap", teacher_logit_softcap),
-    )
-    _check_units(caller, recipe)
-    return recipe
-
-
 def _check_units(caller: Caller, recipe: Recipe) -> None:
     """Check that the units of both models (:attr:`Recipe.student_unit`) are close enough for a masked class to have a
     finite logit in either unit.
@@ -220,6 +201,45 @@ def _checked_softcap(caller: Caller, name: str, value: Any) -> float | None:
     return cap
 
 
+def checked_recipe(
+    caller: Caller,
+    beta: float,
+    temperature: float,
+    logit_scale: Any,
+    logit_softcap: Any,
+    teacher_logit_scale: Any,
+    teacher_logit_softcap: Any,
+) -> Recipe:
+    """Return scales and caps as Python numbers, together with the other numbers that define the loss.
+
+    Raises:
+        TypeError: a value is not a number.
+        ValueError: a value is out of range.
+    """
+    recipe = Recipe(
+        beta,
+        temperature,
+        _checked_scale(caller, "logit_scale", logit_scale),
+        _checked_scale(caller, "teacher_logit_scale", teacher_logit_scale),
+        _checked_softcap(caller, "logit_softcap", logit_softcap),
+        _checked_softcap(caller, "teacher_logit_softcap", teacher_logit_softcap),
+    )
+    _check_units(caller, recipe)
+    return recipe
+
+
+def checked_compute_dtype(caller: Caller, arguments: DistillationArguments, compute_dtype: Any) -> str | None:
+    """Return the name of the dtype that operands are rounded to; None if they have it already.
+
+    Raises:
+        TypeError: it is not a dtype.
+        ValueError: the kernels have no products in this dtype.
+    """
+    check_compute_dtype(caller, compute_dtype)
+    rounded: torch.dtype | None = arguments.rounding_dtype(compute_dtype)
+    return None if rounded is None else DTYPE_NAMES[rounded]
+
+
 def check_tensor_arguments(caller: Caller, arguments: DistillationArguments) -> None:
     """Reject arguments that are not tensors, and constants that require grad.
 
@@ -230,34 +250,6 @@ def check_tensor_arguments(caller: Caller, arguments: DistillationArguments) -> 
     checks.check_tensors(caller, arguments.tensors(), optional=_OPTIONAL)
     for name, tensor in {**arguments.teacher.tensors(), "row_weight": arguments.row_weight}.items():
         checks.check_constant(caller, name, tensor)
-
-
-def check_arguments(caller: Caller, arguments: DistillationArguments, classes: int | None) -> None:
-    """Reject plain tensors that do not match each other or the kernels.
-
-    Args:
-        caller: the function that error messages name.
-        arguments: this rank's arguments.
-        classes: the number of classes of all ranks; None: that of the weight.
-
-    Raises:
-        TypeError: a dtype that the hardware does not have; labels that are not integers.
-        ValueError: shapes do not match; more positions than a launch takes; ``grad_weight_sum`` cannot be used.
-        RuntimeError: devices differ.
-        NotImplementedError: an unsupported device, number of features or number of classes; forward-mode
-            differentiation.
-    """
-    tensors = arguments.tensors()
-    checks.check_plain(caller, tensors)
-    checks.check_devices(caller, arguments.student.input, {name: tensors[name] for name in tensors if name != "input"})
-    for model in (arguments.student, arguments.teacher):
-        _check_model(caller, model)
-    _check_alike(caller, arguments)
-    check_labels(caller, arguments.labels, arguments.student.positions)
-    _check_row_weight(caller, arguments.row_weight, arguments.student.positions)
-    own_classes = arguments.student.weight.shape[0]
-    _check_kernels_take(caller, arguments, own_classes if classes is None else classes)
-    check_sum(caller, arguments.student.weight, arguments.tensors())
 
 
 def _check_model(caller: Caller, model: Model) -> None:
@@ -331,6 +323,34 @@ def _check_kernels_take(caller: Caller, arguments: DistillationArguments, classe
         )
 
 
+def check_arguments(caller: Caller, arguments: DistillationArguments, classes: int | None) -> None:
+    """Reject plain tensors that do not match each other or the kernels.
+
+    Args:
+        caller: the function that error messages name.
+        arguments: this rank's arguments.
+        classes: the number of classes of all ranks; None: that of the weight.
+
+    Raises:
+        TypeError: a dtype that the hardware does not have; labels that are not integers.
+        ValueError: shapes do not match; more positions than a launch takes; ``grad_weight_sum`` cannot be used.
+        RuntimeError: devices differ.
+        NotImplementedError: an unsupported device, number of features or number of classes; forward-mode
+            differentiation.
+    """
+    tensors = arguments.tensors()
+    checks.check_plain(caller, tensors)
+    checks.check_devices(caller, arguments.student.input, {name: tensors[name] for name in tensors if name != "input"})
+    for model in (arguments.student, arguments.teacher):
+        _check_model(caller, model)
+    _check_alike(caller, arguments)
+    check_labels(caller, arguments.labels, arguments.student.positions)
+    _check_row_weight(caller, arguments.row_weight, arguments.student.positions)
+    own_classes = arguments.student.weight.shape[0]
+    _check_kernels_take(caller, arguments, own_classes if classes is None else classes)
+    check_sum(caller, arguments.student.weight, arguments.tensors())
+
+
 def most_hidden_bytes(is_rounded: bool) -> int:
     """Return the most bytes that the hidden states of a position of both models may take, in the dtypes of their
     products.
@@ -362,15 +382,3 @@ def check_features_fit(caller: Caller, arguments: DistillationArguments, compute
             f"of the products, got {sizes[0]} of input and {sizes[1]} of teacher_input; pass both models in bfloat16, "
             f"or compute_dtype=torch.bfloat16, or {_INSTEAD.removeprefix('pass ')}"
         )
-
-
-def checked_compute_dtype(caller: Caller, arguments: DistillationArguments, compute_dtype: Any) -> str | None:
-    """Return the name of the dtype that operands are rounded to; None if they have it already.
-
-    Raises:
-        TypeError: it is not a dtype.
-        ValueError: the kernels have no products in this dtype.
-    """
-    check_compute_dtype(caller, compute_dtype)
-    rounded: torch.dtype | None = arguments.rounding_dtype(compute_dtype)
-    return None if rounded is None else DTYPE_NAMES[rounded]

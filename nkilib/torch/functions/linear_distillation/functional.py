@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``linear_distillation_loss`` and ``LinearDistillationLoss``: a student's divergence from a teacher, from the hidden
-states of both models.
+"""``linear_distillation_loss``: a student's divergence from a teacher, from the hidden states of both models.
+
+:class:`LinearDistillationOutputs` is what it returns with scores; :class:`LinearDistillationLoss` is the module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import overload
+from typing import NamedTuple, overload
 
 import torch
 import torch.distributed as dist
@@ -18,8 +19,9 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
 from nkilib.torch.dispatch.layout import as_rows
+from nkilib.torch.functions.distillation_loss import checked_beta, checked_numbers, reduced_divergence
 from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit
-from nkilib.torch.functions.linear_cross_entropy.functional import wanted_gradients
+from nkilib.torch.functions.linear_cross_entropy.operators import wanted_gradients
 from nkilib.torch.functions.linear_distillation.checks import (
     STUDENT,
     TEACHER,
@@ -33,20 +35,65 @@ from nkilib.torch.functions.linear_distillation.checks import (
     checked_recipe,
 )
 from nkilib.torch.functions.linear_distillation.operators import (
+    DERIVATIVE,
     FORWARD,
     DistillationResults,
     Labels,
-    LinearDistillationOutputs,
     Memory,
     Wanted,
 )
 from nkilib.torch.functions.linear_distillation.operators import LINEAR_DISTILLATION as _CALLER
 from nkilib.torch.functions.linear_distillation.placement import plain_arguments
-from nkilib.torch.functions.linear_distillation.shards import DERIVATIVE, DistillationOperands, vocab_parallel_results
+from nkilib.torch.functions.linear_distillation.shards import DistillationOperands, vocab_parallel_divergence
 from nkilib.torch.losses.checks import check_reduction_or_batchmean
-from nkilib.torch.losses.distillation import checked_beta, checked_numbers, reduced
 from nkilib.torch.losses.indexed import is_ignored
 from nkilib.torch.losses.outputs import in_shape_of_rows
+
+
+class LinearDistillationOutputs(NamedTuple):
+    """The loss and the requested scores of the student, float32; None for a score that is not requested.
+
+    Attributes:
+        loss: the same loss as without ``outputs``. Differentiable.
+        entropy: the entropy of the student's softmax at every position, ignored ones included, in nats. A constant.
+        logprob: the student's log-probability of the label, in nats, of the shape of the labels; 0 at ignored
+            positions. Differentiable.
+    """
+
+    loss: Tensor
+    entropy: Tensor | None
+    logprob: Tensor | None
+
+
+def _operands(arguments: DistillationArguments) -> DistillationOperands:
+    """Return the operands as rows of positions, with the teacher's tensors as constants."""
+    student, teacher = arguments.student, arguments.teacher
+    rows, bias = as_rows(student.input, -1), student.kernel_bias
+    wanted = wanted_gradients(rows, student.weight, bias)
+    summed = arguments.grad_weight_sum if wanted is not None and wanted.grad_weight_wanted else None
+    teacher_bias = teacher.kernel_bias
+    return DistillationOperands(
+        rows,
+        student.weight,
+        as_rows(teacher.input.detach(), -1),
+        teacher.weight.detach(),
+        None if arguments.labels is None else arguments.labels.reshape(-1),
+        bias,
+        None if teacher_bias is None else teacher_bias.detach(),
+        None if arguments.row_weight is None else arguments.row_weight.detach().to(torch.float32).reshape(-1),
+        summed,
+    )
+
+
+def _returned(
+    loss: Tensor, results: DistillationResults, names: tuple[str, ...], positions: tuple[int, ...]
+) -> LinearDistillationOutputs:
+    """Return the loss with the requested scores, in the shape of the positions."""
+
+    def score(name: str) -> Tensor | None:
+        return in_shape_of_rows(getattr(results, name), positions) if name in names else None
+
+    return LinearDistillationOutputs(loss, score("entropy"), score("logprob"))
 
 
 @overload
@@ -246,44 +293,13 @@ def linear_distillation_loss(
         keywords = FORWARD.keywords_from(recipe, counted, kept, wanted)
         results = DistillationResults(*DERIVATIVE.apply(False, *operands, **keywords))
     else:
-        results = vocab_parallel_results(_CALLER, operands, recipe, counted, wanted, shards, placed.group)
+        results = vocab_parallel_divergence(_CALLER, operands, recipe, counted, wanted, shards, placed.group)
     loss = results.divergence
     if temperature_squared:
         loss = loss * temperature**2
     counts = None if operands.labels is None else ~is_ignored(operands.labels, ignore_index)
-    loss = reduced(loss, arguments.student.positions, counts, reduction)
+    loss = reduced_divergence(loss, arguments.student.positions, counts, reduction)
     return _returned(loss, results, names, arguments.student.positions) if names else loss
-
-
-def _operands(arguments: DistillationArguments) -> DistillationOperands:
-    """Return the operands as rows of positions, with the teacher's tensors as constants."""
-    student, teacher = arguments.student, arguments.teacher
-    rows, bias = as_rows(student.input, -1), student.kernel_bias
-    wanted = wanted_gradients(rows, student.weight, bias)
-    summed = arguments.grad_weight_sum if wanted is not None and wanted.grad_weight_wanted else None
-    teacher_bias = teacher.kernel_bias
-    return DistillationOperands(
-        rows,
-        student.weight,
-        as_rows(teacher.input.detach(), -1),
-        teacher.weight.detach(),
-        None if arguments.labels is None else arguments.labels.reshape(-1),
-        bias,
-        None if teacher_bias is None else teacher_bias.detach(),
-        None if arguments.row_weight is None else arguments.row_weight.detach().to(torch.float32).reshape(-1),
-        summed,
-    )
-
-
-def _returned(
-    loss: Tensor, results: DistillationResults, names: tuple[str, ...], positions: tuple[int, ...]
-) -> LinearDistillationOutputs:
-    """Return the loss with the requested scores, in the shape of the positions."""
-
-    def score(name: str) -> Tensor | None:
-        return in_shape_of_rows(getattr(results, name), positions) if name in names else None
-
-    return LinearDistillationOutputs(loss, score("entropy"), score("logprob"))
 
 
 class LinearDistillationLoss(nn.Module):

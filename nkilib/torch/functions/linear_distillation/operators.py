@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The operators ``torch.ops.nkilib.linear_distillation_*`` and their results.
+"""The operators ``torch.ops.nkilib.linear_distillation_*``, their options and results, and their derivative.
+
+- :data:`FORWARD`: the divergence of each position and what the backward needs, :class:`DistillationResults`;
+  :data:`BACKWARD`, :data:`BACKWARD_ADDING`: the gradients, the weight's returned or added to ``grad_weight_sum``;
+  :data:`DERIVATIVE` joins the three;
+- :data:`SHARD_STATISTICS`, with :class:`ShardResults`, :data:`SHARD_MIXTURE`, with :class:`MixtureSums`,
+  :data:`SHARD_BACKWARD` and :data:`SHARD_BACKWARD_ADDING`: the same for a part of the classes;
+- :class:`Recipe`, :class:`Labels`, :class:`Wanted`, :class:`WantedTarget`, :class:`Memory`: the options.
 
 Rows are positions: input [N, Ds], linear_weight [V, Ds], teacher_input [N, Dt], teacher_weight [V, Dt], labels [N] of
-any integer type. Derivatives are in :mod:`.shards`, reductions and shapes in :mod:`.functional`.
+any integer type.
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental import loss as kernels
+from nkilib.torch.dispatch.autograd import differentiate
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import Call, Input, Operator, Output
 from nkilib.torch.dispatch.register import register
@@ -32,9 +40,9 @@ from nkilib.torch.functions.linear_cross_entropy.operators import (
     WantedGradients,
     bias_if_given,
     compute_dtype_argument,
+    unrounded,
     vocabulary,
 )
-from nkilib.torch.functions.vocab_parallel.linear_autograd import unrounded
 from nkilib.torch.losses.indexed import check_range, kernel_target
 
 LINEAR_DISTILLATION: Final = Caller("linear_distillation_loss", "input", "input", "torch.nn.functional.kl_div")
@@ -112,21 +120,6 @@ class Memory:
     memory_limit: int | None = None
 
 
-class LinearDistillationOutputs(NamedTuple):
-    """The loss and the requested scores of the student, float32; None for a score that is not requested.
-
-    Attributes:
-        loss: the same loss as without ``outputs``. Differentiable.
-        entropy: the entropy of the student's softmax at every position, ignored ones included, in nats. A constant.
-        logprob: the student's log-probability of the label, in nats, of the shape of the labels; 0 at ignored
-            positions. Differentiable.
-    """
-
-    loss: Tensor
-    entropy: Tensor | None
-    logprob: Tensor | None
-
-
 class DistillationResults(NamedTuple):
     """The results of the forward operator, [N] float32 each.
 
@@ -139,7 +132,7 @@ class DistillationResults(NamedTuple):
         moment: KL(Q || M) for ``beta`` between 0 and 1, KL(Q || P) for 1, and 0 for 0; the backward needs it.
         student_maximum, teacher_maximum: the largest z of a model.
         student_log_sum, teacher_log_sum: the log of the sum of exp(z - maximum), in nats.
-        logprob: see :class:`LinearDistillationOutputs`; [0] if it is not requested.
+        logprob: see :class:`~nkilib.torch.LinearDistillationOutputs`; [0] if it is not requested.
     """
 
     divergence: Tensor
@@ -295,6 +288,8 @@ BACKWARD_ADDING: Final = register(
         writes={"grad_weight_sum": "grad_linear_weight"},
     )
 )
+
+DERIVATIVE: Final = differentiate(FORWARD, BACKWARD, adding=BACKWARD_ADDING)
 
 # The statistics of each softmax in a shard without classes.
 _OF_NO_CLASSES: Final = {"maximum": torch.finfo(torch.float32).min, "log_sum": -torch.inf}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""DTensor arguments of ``linear_distillation_loss`` as plain tensors: this rank's part of the vocabulary, or gathered
-layers.
+"""DTensor arguments of ``linear_distillation_loss`` as plain tensors (:func:`plain_arguments`): this rank's part of the
+vocabulary, or gathered layers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch.distributed as dist
 from torch import Tensor
 
-from nkilib.torch.dispatch.checks import Caller, dtensor
-from nkilib.torch.dispatch.dtensors import check_member, chunk_sizes, shards_of
+from nkilib.torch.dispatch.checks import Caller
+from nkilib.torch.dispatch.dtensors import check_member, chunk_sizes, dtensor, shards_of
 from nkilib.torch.functions.linear_distillation.checks import DistillationArguments, Model
 from nkilib.torch.functions.linear_distillation.operators import LINEAR_DISTILLATION
 from nkilib.torch.functions.vocab_parallel.linear_placement import (
@@ -49,49 +49,6 @@ class PlacedArguments:
     group: dist.ProcessGroup | None
 
 
-def plain_arguments(caller: Caller, arguments: DistillationArguments, group: Any) -> PlacedArguments:
-    """Return the arguments without DTensors.
-
-    Replicated hidden states with a student's weight whose classes are sharded over one dimension of the mesh form a
-    sharded vocabulary. Plain hidden states are those of this rank's own tokens, as under FSDP2: a weight that is a
-    DTensor is then gathered, and its gradient averaged over the ranks. The teacher's weight is gathered for the classes
-    that the student's weight has here; if this rank's shard holds them already, nothing is gathered.
-
-    Raises:
-        NotImplementedError: an unsupported placement; the message names the placements to redistribute to.
-        ValueError: both a group and a DTensor.
-    """
-    weight, input = dtensor(arguments.student.weight), dtensor(arguments.student.input)
-    if weight is None:
-        if input is not None:
-            raise NotImplementedError(
-                f"{caller}: input, a DTensor of placements {list(input.placements)}, needs a linear_weight that is "
-                f"a DTensor of placements Shard(0); pass input.to_local(), or distribute linear_weight"
-            )
-        if group is None:
-            return PlacedArguments(_of_own_positions(caller, arguments, arguments.student), None, None)
-        place = group_place(caller, group)
-        rows = arguments.student.weight.shape[0] if arguments.student.weight.dim() else 0
-        shards = shards_of_ranks(_WEIGHT_CALLER, rows, place, None, None)
-        return PlacedArguments(_of_own_classes(caller, arguments, arguments.student, shards, group), shards, group)
-    check_no_group(_WEIGHT_CALLER, group, None)
-    if input is None:
-        return PlacedArguments(
-            _of_own_positions(caller, arguments, _gathered_student(caller, weight, arguments)), None, None
-        )
-    spread = spread_of_classes(caller, _WEIGHT_CALLER, weight)
-    student = replace(
-        arguments.student,
-        input=same_everywhere(caller, "input", input),
-        weight=weight.to_local(),
-        bias=as_weight(caller, "linear_bias", arguments.student.bias, weight),
-    )
-    summed = as_weight(caller, "grad_weight_sum", arguments.grad_weight_sum, weight)
-    shards = VocabularyShards(spread.sizes, dist.get_rank(spread.group))
-    own = _of_own_classes(caller, replace(arguments, grad_weight_sum=summed), student, shards, spread.group)
-    return PlacedArguments(own, shards, spread.group)
-
-
 def _gathered_student(caller: Caller, weight: DTensor, arguments: DistillationArguments) -> Model:
     """Return the student with weight and bias of all ranks, whose gradients are averaged over the ranks."""
     check_member(_WEIGHT_CALLER, weight.device_mesh)
@@ -106,6 +63,14 @@ def _gathered_student(caller: Caller, weight: DTensor, arguments: DistillationAr
         weight=averaged(caller, "linear_weight", weight),
         bias=arguments.student.bias if bias is None else averaged(caller, "linear_bias", bias),
     )
+
+
+def _gathered(caller: Caller, name: str, tensor: Tensor) -> Tensor:
+    placed = dtensor(tensor)
+    if placed is None:
+        return tensor
+    check_member(caller._replace(input=name), placed.device_mesh)
+    return constant(caller, name, placed)
 
 
 def _of_own_positions(caller: Caller, arguments: DistillationArguments, student: Model) -> DistillationArguments:
@@ -131,12 +96,21 @@ def _of_own_positions(caller: Caller, arguments: DistillationArguments, student:
     return replace(arguments, student=student, teacher=teacher)
 
 
-def _gathered(caller: Caller, name: str, tensor: Tensor) -> Tensor:
-    placed = dtensor(tensor)
-    if placed is None:
-        return tensor
-    check_member(caller._replace(input=name), placed.device_mesh)
-    return constant(caller, name, placed)
+def _holds_own_classes(
+    caller: Caller, name: str, tensor: DTensor, shards: VocabularyShards, group: dist.ProcessGroup | None
+) -> bool:
+    """Return whether this rank's shard of a teacher's tensor has the classes of its shard of the student's weight: the
+    same group shards both, in the same sizes.
+    """
+    mesh = tensor.device_mesh
+    several = [at for at in range(mesh.ndim) if mesh.size(at) > 1]
+    if any(placement.is_partial() for placement in tensor.placements) or len(several) != 1:
+        return False
+    (at,) = several
+    if shards_of(caller, name, tensor) != {at: 0} or chunk_sizes(tensor.shape[0], mesh.size(at)) != shards.sizes:
+        return False
+    of_teacher, of_student = mesh.get_group(at), group or dist.group.WORLD
+    return dist.get_process_group_ranks(of_teacher) == dist.get_process_group_ranks(of_student)
 
 
 def _of_own_classes(
@@ -182,18 +156,44 @@ def _of_own_classes(
     )
 
 
-def _holds_own_classes(
-    caller: Caller, name: str, tensor: DTensor, shards: VocabularyShards, group: dist.ProcessGroup | None
-) -> bool:
-    """Return whether this rank's shard of a teacher's tensor has the classes of its shard of the student's weight: the
-    same group shards both, in the same sizes.
+def plain_arguments(caller: Caller, arguments: DistillationArguments, group: Any) -> PlacedArguments:
+    """Return the arguments without DTensors.
+
+    Replicated hidden states with a student's weight whose classes are sharded over one dimension of the mesh form a
+    sharded vocabulary. Plain hidden states are those of this rank's own tokens, as under FSDP2: a weight that is a
+    DTensor is then gathered, and its gradient averaged over the ranks. The teacher's weight is gathered for the classes
+    that the student's weight has here; if this rank's shard holds them already, nothing is gathered.
+
+    Raises:
+        NotImplementedError: an unsupported placement; the message names the placements to redistribute to.
+        ValueError: both a group and a DTensor.
     """
-    mesh = tensor.device_mesh
-    several = [at for at in range(mesh.ndim) if mesh.size(at) > 1]
-    if any(placement.is_partial() for placement in tensor.placements) or len(several) != 1:
-        return False
-    (at,) = several
-    if shards_of(caller, name, tensor) != {at: 0} or chunk_sizes(tensor.shape[0], mesh.size(at)) != shards.sizes:
-        return False
-    of_teacher, of_student = mesh.get_group(at), group or dist.group.WORLD
-    return dist.get_process_group_ranks(of_teacher) == dist.get_process_group_ranks(of_student)
+    weight, input = dtensor(arguments.student.weight), dtensor(arguments.student.input)
+    if weight is None:
+        if input is not None:
+            raise NotImplementedError(
+                f"{caller}: input, a DTensor of placements {list(input.placements)}, needs a linear_weight that is "
+                f"a DTensor of placements Shard(0); pass input.to_local(), or distribute linear_weight"
+            )
+        if group is None:
+            return PlacedArguments(_of_own_positions(caller, arguments, arguments.student), None, None)
+        place = group_place(caller, group)
+        rows = arguments.student.weight.shape[0] if arguments.student.weight.dim() else 0
+        shards = shards_of_ranks(_WEIGHT_CALLER, rows, place, None, None)
+        return PlacedArguments(_of_own_classes(caller, arguments, arguments.student, shards, group), shards, group)
+    check_no_group(_WEIGHT_CALLER, group, None)
+    if input is None:
+        return PlacedArguments(
+            _of_own_positions(caller, arguments, _gathered_student(caller, weight, arguments)), None, None
+        )
+    spread = spread_of_classes(caller, _WEIGHT_CALLER, weight)
+    student = replace(
+        arguments.student,
+        input=same_everywhere(caller, "input", input),
+        weight=weight.to_local(),
+        bias=as_weight(caller, "linear_bias", arguments.student.bias, weight),
+    )
+    summed = as_weight(caller, "grad_weight_sum", arguments.grad_weight_sum, weight)
+    shards = VocabularyShards(spread.sizes, dist.get_rank(spread.group))
+    own = _of_own_classes(caller, replace(arguments, grad_weight_sum=summed), student, shards, spread.group)
+    return PlacedArguments(own, shards, spread.group)

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The divergence over all classes from each rank's part of both output layers, by a forward that communicates.
+"""The divergence over all classes from each rank's part of both output layers: a forward and a backward that
+communicate.
 
-:func:`vocab_parallel_results` returns the results over all classes with their derivative. :func:`mixed` computes the
-divergences from a mixture of both models; for the others each rank computes its :class:`Share` of the softmaxes.
+:func:`vocab_parallel_divergence` returns the results over all classes for this rank's :class:`DistillationOperands`,
+with the derivative of :class:`VocabParallelDistillation`. :func:`mixed` computes the divergences from a mixture of both
+models; for the others each rank computes its :class:`Share` of the softmaxes by :func:`log_sum_below` and
+:func:`share_of`, and its summands by :func:`divergence_term` and :func:`entropy_term`.
 
 With P_r and Q_r the shares of shard r in the teacher's and in the student's softmax, and D_r and H_r the divergence and
 the entropy of the softmaxes over its classes alone, the chain rule is::
@@ -23,11 +26,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nkilib.core.host.options import values_of
-from nkilib.torch.dispatch.autograd import Derivative, differentiate, refuse_graph
+from nkilib.torch.dispatch.autograd import Derivative, refuse_graph
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.functions.linear_distillation.operators import (
-    BACKWARD,
-    BACKWARD_ADDING,
     FORWARD,
     SHARD_BACKWARD,
     SHARD_BACKWARD_ADDING,
@@ -59,6 +60,45 @@ from nkilib.torch.losses.indexed import is_ignored
 _LOWEST: Final = -(2.0**115)
 # Up to this distance of a ratio from 1, its logarithm is computed by log1p of the distance.
 _NEAR: Final = 0.5
+
+
+class DistillationOperands(NamedTuple):
+    """The inputs of the forward operator, with this rank's classes.
+
+    Attributes:
+        input: the student's hidden states [N, Ds], the same on all ranks.
+        linear_weight: the student's weight [V, Ds].
+        teacher_input: the teacher's hidden states [N, Dt], the same on all ranks.
+        teacher_weight: the teacher's weight [V, Dt].
+        labels: integers [N], counted over all classes; or None.
+        linear_bias, teacher_bias: the biases [V] float32, or None.
+        row_weight: the weights of positions [N] float32, or None.
+        grad_weight_sum: the accumulator of the weight's gradient [V, Ds] float32, or None.
+    """
+
+    input: Tensor
+    linear_weight: Tensor
+    teacher_input: Tensor
+    teacher_weight: Tensor
+    labels: Tensor | None
+    linear_bias: Tensor | None
+    teacher_bias: Tensor | None
+    row_weight: Tensor | None
+    grad_weight_sum: Tensor | None
+
+    @property
+    def models(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The hidden states and weights of both models."""
+        return self.input, self.linear_weight, self.teacher_input, self.teacher_weight
+
+    @property
+    def biases(self) -> tuple[Tensor | None, Tensor | None]:
+        """The biases of both models."""
+        return self.linear_bias, self.teacher_bias
+
+    def constants(self) -> DistillationOperands:
+        """Return the operands detached from autograd."""
+        return DistillationOperands(*(None if tensor is None else tensor.detach() for tensor in self))  # type: ignore[arg-type]
 
 
 class Share(NamedTuple):
@@ -162,134 +202,6 @@ def mixed(sums: MixtureSums, beta: float) -> Mixed:
     return Mixed(divergence.clamp(min=0.0), of_student)
 
 
-DERIVATIVE: Final = differentiate(FORWARD, BACKWARD, adding=BACKWARD_ADDING)
-
-_OF_SHARD: Final = Derivative(FORWARD, SHARD_BACKWARD, adding=SHARD_BACKWARD_ADDING)
-# The differentiable results; the others are constants.
-DIFFERENTIABLE: Final = ("divergence", "logprob")
-
-
-class VocabParallelDistillation(torch.autograd.Function):
-    """Returns results that have been computed over all ranks, and gives them a derivative with respect to this rank's
-    tensors.
-
-    The arguments of ``apply`` are the inputs of the forward operator with this rank's classes, the results, the options
-    of the operators, and the process group.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        linear_weight: Tensor,
-        teacher_input: Tensor,
-        teacher_weight: Tensor,
-        labels: Tensor | None,
-        linear_bias: Tensor | None,
-        teacher_bias: Tensor | None,
-        row_weight: Tensor | None,
-        grad_weight_sum: Tensor | None,
-        results: DistillationResults,
-        options: dict[str, Any],
-        group: dist.ProcessGroup | None,
-    ) -> tuple[Tensor, ...]:
-        tensors = {
-            "input": input,
-            "linear_weight": linear_weight,
-            "teacher_input": teacher_input,
-            "teacher_weight": teacher_weight,
-            "labels": labels,
-            "linear_bias": linear_bias,
-            "teacher_bias": teacher_bias,
-            "row_weight": row_weight,
-            **results._asdict(),
-        }
-        returned: dict[str, Tensor] = {name: getattr(results, name) for name in DIFFERENTIABLE}
-        save_of_shard(ctx, _OF_SHARD, tensors, options, returned, grad_weight_sum)
-        ctx.group = group
-        return tuple(returned.values())
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_graph(SHARD_BACKWARD)  # a sum over ranks without a graph would be taken for a constant
-        call, _ = saved_of_shard(ctx, _OF_SHARD)
-        upstream = _OF_SHARD.upstream(call, dict(zip(DIFFERENTIABLE, grads, strict=True)))
-        return *gradients_of_shard(ctx, _OF_SHARD, call.replaced(upstream), bool(upstream)), *[None] * 3
-
-
-class DistillationOperands(NamedTuple):
-    """The inputs of the forward operator, with this rank's classes.
-
-    Attributes:
-        input: the student's hidden states [N, Ds], the same on all ranks.
-        linear_weight: the student's weight [V, Ds].
-        teacher_input: the teacher's hidden states [N, Dt], the same on all ranks.
-        teacher_weight: the teacher's weight [V, Dt].
-        labels: integers [N], counted over all classes; or None.
-        linear_bias, teacher_bias: the biases [V] float32, or None.
-        row_weight: the weights of positions [N] float32, or None.
-        grad_weight_sum: the accumulator of the weight's gradient [V, Ds] float32, or None.
-    """
-
-    input: Tensor
-    linear_weight: Tensor
-    teacher_input: Tensor
-    teacher_weight: Tensor
-    labels: Tensor | None
-    linear_bias: Tensor | None
-    teacher_bias: Tensor | None
-    row_weight: Tensor | None
-    grad_weight_sum: Tensor | None
-
-    @property
-    def models(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The hidden states and weights of both models."""
-        return self.input, self.linear_weight, self.teacher_input, self.teacher_weight
-
-    @property
-    def biases(self) -> tuple[Tensor | None, Tensor | None]:
-        """The biases of both models."""
-        return self.linear_bias, self.teacher_bias
-
-    def constants(self) -> DistillationOperands:
-        """Return the operands detached from autograd."""
-        return DistillationOperands(*(None if tensor is None else tensor.detach() for tensor in self))  # type: ignore[arg-type]
-
-
-def vocab_parallel_results(
-    caller: Caller,
-    operands: DistillationOperands,
-    recipe: Recipe,
-    labels: Labels,
-    wanted: Wanted,
-    shards: VocabularyShards,
-    group: dist.ProcessGroup | None,
-) -> DistillationResults:
-    """Return the results that the forward operator would have for all classes, differentiable with respect to this
-    rank's tensors.
-
-    Args:
-        caller: the function that error messages name.
-        operands: this rank's operands.
-        recipe: the numbers of both models and of the loss.
-        labels: the label of ignored positions.
-        wanted: whether the log-probability is requested.
-        shards: the shards of all ranks.
-        group: the process group; None means all processes.
-    """
-    claims = _claims(operands, recipe, labels, wanted, shards)
-    options = values_of(recipe, labels, shards.columns, wanted)
-    with torch.no_grad():
-        constants = operands.constants()
-        keywords = SHARD_STATISTICS.taken({**options, **values_of(WantedTarget(wanted.with_logprob))})
-        statistics = SHARD_STATISTICS.op(constants.input.device)
-        own = ShardResults(*statistics(*constants.models, constants.labels, *constants.biases, **keywords))
-        results = _combined(caller, constants, own, recipe, labels, group, claims)
-    apply: Callable[..., tuple[Tensor, ...]] = VocabParallelDistillation.apply
-    outputs = apply(*operands, results, options, group)
-    return results._replace(**dict(zip(DIFFERENTIABLE, outputs, strict=True)))
-
-
 def _claims(
     operands: DistillationOperands, recipe: Recipe, labels: Labels, wanted: Wanted, shards: VocabularyShards
 ) -> dict[str, float]:
@@ -334,28 +246,6 @@ class _Divergence(NamedTuple):
     divergence: Tensor
     moment: Tensor
     entropy: Tensor
-
-
-def _combined(
-    caller: Caller,
-    operands: DistillationOperands,
-    own: ShardResults,
-    recipe: Recipe,
-    labels: Labels,
-    group: dist.ProcessGroup | None,
-    claims: dict[str, float],
-) -> DistillationResults:
-    """Return the results over all classes, with three all-reduces."""
-    whole = _whole(caller, own, recipe, group, claims)
-    combined = _divergence(operands, own, whole, recipe, group)
-    maximum, log_sum, *_ = whole.statistics
-    logprob = whole.target_logit
-    if logprob.shape == maximum.shape:
-        # In this order, since large logits cancel exactly in the difference.
-        logprob = _zero_where_ignored((logprob - maximum) - log_sum, operands, labels)
-    loss = combined.divergence if operands.row_weight is None else operands.row_weight * combined.divergence
-    loss = _zero_where_ignored(loss, operands, labels)
-    return DistillationResults(loss, combined.entropy, combined.moment, *whole.statistics, logprob)
 
 
 def _whole(
@@ -409,3 +299,112 @@ def _zero_where_ignored(values: Tensor, operands: DistillationOperands, labels: 
     if operands.labels is None:
         return values
     return torch.where(is_ignored(operands.labels, labels.ignore_index), 0.0, values)
+
+
+def _combined(
+    caller: Caller,
+    operands: DistillationOperands,
+    own: ShardResults,
+    recipe: Recipe,
+    labels: Labels,
+    group: dist.ProcessGroup | None,
+    claims: dict[str, float],
+) -> DistillationResults:
+    """Return the results over all classes, with three all-reduces."""
+    whole = _whole(caller, own, recipe, group, claims)
+    combined = _divergence(operands, own, whole, recipe, group)
+    maximum, log_sum, *_ = whole.statistics
+    logprob = whole.target_logit
+    if logprob.shape == maximum.shape:
+        # In this order, since large logits cancel exactly in the difference.
+        logprob = _zero_where_ignored((logprob - maximum) - log_sum, operands, labels)
+    loss = combined.divergence if operands.row_weight is None else operands.row_weight * combined.divergence
+    loss = _zero_where_ignored(loss, operands, labels)
+    return DistillationResults(loss, combined.entropy, combined.moment, *whole.statistics, logprob)
+
+
+_OF_SHARD: Final = Derivative(FORWARD, SHARD_BACKWARD, adding=SHARD_BACKWARD_ADDING)
+# The differentiable results; the others are constants.
+_DIFFERENTIABLE: Final = ("divergence", "logprob")
+
+
+class VocabParallelDistillation(torch.autograd.Function):
+    """Returns results that have been computed over all ranks, and gives them a derivative with respect to this rank's
+    tensors.
+
+    The arguments of ``apply`` are the inputs of the forward operator with this rank's classes, the results, the options
+    of the operators, and the process group.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        linear_weight: Tensor,
+        teacher_input: Tensor,
+        teacher_weight: Tensor,
+        labels: Tensor | None,
+        linear_bias: Tensor | None,
+        teacher_bias: Tensor | None,
+        row_weight: Tensor | None,
+        grad_weight_sum: Tensor | None,
+        results: DistillationResults,
+        options: dict[str, Any],
+        group: dist.ProcessGroup | None,
+    ) -> tuple[Tensor, ...]:
+        tensors = {
+            "input": input,
+            "linear_weight": linear_weight,
+            "teacher_input": teacher_input,
+            "teacher_weight": teacher_weight,
+            "labels": labels,
+            "linear_bias": linear_bias,
+            "teacher_bias": teacher_bias,
+            "row_weight": row_weight,
+            **results._asdict(),
+        }
+        returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
+        save_of_shard(ctx, _OF_SHARD, tensors, options, returned, grad_weight_sum)
+        ctx.group = group
+        return tuple(returned.values())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_graph(SHARD_BACKWARD)  # a sum over ranks without a graph would be taken for a constant
+        call, _ = saved_of_shard(ctx, _OF_SHARD)
+        upstream = _OF_SHARD.upstream(call, dict(zip(_DIFFERENTIABLE, grads, strict=True)))
+        return *gradients_of_shard(ctx, _OF_SHARD, call.replaced(upstream), bool(upstream)), *[None] * 3
+
+
+def vocab_parallel_divergence(
+    caller: Caller,
+    operands: DistillationOperands,
+    recipe: Recipe,
+    labels: Labels,
+    wanted: Wanted,
+    shards: VocabularyShards,
+    group: dist.ProcessGroup | None,
+) -> DistillationResults:
+    """Return the results that the forward operator would have for all classes, differentiable with respect to this
+    rank's tensors.
+
+    Args:
+        caller: the function that error messages name.
+        operands: this rank's operands.
+        recipe: the numbers of both models and of the loss.
+        labels: the label of ignored positions.
+        wanted: whether the log-probability is requested.
+        shards: the shards of all ranks.
+        group: the process group; None means all processes.
+    """
+    claims = _claims(operands, recipe, labels, wanted, shards)
+    options = values_of(recipe, labels, shards.columns, wanted)
+    with torch.no_grad():
+        constants = operands.constants()
+        keywords = SHARD_STATISTICS.taken({**options, **values_of(WantedTarget(wanted.with_logprob))})
+        statistics = SHARD_STATISTICS.op(constants.input.device)
+        own = ShardResults(*statistics(*constants.models, constants.labels, *constants.biases, **keywords))
+        results = _combined(caller, constants, own, recipe, labels, group, claims)
+    apply: Callable[..., tuple[Tensor, ...]] = VocabParallelDistillation.apply
+    outputs = apply(*operands, results, options, group)
+    return results._replace(**dict(zip(_DIFFERENTIABLE, outputs, strict=True)))

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``linear_token_scores``: log-probability, entropy and other scores of tokens, from hidden states."""
+"""``linear_token_scores``: log-probability, entropy and other scores of tokens, from hidden states.
+
+:class:`LinearTokenScores` is what it returns. Arguments are placed (:mod:`.placement`) and checked, those that no
+kernel takes are rejected, and the scores are those of one rank or of a group (:mod:`.shards`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,8 +21,7 @@ from typing_extensions import Unpack
 from nkilib.core.host.options import NoKeywords, hides_unknown, refuse_unknown
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.experimental.loss.linear.launch import IDS_MAX
-from nkilib.torch.dispatch.checks import Caller, autocast_dtype, check_tensors, dtensor
-from nkilib.torch.dispatch.dtensors import check_member
+from nkilib.torch.dispatch.checks import Caller, autocast_dtype
 from nkilib.torch.dispatch.layout import as_rows
 from nkilib.torch.functions.linear_cross_entropy.checks import (
     LinearArguments,
@@ -26,34 +29,39 @@ from nkilib.torch.functions.linear_cross_entropy.checks import (
     check_kernel_arguments,
     checked_product,
     checked_recipe,
+    reason_for_reference,
 )
-from nkilib.torch.functions.linear_cross_entropy.functional import reason_for_reference, wanted_gradients
-from nkilib.torch.functions.linear_cross_entropy.operators import DTYPES, Product
-from nkilib.torch.functions.linear_token_scores.operators import (
-    FORWARD,
-    LinearTokenScores,
-    ScoreResults,
-    WantedScores,
-)
+from nkilib.torch.functions.linear_cross_entropy.operators import DTYPES, Product, wanted_gradients
+from nkilib.torch.functions.linear_token_scores.operators import DERIVATIVE, FORWARD, ScoreResults, WantedScores
 from nkilib.torch.functions.linear_token_scores.operators import LINEAR_TOKEN_SCORES as _CALLER
-from nkilib.torch.functions.linear_token_scores.shards import DERIVATIVE, vocab_parallel_scores
-from nkilib.torch.functions.vocab_parallel.linear_placement import averaged, local_layer, shard_operands
-from nkilib.torch.functions.vocab_parallel.shards import (
-    VocabularyShards,
-    check_no_group,
-    check_whole,
-    group_place,
-    shards_of_ranks,
-    unpadded_sizes,
-)
+from nkilib.torch.functions.linear_token_scores.placement import plain_arguments
+from nkilib.torch.functions.linear_token_scores.shards import vocab_parallel_scores
+from nkilib.torch.functions.vocab_parallel.linear_placement import shard_operands
 from nkilib.torch.losses.outputs import in_shape_of_rows
 
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
 
+class LinearTokenScores(NamedTuple):
+    """The scores of each position, of the shape of the targets, float32 except for ``argmax``; None for those not
+    requested.
 
-# The caller in errors about the weight, of which each rank may have a part.
-_WEIGHT_CALLER: Final = _CALLER._replace(input="linear_weight", noun="weight")
+    z denotes the logits after scale, cap and temperature, and p their softmax. Ignored positions have all scores except
+    the log-probability.
+
+    Attributes:
+        logprob: log-probability of the target in nats, at most 0; 0 where it is ignored. Differentiable.
+        entropy: the entropy of the softmax, in nats. Differentiable.
+        lse: log-sum-exp of the logits, in nats. Differentiable.
+        argmax: int64, the first class with the largest logit; V, which is no class, in a row that holds a NaN.
+        log_sum_squares: log of the sum of p^2, at most 0.
+        mean_logit: the mean of z over the classes that no bias of -inf masks.
+    """
+
+    logprob: Tensor
+    entropy: Tensor | None
+    lse: Tensor | None
+    argmax: Tensor | None
+    log_sum_squares: Tensor | None
+    mean_logit: Tensor | None
 
 
 def _check_target(caller: Caller, arguments: LinearArguments) -> LinearArguments:
@@ -106,76 +114,51 @@ def _check_kernels_take(caller: Caller, arguments: LinearArguments, classes: int
         )
 
 
-@dataclass(frozen=True)
-class _PlacedArguments:
-    """The arguments as plain tensors.
+def _product_dtype(arguments: LinearArguments, compute_dtype: torch.dtype | None) -> torch.dtype | None:
+    """Return the caller's dtype of the products, or without one the dtype of the input if operands have different
+    dtypes.
 
-    Attributes:
-        arguments: the arguments of the loss.
-        is_spread: whether the ranks of ``group`` have parts of the vocabulary.
-        group: the process group; None for all processes.
-        num_classes, shard_sizes: the number of classes of all ranks and of each rank, see
-            ``vocab_parallel_linear_cross_entropy``.
+    None: autocast's dtype, if autocast is on, or that of all operands. Dtypes that no kernel takes are rejected later.
     """
-
-    arguments: LinearArguments
-    is_spread: bool
-    group: dist.ProcessGroup | None
-    num_classes: int | None
-    shard_sizes: tuple[int, ...] | None
-
-
-def _plain_arguments(
-    caller: Caller, arguments: LinearArguments, group: Any, num_classes: int | None, shard_sizes: Any
-) -> _PlacedArguments:
-    """Return the arguments without DTensors.
-
-    Replicated hidden states with a weight whose classes are sharded over one dimension of the mesh form a sharded
-    vocabulary. Plain hidden states are those of this rank's own tokens, as under FSDP2: a weight that is a DTensor is
-    then gathered, and its gradient averaged over the ranks, as FSDP2 does.
-
-    Raises:
-        TypeError: an argument is not a tensor.
-        NotImplementedError: an unsupported placement; the message names the placements to redistribute to.
-        ValueError: a group or sizes together with a DTensor; sizes without a group.
-    """
-    check_tensors(caller, arguments.tensors(), optional=("linear_bias", "weight", "normalizer", "grad_weight_sum"))
-    weight, input = dtensor(arguments.linear_weight), dtensor(arguments.input)
-    if weight is None:
-        if input is not None:
-            raise NotImplementedError(
-                f"{caller}: input, a DTensor of placements {list(input.placements)}, needs a linear_weight that is "
-                f"a DTensor of placements Shard(0); pass input.to_local(), or distribute linear_weight"
-            )
-        if group is None:
-            check_whole(_WEIGHT_CALLER, num_classes, shard_sizes)
-        return _PlacedArguments(arguments, group is not None, group, num_classes, shard_sizes)
-    check_no_group(_WEIGHT_CALLER, group, shard_sizes)
-    if input is None:
-        check_whole(_WEIGHT_CALLER, num_classes, shard_sizes)
-        return _PlacedArguments(_gathered_layer(caller, weight, arguments), False, None, None, None)
-    layer = local_layer(caller, _WEIGHT_CALLER, weight, arguments)
-    sizes = unpadded_sizes(_WEIGHT_CALLER, layer.spread.sizes, num_classes)
-    return _PlacedArguments(layer.arguments, True, layer.spread.group, None, sizes)
+    input, weight = arguments.input, arguments.linear_weight
+    is_decided = compute_dtype is not None or autocast_dtype(input.device) is not None
+    if is_decided or input.dtype == weight.dtype or not {input.dtype, weight.dtype} <= set(DTYPES):
+        return compute_dtype
+    return input.dtype
 
 
-def _gathered_layer(caller: Caller, weight: DTensor, arguments: LinearArguments) -> LinearArguments:
-    """Return the arguments with weight and bias of all ranks, whose gradients are averaged over the ranks."""
-    check_member(_WEIGHT_CALLER, weight.device_mesh)
-    if arguments.grad_weight_sum is not None:
-        raise NotImplementedError(
-            f"{caller}: grad_weight_sum is not supported for a linear_weight, a DTensor, that is gathered: its "
-            f"gradient is a sum over the ranks; leave it out"
-        )
-    if dtensor(arguments.target) is not None:
-        raise NotImplementedError(
-            f"{caller}: target must be plain where input is, got a DTensor; pass target.to_local()"
-        )
-    bias = dtensor(arguments.linear_bias)
-    return replace(
-        arguments,
-        linear_weight=averaged(caller, "linear_weight", weight),
-        linear_bias=arguments.linear_bias if bias is None else averaged(caller, "linear_bias", bias),
+def _target_of_rows(arguments: LinearArguments) -> Tensor:
+    """Return the targets of the rows, [N], or [N, K] for K ids of each position."""
+    target = arguments.target
+    return target.reshape(-1, target.shape[-1]) if target.dim() == arguments.input.dim() else target.reshape(-1)
+
+
+def _scores(arguments: LinearArguments, options: LossOptions, product: Product, wanted: WantedScores) -> ScoreResults:
+    """Return the scores for a weight with all classes."""
+    rows, linear_weight, target = as_rows(arguments.input, -1), arguments.linear_weight, _target_of_rows(arguments)
+    bias = None if arguments.linear_bias is None else arguments.linear_bias.to(torch.float32)
+    gradients = wanted_gradients(rows, linear_weight, bias)
+    summed = arguments.grad_weight_sum if gradients is not None and gradients.grad_weight_wanted else None
+    keywords = FORWARD.keywords_from(options, product, wanted)
+    return ScoreResults(*DERIVATIVE.apply(False, rows, linear_weight, target, bias, summed, **keywords))
+
+
+def _returned(
+    results: ScoreResults, names: tuple[str, ...], of_target: tuple[int, ...], shape: tuple[int, ...]
+) -> LinearTokenScores:
+    """Return the requested scores in the shape of the positions, and log-probabilities in the shape of the targets."""
+
+    def score(name: str) -> Tensor | None:
+        return in_shape_of_rows(getattr(results, name), shape) if name in names else None
+
+    argmax = score("argmax")
+    return LinearTokenScores(
+        in_shape_of_rows(results.logprob, of_target),
+        score("entropy"),
+        score("lse"),
+        None if argmax is None else argmax.to(torch.int64),
+        score("log_sum_squares"),
+        score("mean_logit"),
     )
 
 
@@ -275,9 +258,9 @@ def linear_token_scores(
         logit_softcap=logit_softcap,
     )
     arguments = LinearArguments(input, linear_weight, target, linear_bias, None, "none", None, grad_weight_sum)
-    placed = _plain_arguments(_CALLER, arguments, group, num_classes, shard_sizes)
+    placed = plain_arguments(_CALLER, arguments, group, num_classes, shard_sizes)
     checked = _check_target(_CALLER, placed.arguments)
-    shards = _shards(placed)
+    shards = placed.shards()
     _check_kernels_take(_CALLER, checked, None if shards is None else shards.num_classes)
     check_arguments(_CALLER, checked, None)
     arguments = placed.arguments
@@ -290,59 +273,3 @@ def linear_token_scores(
         operands = shard_operands(arguments, shards)._replace(target=_target_of_rows(arguments))
         results = vocab_parallel_scores(_CALLER, operands, options, product, shards, placed.group, wanted)
     return _returned(results, names, tuple(arguments.target.shape), tuple(arguments.input.shape[:-1]))
-
-
-def _product_dtype(arguments: LinearArguments, compute_dtype: torch.dtype | None) -> torch.dtype | None:
-    """Return the caller's dtype of the products, or without one the dtype of the input if operands have different
-    dtypes.
-
-    None: autocast's dtype, if autocast is on, or that of all operands. Dtypes that no kernel takes are rejected later.
-    """
-    input, weight = arguments.input, arguments.linear_weight
-    is_decided = compute_dtype is not None or autocast_dtype(input.device) is not None
-    if is_decided or input.dtype == weight.dtype or not {input.dtype, weight.dtype} <= set(DTYPES):
-        return compute_dtype
-    return input.dtype
-
-
-def _shards(placed: _PlacedArguments) -> VocabularyShards | None:
-    """Return the shards of the vocabulary; None if this rank has all classes."""
-    if not placed.is_spread or placed.arguments.linear_weight.dim() < 1:
-        return None
-    rows, place = placed.arguments.linear_weight.shape[0], group_place(_CALLER, placed.group)
-    return shards_of_ranks(_WEIGHT_CALLER, rows, place, placed.num_classes, placed.shard_sizes)
-
-
-def _target_of_rows(arguments: LinearArguments) -> Tensor:
-    """Return the targets of the rows, [N], or [N, K] for K ids of each position."""
-    target = arguments.target
-    return target.reshape(-1, target.shape[-1]) if target.dim() == arguments.input.dim() else target.reshape(-1)
-
-
-def _scores(arguments: LinearArguments, options: LossOptions, product: Product, wanted: WantedScores) -> ScoreResults:
-    """Return the scores for a weight with all classes."""
-    rows, linear_weight, target = as_rows(arguments.input, -1), arguments.linear_weight, _target_of_rows(arguments)
-    bias = None if arguments.linear_bias is None else arguments.linear_bias.to(torch.float32)
-    gradients = wanted_gradients(rows, linear_weight, bias)
-    summed = arguments.grad_weight_sum if gradients is not None and gradients.grad_weight_wanted else None
-    keywords = FORWARD.keywords_from(options, product, wanted)
-    return ScoreResults(*DERIVATIVE.apply(False, rows, linear_weight, target, bias, summed, **keywords))
-
-
-def _returned(
-    results: ScoreResults, names: tuple[str, ...], of_target: tuple[int, ...], shape: tuple[int, ...]
-) -> LinearTokenScores:
-    """Return the requested scores in the shape of the positions, and log-probabilities in the shape of the targets."""
-
-    def score(name: str) -> Tensor | None:
-        return in_shape_of_rows(getattr(results, name), shape) if name in names else None
-
-    argmax = score("argmax")
-    return LinearTokenScores(
-        in_shape_of_rows(results.logprob, of_target),
-        score("entropy"),
-        score("lse"),
-        None if argmax is None else argmax.to(torch.int64),
-        score("log_sum_squares"),
-        score("mean_logit"),
-    )

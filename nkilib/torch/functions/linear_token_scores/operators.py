@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The operators ``torch.ops.nkilib.linear_token_scores_*``: those of the linear cross-entropy, without a loss.
+"""The operators ``torch.ops.nkilib.linear_token_scores_*``, their options and results, and their derivative.
 
-Rows are positions: input [N, D], linear_weight [V, D], targets of any integer type, [N], or [N, K] for K ids of each
-position. Derivatives are in :mod:`.shards`.
+- :data:`FORWARD`: the scores of each position, :class:`ScoreResults`; :data:`BACKWARD`, :data:`BACKWARD_ADDING`: the
+  gradients, the weight's returned or added to ``grad_weight_sum``; :data:`DERIVATIVE` joins the three;
+- :data:`SHARD_STATISTICS`, with :class:`ShardScores`, :data:`SHARD_BACKWARD` and :data:`SHARD_BACKWARD_ADDING`: the
+  same for a part of the classes;
+- :class:`WantedScores`: the option that requests scores.
+
+They are the operators of the linear cross-entropy (``of_loss``) without a loss and without class weights. Rows are
+positions: input [N, D], linear_weight [V, D], targets of any integer type, [N], or [N, K] for K ids of each position.
 """
 
 from __future__ import annotations
@@ -18,38 +24,20 @@ from torch import Tensor
 
 from nkilib.experimental import loss as kernels
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
+from nkilib.torch.dispatch.autograd import differentiate
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.functions.cross_entropy.operators import Columns, statistics_outputs
 from nkilib.torch.functions.linear_cross_entropy import operators as of_loss
-from nkilib.torch.functions.linear_cross_entropy.operators import LINEAR, Product, WantedGradients, vocabulary
-from nkilib.torch.functions.vocab_parallel.linear_autograd import unrounded
+from nkilib.torch.functions.linear_cross_entropy.operators import (
+    LINEAR,
+    Product,
+    WantedGradients,
+    unrounded,
+    vocabulary,
+)
 from nkilib.torch.losses.indexed import check_range
-
-
-class LinearTokenScores(NamedTuple):
-    """The scores of each position, of the shape of the targets, float32 except for ``argmax``; None for those not
-    requested.
-
-    z denotes the logits after scale, cap and temperature, and p their softmax. Ignored positions have all scores except
-    the log-probability.
-
-    Attributes:
-        logprob: log-probability of the target in nats, at most 0; 0 where it is ignored. Differentiable.
-        entropy: the entropy of the softmax, in nats. Differentiable.
-        lse: log-sum-exp of the logits, in nats. Differentiable.
-        argmax: int64, the first class with the largest logit; V, which is no class, in a row that holds a NaN.
-        log_sum_squares: log of the sum of p^2, at most 0.
-        mean_logit: the mean of z over the classes that no bias of -inf masks.
-    """
-
-    logprob: Tensor
-    entropy: Tensor | None
-    lse: Tensor | None
-    argmax: Tensor | None
-    log_sum_squares: Tensor | None
-    mean_logit: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -69,7 +57,7 @@ class ScoreResults(NamedTuple):
     With K target ids of each position, ``logprob`` is [N, K].
 
     Attributes:
-        logprob, lse, argmax, entropy, log_sum_squares, mean_logit: see :class:`LinearTokenScores`.
+        logprob, lse, argmax, entropy, log_sum_squares, mean_logit: see :class:`~nkilib.torch.LinearTokenScores`.
         maximum: the largest logit; the lowest float32 if all are -inf.
         log_sum: the log of the sum of exp(logit - maximum), in nats.
     """
@@ -239,6 +227,8 @@ BACKWARD_ADDING: Final = register(
         check_values=_check_classes,
     )
 )
+
+DERIVATIVE: Final = differentiate(FORWARD, BACKWARD, adding=BACKWARD_ADDING)
 
 # For a part of the classes, like all operators below. Results: ShardScores.
 SHARD_STATISTICS: Final = register(

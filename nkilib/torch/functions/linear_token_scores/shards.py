@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The derivative of the scores, also over all classes from each rank's part of the output layer, by a forward that
-communicates.
+"""The scores of tokens over all classes from each rank's part of the output layer: a forward and a backward that
+communicate.
+
+:func:`vocab_parallel_scores` returns the scores, with the derivative of :class:`VocabParallelTokenScores`.
 """
 
 from __future__ import annotations
@@ -16,13 +18,11 @@ from torch import Tensor
 
 from nkilib.core.host.options import values_of
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
-from nkilib.torch.dispatch.autograd import Derivative, differentiate, refuse_graph
+from nkilib.torch.dispatch.autograd import Derivative, refuse_graph
 from nkilib.torch.dispatch.checks import Caller
 from nkilib.torch.functions.cross_entropy.operators import ShardStatistics
 from nkilib.torch.functions.linear_cross_entropy.operators import Product
 from nkilib.torch.functions.linear_token_scores.operators import (
-    BACKWARD,
-    BACKWARD_ADDING,
     FORWARD,
     SHARD_BACKWARD,
     SHARD_BACKWARD_ADDING,
@@ -46,110 +46,9 @@ from nkilib.torch.functions.vocab_parallel.shards import (
 )
 from nkilib.torch.losses.indexed import is_ignored
 
-DERIVATIVE: Final = differentiate(FORWARD, BACKWARD, adding=BACKWARD_ADDING)
-
 _OF_SHARD: Final = Derivative(FORWARD, SHARD_BACKWARD, adding=SHARD_BACKWARD_ADDING)
 # The differentiable results; the others are constants.
-DIFFERENTIABLE: Final = ("logprob", "lse", "entropy")
-
-
-class VocabParallelTokenScores(torch.autograd.Function):
-    """Returns scores that have been computed over all ranks, and gives them a derivative with respect to this rank's
-    tensors.
-
-    The arguments of ``apply`` are the inputs of the forward operator with this rank's classes, the results, the options
-    of the operators, and the process group.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        linear_weight: Tensor,
-        target: Tensor,
-        linear_bias: Tensor | None,
-        grad_weight_sum: Tensor | None,
-        results: ScoreResults,
-        options: dict[str, Any],
-        group: dist.ProcessGroup | None,
-    ) -> tuple[Tensor, ...]:
-        tensors = {
-            "input": input,
-            "linear_weight": linear_weight,
-            "target": target,
-            "maximum": results.maximum,
-            "log_sum": results.log_sum,
-            "linear_bias": linear_bias,
-            "entropy": results.entropy if options["with_entropy"] else None,
-        }
-        returned: dict[str, Tensor] = {name: getattr(results, name) for name in DIFFERENTIABLE}
-        save_of_shard(ctx, _OF_SHARD, tensors, options, returned, grad_weight_sum)
-        ctx.group = group
-        return tuple(returned.values())
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_graph(SHARD_BACKWARD)  # a sum over ranks without a graph would be taken for a constant
-        call, _ = saved_of_shard(ctx, _OF_SHARD)
-        upstream = _OF_SHARD.upstream(call, dict(zip(DIFFERENTIABLE, grads, strict=True)))
-        return *gradients_of_shard(ctx, _OF_SHARD, call.replaced(upstream), bool(upstream)), *[None] * 3
-
-
-def vocab_parallel_scores(
-    caller: Caller,
-    operands: ShardOperands,
-    options: LossOptions,
-    product: Product,
-    shards: VocabularyShards,
-    group: dist.ProcessGroup | None,
-    wanted: WantedScores,
-) -> ScoreResults:
-    """Return the results that the forward operator would have for the whole weight, differentiable with respect to this
-    rank's tensors.
-
-    Args:
-        caller: the function that error messages name.
-        operands: this rank's operands.
-        options: the options of the loss.
-        product: the scale and the compute dtype of the matrix product.
-        shards: the shards of all ranks.
-        group: the process group; None means all processes.
-        wanted: the requested scores.
-    """
-    input, linear_weight, target, linear_bias, _ = operands
-    claims = {
-        **claims_of_product(operands, product),
-        **values_of(wanted),
-        "linear_bias": linear_bias is not None,
-        "target ids": target.shape[1] if target.dim() > 1 else 1,
-    }
-    keywords = values_of(options, product, shards.columns, wanted)
-    with torch.no_grad():
-        own = ShardScores(
-            *SHARD_STATISTICS.op(input.device)(
-                input.detach(),
-                linear_weight.detach(),
-                target,
-                None if linear_bias is None else linear_bias.detach(),
-                **SHARD_STATISTICS.taken(keywords),
-            )
-        )
-        further = _further_sums(own, linear_bias, shards, wanted)
-        statistics = combined_statistics(
-            caller, _statistics(own), shards, group, None, options, target, claims, further
-        )
-        results = ScoreResults(
-            _log_probability(statistics, target, options),
-            statistics.lse,
-            statistics.maximum,
-            statistics.log_sum,
-            statistics.argmax,
-            statistics.entropy,
-            *_moments(statistics.sums, statistics.log_sum, own, shards),
-        )
-    apply: Callable[..., tuple[Tensor, ...]] = VocabParallelTokenScores.apply
-    scores = apply(*operands, results, keywords, group)
-    return results._replace(**dict(zip(DIFFERENTIABLE, scores, strict=True)))
+_DIFFERENTIABLE: Final = ("logprob", "lse", "entropy")
 
 
 def _log_probability(statistics: VocabularyStatistics, target: Tensor, options: LossOptions) -> Tensor:
@@ -207,3 +106,102 @@ def _moments(
     if "logits" in sums:
         mean_logit = sums["logits"] / sums.get("counted", float(shards.num_classes))
     return log_sum_squares, mean_logit
+
+
+class VocabParallelTokenScores(torch.autograd.Function):
+    """Returns scores that have been computed over all ranks, and gives them a derivative with respect to this rank's
+    tensors.
+
+    The arguments of ``apply`` are the inputs of the forward operator with this rank's classes, the results, the options
+    of the operators, and the process group.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        linear_weight: Tensor,
+        target: Tensor,
+        linear_bias: Tensor | None,
+        grad_weight_sum: Tensor | None,
+        results: ScoreResults,
+        options: dict[str, Any],
+        group: dist.ProcessGroup | None,
+    ) -> tuple[Tensor, ...]:
+        tensors = {
+            "input": input,
+            "linear_weight": linear_weight,
+            "target": target,
+            "maximum": results.maximum,
+            "log_sum": results.log_sum,
+            "linear_bias": linear_bias,
+            "entropy": results.entropy if options["with_entropy"] else None,
+        }
+        returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
+        save_of_shard(ctx, _OF_SHARD, tensors, options, returned, grad_weight_sum)
+        ctx.group = group
+        return tuple(returned.values())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_graph(SHARD_BACKWARD)  # a sum over ranks without a graph would be taken for a constant
+        call, _ = saved_of_shard(ctx, _OF_SHARD)
+        upstream = _OF_SHARD.upstream(call, dict(zip(_DIFFERENTIABLE, grads, strict=True)))
+        return *gradients_of_shard(ctx, _OF_SHARD, call.replaced(upstream), bool(upstream)), *[None] * 3
+
+
+def vocab_parallel_scores(
+    caller: Caller,
+    operands: ShardOperands,
+    options: LossOptions,
+    product: Product,
+    shards: VocabularyShards,
+    group: dist.ProcessGroup | None,
+    wanted: WantedScores,
+) -> ScoreResults:
+    """Return the results that the forward operator would have for the whole weight, differentiable with respect to this
+    rank's tensors.
+
+    Args:
+        caller: the function that error messages name.
+        operands: this rank's operands.
+        options: the options of the loss.
+        product: the scale and the compute dtype of the matrix product.
+        shards: the shards of all ranks.
+        group: the process group; None means all processes.
+        wanted: the requested scores.
+    """
+    input, linear_weight, target, linear_bias, _ = operands
+    claims = {
+        **claims_of_product(operands, product),
+        **values_of(wanted),
+        "linear_bias": linear_bias is not None,
+        "target ids": target.shape[1] if target.dim() > 1 else 1,
+    }
+    keywords = values_of(options, product, shards.columns, wanted)
+    with torch.no_grad():
+        own = ShardScores(
+            *SHARD_STATISTICS.op(input.device)(
+                input.detach(),
+                linear_weight.detach(),
+                target,
+                None if linear_bias is None else linear_bias.detach(),
+                **SHARD_STATISTICS.taken(keywords),
+            )
+        )
+        further = _further_sums(own, linear_bias, shards, wanted)
+        statistics = combined_statistics(
+            caller, _statistics(own), shards, group, None, options, target, claims, further
+        )
+        results = ScoreResults(
+            _log_probability(statistics, target, options),
+            statistics.lse,
+            statistics.maximum,
+            statistics.log_sum,
+            statistics.argmax,
+            statistics.entropy,
+            *_moments(statistics.sums, statistics.log_sum, own, shards),
+        )
+    apply: Callable[..., tuple[Tensor, ...]] = VocabParallelTokenScores.apply
+    scores = apply(*operands, results, keywords, group)
+    return results._replace(**dict(zip(_DIFFERENTIABLE, scores, strict=True)))

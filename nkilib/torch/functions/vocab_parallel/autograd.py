@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The vocabulary-parallel cross-entropy of rows: a forward that communicates, and a backward that does not.
+"""The vocabulary-parallel cross-entropy from logits: a forward that communicates, and a backward that does not.
 
-:func:`vocab_parallel_results` returns the results with their derivative, :func:`combined_results` without it.
+:func:`vocab_parallel_results` returns the results with the derivative of :class:`VocabParallelCrossEntropy`. The
+cross-entropy from hidden states uses :func:`combined_results`, without a derivative, and :func:`with_weight_sum`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.functions.cross_entropy.operators import (
     BACKWARD,
     DERIVATIVE,
-    STATISTICS,
+    SHARD_STATISTICS,
     ForwardResults,
     ShardStatistics,
     Wanted,
@@ -32,6 +33,9 @@ from nkilib.torch.functions.cross_entropy.operators import (
 )
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards, VocabularyStatistics, combined_statistics
 from nkilib.torch.losses.indexed import is_ignored
+
+# The differentiable results; the others are constants.
+_DIFFERENTIABLE: Final = ("loss", "lse", "logprob", "entropy")
 
 
 class CombinedResults(NamedTuple):
@@ -46,6 +50,53 @@ class CombinedResults(NamedTuple):
     results: ForwardResults
     weight_sum: Tensor | None
     target_weight: Tensor | None
+
+
+def _class_loss(
+    statistics: VocabularyStatistics, weight_sum: Tensor | None, options: LossOptions, shards: VocabularyShards
+) -> Tensor:
+    """Return the losses without z-loss for class indices t: (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum of w * (lse -
+    z), with class weights w and smoothing e. They are undefined at ignored positions.
+    """
+    sums = statistics.sums
+    # In this order, since large logits cancel exactly in the difference. Never negative: both summands are not.
+    loss = (statistics.maximum - sums["target_logit"]) + statistics.log_sum
+    if "position_weight" in sums:
+        loss = loss * sums["position_weight"]
+    if options.label_smoothing == 0.0:
+        return loss
+    total = float(shards.num_classes) if weight_sum is None else weight_sum
+    spread = options.label_smoothing / shards.num_classes
+    return (1.0 - options.label_smoothing) * loss + spread * (sums["distance_sum"] + total * statistics.log_sum)
+
+
+def _results(
+    statistics: VocabularyStatistics,
+    valid: Tensor | None,
+    weight_sum: Tensor | None,
+    options: LossOptions,
+    shards: VocabularyShards,
+    with_logprob: bool,
+) -> ForwardResults:
+    """Return the results of every position; ``valid`` is None for class probabilities."""
+    maximum, log_sum, sums, argmax, entropy = statistics
+    lse = statistics.lse
+    logprob = maximum.new_empty(0)
+    if valid is None:
+        position_weight = sums["position_weight"]
+        # Sum of f * (lse - z), where f are weighted and smoothed probabilities.
+        loss = sums["distance_sum"] + position_weight * log_sum
+    else:
+        position_weight = sums.get("position_weight", valid.to(torch.float32))
+        loss = _class_loss(statistics, weight_sum, options, shards)
+        if with_logprob:
+            logprob = torch.where(valid, (sums["target_logit"] - maximum) - log_sum, 0.0)
+    loss = loss + 0.0 * lse  # NaN where lse is infinite, as the kernel has it
+    if options.lse_square_scale > 0.0:
+        loss = loss + options.lse_square_scale * lse.square()
+    if valid is not None:
+        loss = torch.where(valid, loss, 0.0)
+    return ForwardResults(loss, lse, logprob, position_weight, maximum, log_sum, argmax, entropy)
 
 
 def combined_results(
@@ -83,53 +134,6 @@ def combined_results(
     return CombinedResults(results, weight_sum, statistics.sums.get("position_weight"))
 
 
-def _results(
-    statistics: VocabularyStatistics,
-    valid: Tensor | None,
-    weight_sum: Tensor | None,
-    options: LossOptions,
-    shards: VocabularyShards,
-    with_logprob: bool,
-) -> ForwardResults:
-    """Return the results of every position; ``valid`` is None for class probabilities."""
-    maximum, log_sum, sums, argmax, entropy = statistics
-    lse = statistics.lse
-    logprob = maximum.new_empty(0)
-    if valid is None:
-        position_weight = sums["position_weight"]
-        # Sum of f * (lse - z), where f are weighted and smoothed probabilities.
-        loss = sums["distance_sum"] + position_weight * log_sum
-    else:
-        position_weight = sums.get("position_weight", valid.to(torch.float32))
-        loss = _class_loss(statistics, weight_sum, options, shards)
-        if with_logprob:
-            logprob = torch.where(valid, (sums["target_logit"] - maximum) - log_sum, 0.0)
-    loss = loss + 0.0 * lse  # NaN where lse is infinite, as the kernel has it
-    if options.lse_square_scale > 0.0:
-        loss = loss + options.lse_square_scale * lse.square()
-    if valid is not None:
-        loss = torch.where(valid, loss, 0.0)
-    return ForwardResults(loss, lse, logprob, position_weight, maximum, log_sum, argmax, entropy)
-
-
-def _class_loss(
-    statistics: VocabularyStatistics, weight_sum: Tensor | None, options: LossOptions, shards: VocabularyShards
-) -> Tensor:
-    """Return the losses without z-loss for class indices t: (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum of w * (lse -
-    z), with class weights w and smoothing e. They are undefined at ignored positions.
-    """
-    sums = statistics.sums
-    # In this order, since large logits cancel exactly in the difference. Never negative: both summands are not.
-    loss = (statistics.maximum - sums["target_logit"]) + statistics.log_sum
-    if "position_weight" in sums:
-        loss = loss * sums["position_weight"]
-    if options.label_smoothing == 0.0:
-        return loss
-    total = float(shards.num_classes) if weight_sum is None else weight_sum
-    spread = options.label_smoothing / shards.num_classes
-    return (1.0 - options.label_smoothing) * loss + spread * (sums["distance_sum"] + total * statistics.log_sum)
-
-
 def with_weight_sum(call: Call, weight_sum: Tensor | None) -> Call:
     """Return the call of the backward changed so that smoothing uses the sum of the class weights of all ranks.
 
@@ -147,55 +151,23 @@ def with_weight_sum(call: Call, weight_sum: Tensor | None) -> Call:
     return call.replaced({"grad_lse": grad_lse}, weight_sum=0.0)
 
 
-def vocab_parallel_results(
-    caller: Caller,
-    logits: Tensor,
-    target: Tensor,
-    class_weight: Tensor | None,
-    options: LossOptions,
-    shards: VocabularyShards,
-    group: dist.ProcessGroup | None,
-    inplace: bool,
-    wanted: Wanted,
-    claims: Mapping[str, float],
-) -> ForwardResults:
-    """Return the results that the forward operator would have for the whole vocabulary, differentiable with respect to
-    this rank's logits.
+def _gradient(logits: Tensor, call: Call, inplace: bool) -> Tensor:
+    """Return the gradient of this rank's logits, [N, width] in their dtype; the gradient of padding is 0.
 
-    Args:
-        caller: the function that error messages name.
-        logits: this rank's logits [N, width], padding included.
-        target: class indices [N] over all ranks, or probabilities [N, classes of this rank].
-        class_weight: [V] float32, or None.
-        options: the options of the loss.
-        shards: the shards of all ranks.
-        group: the process group; None means all processes.
-        inplace: whether the gradient is written over the logits.
-        wanted: the requested results among logprob, argmax and entropy; the others are empty.
-        claims: further values that must be equal on all ranks, by name.
+    Padded logits are copied without the padding, because kernels read contiguous rows.
     """
-    soft = target.is_floating_point()
-    own_weight = shards.own(class_weight)
-    keywords = values_of(options, shards.columns, wanted)
-    asked_for = {**keywords, "with_distance_sum": soft or options.label_smoothing > 0.0}
-    with torch.no_grad():
-        own = STATISTICS.op(logits.device)(
-            logits[:, : shards.own_size].detach(),
-            target.detach(),
-            own_weight,
-            **STATISTICS.taken(asked_for),
-        )
-        whole = combined_results(
-            caller, ShardStatistics(*own), target, class_weight, options, shards, group, wanted.with_logprob, claims
-        )
-    apply: Callable[..., tuple[Tensor, ...]] = VocabParallelCrossEntropy.apply
-    tensors = (logits, target, own_weight, whole.weight_sum, whole.target_weight)
-    outputs = apply(*tensors, whole.results, keywords, shards.own_size, inplace)
-    return whole.results._replace(**dict(zip(_DIFFERENTIABLE, outputs, strict=True)))
-
-
-# The differentiable results; the others are constants.
-_DIFFERENTIABLE: Final = ("loss", "lse", "logprob", "entropy")
+    own_classes = call.first
+    padding = logits.shape[1] - own_classes.shape[1]
+    if not inplace:  # not detached, so that a second derivative reaches the operator, which refuses it
+        (gradient,) = DERIVATIVE.run(call, inplace)
+        return functional.pad(gradient, (0, padding)) if padding else gradient
+    if not padding:
+        return DERIVATIVE.run(call, inplace)[0]
+    overwritten = logits.detach()  # the same memory and version
+    copied = own_classes.detach().clone(memory_format=torch.contiguous_format)
+    overwritten[:, : own_classes.shape[1]] = DERIVATIVE.run(call.replaced({"logits": copied}), inplace)[0]
+    overwritten[:, own_classes.shape[1] :] = 0.0
+    return overwritten
 
 
 class VocabParallelCrossEntropy(torch.autograd.Function):
@@ -260,20 +232,48 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         return gradient, others.get("target"), others.get("class_weight"), *([None] * 6)
 
 
-def _gradient(logits: Tensor, call: Call, inplace: bool) -> Tensor:
-    """Return the gradient of this rank's logits, [N, width] in their dtype; the gradient of padding is 0.
+def vocab_parallel_results(
+    caller: Caller,
+    logits: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    options: LossOptions,
+    shards: VocabularyShards,
+    group: dist.ProcessGroup | None,
+    inplace: bool,
+    wanted: Wanted,
+    claims: Mapping[str, float],
+) -> ForwardResults:
+    """Return the results that the forward operator would have for the whole vocabulary, differentiable with respect to
+    this rank's logits.
 
-    Padded logits are copied without the padding, because kernels read contiguous rows.
+    Args:
+        caller: the function that error messages name.
+        logits: this rank's logits [N, width], padding included.
+        target: class indices [N] over all ranks, or probabilities [N, classes of this rank].
+        class_weight: [V] float32, or None.
+        options: the options of the loss.
+        shards: the shards of all ranks.
+        group: the process group; None means all processes.
+        inplace: whether the gradient is written over the logits.
+        wanted: the requested results among logprob, argmax and entropy; the others are empty.
+        claims: further values that must be equal on all ranks, by name.
     """
-    own_classes = call.first
-    padding = logits.shape[1] - own_classes.shape[1]
-    if not inplace:  # not detached, so that a second derivative reaches the operator, which refuses it
-        (gradient,) = DERIVATIVE.run(call, inplace)
-        return functional.pad(gradient, (0, padding)) if padding else gradient
-    if not padding:
-        return DERIVATIVE.run(call, inplace)[0]
-    overwritten = logits.detach()  # the same memory and version
-    copied = own_classes.detach().clone(memory_format=torch.contiguous_format)
-    overwritten[:, : own_classes.shape[1]] = DERIVATIVE.run(call.replaced({"logits": copied}), inplace)[0]
-    overwritten[:, own_classes.shape[1] :] = 0.0
-    return overwritten
+    soft = target.is_floating_point()
+    own_weight = shards.own(class_weight)
+    keywords = values_of(options, shards.columns, wanted)
+    asked_for = {**keywords, "with_distance_sum": soft or options.label_smoothing > 0.0}
+    with torch.no_grad():
+        own = SHARD_STATISTICS.op(logits.device)(
+            logits[:, : shards.own_size].detach(),
+            target.detach(),
+            own_weight,
+            **SHARD_STATISTICS.taken(asked_for),
+        )
+        whole = combined_results(
+            caller, ShardStatistics(*own), target, class_weight, options, shards, group, wanted.with_logprob, claims
+        )
+    apply: Callable[..., tuple[Tensor, ...]] = VocabParallelCrossEntropy.apply
+    tensors = (logits, target, own_weight, whole.weight_sum, whole.target_weight)
+    outputs = apply(*tensors, whole.results, keywords, shards.own_size, inplace)
+    return whole.results._replace(**dict(zip(_DIFFERENTIABLE, outputs, strict=True)))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``vocab_parallel_cross_entropy``: the loss of an output layer whose classes are spread over processes."""
+"""``vocab_parallel_cross_entropy``: the loss of logits whose classes are spread over processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.options import REDUCTIONS, check_flags, shows
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions
-from nkilib.torch.dispatch.checks import dtensor
-from nkilib.torch.dispatch.dtensors import OF_PARTS
+from nkilib.torch.dispatch.dtensors import OF_PARTS, dtensor
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
 from nkilib.torch.functions.cross_entropy.checks import (
     check_arguments,
-    check_inplace,
+    check_inplace_logits,
     check_known,
     check_outputs,
     check_weight,
@@ -36,6 +35,18 @@ from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, Wanted
 from nkilib.torch.functions.cross_entropy.operators import VOCAB_PARALLEL as _CALLER
 from nkilib.torch.functions.vocab_parallel.autograd import vocab_parallel_results
 from nkilib.torch.functions.vocab_parallel.shards import group_place, shards_of_ranks, without_padding
+
+
+def _check_inplace(logits_shard: Tensor, class_dim: int, **others: Tensor | None) -> None:
+    """Reject ``inplace`` on every rank if one has to: with ``class_dim=1``, a shard of one column could be overwritten,
+    but those of other ranks could not.
+    """
+    if class_dim == 1 and logits_shard.dim() > 2:
+        raise ValueError(
+            f"{_CALLER}: inplace=True requires the classes last, got class_dim=1 and logits_shard of shape "
+            f"{tuple(logits_shard.shape)}; keep the classes last and pass class_dim=-1"
+        )
+    check_inplace_logits(_CALLER, logits_shard, class_dim, **others)
 
 
 @overload
@@ -206,15 +217,3 @@ def vocab_parallel_cross_entropy(
 
 
 OF_PARTS[CROSS_ENTROPY.function] = vocab_parallel_cross_entropy
-
-
-def _check_inplace(logits_shard: Tensor, class_dim: int, **others: Tensor | None) -> None:
-    """Reject ``inplace`` on every rank if one has to: with ``class_dim=1``, a shard of one column could be overwritten,
-    but those of other ranks could not.
-    """
-    if class_dim == 1 and logits_shard.dim() > 2:
-        raise ValueError(
-            f"{_CALLER}: inplace=True requires the classes last, got class_dim=1 and logits_shard of shape "
-            f"{tuple(logits_shard.shape)}; keep the classes last and pass class_dim=-1"
-        )
-    check_inplace(_CALLER, logits_shard, class_dim, **others)

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The loss of positions from each rank's part of the output layer: a forward and a backward that communicate.
+"""The vocabulary-parallel cross-entropy from hidden states: a forward and a backward that communicate.
 
-The operators ``torch.ops.nkilib.linear_cross_entropy_shard_*`` are those of the whole weight, for a part of its
-classes. They return in float32 what is summed over the parts: statistics of the positions, and the gradient of the
-input.
+- :func:`vocab_parallel_linear_results`: the results over all classes, with their derivative, from
+  :class:`ShardOperands`, this rank's part of the output layer; :class:`VocabParallelLinearCrossEntropy` is the
+  derivative;
+- :func:`claims_of_product`, :func:`save_of_shard`, :func:`saved_of_shard`, :func:`gradients_of_shard`: the steps that
+  it shares with the scores and the distillation from such parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -22,108 +23,25 @@ from nkilib.core.host.options import values_of
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
 from nkilib.torch.dispatch.autograd import Derivative, refuse_graph
 from nkilib.torch.dispatch.checks import Caller
-from nkilib.torch.dispatch.operator import Call, Input, Operator, Output
-from nkilib.torch.dispatch.register import register
-from nkilib.torch.functions.cross_entropy.operators import (
-    Columns,
-    ForwardResults,
-    ShardStatistics,
-    Sums,
-    Wanted,
-    statistics_outputs,
-)
-from nkilib.torch.functions.linear_cross_entropy import operators as of_whole
+from nkilib.torch.dispatch.operator import Call
+from nkilib.torch.functions.cross_entropy.operators import ForwardResults, ShardStatistics, Wanted
 from nkilib.torch.functions.linear_cross_entropy.operators import (
     FORWARD,
-    LINEAR,
+    SHARD_BACKWARD,
+    SHARD_BACKWARD_ADDING,
+    SHARD_STATISTICS,
     Product,
-    WantedGradients,
-    shared_arguments,
-    vocabulary,
 )
 from nkilib.torch.functions.vocab_parallel.autograd import CombinedResults, combined_results, with_weight_sum
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
-from nkilib.torch.losses.indexed import check_range
-
-VOCAB_PARALLEL_LINEAR: Final = Caller("vocab_parallel_linear_cross_entropy", "input", "input", LINEAR.instead)
-
-
-def _check_classes(call: Call) -> None:
-    """Reject class indices out of range."""
-    check_range(str(VOCAB_PARALLEL_LINEAR), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
-
-
-def _forward_arguments(call: Call) -> dict[str, Any]:
-    return {**shared_arguments(call), "with_target": True, "with_log_sum": True}
-
-
-# Results: :class:`~nkilib.torch.functions.cross_entropy.operators.ShardStatistics`.
-STATISTICS: Final = register(
-    replace(
-        of_whole.FORWARD,
-        name="linear_cross_entropy_shard_statistics",
-        inputs=of_whole.FORWARD.inputs[:-1],  # the backward of a shard writes to no input of this operator
-        options=(LossOptions, Product, Columns, Wanted),
-        without=(*of_whole.BACKWARD.without, "with_logprob", "lse_square_scale"),  # which take all shards
-        outputs=statistics_outputs(vocabulary),
-        arguments=_forward_arguments,
-        check_values=_check_classes,
-    )
-)
-
-
-def _backward_arguments(call: Call) -> dict[str, Any]:
-    return {**of_whole.backward_arguments(call), "grad_input_float32": True}
-
-
-def unrounded(output: Output) -> Output:
-    """Return the output ``grad_input`` in float32, because it is summed over the ranks; any other output unchanged."""
-    return replace(output, dtype=torch.float32) if output.name == "grad_input" else output
-
-
-_TARGET_WEIGHT: Final = Input("target_weight", is_optional=True)
-
-
-def _with_target_weight(operator: Operator) -> tuple[Input, ...]:
-    """Return the inputs of a shard's backward: those of ``operator``, which is for the whole weight, with
-    ``target_weight`` inserted before the inputs for the entropy.
-    """
-    first = operator.inputs[: -len(of_whole.OF_ENTROPY)]
-    return (*first, _TARGET_WEIGHT, *of_whole.OF_ENTROPY)
-
-
-_BACKWARD_OPTIONS: Final = (LossOptions, Product, Columns, Sums, WantedGradients)
-
-BACKWARD: Final = register(
-    replace(
-        of_whole.BACKWARD,
-        name="linear_cross_entropy_shard_backward",
-        inputs=_with_target_weight(of_whole.BACKWARD),
-        options=_BACKWARD_OPTIONS,
-        outputs=tuple(unrounded(result) for result in of_whole.BACKWARD.outputs),
-        arguments=_backward_arguments,
-        check_values=_check_classes,
-    )
-)
-
-# Adds the gradient of the weight to ``grad_weight_sum`` instead of returning it.
-BACKWARD_ADDING: Final = register(
-    replace(
-        of_whole.BACKWARD_ADDING,
-        name="linear_cross_entropy_shard_backward_adding",
-        inputs=_with_target_weight(of_whole.BACKWARD_ADDING),
-        options=_BACKWARD_OPTIONS,
-        outputs=tuple(unrounded(result) for result in of_whole.BACKWARD_ADDING.outputs),
-        arguments=_backward_arguments,
-        check_values=_check_classes,
-    )
-)
-
 
 # The names of the dtypes of products; ranks compare the positions in it.
 COMPUTE_DTYPES: Final = (None, "bfloat16", "float16", "float32")
 
-DERIVATIVE: Final = Derivative(FORWARD, BACKWARD, adding=BACKWARD_ADDING)
+# The differentiable results; the others are constants.
+_DIFFERENTIABLE: Final = ("loss", "lse", "logprob", "entropy")
+
+_OF_SHARD: Final = Derivative(FORWARD, SHARD_BACKWARD, adding=SHARD_BACKWARD_ADDING)
 
 
 class ShardOperands(NamedTuple):
@@ -144,60 +62,6 @@ class ShardOperands(NamedTuple):
     grad_weight_sum: Tensor | None
 
 
-def vocab_parallel_linear_results(
-    caller: Caller,
-    operands: ShardOperands,
-    class_weight: Tensor | None,
-    options: LossOptions,
-    product: Product,
-    shards: VocabularyShards,
-    group: dist.ProcessGroup | None,
-    wanted: Wanted,
-    claims: Mapping[str, float],
-) -> ForwardResults:
-    """Return the results that the forward operator would have for the whole weight, differentiable with respect to this
-    rank's tensors.
-
-    Args:
-        caller: the function that error messages name.
-        operands: this rank's operands.
-        class_weight: [V] float32, or None.
-        options: the options of the loss.
-        product: the scale and the compute dtype of the matrix product.
-        shards: the shards of all ranks.
-        group: the process group; None means all processes.
-        wanted: the requested results among logprob, argmax and entropy; the others are empty.
-        claims: further values that must be equal on all ranks, by name.
-    """
-    input, linear_weight, target, linear_bias, _ = operands
-    own_weight = shards.own(class_weight)
-    keywords = values_of(options, product, shards.columns, wanted)
-    asked_for = {**keywords, "with_distance_sum": options.label_smoothing > 0.0}
-    all_claims = {**claims_of_product(operands, product), **claims}
-    with torch.no_grad():
-        own = STATISTICS.op(input.device)(
-            input.detach(),
-            linear_weight.detach(),
-            target,
-            None if linear_bias is None else linear_bias.detach(),
-            own_weight,
-            **STATISTICS.taken(asked_for),
-        )
-        statistics = ShardStatistics(*own)
-        whole = combined_results(
-            caller,
-            statistics,
-            target,
-            class_weight,
-            options,
-            shards,
-            group,
-            wanted.with_logprob,
-            all_claims,
-        )
-    return differentiable_results(operands, own_weight, whole, keywords, group)
-
-
 def claims_of_product(operands: ShardOperands, product: Product) -> dict[str, float]:
     """Return the values of the matrix product that must be equal on all ranks, by name.
 
@@ -213,80 +77,14 @@ def claims_of_product(operands: ShardOperands, product: Product) -> dict[str, fl
     }
 
 
-def differentiable_results(
-    operands: ShardOperands,
-    own_weight: Tensor | None,
-    whole: CombinedResults,
-    options: dict[str, Any],
-    group: dist.ProcessGroup | None,
-) -> ForwardResults:
-    """Return the results of all ranks, differentiable with respect to this rank's tensors.
-
-    Args:
-        operands: this rank's operands.
-        own_weight: the weights of this rank's classes, or None.
-        whole: the results of all ranks.
-        options: the options of the operators, including those of the shard.
-        group: the process group; None means all processes.
-    """
-    apply: Callable[..., tuple[Tensor, ...]] = VocabParallelLinearCrossEntropy.apply
-    *tensors, grad_weight_sum = operands
-    inputs = (*tensors, own_weight, grad_weight_sum)
-    outputs = apply(*inputs, whole.weight_sum, whole.target_weight, whole.results, options, group)
-    return whole.results._replace(**dict(zip(_DIFFERENTIABLE, outputs, strict=True)))
+def _needed(ctx: Any, derivative: Derivative) -> dict[str, bool]:
+    return derivative.needed(ctx.needs_input_grad[: len(derivative.forward.inputs)])
 
 
-# The differentiable results; the others are constants.
-_DIFFERENTIABLE: Final = ("loss", "lse", "logprob", "entropy")
-
-
-class VocabParallelLinearCrossEntropy(torch.autograd.Function):
-    """Returns results that have been computed over all ranks, and gives them a derivative with respect to this rank's
-    tensors.
-
-    The arguments of ``apply`` are the inputs of the forward operator, of this rank's classes; weight_sum (of all
-    classes) and target_weight [N] as the backward kernel takes them; the results; the options of the operators; and the
-    group.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        linear_weight: Tensor,
-        target: Tensor,
-        linear_bias: Tensor | None,
-        class_weight: Tensor | None,
-        grad_weight_sum: Tensor | None,
-        weight_sum: Tensor | None,
-        target_weight: Tensor | None,
-        results: ForwardResults,
-        options: dict[str, Any],
-        group: dist.ProcessGroup | None,
-    ) -> tuple[Tensor, ...]:
-        tensors = {
-            "input": input,
-            "linear_weight": linear_weight,
-            "target": target,
-            "maximum": results.maximum,
-            "log_sum": results.log_sum,
-            "linear_bias": linear_bias,
-            "class_weight": class_weight,
-            "target_weight": target_weight,
-            "entropy": results.entropy if options["with_entropy"] else None,
-        }
-        returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
-        save_of_shard(ctx, DERIVATIVE, tensors, options, returned, grad_weight_sum, weight_sum)
-        ctx.group = group
-        return tuple(returned.values())
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_graph(BACKWARD)  # a sum over ranks without a graph would be taken for a constant
-        call, weight_sum = saved_of_shard(ctx, DERIVATIVE)
-        upstream = DERIVATIVE.upstream(call, dict(zip(_DIFFERENTIABLE, grads, strict=True)))
-        call = with_weight_sum(call.replaced(upstream), weight_sum)
-        return *gradients_of_shard(ctx, DERIVATIVE, call, bool(upstream)), *[None] * 5
+def _summed_over_ranks(part: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | None) -> Tensor:
+    """Return the sum over the ranks, computed in float32 and rounded once."""
+    dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)
+    return part.to(dtype)
 
 
 def save_of_shard(
@@ -333,11 +131,127 @@ def gradients_of_shard(ctx: Any, derivative: Derivative, call: Call, has_upstrea
     return tuple(gradients.get(name) if is_needed else None for name, is_needed in needed.items())
 
 
-def _needed(ctx: Any, derivative: Derivative) -> dict[str, bool]:
-    return derivative.needed(ctx.needs_input_grad[: len(derivative.forward.inputs)])
+class VocabParallelLinearCrossEntropy(torch.autograd.Function):
+    """Returns results that have been computed over all ranks, and gives them a derivative with respect to this rank's
+    tensors.
+
+    The arguments of ``apply`` are the inputs of the forward operator, of this rank's classes; weight_sum (of all
+    classes) and target_weight [N] as the backward kernel takes them; the results; the options of the operators; and the
+    group.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        linear_weight: Tensor,
+        target: Tensor,
+        linear_bias: Tensor | None,
+        class_weight: Tensor | None,
+        grad_weight_sum: Tensor | None,
+        weight_sum: Tensor | None,
+        target_weight: Tensor | None,
+        results: ForwardResults,
+        options: dict[str, Any],
+        group: dist.ProcessGroup | None,
+    ) -> tuple[Tensor, ...]:
+        tensors = {
+            "input": input,
+            "linear_weight": linear_weight,
+            "target": target,
+            "maximum": results.maximum,
+            "log_sum": results.log_sum,
+            "linear_bias": linear_bias,
+            "class_weight": class_weight,
+            "target_weight": target_weight,
+            "entropy": results.entropy if options["with_entropy"] else None,
+        }
+        returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
+        save_of_shard(ctx, _OF_SHARD, tensors, options, returned, grad_weight_sum, weight_sum)
+        ctx.group = group
+        return tuple(returned.values())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_graph(SHARD_BACKWARD)  # a sum over ranks without a graph would be taken for a constant
+        call, weight_sum = saved_of_shard(ctx, _OF_SHARD)
+        upstream = _OF_SHARD.upstream(call, dict(zip(_DIFFERENTIABLE, grads, strict=True)))
+        call = with_weight_sum(call.replaced(upstream), weight_sum)
+        return *gradients_of_shard(ctx, _OF_SHARD, call, bool(upstream)), *[None] * 5
 
 
-def _summed_over_ranks(part: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | None) -> Tensor:
-    """Return the sum over the ranks, computed in float32 and rounded once."""
-    dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)
-    return part.to(dtype)
+def _differentiable_results(
+    operands: ShardOperands,
+    own_weight: Tensor | None,
+    whole: CombinedResults,
+    options: dict[str, Any],
+    group: dist.ProcessGroup | None,
+) -> ForwardResults:
+    """Return the results of all ranks, differentiable with respect to this rank's tensors.
+
+    Args:
+        operands: this rank's operands.
+        own_weight: the weights of this rank's classes, or None.
+        whole: the results of all ranks.
+        options: the options of the operators, including those of the shard.
+        group: the process group; None means all processes.
+    """
+    apply: Callable[..., tuple[Tensor, ...]] = VocabParallelLinearCrossEntropy.apply
+    *tensors, grad_weight_sum = operands
+    inputs = (*tensors, own_weight, grad_weight_sum)
+    outputs = apply(*inputs, whole.weight_sum, whole.target_weight, whole.results, options, group)
+    return whole.results._replace(**dict(zip(_DIFFERENTIABLE, outputs, strict=True)))
+
+
+def vocab_parallel_linear_results(
+    caller: Caller,
+    operands: ShardOperands,
+    class_weight: Tensor | None,
+    options: LossOptions,
+    product: Product,
+    shards: VocabularyShards,
+    group: dist.ProcessGroup | None,
+    wanted: Wanted,
+    claims: Mapping[str, float],
+) -> ForwardResults:
+    """Return the results that the forward operator would have for the whole weight, differentiable with respect to this
+    rank's tensors.
+
+    Args:
+        caller: the function that error messages name.
+        operands: this rank's operands.
+        class_weight: [V] float32, or None.
+        options: the options of the loss.
+        product: the scale and the compute dtype of the matrix product.
+        shards: the shards of all ranks.
+        group: the process group; None means all processes.
+        wanted: the requested results among logprob, argmax and entropy; the others are empty.
+        claims: further values that must be equal on all ranks, by name.
+    """
+    input, linear_weight, target, linear_bias, _ = operands
+    own_weight = shards.own(class_weight)
+    keywords = values_of(options, product, shards.columns, wanted)
+    asked_for = {**keywords, "with_distance_sum": options.label_smoothing > 0.0}
+    all_claims = {**claims_of_product(operands, product), **claims}
+    with torch.no_grad():
+        own = SHARD_STATISTICS.op(input.device)(
+            input.detach(),
+            linear_weight.detach(),
+            target,
+            None if linear_bias is None else linear_bias.detach(),
+            own_weight,
+            **SHARD_STATISTICS.taken(asked_for),
+        )
+        statistics = ShardStatistics(*own)
+        whole = combined_results(
+            caller,
+            statistics,
+            target,
+            class_weight,
+            options,
+            shards,
+            group,
+            wanted.with_logprob,
+            all_claims,
+        )
+    return _differentiable_results(operands, own_weight, whole, keywords, group)

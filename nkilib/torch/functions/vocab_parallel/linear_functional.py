@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, overload
+from typing import Final, Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import REDUCTIONS, NoKeywords, check_flags, hides_unknown, refuse_unknown
-from nkilib.torch.dispatch.checks import dtensor
+from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.functions.cross_entropy.checks import check_outputs, check_weight
 from nkilib.torch.functions.cross_entropy.functional import CrossEntropyOutputs, returned_values
 from nkilib.torch.functions.cross_entropy.operators import Wanted
@@ -24,9 +24,9 @@ from nkilib.torch.functions.linear_cross_entropy.checks import (
     check_kernel_arguments,
     checked_product,
     checked_recipe,
+    reason_for_reference,
 )
-from nkilib.torch.functions.linear_cross_entropy.functional import reason_for_reference
-from nkilib.torch.functions.vocab_parallel.linear_autograd import VOCAB_PARALLEL_LINEAR as _CALLER
+from nkilib.torch.functions.linear_cross_entropy.operators import VOCAB_PARALLEL_LINEAR as _CALLER
 from nkilib.torch.functions.vocab_parallel.linear_autograd import vocab_parallel_linear_results
 from nkilib.torch.functions.vocab_parallel.linear_placement import local_layer, shard_operands
 from nkilib.torch.functions.vocab_parallel.shards import (
@@ -37,12 +37,20 @@ from nkilib.torch.functions.vocab_parallel.shards import (
     unpadded_sizes,
 )
 
-if TYPE_CHECKING:
-    pass
-
-
 # The caller in errors about the weight, which is spread over the ranks.
 _WEIGHT_CALLER: Final = _CALLER._replace(input="linear_weight", noun="weight")
+
+
+def _check_kernels_take(arguments: LinearArguments, shards: VocabularyShards) -> None:
+    """Reject arguments for which no kernel computes the loss. For a whole weight PyTorch's operators compute it, but
+    here they would lack the logits of the other ranks.
+    """
+    reason = reason_for_reference(arguments, shards.num_classes)
+    if reason is not None:
+        raise NotImplementedError(
+            f"{_CALLER}: not supported where {reason}; pass the logits of torch.nn.functional.linear to "
+            f"nkilib.torch.vocab_parallel_cross_entropy"
+        )
 
 
 @overload
@@ -250,15 +258,3 @@ def vocab_parallel_linear_cross_entropy(
     )
     shape = tuple(arguments.input.shape[:-1])
     return returned_values(results, operands.target, options, reduction, arguments.normalizer, shape, return_outputs)
-
-
-def _check_kernels_take(arguments: LinearArguments, shards: VocabularyShards) -> None:
-    """Reject arguments for which no kernel computes the loss. For a whole weight PyTorch's operators compute it, but
-    here they would lack the logits of the other ranks.
-    """
-    reason = reason_for_reference(arguments, shards.num_classes)
-    if reason is not None:
-        raise NotImplementedError(
-            f"{_CALLER}: not supported where {reason}; pass the logits of torch.nn.functional.linear to "
-            f"nkilib.torch.vocab_parallel_cross_entropy"
-        )

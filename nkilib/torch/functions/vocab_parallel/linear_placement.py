@@ -3,7 +3,8 @@
 
 """Output layers as the plain tensors that operators take, from DTensors or from padded parts.
 
-- :func:`local_layer`: this rank's part of the classes, of a layer that is sharded by classes;
+- :func:`local_layer`: this rank's part of the classes, of a layer that is sharded by classes, by
+  :func:`spread_of_classes`, :func:`as_weight` and :func:`same_everywhere`;
 - :func:`averaged` and :func:`constant`: a whole tensor, gathered from shards as FSDP2 leaves them;
 - :func:`shard_operands`: the operands of a shard's operators, without padding.
 """
@@ -16,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
-from nkilib.torch.dispatch.dtensors import Spread, check_member, replicated, shards_of, spread_of, without_rule
+from nkilib.torch.dispatch.checks import Caller, check_tensors
+from nkilib.torch.dispatch.dtensors import Spread, check_member, dtensor, replicated, shards_of, spread_of, without_rule
 from nkilib.torch.dispatch.layout import as_rows
 from nkilib.torch.functions.linear_cross_entropy.checks import LinearArguments
-from nkilib.torch.functions.linear_cross_entropy.functional import wanted_gradients
+from nkilib.torch.functions.linear_cross_entropy.operators import wanted_gradients
 from nkilib.torch.functions.vocab_parallel.linear_autograd import ShardOperands
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
 
@@ -39,43 +40,6 @@ class LocalLayer:
 
     arguments: LinearArguments
     spread: Spread
-
-
-def local_layer(
-    caller: Caller, of_weight: Caller, linear_weight: DTensor, layer_arguments: LinearArguments
-) -> LocalLayer:
-    """Return this rank's part of the arguments. Nothing is communicated.
-
-    One dimension of the mesh shards the classes. No other dimension may have more than one rank, because gradients of
-    the layer that come from other ranks' positions are not summed here. Bias and ``grad_weight_sum`` are placed as the
-    weight, or are this rank's own; input and target are replicated, or plain and the same on every rank.
-
-    Args:
-        caller: the function that error messages name.
-        of_weight: the caller for errors about the weight.
-        linear_weight: the weight of the arguments.
-        layer_arguments: the arguments of the call.
-
-    Raises:
-        TypeError: an argument is not a tensor.
-        NotImplementedError: an unsupported placement; class weights or a normalizer that require grad.
-        ValueError: this rank is not in the mesh.
-    """
-    check_tensors(
-        caller, layer_arguments.tensors(), optional=("linear_bias", "weight", "normalizer", "grad_weight_sum")
-    )
-    spread = spread_of_classes(caller, of_weight, linear_weight)
-    arguments = LinearArguments(
-        same_everywhere(caller, "input", layer_arguments.input),
-        linear_weight.to_local(),
-        same_everywhere(caller, "target", layer_arguments.target),
-        as_weight(caller, "linear_bias", layer_arguments.linear_bias, linear_weight),
-        replicated(caller, "weight", layer_arguments.weight),
-        layer_arguments.reduction,
-        replicated(caller, "normalizer", layer_arguments.normalizer),
-        as_weight(caller, "grad_weight_sum", layer_arguments.grad_weight_sum, linear_weight),
-    )
-    return LocalLayer(arguments, spread)
 
 
 def spread_of_classes(caller: Caller, of_weight: Caller, linear_weight: DTensor) -> Spread:
@@ -118,6 +82,43 @@ def as_weight(caller: Caller, name: str, tensor: Tensor | None, linear_weight: D
     return placed.to_local()
 
 
+def local_layer(
+    caller: Caller, of_weight: Caller, linear_weight: DTensor, layer_arguments: LinearArguments
+) -> LocalLayer:
+    """Return this rank's part of the arguments. Nothing is communicated.
+
+    One dimension of the mesh shards the classes. No other dimension may have more than one rank, because gradients of
+    the layer that come from other ranks' positions are not summed here. Bias and ``grad_weight_sum`` are placed as the
+    weight, or are this rank's own; input and target are replicated, or plain and the same on every rank.
+
+    Args:
+        caller: the function that error messages name.
+        of_weight: the caller for errors about the weight.
+        linear_weight: the weight of the arguments.
+        layer_arguments: the arguments of the call.
+
+    Raises:
+        TypeError: an argument is not a tensor.
+        NotImplementedError: an unsupported placement; class weights or a normalizer that require grad.
+        ValueError: this rank is not in the mesh.
+    """
+    check_tensors(
+        caller, layer_arguments.tensors(), optional=("linear_bias", "weight", "normalizer", "grad_weight_sum")
+    )
+    spread = spread_of_classes(caller, of_weight, linear_weight)
+    arguments = LinearArguments(
+        same_everywhere(caller, "input", layer_arguments.input),
+        linear_weight.to_local(),
+        same_everywhere(caller, "target", layer_arguments.target),
+        as_weight(caller, "linear_bias", layer_arguments.linear_bias, linear_weight),
+        replicated(caller, "weight", layer_arguments.weight),
+        layer_arguments.reduction,
+        replicated(caller, "normalizer", layer_arguments.normalizer),
+        as_weight(caller, "grad_weight_sum", layer_arguments.grad_weight_sum, linear_weight),
+    )
+    return LocalLayer(arguments, spread)
+
+
 def shard_operands(arguments: LinearArguments, shards: VocabularyShards) -> ShardOperands:
     """Return the operands as rows of positions and rows of classes, without padding."""
     linear_weight, linear_bias, summed = arguments.linear_weight, arguments.linear_bias, arguments.grad_weight_sum
@@ -131,6 +132,30 @@ def shard_operands(arguments: LinearArguments, shards: VocabularyShards) -> Shar
         linear_bias = None if linear_bias is None else linear_bias[: shards.own_size]
         summed = None if summed is None else summed[: shards.own_size]
     return ShardOperands(as_rows(arguments.input, -1), linear_weight, arguments.target.reshape(-1), linear_bias, summed)
+
+
+def _check_no_sum(caller: Caller, name: str, tensor: DTensor) -> None:
+    """Reject a tensor whose ranks hold partial sums, or parts in another order.
+
+    Raises:
+        NotImplementedError: if the check fails.
+    """
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise without_rule(caller, name, tensor, "Shard(0) or Replicate()")
+    shards_of(caller, name, tensor)  # which refuses what is neither
+
+
+class _Averaged(torch.autograd.Function):
+    """An identity whose gradient is divided by a number of ranks before it is summed over them."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, ranks: int) -> Tensor:
+        ctx.ranks = ranks
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0] / ctx.ranks, None
 
 
 def averaged(caller: Caller, name: str, tensor: DTensor) -> Tensor:
@@ -157,27 +182,3 @@ def constant(caller: Caller, name: str, tensor: DTensor) -> Tensor:
     _check_no_sum(caller, name, tensor)
     with torch.no_grad():
         return tensor.full_tensor()
-
-
-def _check_no_sum(caller: Caller, name: str, tensor: DTensor) -> None:
-    """Reject a tensor whose ranks hold partial sums, or parts in another order.
-
-    Raises:
-        NotImplementedError: if the check fails.
-    """
-    if any(placement.is_partial() for placement in tensor.placements):
-        raise without_rule(caller, name, tensor, "Shard(0) or Replicate()")
-    shards_of(caller, name, tensor)  # which refuses what is neither
-
-
-class _Averaged(torch.autograd.Function):
-    """An identity whose gradient is divided by a number of ranks before it is summed over them."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, ranks: int) -> Tensor:
-        ctx.ranks = ranks
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return grads[0] / ctx.ranks, None

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The shards of a vocabulary that is spread over ranks.
+"""The shards of a vocabulary that is spread over ranks: which rank has which classes, and statistics over all ranks.
 
-- :class:`VocabularyShards`: the classes of each rank, which :func:`shards_of_ranks` finds without asking the others;
-- :class:`VocabularyStatistics`: statistics over all classes, which :func:`combined_statistics` all-reduces.
+- :class:`VocabularyShards`: the classes of each rank, which :func:`shards_of_ranks` finds from :func:`group_place`
+  without asking the others;
+- :func:`unpadded_sizes`, :func:`without_padding`: columns that are no classes;
+- :func:`check_no_group`, :func:`check_whole`: arguments that say the same as a DTensor, or need a group;
+- :class:`VocabularyStatistics`: statistics over all classes, which :func:`combined_statistics` all-reduces by
+  :func:`greatest_of_ranks` and :func:`sums_of_ranks`; :func:`product_or_zero` is for their summands.
 """
 
 from __future__ import annotations
@@ -73,36 +77,6 @@ class VocabularyShards(NamedTuple):
         return of_classes[first : first + self.own_size]
 
 
-def shards_of_ranks(
-    caller: Caller, width: int, place: GroupPlace, num_classes: int | None, shard_sizes: Sequence[int] | None
-) -> VocabularyShards:
-    """Return the shards that this rank's arguments describe.
-
-    Args:
-        caller: the function that error messages name, with its name for the tensor that is split over the ranks.
-        width: the number of columns of this rank, padding included.
-        place: this rank's place in the group.
-        num_classes: V, if all ranks have ``width`` columns and those from V on are padding; None: there is no padding.
-        shard_sizes: the number of classes of each rank, instead of ``num_classes``.
-
-    Raises:
-        TypeError: a number of classes is not an integer.
-        ValueError: the numbers do not match each other, the group or the width.
-    """
-    ranks, rank = place
-    if num_classes is not None and shard_sizes is not None:
-        raise ValueError(
-            f"{caller}: num_classes is for shards of equal width and shard_sizes for others, got both; pass one of them"
-        )
-    if shard_sizes is not None:
-        return VocabularyShards(_checked_sizes(caller, shard_sizes, width, ranks, rank), rank)
-    total = ranks * width if num_classes is None else int(_checked_total(caller, num_classes, width, ranks))
-    if total == 0:
-        raise ValueError(f"{caller}: {caller.input} must have at least one class, got none; pass the {caller.noun}")
-    sizes = tuple(min(max(total - number * width, 0), width) for number in range(ranks))
-    return VocabularyShards(sizes, rank, are_assumed=num_classes is None)
-
-
 def _is_count(value: Any) -> bool:
     return isinstance(value, int | Integral) and not isinstance(value, bool)
 
@@ -138,6 +112,36 @@ def _checked_sizes(caller: Caller, numbers: Sequence[int], width: int, ranks: in
     return sizes
 
 
+def shards_of_ranks(
+    caller: Caller, width: int, place: GroupPlace, num_classes: int | None, shard_sizes: Sequence[int] | None
+) -> VocabularyShards:
+    """Return the shards that this rank's arguments describe.
+
+    Args:
+        caller: the function that error messages name, with its name for the tensor that is split over the ranks.
+        width: the number of columns of this rank, padding included.
+        place: this rank's place in the group.
+        num_classes: V, if all ranks have ``width`` columns and those from V on are padding; None: there is no padding.
+        shard_sizes: the number of classes of each rank, instead of ``num_classes``.
+
+    Raises:
+        TypeError: a number of classes is not an integer.
+        ValueError: the numbers do not match each other, the group or the width.
+    """
+    ranks, rank = place
+    if num_classes is not None and shard_sizes is not None:
+        raise ValueError(
+            f"{caller}: num_classes is for shards of equal width and shard_sizes for others, got both; pass one of them"
+        )
+    if shard_sizes is not None:
+        return VocabularyShards(_checked_sizes(caller, shard_sizes, width, ranks, rank), rank)
+    total = ranks * width if num_classes is None else int(_checked_total(caller, num_classes, width, ranks))
+    if total == 0:
+        raise ValueError(f"{caller}: {caller.input} must have at least one class, got none; pass the {caller.noun}")
+    sizes = tuple(min(max(total - number * width, 0), width) for number in range(ranks))
+    return VocabularyShards(sizes, rank, are_assumed=num_classes is None)
+
+
 def group_place(caller: Caller, group: Any) -> GroupPlace:
     """Return the place of this process in ``group``; None means all processes.
 
@@ -165,6 +169,39 @@ def group_place(caller: Caller, group: Any) -> GroupPlace:
     return GroupPlace(dist.get_world_size(group), dist.get_rank(group))
 
 
+def check_no_group(caller: Caller, group: Any, shard_sizes: Sequence[int] | None) -> None:
+    """Reject a group or sizes, because the DTensor defines them itself.
+
+    Raises:
+        ValueError: a group or sizes are given.
+    """
+    if group is not None or shard_sizes is not None:
+        raise ValueError(
+            f"{caller}: group and shard_sizes are for plain tensors, got a DTensor, whose mesh and placements say "
+            f"both; leave them out, or pass {caller.input}.to_local()"
+        )
+
+
+def unpadded_sizes(caller: Caller, sizes: Sequence[int], num_classes: int | None) -> tuple[int, ...]:
+    """Return the number of classes of each rank without the padding.
+
+    Args:
+        caller: the function that messages name.
+        sizes: the columns of each rank.
+        num_classes: the number of classes; all columns after these, counted over the ranks, are padding. None: there is
+            no padding.
+
+    Raises:
+        TypeError: ``num_classes`` is not an integer.
+        ValueError: it is out of range.
+    """
+    if num_classes is None:
+        return tuple(sizes)
+    _checked_total(caller, num_classes, sum(sizes), 1)
+    firsts = (sum(sizes[:rank]) for rank in range(len(sizes)))
+    return tuple(min(max(num_classes - first, 0), size) for first, size in zip(firsts, sizes, strict=True))
+
+
 def without_padding(
     caller: Caller,
     part: LocalPart,
@@ -190,19 +227,6 @@ def without_padding(
     return replace(part, spread=replace(part.spread, sizes=unpadded_sizes(caller, part.spread.sizes, num_classes)))
 
 
-def check_no_group(caller: Caller, group: Any, shard_sizes: Sequence[int] | None) -> None:
-    """Reject a group or sizes, because the DTensor defines them itself.
-
-    Raises:
-        ValueError: a group or sizes are given.
-    """
-    if group is not None or shard_sizes is not None:
-        raise ValueError(
-            f"{caller}: group and shard_sizes are for plain tensors, got a DTensor, whose mesh and placements say "
-            f"both; leave them out, or pass {caller.input}.to_local()"
-        )
-
-
 def check_whole(caller: Caller, num_classes: int | None, shard_sizes: Sequence[int] | None) -> None:
     """Reject ``num_classes`` and ``shard_sizes`` of a call without a group.
 
@@ -214,26 +238,6 @@ def check_whole(caller: Caller, num_classes: int | None, shard_sizes: Sequence[i
             f"{caller}: num_classes and shard_sizes say which classes the ranks of a group have, got no group; pass "
             f"group, or slice the {caller.noun}"
         )
-
-
-def unpadded_sizes(caller: Caller, sizes: Sequence[int], num_classes: int | None) -> tuple[int, ...]:
-    """Return the number of classes of each rank without the padding.
-
-    Args:
-        caller: the function that messages name.
-        sizes: the columns of each rank.
-        num_classes: the number of classes; all columns after these, counted over the ranks, are padding. None: there is
-            no padding.
-
-    Raises:
-        TypeError: ``num_classes`` is not an integer.
-        ValueError: it is out of range.
-    """
-    if num_classes is None:
-        return tuple(sizes)
-    _checked_total(caller, num_classes, sum(sizes), 1)
-    firsts = (sum(sizes[:rank]) for rank in range(len(sizes)))
-    return tuple(min(max(num_classes - first, 0), size) for first, size in zip(firsts, sizes, strict=True))
 
 
 # The distance of a row's log_sum from that of equal logits, log(columns), within which the row may be constant.
@@ -265,76 +269,6 @@ class VocabularyStatistics(NamedTuple):
     def lse(self) -> Tensor:
         """Log-sum-exp of the logits, in nats."""
         return self.maximum + self.log_sum
-
-
-def combined_statistics(
-    caller: Caller,
-    own: ShardStatistics,
-    shards: VocabularyShards,
-    group: dist.ProcessGroup | None,
-    class_weight: Tensor | None,
-    options: LossOptions,
-    target: Tensor,
-    claims: Mapping[str, float],
-    further: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
-) -> VocabularyStatistics:
-    """Return the statistics over all classes from those of the shards, with all-reduces: every rank of the group has to
-    call it. ``docs/explanation/cross_entropy.md`` has the formulas.
-
-    Args:
-        caller: the function that error messages name.
-        own: the statistics of this rank's shard.
-        shards: the shards of all ranks, as this rank sees them.
-        group: the process group; None means all processes.
-        class_weight: the weights of this rank's classes, or None.
-        options: the options of the loss.
-        target: class indices, or class probabilities of this rank's classes.
-        claims: further values that must be equal on all ranks, by name.
-        further: a function that returns this rank's summands of further sums over the ranks, [N] by name, from the
-            distances [N] of this rank's maxima below those of all ranks.
-
-    Raises:
-        ValueError: raised on all ranks if the ranks do not see the same shards or options, or seem to have the same
-            whole vocabulary. On the CPU only: elsewhere reading the answer would wait for the device; where options
-            differ, the statistics are NaN instead.
-    """
-    soft = target.is_floating_point()
-    all_claims = {
-        **{f"classes of rank {rank}": size for rank, size in enumerate(shards.sizes)},
-        **{name: 0.0 if value is None else value for name, value in values_of(options).items()},
-        "weight": class_weight is not None,
-        "class probabilities": soft,
-        "outputs (none, entropy, all)": _is_given(own.entropy, own.maximum) + _is_given(own.argmax, own.maximum),
-        **claims,
-    }
-    marks = torch.stack([own.maximum.sum(), own.log_sum.sum()]) if _may_read_values(own.maximum) else None
-    maximum, agreed, are_alike = greatest_of_ranks(caller, own.maximum, all_claims, group, marks)
-    # The shards' maxima are subtracted before anything is added to them, so that large logits cancel exactly.
-    below = maximum - own.maximum
-    share = torch.exp(own.log_sum - below)
-    summands = {"share": share}
-    if not soft:
-        summands["target_logit"] = own.target_logit
-    if soft or class_weight is not None:
-        summands["position_weight"] = own.position_weight
-    if _is_given(own.distance_sum, maximum):
-        summands["distance_sum"] = own.distance_sum + product_or_zero(
-            _factor_sum(own, shards, class_weight, soft), below
-        )
-    if _is_given(own.entropy, maximum):
-        summands["entropy"] = product_or_zero(share, own.entropy + (below - own.log_sum))
-    if further is not None:
-        summands.update(further(below))
-    sums = sums_of_ranks(summands, group)
-    if marks is not None and shards.are_assumed and not soft and bool(are_alike & (sums["share"] > share).all()):
-        _check_different(caller, own, shards, target, options.ignore_index)
-    log_sum = torch.where(agreed, sums["share"].log(), torch.nan)
-    argmax, entropy = own.argmax, own.entropy
-    if _is_given(own.argmax, maximum):
-        argmax = _argmax(own, maximum, log_sum, shards, group)
-    if _is_given(own.entropy, maximum):
-        entropy = log_sum + sums["entropy"] / sums["share"]
-    return VocabularyStatistics(maximum, log_sum, sums, argmax, entropy)
 
 
 def _check_different(
@@ -439,3 +373,73 @@ def greatest_of_ranks(
             f"options everywhere, and the same shard_sizes where ranks have unlike widths"
         )
     return greatest, agreed, is_same[len(claims) :].all()
+
+
+def combined_statistics(
+    caller: Caller,
+    own: ShardStatistics,
+    shards: VocabularyShards,
+    group: dist.ProcessGroup | None,
+    class_weight: Tensor | None,
+    options: LossOptions,
+    target: Tensor,
+    claims: Mapping[str, float],
+    further: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
+) -> VocabularyStatistics:
+    """Return the statistics over all classes from those of the shards, with all-reduces: every rank of the group has to
+    call it. ``docs/explanation/cross_entropy.md`` has the formulas.
+
+    Args:
+        caller: the function that error messages name.
+        own: the statistics of this rank's shard.
+        shards: the shards of all ranks, as this rank sees them.
+        group: the process group; None means all processes.
+        class_weight: the weights of this rank's classes, or None.
+        options: the options of the loss.
+        target: class indices, or class probabilities of this rank's classes.
+        claims: further values that must be equal on all ranks, by name.
+        further: a function that returns this rank's summands of further sums over the ranks, [N] by name, from the
+            distances [N] of this rank's maxima below those of all ranks.
+
+    Raises:
+        ValueError: raised on all ranks if the ranks do not see the same shards or options, or seem to have the same
+            whole vocabulary. On the CPU only: elsewhere reading the answer would wait for the device; where options
+            differ, the statistics are NaN instead.
+    """
+    soft = target.is_floating_point()
+    all_claims = {
+        **{f"classes of rank {rank}": size for rank, size in enumerate(shards.sizes)},
+        **{name: 0.0 if value is None else value for name, value in values_of(options).items()},
+        "weight": class_weight is not None,
+        "class probabilities": soft,
+        "outputs (none, entropy, all)": _is_given(own.entropy, own.maximum) + _is_given(own.argmax, own.maximum),
+        **claims,
+    }
+    marks = torch.stack([own.maximum.sum(), own.log_sum.sum()]) if _may_read_values(own.maximum) else None
+    maximum, agreed, are_alike = greatest_of_ranks(caller, own.maximum, all_claims, group, marks)
+    # The shards' maxima are subtracted before anything is added to them, so that large logits cancel exactly.
+    below = maximum - own.maximum
+    share = torch.exp(own.log_sum - below)
+    summands = {"share": share}
+    if not soft:
+        summands["target_logit"] = own.target_logit
+    if soft or class_weight is not None:
+        summands["position_weight"] = own.position_weight
+    if _is_given(own.distance_sum, maximum):
+        summands["distance_sum"] = own.distance_sum + product_or_zero(
+            _factor_sum(own, shards, class_weight, soft), below
+        )
+    if _is_given(own.entropy, maximum):
+        summands["entropy"] = product_or_zero(share, own.entropy + (below - own.log_sum))
+    if further is not None:
+        summands.update(further(below))
+    sums = sums_of_ranks(summands, group)
+    if marks is not None and shards.are_assumed and not soft and bool(are_alike & (sums["share"] > share).all()):
+        _check_different(caller, own, shards, target, options.ignore_index)
+    log_sum = torch.where(agreed, sums["share"].log(), torch.nan)
+    argmax, entropy = own.argmax, own.entropy
+    if _is_given(own.argmax, maximum):
+        argmax = _argmax(own, maximum, log_sum, shards, group)
+    if _is_given(own.entropy, maximum):
+        entropy = log_sum + sums["entropy"] / sums["share"]
+    return VocabularyStatistics(maximum, log_sum, sums, argmax, entropy)

@@ -33,6 +33,11 @@ from .loss_inputs import BF16, FP16
 Array = npt.NDArray[Any]
 
 
+def temperature_of(options: ExtendedLoss) -> dict[str, Any]:
+    """The keyword argument of a kernel for the temperature, a number or a tensor."""
+    return {"temperature" if isinstance(options.temperature, float) else "temperature_hbm": options.temperature}
+
+
 @dataclass(frozen=True)
 class Launch:
     """How the kernels are launched; nothing of it changes the reference."""
@@ -53,7 +58,7 @@ class Launch:
             "label_smoothing": options.label_smoothing,
             "logit_softcap": options.logit_softcap,
             "lse_square_scale": options.lse_square_scale,
-            "temperature": options.temperature,
+            **temperature_of(options),
         }
 
 

@@ -33,6 +33,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
     scores_gradients_and_bounds,
 )
 from nkilib.simulator import profile
+from tests.experimental.loss.cross_entropy.extended_checks import temperature_of
 
 Array = npt.NDArray[Any]
 # The results that may be asked for, in the order in which the kernels return them; some are two vectors.
@@ -74,7 +75,7 @@ class Launch:
             label_smoothing=options.label_smoothing,
             logit_softcap=options.logit_softcap,
             lse_square_scale=options.lse_square_scale,
-            temperature=options.temperature,
+            **temperature_of(options),
             logit_scale=problem.logit_scale,
             **{f"with_{name}": True for name in self.wanted},
             **shard,
@@ -105,7 +106,10 @@ def reference_of(problem: LinearProblem) -> dict[str, Array]:
     """All results in float64."""
     exact = vars(linear_forward_reference(problem))
     weight = problem.classes_first
-    maxima = [problem.recipe.scores(problem.logits_of(rows, weight), None).max(axis=1) for rows in problem.row_blocks()]
+    maxima = [
+        problem.recipe.of_rows(rows).scores(problem.logits_of(rows, weight), None).max(axis=1)
+        for rows in problem.row_blocks()
+    ]
     maximum = np.concatenate(maxima)
     with np.errstate(invalid="ignore"):
         return {**exact, "maximum": maximum, "log_sum": exact["lse"] - maximum}
@@ -115,9 +119,13 @@ def _check_argmax(problem: LinearProblem, result: Array) -> None:
     """z of what was found is the largest but for rounding."""
     weight, recipe = problem.classes_first, problem.recipe
     for rows in problem.row_blocks():
-        logits, off = problem.logits_of(rows, weight), logit_bounds(problem.layer, rows, weight) / recipe.temperature
-        z = recipe.scores(logits, None)
-        rounding = UNIT * (2.0 * np.abs(z.max(axis=1)) + CAP_UNITS * (recipe.logit_softcap or 0.0) / recipe.temperature)
+        of_rows = recipe.of_rows(rows)
+        logits, off = (
+            problem.logits_of(rows, weight),
+            logit_bounds(problem.layer, rows, weight) / of_rows.element_divisor,
+        )
+        z = of_rows.scores(logits, None)
+        rounding = UNIT * (2.0 * np.abs(z.max(axis=1)) + CAP_UNITS * (recipe.logit_softcap or 0.0) / of_rows.divisor)
         chosen = z[np.arange(len(z)), result[rows]]
         assert (z.max(axis=1) - chosen <= 2 * off.max(axis=1) + 2 * rounding).all()
 
@@ -181,7 +189,7 @@ class ScoreLaunch:
             "class_block": self.class_block,
             "ignore_index": options.ignore_index,
             "logit_softcap": options.logit_softcap,
-            "temperature": options.temperature,
+            **temperature_of(options),
             "logit_scale": problem.logit_scale,
         }
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs, ExtendedLoss
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem
+from tests.experimental.loss.cross_entropy.extended_checks import temperature_of
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FP16 = np.dtype(np.float16)
@@ -180,6 +181,6 @@ def arguments_of(problem: LinearProblem) -> dict[str, Any]:
         "label_smoothing": options.label_smoothing,
         "logit_softcap": options.logit_softcap,
         "lse_square_scale": options.lse_square_scale,
-        "temperature": options.temperature,
+        **temperature_of(options),
         "logit_scale": problem.logit_scale,
     }

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""linear_token_scores of one rank, in default tilings: operands of like and unlike types, one target id and several."""
+"""Random calls of ``linear_token_scores`` of one rank, in default tilings: operands of like and unlike types, one
+target id and several.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from torch import Tensor
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import DTYPES, INDEX_DTYPES, Array, Draw, array_of, normal, numpy_dtype, tensor_of
-from benchmarks.fuzz.families.linear import argmax_within, of_entropy, operands, sizes
-from benchmarks.fuzz.families.positions import drawn_targets, dtype_of, machine, stored
+from benchmarks.fuzz.families.common import drawn_targets, dtype_of, machine, stored
+from benchmarks.fuzz.families.linear_cross_entropy import argmax_within, of_entropy, operands, sizes
 from nkilib.core.host.error_bounds import SMALLEST_NORMAL
 from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs, ExtendedLoss
 from nkilib.experimental.loss.linear.reference import LinearGradients

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nkilib.verify.values import CLASSES, ClassDifference, class_difference, classes_of, distance
+from nkilib.verify.kernels.case import CLASSES, ClassDifference, class_difference, classes_of, distance
 
 EXAMPLES = [np.nan, np.inf, -np.inf, 1.0, -(2.0**-126), 2.0**-127, -1e-40, 0.0, -0.0]
 

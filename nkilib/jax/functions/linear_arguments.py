@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Checks of the arguments of the functions of hidden states, by shapes and types alone."""
+"""The arguments of ``linear_cross_entropy`` and ``linear_token_scores``, and their checks by shapes and types alone.
+
+:class:`LinearArguments` holds the arguments; :func:`check_operands` checks hidden states, weight and bias, and
+:func:`check_indices` the targets. :func:`checked_scale` and :func:`checked_compute_dtype` check one option each.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,7 @@ from nkilib.experimental.loss.linear.launch import (
     WEIGHT_LAYOUTS,
     check_logit_scale,
 )
-from nkilib.jax.functions.cross_entropy_checks import python_numbers
-from nkilib.jax.functions.cross_entropy_derivative import TILE_DTYPES, Array
+from nkilib.jax.functions.arguments import TILE_DTYPES, Array, python_numbers
 from nkilib.jax.launching import check_platforms
 
 

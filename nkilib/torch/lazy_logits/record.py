@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The options of ``fuse_linear_loss`` as its layer keeps them, the record of what ran without logits, and the warning
-where logits were computed after all.
+"""The record of a fused output layer: what ran without logits, where they were computed, and the options that say what
+happens then.
+
+The record (:class:`FusedCalls`) counts the functions that ran without logits, and each :class:`Place` where logits were
+computed after all, of which a :class:`LogitsComputedWarning` tells. :class:`FusedOptions` holds it beside the options
+of ``fuse_linear_loss``.
 """
 
 from __future__ import annotations
@@ -68,6 +72,22 @@ class FusedCalls:
             self.fused[function] = self.fused.get(function, 0) + 1
 
 
+def _users_place(function: str) -> Place:
+    """Return the place of the nearest caller outside of torch and nkilib."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_LIBRARIES):
+        frame = frame.f_back
+    return Place(function, frame.f_code.co_filename, frame.f_lineno)
+
+
+def _message(function: str, num_bytes: int, place: Place | None) -> str:
+    where = "in a graph of torch.compile" if place is None else f"at {place.file}:{place.line}"
+    return (
+        f"{FUSE}: {function} {where} needs logits, {num_bytes:,} bytes, which are computed as without {FUSE}; compute "
+        f"from the output layer's hidden states what is needed, or pass on_compute='ignore' if this is meant"
+    )
+
+
 @dataclass(eq=False)
 class FusedOptions:
     """Options of ``fuse_linear_loss``, and what its layer did so far.
@@ -128,19 +148,3 @@ class FusedOptions:
         if self.on_compute == "warn" and is_new:
             message = _message(function, num_bytes, place)
             warnings.warn_explicit(message, LogitsComputedWarning, place.file, place.line, registry={})
-
-
-def _users_place(function: str) -> Place:
-    """Return the place of the nearest caller outside of torch and nkilib."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_LIBRARIES):
-        frame = frame.f_back
-    return Place(function, frame.f_code.co_filename, frame.f_lineno)
-
-
-def _message(function: str, num_bytes: int, place: Place | None) -> str:
-    where = "in a graph of torch.compile" if place is None else f"at {place.file}:{place.line}"
-    return (
-        f"{FUSE}: {function} {where} needs logits, {num_bytes:,} bytes, which are computed as without {FUSE}; compute "
-        f"from the output layer's hidden states what is needed, or pass on_compute='ignore' if this is meant"
-    )

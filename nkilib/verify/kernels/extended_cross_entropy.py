@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of cross-entropy with the options of training recipes."""
+"""Cases of cross-entropy with the options of training recipes, on all classes and on a shard of them.
+
+The last one calls forward and backward from another kernel, :func:`inlined_extended_cross_entropy`, as kernels of users
+do.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from nkilib.experimental.loss import extended_cross_entropy_backward, extended_cross_entropy_forward
+from nkilib.experimental.loss import extended_cross_entropy_backward, extended_cross_entropy_forward, extended_inline
 from nkilib.experimental.loss.bounds import FORWARD_UNITS, SMALLEST_NORMAL, UNIT, bfloat16_allowance, float16_allowance
 from nkilib.experimental.loss.cross_entropy.bounds import CAP_UNITS, extended_forward_bounds, extended_gradient_bound
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions
@@ -22,8 +26,10 @@ from nkilib.experimental.loss.reference import (
     extended_backward_reference,
     extended_forward_reference,
 )
+from nkilib.nki import nki, nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference, References
+from nkilib.verify.kernels.cross_entropy import SMALL, logits_and_targets, widened
 
 POSITIONS: Final = 9
 CLASSES: Final = 43
@@ -146,14 +152,6 @@ def backward_references(arguments: Mapping[str, Any]) -> References:
     return {"gradient": Reference(exact, bound)}
 
 
-def shard_backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return the columns of :func:`backward_references` that belong to a shard, from the launch on all classes."""
-    (expected,) = backward_references(_whole(arguments)).values()
-    if expected.bound is None:
-        raise AssertionError("the gradient has a bound")
-    return {"gradient": Reference(expected.exact[:, _SHARD_FIRST:], expected.bound[:, _SHARD_FIRST:])}
-
-
 def _whole(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the launch on all classes that a shard's launch is a part of."""
     type_name = arguments["logits_hbm"].dtype.name
@@ -162,6 +160,14 @@ def _whole(arguments: Mapping[str, Any]) -> dict[str, Any]:
         "logits_hbm": inputs.logits(POSITIONS, CLASSES, type_name),
         "class_weight_hbm": inputs.class_weights(CLASSES),
     }
+
+
+def shard_backward_references(arguments: Mapping[str, Any]) -> References:
+    """Return the columns of :func:`backward_references` that belong to a shard, from the launch on all classes."""
+    (expected,) = backward_references(_whole(arguments)).values()
+    if expected.bound is None:
+        raise AssertionError("the gradient has a bound")
+    return {"gradient": Reference(expected.exact[:, _SHARD_FIRST:], expected.bound[:, _SHARD_FIRST:])}
 
 
 def _forward(type_name: str, **options: Any) -> dict[str, Any]:
@@ -261,6 +267,42 @@ def _backward_case(
     return Case(full_name, False, sizes, kernel, make, ("gradient",), references, 2, written)
 
 
+_INLINED_OPTIONS: Final[dict[str, Any]] = {"label_smoothing": 0.1, "logit_softcap": 3.0}
+
+
+@nki.jit
+def inlined_extended_cross_entropy(
+    logits_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor, grad_loss_hbm: nl.NkiTensor
+) -> tuple[nl.NkiTensor, ...]:
+    """Compute loss, log-sum-exp and gradient in one kernel, all float32, with label smoothing and a soft cap."""
+    tiling = {**SMALL, "dtype": nl.float32, **_INLINED_OPTIONS}
+    forward = extended_inline.extended_cross_entropy_forward(logits_hbm, targets_hbm, **tiling)
+    gradient_hbm = extended_inline.extended_cross_entropy_backward(
+        logits_hbm, targets_hbm, forward[1], grad_loss_hbm, **tiling
+    )
+    return forward[0], forward[1], gradient_hbm
+
+
+def _inlined_arguments() -> dict[str, Any]:
+    arrays = logits_and_targets()
+    return {**arrays, "grad_loss_hbm": inputs.numbers(5, *arrays["targets_hbm"].shape)}
+
+
+def _inlined_references(arguments: Mapping[str, Any]) -> References:
+    launch = {**arguments, "dtype": nl.float32, **_INLINED_OPTIONS}
+    forward = forward_references(launch)
+    backward = {**launch, "lse_hbm": forward["lse"].exact.astype(np.float32)}
+    return {**{name: forward[name] for name in ("loss", "lse")}, **widened(backward_references(backward))}
+
+
+def _of_forward(type_name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    return _backward(_forward(type_name, **options))
+
+
+def _special_backward(type_name: str, **options: Any) -> dict[str, Any]:
+    return _backward(_special_forward(type_name, **options))
+
+
 def cases() -> Iterator[Case]:
     """Yield all cases of this module."""
     for name, options in OPTIONS.items():
@@ -291,11 +333,6 @@ def cases() -> Iterator[Case]:
     weighted, options = "weights, smoothing, bfloat16", {**_WEIGHTS, **_SMOOTHED}
     yield _forward_case(weighted, 2, partial(_forward, "bfloat16", **options))
     yield _backward_case(weighted, partial(_of_forward, "bfloat16", options))
-
-
-def _of_forward(type_name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    return _backward(_forward(type_name, **options))
-
-
-def _special_backward(type_name: str, **options: Any) -> dict[str, Any]:
-    return _backward(_special_forward(type_name, **options))
+    results, sizes = ("loss", "lse", "gradient"), (5, 37)
+    kernel = inlined_extended_cross_entropy
+    yield Case("extended_inline", False, sizes, kernel, _inlined_arguments, results, _inlined_references, 2)

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of linear cross-entropy, whose inputs are hidden states and output weights."""
+"""Cases of linear cross-entropy, whose inputs are hidden states and output weights.
+
+They are a forward, a backward and the fused forward-backward, with options (:func:`launch_of`), for a shard of the
+classes, for transposed weights and for masked classes. The cases of token scores use its sizes and :func:`problem_of`.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +64,14 @@ _RECIPE_OF_ALL: Final[dict[str, Any]] = {
 }
 
 
+def _rounded(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return X and W in the type of the products, if the launch names one; a bias is no operand of a product."""
+    if arguments.get("compute_dtype") is None:
+        return {}
+    dtype = _TYPES[str(arguments["compute_dtype"])]
+    return {name: arguments[name].astype(dtype) for name in ("input_hbm", "weight_hbm")}
+
+
 def problem_of(arguments: Mapping[str, Any]) -> LinearProblem:
     """Return a launch on all classes as the reference takes it, with X and W rounded to the type of the products."""
     arguments = {**arguments, **_rounded(arguments)}
@@ -72,12 +84,9 @@ def problem_of(arguments: Mapping[str, Any]) -> LinearProblem:
     )
 
 
-def _rounded(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return X and W in the type of the products, if the launch names one; a bias is no operand of a product."""
-    if arguments.get("compute_dtype") is None:
-        return {}
-    dtype = _TYPES[str(arguments["compute_dtype"])]
-    return {name: arguments[name].astype(dtype) for name in ("input_hbm", "weight_hbm")}
+def _lse(arguments: Mapping[str, Any]) -> Array:
+    with np.errstate(all="ignore"):
+        return linear_forward_reference(problem_of(arguments)).lse.astype(np.float32)
 
 
 def upstream_of(arguments: Mapping[str, Any]) -> BackwardInputs:
@@ -131,17 +140,6 @@ def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLA
     return {_GRADIENTS[name]: Reference(exact[name], bounds[name]) for name in _GRADIENTS}
 
 
-def shard_backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return :func:`backward_references` for the classes of a shard, from the launch on all classes."""
-    return backward_references({**arguments, **_operands(arguments["input_hbm"].dtype.name)}, _SHARD)
-
-
-def forward_backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return loss and gradients of the fused forward-backward kernel in float64."""
-    forward = forward_references(arguments)
-    return {"loss": forward["loss"], "lse": forward["lse"], **backward_references(arguments)}
-
-
 def _operands(type_name: str) -> dict[str, Any]:
     """Return X, W, targets, a bias and class weights; every seventh position is confident of its target."""
     weight = inputs.numbers(12, CLASSES, FEATURES) / np.float32(np.sqrt(FEATURES))
@@ -156,6 +154,17 @@ def _operands(type_name: str) -> dict[str, Any]:
         "bias_hbm": bias,
         "class_weight_hbm": inputs.class_weights(CLASSES),
     }
+
+
+def shard_backward_references(arguments: Mapping[str, Any]) -> References:
+    """Return :func:`backward_references` for the classes of a shard, from the launch on all classes."""
+    return backward_references({**arguments, **_operands(arguments["input_hbm"].dtype.name)}, _SHARD)
+
+
+def forward_backward_references(arguments: Mapping[str, Any]) -> References:
+    """Return loss and gradients of the fused forward-backward kernel in float64."""
+    forward = forward_references(arguments)
+    return {"loss": forward["loss"], "lse": forward["lse"], **backward_references(arguments)}
 
 
 def launch_of(type_name: str, **options: Any) -> dict[str, Any]:
@@ -177,11 +186,6 @@ def _masked(arguments: dict[str, Any]) -> dict[str, Any]:
     bias[::5] = -np.inf
     targets[targets % 5 == 0] += 1
     return {**arguments, "bias_hbm": bias, "targets_hbm": targets}
-
-
-def _lse(arguments: Mapping[str, Any]) -> Array:
-    with np.errstate(all="ignore"):
-        return linear_forward_reference(problem_of(arguments)).lse.astype(np.float32)
 
 
 def _backward(arguments: dict[str, Any], **further: Any) -> dict[str, Any]:
@@ -209,6 +213,10 @@ def _every_gradient(type_name: str) -> dict[str, Any]:
         log_sum_hbm=np.log(np.exp(z - maximum[:, np.newaxis]).sum(axis=1)).astype(np.float32),
         grad_weight_sum_hbm=inputs.numbers(14, CLASSES, FEATURES),
     )
+
+
+def _masked_launch(type_name: str, **options: Any) -> dict[str, Any]:
+    return _masked(launch_of(type_name, bias_hbm=True, **options))
 
 
 def _score_gradients(type_name: str, **options: Any) -> dict[str, Any]:
@@ -286,10 +294,6 @@ def _transposed_launch(type_name: str, **options: Any) -> dict[str, Any]:
 
 def _transposed_backward(type_name: str, **options: Any) -> dict[str, Any]:
     return _backward(_transposed_launch(type_name, **options))
-
-
-def _masked_launch(type_name: str, **options: Any) -> dict[str, Any]:
-    return _masked(launch_of(type_name, bias_hbm=True, **options))
 
 
 def _masked_backward(type_name: str) -> dict[str, Any]:

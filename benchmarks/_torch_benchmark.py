@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The common parts of the benchmarks against torch: command line, tables, and exit."""
+"""The common parts of the benchmarks against torch: command line, clock, tables of time and memory, and exit.
+
+Each pass of a case is a :class:`PassResult`. A benchmark begins with :func:`timing_parser` and
+:func:`begin_beside_torch`, prints :func:`time_table` and :func:`memory_table`, and ends with :func:`report`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""linear_cross_entropy and vocab_parallel_linear_cross_entropy of a single rank, in default tilings."""
+"""Random calls of ``linear_cross_entropy`` and of ``vocab_parallel_linear_cross_entropy`` of a single rank, in default
+tilings.
+
+The calls of ``linear_token_scores`` use its :func:`sizes`, :func:`operands`, :func:`of_entropy` and
+:func:`argmax_within`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ import torch
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import INDEX_DTYPES, Array, Draw, array_of, normal, numpy_dtype, tensor_of
-from benchmarks.fuzz.families.positions import (
+from benchmarks.fuzz.families.common import (
     REDUCTIONS,
     Recipe,
     divisor_of,

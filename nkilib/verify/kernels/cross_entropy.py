@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of plain cross-entropy, in which every target is a class and every position is valid."""
+"""Cases of plain cross-entropy, in which every target is a class and every position is valid.
+
+The last one calls forward and backward from another kernel, :func:`inlined_cross_entropy`, as kernels of users do.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from nkilib.experimental.loss import choose_tiling, cross_entropy_backward, cross_entropy_forward
+from nkilib.experimental.loss import choose_tiling, cross_entropy_backward, cross_entropy_forward, inline
 from nkilib.experimental.loss.bounds import forward_bounds, gradient_bound
 from nkilib.experimental.loss.reference import gradient_of_rows, gradient_scale, row_statistics
-from nkilib.nki import nl
+from nkilib.nki import nki, nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference, References
 from nkilib.verify.step import Array
@@ -141,6 +144,47 @@ def _backward_case(
     )
 
 
+@nki.jit
+def inlined_cross_entropy(logits_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, ...]:
+    """Compute loss, log-sum-exp, and the gradient of the mean in separate memory, all float32."""
+    tiling = {**SMALL, "dtype": nl.float32}
+    loss_hbm, lse_hbm = inline.cross_entropy_forward(logits_hbm, targets_hbm, **tiling)
+    gradient_hbm = inline.cross_entropy_backward(logits_hbm, targets_hbm, lse_hbm, inplace=False, **tiling)
+    return loss_hbm, lse_hbm, gradient_hbm
+
+
+def logits_and_targets() -> dict[str, Any]:
+    """Return the arrays of an inlined forward, [5, 37] and [5]."""
+    return {
+        "logits_hbm": inputs.logits(*_SMALL_SIZES, "float32"),
+        "targets_hbm": inputs.targets(*_SMALL_SIZES),
+    }
+
+
+_LSE_UNITS: Final = 4.0
+
+
+def widened(references: References) -> References:
+    """Widen the bounds of gradients, because the launch computes its own log-sum-exp.
+
+    A log-sum-exp that is off by some units changes every p by as many units of its own size.
+    """
+    return {
+        name: reference._replace(bound=None if reference.bound is None else _LSE_UNITS * reference.bound)
+        for name, reference in references.items()
+    }
+
+
+def _inlined_references(arguments: Mapping[str, Any]) -> References:
+    """Return the references. The gradient is computed from the exact log-sum-exp, rounded; the launch's log-sum-exp may
+    differ from it by some units.
+    """
+    launch = {**arguments, "dtype": nl.float32}
+    lse = exact_lse(arguments["logits_hbm"], arguments["targets_hbm"], nl.float32)
+    backward = {**launch, "lse_state_hbm": lse, "inplace": False}
+    return {**forward_references(launch), **widened(backward_references(backward))}
+
+
 def cases() -> Iterator[Case]:
     """Yield all cases of this module."""
     small, middle, long = _SMALL_SIZES, _MIDDLE_SIZES, _LONG_SIZES
@@ -168,3 +212,5 @@ def cases() -> Iterator[Case]:
     yield _backward_case(f"{rounded}, in place", 2, partial(_backward, *sizes, "float32", dtype=nl.bfloat16), sizes)
     yield _forward_case("32128 classes, bfloat16", 2, partial(_forward, *long, "bfloat16", lse_dtype=nl.float32), long)
     yield _backward_case("32128 classes, bfloat16, in place", 2, partial(_backward, *long, "bfloat16"), long)
+    results = ("loss", "lse", "gradient")
+    yield Case("inline", True, small, inlined_cross_entropy, logits_and_targets, results, _inlined_references, 2)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of log-probabilities of several target ids, from hidden states and output weights."""
+"""Cases of token scores: log-probabilities of several target ids per position, from hidden states and weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference, References
-from nkilib.verify.kernels.linear import CLASSES, FEATURES, POSITIONS, gradient_names, launch_of, problem_of
+from nkilib.verify.kernels.linear_cross_entropy import (
+    CLASSES,
+    FEATURES,
+    POSITIONS,
+    gradient_names,
+    launch_of,
+    problem_of,
+)
 
 _TYPES: Final = ("float32", "bfloat16", "float16")
 _IDS: Final = 9

@@ -1,105 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The loss of Hugging Face causal language models on the kernels: ``model.loss_function = causal_lm_loss``.
+"""The loss of Hugging Face causal language models on the kernels, from their logits: ``model.loss_function =
+causal_lm_loss``.
 
-It has the signature that ``transformers`` calls, and does not import ``transformers``. :class:`CausalLabels` are the
-arguments that ``transformers`` passes to any loss; :mod:`.fused` takes them too.
+:func:`causal_lm_loss` has the signature that ``transformers`` calls, and takes lazy logits too: after
+``fuse_linear_loss(model)``, which has its home in :mod:`nkilib.torch`, a training step computes no logits. Importing
+this module does not import ``transformers``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nkilib.base.deprecation import moved_names
 from nkilib.core.host.options import shows
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.functions.cross_entropy.checks import RECIPE
 from nkilib.torch.functions.cross_entropy.functional import cross_entropy
-from nkilib.torch.losses.outputs import reduced
+from nkilib.torch.lazy_logits.head import Undo, fuse_linear_loss
+
+__all__ = ["Undo", "causal_lm_loss", "fuse_linear_loss"]
+
+__getattr__ = moved_names(__name__, {"NoLogits": "nkilib.torch.LazyLogits"}, since="0.3", removed_in="0.5")
 
 # Arguments of cross_entropy that have no meaning here. They raise, instead of being ignored like other arguments.
 _NOT_PASSED_ON: Final = frozenset(("weight", "reduction", "normalizer", "return_outputs", "class_dim"))
 
 
-@dataclass(frozen=True)
-class CausalLabels:
-    """The arguments that ``transformers`` passes to a loss beside logits or hidden states, which give a target for each
-    position and the divisor of the summed losses.
+def _targets(logits: Tensor, labels: Tensor | None, shift_labels: Tensor | None, ignore_index: int) -> Tensor:
+    """Return the target of every position of logits [..., sequence, V], as a tensor [..., sequence] on their device.
 
-    Attributes:
-        caller: the public function that error messages name.
-        labels: [..., sequence] integer, the tokens themselves.
-        shift_labels: [..., sequence] or flat, the target of every position; replaces ``labels``.
-        ignore_index: label of tokens that are not targets.
-        num_items_in_batch: the divisor of the sum of the losses; None means the number of targets of this call.
+    Raises:
+        ValueError: neither labels nor targets, or their number is not that of the positions.
     """
+    targets, positions = shift_labels, logits.shape[:-1]
+    if targets is None:
+        if labels is None:
+            raise ValueError("causal_lm_loss: labels or shift_labels must be given, got neither; pass labels")
+        # Every position keeps a row, the last one without a target, so that shapes do not depend on values.
+        targets = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    if targets.numel() != positions.numel():
+        raise ValueError(
+            f"causal_lm_loss: there must be a label for each of the {positions.numel()} positions of logits, "
+            f"{tuple(positions)}, got {targets.numel()} of shape {tuple(targets.shape)}; where logits_to_keep "
+            f"shortens the logits, shorten the labels in the same way"
+        )
+    return targets.to(logits.device).reshape(positions)
 
-    caller: str
-    labels: Tensor | None
-    shift_labels: Tensor | None
-    ignore_index: int
-    num_items_in_batch: Tensor | int | None
 
-    def targets_of(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the target of every position of ``tensor``, [..., sequence, width], as a tensor [..., sequence] on its
-        device.
+def _normalizer(num_items_in_batch: Tensor | int | None, device: torch.device) -> Tensor | None:
+    """Return the divisor of the sum as a scalar tensor on ``device``, also for one of shape [1], as data
+    parallelism may pass it; None without ``num_items_in_batch``.
 
-        Args:
-            name: the name of ``tensor`` in errors.
-            tensor: logits or hidden states.
-
-        Raises:
-            ValueError: neither labels nor targets, or their number is not that of the positions.
-        """
-        targets, positions = self.shift_labels, tensor.shape[:-1]
-        if targets is None:
-            if self.labels is None:
-                raise ValueError(f"{self.caller}: labels or shift_labels must be given, got neither; pass labels")
-            # Every position keeps a row, the last one without a target, so that shapes do not depend on values.
-            targets = F.pad(self.labels, (0, 1), value=self.ignore_index)[..., 1:]
-        if targets.numel() != positions.numel():
-            raise ValueError(
-                f"{self.caller}: there must be a label for each of the {positions.numel()} positions of {name}, "
-                f"{tuple(positions)}, got {targets.numel()} of shape {tuple(targets.shape)}; where logits_to_keep "
-                f"shortens the {name}, shorten the labels in the same way"
-            )
-        return targets.to(tensor.device).reshape(positions)
-
-    def normalizer(self, device: torch.device) -> Tensor | None:
-        """Return the divisor of the sum as a scalar tensor on ``device``, also for one of shape [1], as data
-        parallelism may pass it; None without ``num_items_in_batch``.
-
-        Raises:
-            ValueError: it does not have one element.
-        """
-        if self.num_items_in_batch is None:
-            return None
-        items = torch.as_tensor(self.num_items_in_batch, device=device)
-        if items.numel() != 1:
-            raise ValueError(
-                f"{self.caller}: num_items_in_batch must be a number or a tensor of one element, got shape "
-                f"{tuple(items.shape)}; pass its sum"
-            )
-        return items.reshape(())
-
-    def mean(self, losses: Tensor, target: Tensor, normalizer: Tensor | None) -> Tensor:
-        """Return the sum of the losses of all positions, divided as ``transformers`` divides it.
-
-        Args:
-            losses: float32, 0 where the target is ignored.
-            target: a tensor of the shape of ``losses``.
-            normalizer: the divisor; None for the number of targets, with NaN if that is 0, as PyTorch's mean.
-        """
-        if normalizer is not None:
-            return losses.sum() / normalizer.to(torch.float32)
-        count = (target != self.ignore_index).sum()
-        return reduced(losses, "mean", (), count, count == 0)
+    Raises:
+        ValueError: it does not have one element.
+    """
+    if num_items_in_batch is None:
+        return None
+    items = torch.as_tensor(num_items_in_batch, device=device)
+    if items.numel() != 1:
+        raise ValueError(
+            f"causal_lm_loss: num_items_in_batch must be a number or a tensor of one element, got shape "
+            f"{tuple(items.shape)}; pass its sum"
+        )
+    return items.reshape(())
 
 
 @shows(RecipeOptions, defaults=LossOptions)
@@ -166,13 +136,12 @@ def causal_lm_loss(
             f"causal_lm_loss: vocab_size must be the last dimension of logits, got {vocab_size} and logits of shape "
             f"{tuple(logits.shape)}; set config.vocab_size to the rows of the output layer"
         )
-    causal_labels = CausalLabels("causal_lm_loss", labels, shift_labels, ignore_index, num_items_in_batch)
     return cross_entropy(
         logits if logits.dtype in TILE_DTYPES else logits.float(),
-        causal_labels.targets_of("logits", logits),
+        _targets(logits, labels, shift_labels, ignore_index),
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
-        normalizer=causal_labels.normalizer(logits.device),
+        normalizer=_normalizer(num_items_in_batch, logits.device),
         inplace=inplace,
         class_dim=-1,
         **{name: kwargs[name] for name in RECIPE if name in kwargs},

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Common parts of the calls: types, machines, sums; and of the losses over positions, their targets and reductions."""
+"""The common parts of random calls: dtypes, machines and sums; targets and reductions of losses over positions.
+
+:func:`machine` and :func:`dtype_of` draw for every family; :func:`sum_error`, :func:`stored` and :func:`summed` bound
+errors. A :class:`Recipe` holds the options of a loss over positions, :func:`drawn_targets` draws its targets, and
+:func:`reduced` reduces its expected results.
+"""
 
 from __future__ import annotations
 

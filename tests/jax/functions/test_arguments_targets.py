@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nkilib.jax.functions.cross_entropy_derivative import IGNORED, OUT_OF_RANGE, class_indices, first_out_of_range
+from nkilib.jax.functions.arguments import IGNORED, OUT_OF_RANGE, class_indices, first_out_of_range
 
 VALUES = {
     np.int8: ([0, 5, 127, -1, -100], [0, 5, 127, OUT_OF_RANGE, IGNORED]),

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The arguments of the functions: the checks of ``cross_entropy``, of which all functions share several, and targets as
+int32.
+
+- :func:`checked_options` and :func:`python_numbers` check the options, and :func:`check_arguments` the shapes and types
+  of the arrays. :func:`check_range` checks the values of targets, where these are known. :func:`check_weight`,
+  :func:`check_normalizer` and :func:`check_outputs` check one argument each.
+- :func:`class_indices` and :func:`narrowed` convert targets to int32: a class, :data:`IGNORED` or :data:`OUT_OF_RANGE`.
+- :data:`TILE_DTYPES` are the types of logits and operands that kernels take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any, Final, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nkilib.core.host.options import Group, check_reduction, numbers, options_of
+from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX
+from nkilib.experimental.loss.cross_entropy.launch import LossOptions, check_options
+from nkilib.jax.launching import check_platforms, is_known
+from nkilib.jax.rows import axis_of, rows_shape
+from nkilib.nki import SIMULATED, nl
+
+# The function that messages about logits name.
+CALLER: Final = "cross_entropy"
+
+Array: TypeAlias = jax.Array | np.ndarray
+
+# The types of logits that kernels take; tiles have the same type.
+TILE_DTYPES: Final = {
+    jnp.dtype(jnp.bfloat16): nl.bfloat16,
+    jnp.dtype(jnp.float16): nl.float16,
+    jnp.dtype(jnp.float32): nl.float32,
+}
+
+# The target of an ignored position, whatever the caller's ignore_index is.
+IGNORED: Final = -100
+# The target for a class that does not exist. A compiled program cannot raise errors for values: its loss is NaN.
+OUT_OF_RANGE: Final = -1
+
+
+def _is_class(target: Array, num_classes: int) -> Array:
+    """Tell which targets are classes, compared in the type of the targets, which may not hold the number of classes."""
+    last = min(num_classes - 1, np.iinfo(target.dtype).max)
+    return (target >= 0) & (target <= target.dtype.type(last))
+
+
+def _is(target: Array, value: int) -> Array:
+    info = np.iinfo(target.dtype)
+    if not info.min <= value <= info.max:
+        return target != target  # nowhere
+    return target == target.dtype.type(value)
+
+
+def class_indices(target: Array, ignore_index: int, num_classes: int) -> Array:
+    """Convert targets to int32: a class, ``IGNORED`` or ``OUT_OF_RANGE``. The result is numpy's if the target is.
+
+    A plain cast would bring 2^32 + 3 into range.
+
+    Args:
+        target: class indices of any shape and integer type.
+        ignore_index: the caller's index of ignored positions, any integer.
+        num_classes: V.
+    """
+    of = np if isinstance(target, np.ndarray) else jnp
+    is_class = _is_class(target, num_classes)
+    kept = of.where(is_class, of.where(is_class, target, 0).astype(np.int32), np.int32(OUT_OF_RANGE))
+    return of.where(_is(target, ignore_index), np.int32(IGNORED), kept)
+
+
+def first_out_of_range(target: Array, ignore_index: int, num_classes: int) -> tuple[int, ...] | None:
+    """Return the index in ``target`` of the first class that is out of range, or None. Values are read."""
+    values = np.asarray(target)
+    outside = ~(_is_class(values, num_classes) | _is(values, ignore_index))
+    if not outside.any():
+        return None
+    return tuple(int(axis[0]) for axis in np.nonzero(np.atleast_1d(outside)))[: values.ndim]
+
+
+def narrowed(target: Array, ignore_index: int, classes: int) -> tuple[Array, bool]:
+    """Convert numpy targets to int32 class indices, before JAX would cut 64-bit integers down to 32 bits, and return
+    them with True; return targets of JAX unchanged, with False.
+    """
+    if isinstance(target, np.ndarray):
+        return class_indices(target, ignore_index, classes), True
+    return target, False
+
+
+def python_numbers(caller: str, function: Callable[..., Any], group: type[Group], keywords: Mapping[str, Any]) -> Group:
+    """Return options that are compiled into a kernel as an instance of ``group``, converted from numbers of Python or
+    numpy.
+
+    Args:
+        caller: the name that errors begin with.
+        function: the function that the options were passed to.
+        group: the dataclass of the options.
+        keywords: the options by name; missing ones get their default.
+
+    Raises:
+        TypeError: an unknown option; a value of another type; an array of JAX.
+    """
+    for option in options_of(group):
+        if isinstance(keywords.get(option.name), jax.Array):
+            raise TypeError(
+                f"{caller}: {option.name} must be a Python number, which is compiled into the kernel, got an array of "
+                f"JAX; pass {option.type.__name__}(...) of it, and where it is an argument of a function under "
+                f"jax.jit, name it in static_argnames"
+            )
+    return numbers(caller, function, group, keywords)
+
+
+def checked_options(caller: str, function: Callable[..., Any], **keywords: Any) -> LossOptions:
+    """Return the options as Python numbers.
+
+    Args:
+        caller: the name that errors begin with.
+        function: the function that the options were passed to.
+        keywords: the options by name; missing ones get their default.
+
+    Raises:
+        TypeError: an unknown option; a value that is not a number, or not an integer for ``ignore_index``; an array of
+            JAX.
+        ValueError: a value out of range.
+    """
+    options = python_numbers(caller, function, LossOptions, keywords)
+    try:
+        check_options(caller, options)
+    except AssertionError as error:
+        raise ValueError(str(error)) from None
+    return options
+
+
+def check_weight(caller: str, weight: Array, classes: int) -> None:
+    """Check that class weights have one number for each class.
+
+    Raises:
+        TypeError: not floating.
+        ValueError: another shape.
+    """
+    if weight.shape != (classes,):
+        raise ValueError(f"{caller}: weight must have a number for each class, shape {(classes,)}, got {weight.shape}")
+    if not jnp.issubdtype(weight.dtype, jnp.floating):
+        raise TypeError(f"{caller}: weight must be floating, got {weight.dtype}; pass weight.astype(jnp.float32)")
+
+
+def check_normalizer(caller: str, normalizer: Any, reduction: str) -> None:
+    """Check that ``normalizer`` can replace the divisor of a mean.
+
+    Raises:
+        TypeError: neither a number nor an array, or complex.
+        ValueError: ``reduction`` is not a mean; ``normalizer`` has dimensions.
+    """
+    if normalizer is None:
+        return
+    if isinstance(normalizer, bool) or not isinstance(normalizer, Array | np.generic | Real):
+        raise TypeError(
+            f"{caller}: normalizer must be a number or an array without dimensions, got {type(normalizer).__name__}"
+        )
+    if reduction != "mean":
+        raise ValueError(
+            f"{caller}: normalizer replaces the divisor of a mean, got reduction={reduction!r}; divide the loss "
+            f"yourself"
+        )
+    if not isinstance(normalizer, Real) and normalizer.shape != ():
+        raise ValueError(f"{caller}: normalizer must have no dimensions, got shape {normalizer.shape}; sum it up")
+    if jnp.iscomplexobj(normalizer):
+        raise TypeError(f"{caller}: normalizer must be real, got a complex number; pass its real part")
+
+
+def _check_logits(input: Array, axis: Any) -> None:
+    if input.dtype not in TILE_DTYPES:
+        raise TypeError(
+            f"{CALLER}: the kernels take logits in bfloat16, float16 or float32, got {input.dtype}; pass "
+            f"input.astype(jnp.float32)"
+        )
+    if input.ndim == 0:
+        raise ValueError(f"{CALLER}: input must have an axis of classes, got shape (); pass [V] or [..., V]")
+    if type(axis) is not int or not -input.ndim <= axis < input.ndim:
+        raise ValueError(
+            f"{CALLER}: axis must be an integer from {-input.ndim} to {input.ndim - 1}, that of the classes in input "
+            f"of shape {input.shape}, got {axis!r}"
+        )
+    if input.shape[axis] == 0:
+        raise ValueError(f"{CALLER}: input must have at least one class along axis {axis}, got shape {input.shape}")
+
+
+def _check_probabilities(target: Array, options: LossOptions) -> None:
+    if not jnp.issubdtype(target.dtype, jnp.floating):
+        raise TypeError(
+            f"{CALLER}: target of the shape of input is class probabilities, which must be floating, got "
+            f"{target.dtype}; class indices have the shape of input without the classes"
+        )
+    if options.ignore_index >= 0:
+        raise ValueError(
+            f"{CALLER}: ignore_index is not for class probabilities, got {options.ignore_index}; leave it out, and "
+            f"give positions that do not count a row of zeros"
+        )
+
+
+def _check_indices(input: Array, target: Array, axis: int) -> None:
+    expected = rows_shape(input.shape, axis)
+    if target.shape != expected:
+        fitting = [at for at in range(input.ndim) if rows_shape(input.shape, at) == target.shape]
+        remedy = f"; the classes seem to be along another axis: pass axis={fitting[0]}" if fitting else ""
+        raise ValueError(
+            f"{CALLER}: class indices must have the shape of input, {input.shape}, without axis {axis}, {expected}, "
+            f"got {target.shape}{remedy}"
+        )
+    if not jnp.issubdtype(target.dtype, jnp.integer):
+        others = f"; class probabilities have the shape of input, {input.shape}"
+        raise TypeError(
+            f"{CALLER}: class indices must be integers, got {target.dtype} for labels of shape {target.shape}; cast "
+            f"them, as with .astype(jnp.int32){others if jnp.issubdtype(target.dtype, jnp.floating) else ''}"
+        )
+
+
+def check_arguments(
+    input: Any, target: Any, weight: Any, options: LossOptions, reduction: Any, normalizer: Any, axis: Any
+) -> None:
+    """Check that the kernels can compute the loss of these arguments.
+
+    Raises:
+        TypeError: an argument is not an array, or has a type that the kernels do not take.
+        ValueError: shapes do not fit; unknown ``reduction``; no such axis; ``normalizer`` without a mean.
+        NotImplementedError: arrays are not where the kernels run.
+    """
+    for name, value in (("input", input), ("target", target), ("weight", weight)):
+        if not (isinstance(value, Array) or (name == "weight" and value is None)):
+            raise TypeError(
+                f"{CALLER}: {name} must be an array of JAX or numpy, got {type(value).__name__}; pass jnp.asarray(...)"
+            )
+    check_reduction(CALLER, reduction)
+    check_platforms(CALLER, {"input": input, "target": target, "weight": weight})
+    _check_logits(input, axis)
+    if target.shape == input.shape:
+        _check_probabilities(target, options)
+    else:
+        _check_indices(input, target, axis)
+    if weight is not None:
+        check_weight(CALLER, weight, input.shape[axis_of(input.shape, axis)])
+    check_normalizer(CALLER, normalizer, reduction)
+
+
+def check_range(caller: str, target: Array, ignore_index: int, num_classes: int) -> None:
+    """Check that every class exists, where values are known without waiting for a device.
+
+    Raises:
+        IndexError: for the first target outside [0, num_classes) that is not ``ignore_index``.
+    """
+    if not isinstance(target, np.ndarray) and not (SIMULATED and is_known(target) and target.is_fully_addressable):
+        return
+    position = first_out_of_range(target, ignore_index, num_classes)
+    if position is not None:
+        raise IndexError(
+            f"{caller}: target at position {list(position)} must be a class from 0 to {num_classes - 1} or "
+            f"ignore_index, {ignore_index}, got {int(np.asarray(target)[position])}"
+        )
+
+
+def check_outputs(caller: str, num_classes: int) -> None:
+    """Check that the number of classes allows ``return_outputs``: the argmax counts classes in float32.
+
+    Raises:
+        ValueError: there are more than 2^24.
+    """
+    if num_classes > ARGMAX_COLUMNS_MAX:
+        raise ValueError(
+            f"{caller}: return_outputs is for at most {ARGMAX_COLUMNS_MAX} classes, got {num_classes}; leave it off"
+        )
