@@ -105,7 +105,7 @@ def test_one_temperature_of_all_is_that_of_each(beta: float) -> None:
 
 @pytest.mark.parametrize("beta", BETAS)
 def test_other_temperatures_are_no_numbers(beta: float) -> None:
-    """What is outside of the range makes its row NaN, and no other one; an ignored position may have any."""
+    """A row becomes NaN where its temperature is outside of the range; an ignored position may have any."""
     student, teacher = pair(4, (8, 80))
     labels = np.array([1, 1, 1, 1, 1, 1, -100, -100], np.int32)
     temperature = np.array([2.0, 0.0, -1.0, np.inf, np.nan, 1.1e6, 9e-4, np.nan], np.float32)

@@ -95,13 +95,15 @@ def test_wrong_results_are_told(beta: float, dtype: np.dtype[Any]) -> None:
 @pytest.mark.parametrize("beta", BETAS)
 def test_blocks_of_positions(beta: float) -> None:
     """Each block of positions has its own temperatures: where the program unrolls blocks, and where it loops."""
-    problem = problem_of(Sizes(900, 16, 16, 130), beta=beta, dtype=BF16)
+    problem = problem_of(Sizes(900, 16, 16, 30), beta=beta, dtype=BF16)
     launch = Launch(cores=1, position_block=128, class_block=128)
     results = check_forward(problem, launch)
+    for options in ({}, {"memory_limit": 0}) if beta == 0.5 else ({},):
+        with shrunk(PlanLimits(positions=128)):
+            looped = check_forward(problem, launch, **options)
+        assert options or all(np.array_equal(results[name], looped[name]) for name in results)
     with shrunk(PlanLimits(positions=128)):
-        looped = launched_forward(problem, launch)
         split = check_backward(problem, Launch(cores=1))
-    assert all(np.array_equal(results[name], looped[name]) for name in results)
     assert np.any(split["weight"] != 0.0)
 
 
@@ -120,17 +122,18 @@ def test_one_temperature_for_all_positions(beta: float) -> None:
 
 @pytest.mark.parametrize("beta", BETAS)
 def test_a_power_of_two_is_that_number(beta: float) -> None:
-    """Its inverse is exact: the results are those of the constant."""
+    """A power of two has an exact inverse: the results are those of the constant."""
     problem = problem_of(Sizes(20, 16, 16, 40), beta=beta)
     number, tensor = at(problem, 0.5), at(problem, np.full(20, 0.5, np.float32))
     of_number, of_tensor = (launched_forward(given) for given in (number, tensor))
     for name in of_number:
-        np.testing.assert_allclose(of_tensor[name], of_number[name], rtol=1e-6, atol=1e-7)
+        assert np.any(of_number[name] != 0.0) or name == "moment"
+        assert of_number[name].tobytes() == of_tensor[name].tobytes(), name
 
 
 @pytest.mark.parametrize("beta", BETAS)
 def test_other_temperatures_are_no_numbers(beta: float) -> None:
-    """What is outside of the range makes the position NaN, and no other one; an ignored position may have any."""
+    """A position becomes NaN where its temperature is outside of the range; an ignored position may have any."""
     problem = problem_of(Sizes(9, 16, 16, 40), beta=beta)
     labels = np.full(9, 3, np.int32)
     labels[7:] = problem.ignore_index

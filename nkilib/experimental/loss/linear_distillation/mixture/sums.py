@@ -132,10 +132,14 @@ class MixtureRows:
 
     def of_tiles(self, tiles: int) -> MixtureRows:
         """Return views of the first tiles."""
-        scalars = (self.student_bias_sbuf, self.teacher_bias_sbuf, self.ratio_bias_sbuf, self.opposite_bias_sbuf)
-        scales = (self.student_scale, self.teacher_scale, self.opposite_scale)
         return MixtureRows(
-            *(scalars_sbuf[:, 0:tiles] for scalars_sbuf in scalars), *(scale.part(0, tiles) for scale in scales)
+            self.student_bias_sbuf[:, 0:tiles],
+            self.teacher_bias_sbuf[:, 0:tiles],
+            self.ratio_bias_sbuf[:, 0:tiles],
+            self.opposite_bias_sbuf[:, 0:tiles],
+            self.student_scale.part(0, tiles),
+            self.teacher_scale.part(0, tiles),
+            self.opposite_scale.part(0, tiles),
         )
 
     def _keep_scales(self, student: Scale, teacher: Scale) -> None:
