@@ -8,6 +8,10 @@ They determine every branch of the kernels. :class:`LossOptions` are the user's 
 that PyTorch lacks, as keywords); :class:`Options` those of a launch; :class:`Launch` its tensors and sizes. The forward
 has two forms, with the exact maximum of every row or with a shift in its place; :func:`with_form` chooses the form.
 
+The needs of a forward or a backward in SBUF are :attr:`Options.forward_plan` and :attr:`Options.backward_plan`; the
+constants ``..._PLAN`` are those that tilings are chosen with, and :func:`shift_pays` compares the times of the two
+forms.
+
 Range checks of options are here, since torch and jax use them; those of tensors are in :mod:`.validation`.
 """
 
@@ -17,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 from nkilib.core.hardware import div_ceil
-from nkilib.core.host.options import is_number
+from nkilib.core.host.options import Numbers, is_number
 from nkilib.core.plan_limits import limited_shift_columns
 from nkilib.core.rows.batches import Batch, batches_of_core
 from nkilib.core.rows.checks import require
@@ -49,7 +53,7 @@ class RecipeOptions(TypedDict, total=False):
 
     logit_softcap: float | None
     lse_square_scale: float
-    temperature: float
+    temperature: float | Numbers
     exact_maximum: bool | None
 
 

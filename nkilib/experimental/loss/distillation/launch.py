@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from nkilib.core.host.options import is_integer
-from nkilib.core.loss_arguments import require_floats
+from nkilib.core.loss_arguments import require_float_tensor
 from nkilib.core.plan_limits import limited_batches
 from nkilib.core.rows.batches import Batch, batches_of_core
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
@@ -180,7 +180,7 @@ def validate(launch: Launch) -> None:
         f"both models must have one vocabulary",
     )
     for name, tensor_hbm in (("student_hbm", student_hbm), ("teacher_hbm", launch.teacher_hbm)):
-        require_floats(function, name, tensor_hbm.dtype)
+        require_float_tensor(function, name, tensor_hbm.dtype)
     _validate_options(launch)
     labels_hbm = launch.labels_hbm
     if labels_hbm is not None:

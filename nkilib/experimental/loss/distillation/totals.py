@@ -15,8 +15,7 @@ from math import log1p
 from typing import TYPE_CHECKING
 
 from nkilib.core.rows.scale import Scale
-from nkilib.core.rows.statistics import RowSums
-from nkilib.core.rows.tiles import difference, float32_like, product, scaled
+from nkilib.core.rows.tiles import RowSums, difference, float32_like, product, scaled
 from nkilib.experimental.loss.distillation.launch import POSITIONS, Launch
 from nkilib.experimental.loss.distillation.pair import Exponentials, RowTemperatures, add_nan_of_empty, row_tile
 from nkilib.nki import nisa, nl

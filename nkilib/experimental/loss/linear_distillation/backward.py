@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import log, log1p
 
+from nkilib.core import arithmetic
 from nkilib.core.hardware import PARTITIONS
-from nkilib.core.rows import arithmetic
 from nkilib.core.rows.scale import ONE, Scale
 from nkilib.core.rows.tiles import constant, difference, float32_like, product, scaled, selected
 from nkilib.experimental.loss.cross_entropy.softcap import through_cap

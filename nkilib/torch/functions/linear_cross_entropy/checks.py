@@ -36,6 +36,7 @@ from nkilib.torch.dispatch.checks import Caller, autocast_dtype
 from nkilib.torch.dispatch.memory import overlapping
 from nkilib.torch.functions.cross_entropy.checks import check_floating, check_indices, check_normalizer, checked_options
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES, DTYPES, Product
+from nkilib.torch.losses.temperatures import temperatures_of_rows
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class LinearArguments:
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         normalizer: the divisor of the mean.
         grad_weight_sum: the tensor to which the gradient of ``linear_weight`` is added.
+        temperature: the temperatures, if they are a tensor.
     """
 
     input: Tensor
@@ -61,6 +63,7 @@ class LinearArguments:
     reduction: str
     normalizer: Tensor | None
     grad_weight_sum: Tensor | None
+    temperature: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor | None]:
         """Return the arguments that are or may be tensors, by name."""
@@ -72,7 +75,12 @@ class LinearArguments:
             "weight": self.weight,
             "normalizer": self.normalizer,
             "grad_weight_sum": self.grad_weight_sum,
+            "temperature": self.temperature,
         }
+
+    def temperatures(self, caller: Caller) -> Tensor | None:
+        """Return the temperatures of the rows, see :func:`temperatures_of_rows`, which checks them."""
+        return temperatures_of_rows(caller, self.input, self.temperature, self.input.shape[:-1])
 
     @property
     def logits_shape(self) -> tuple[int, ...]:

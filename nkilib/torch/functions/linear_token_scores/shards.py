@@ -124,6 +124,7 @@ class VocabParallelTokenScores(torch.autograd.Function):
         target: Tensor,
         linear_bias: Tensor | None,
         grad_weight_sum: Tensor | None,
+        temperatures: Tensor | None,
         results: ScoreResults,
         options: dict[str, Any],
         group: dist.ProcessGroup | None,
@@ -136,6 +137,7 @@ class VocabParallelTokenScores(torch.autograd.Function):
             "log_sum": results.log_sum,
             "linear_bias": linear_bias,
             "entropy": results.entropy if options["with_entropy"] else None,
+            "temperatures": temperatures,
         }
         returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
         save_of_shard(ctx, _OF_SHARD, tensors, options, returned, grad_weight_sum)
@@ -171,7 +173,7 @@ def vocab_parallel_scores(
         group: the process group; None means all processes.
         wanted: the requested scores.
     """
-    input, linear_weight, target, linear_bias, _ = operands
+    input, linear_weight, target, linear_bias, _, temperatures = operands
     claims = {
         **claims_of_product(operands, product),
         **values_of(wanted),
@@ -186,6 +188,7 @@ def vocab_parallel_scores(
                 linear_weight.detach(),
                 target,
                 None if linear_bias is None else linear_bias.detach(),
+                temperatures,
                 **SHARD_STATISTICS.taken(keywords),
             )
         )

@@ -174,9 +174,9 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
     """Returns results that have been computed over all ranks, and gives them a derivative with respect to this rank's
     logits.
 
-    The arguments of ``apply`` are logits [N, width], target, class_weight of this rank's classes, weight_sum (of all
-    classes) and target_weight [N] as the backward kernel takes them, the results, the options of the operators, the
-    number of columns that are classes, and whether the gradient is written over the logits.
+    The arguments of ``apply`` are logits [N, width], target, class_weight of this rank's classes, temperatures,
+    weight_sum (of all classes) and target_weight [N] as the backward kernel takes them, the results, the options of the
+    operators, the number of columns that are classes, and whether the gradient is written over the logits.
     """
 
     @staticmethod
@@ -185,6 +185,7 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         logits: Tensor,
         target: Tensor,
         class_weight: Tensor | None,
+        temperatures: Tensor | None,
         weight_sum: Tensor | None,
         target_weight: Tensor | None,
         results: ForwardResults,
@@ -193,14 +194,14 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         inplace: bool,
     ) -> tuple[Tensor, ...]:
         entropy = results.entropy if options["with_entropy"] else None
-        kept = (weight_sum, target_weight, results.maximum, results.log_sum, entropy)
+        kept = (temperatures, weight_sum, target_weight, results.maximum, results.log_sum, entropy)
         ctx.save_for_backward(logits, target, class_weight, *kept)
         ctx.options, ctx.own_size, ctx.inplace = options, own_classes, inplace
         overwrites = inplace and ctx.needs_input_grad[0]
         ctx.overwritten = overwritten_input(BACKWARD, logits) if overwrites else None
         call = Call({"logits": logits, "target": target, "class_weight": class_weight}, options)
         returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
-        DERIVATIVE.mark_constants(ctx, call, returned, DERIVATIVE.needed(ctx.needs_input_grad[:3]))
+        DERIVATIVE.mark_constants(ctx, call, returned, DERIVATIVE.needed(ctx.needs_input_grad[:4]))
         return tuple(returned.values())
 
     @staticmethod
@@ -209,7 +210,8 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
             refuse_graph(BACKWARD)
         if ctx.overwritten is not None:
             ctx.overwritten.check()
-        logits, target, class_weight, weight_sum, target_weight, maximum, log_sum, entropy = ctx.saved_tensors
+        logits, target, class_weight, temperatures, weight_sum, target_weight, *saved = ctx.saved_tensors
+        maximum, log_sum, entropy = saved
         tensors = {
             "logits": logits if ctx.own_size == logits.shape[1] else logits[:, : ctx.own_size],
             "target": target,
@@ -218,10 +220,11 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
             "class_weight": class_weight,
             "target_weight": target_weight,
             "entropy": entropy,
+            "temperatures": temperatures,
         }
         call = Call(tensors, ctx.options)
         of_results = dict(zip(_DIFFERENTIABLE, grads, strict=True))
-        upstream, needed = DERIVATIVE.upstream(call, of_results), DERIVATIVE.needed(ctx.needs_input_grad[:3])
+        upstream, needed = DERIVATIVE.upstream(call, of_results), DERIVATIVE.needed(ctx.needs_input_grad[:4])
         call = call.replaced(upstream)
         if ctx.overwritten is not None:
             ctx.overwritten.check(logits)
@@ -229,7 +232,7 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         others, gradient = probability_gradients(call, needed), None
         if upstream and needed["logits"]:
             gradient = _gradient(logits, with_weight_sum(call, weight_sum), ctx.inplace)
-        return gradient, others.get("target"), others.get("class_weight"), *([None] * 6)
+        return gradient, others.get("target"), others.get("class_weight"), *([None] * 7)
 
 
 def vocab_parallel_results(
@@ -237,6 +240,7 @@ def vocab_parallel_results(
     logits: Tensor,
     target: Tensor,
     class_weight: Tensor | None,
+    temperatures: Tensor | None,
     options: LossOptions,
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
@@ -252,6 +256,7 @@ def vocab_parallel_results(
         logits: this rank's logits [N, width], padding included.
         target: class indices [N] over all ranks, or probabilities [N, classes of this rank].
         class_weight: [V] float32, or None.
+        temperatures: [N] or [1] float32, or None.
         options: the options of the loss.
         shards: the shards of all ranks.
         group: the process group; None means all processes.
@@ -261,6 +266,7 @@ def vocab_parallel_results(
     """
     soft = target.is_floating_point()
     own_weight = shards.own(class_weight)
+    claims = {**claims, "temperature (a tensor)": temperatures is not None}
     keywords = values_of(options, shards.columns, wanted)
     asked_for = {**keywords, "with_distance_sum": soft or options.label_smoothing > 0.0}
     with torch.no_grad():
@@ -268,12 +274,13 @@ def vocab_parallel_results(
             logits[:, : shards.own_size].detach(),
             target.detach(),
             own_weight,
+            temperatures,
             **SHARD_STATISTICS.taken(asked_for),
         )
         whole = combined_results(
             caller, ShardStatistics(*own), target, class_weight, options, shards, group, wanted.with_logprob, claims
         )
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelCrossEntropy.apply
-    tensors = (logits, target, own_weight, whole.weight_sum, whole.target_weight)
+    tensors = (logits, target, own_weight, temperatures, whole.weight_sum, whole.target_weight)
     outputs = apply(*tensors, whole.results, keywords, shards.own_size, inplace)
     return whole.results._replace(**dict(zip(_DIFFERENTIABLE, outputs, strict=True)))

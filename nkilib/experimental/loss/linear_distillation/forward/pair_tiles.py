@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nkilib.core.arithmetic import multiply_on_gpsimd
 from nkilib.core.hardware import PARTITIONS
-from nkilib.core.rows.arithmetic import multiply_on_gpsimd
 from nkilib.core.rows.sbuf import Ring
 from nkilib.core.rows.scale import RowScale
 from nkilib.core.rows.statistics import Place, Statistics
