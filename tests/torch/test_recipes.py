@@ -244,18 +244,19 @@ def of_each_position(values: Values, distributions: Callable[[Any], list[float]]
     return sum(losses) / len(losses)
 
 
-LOWEST, LARGEST = -3.5, 0.5  # limits that some of the values reach
+# Limits that some of the values reach.
+FORWARD_LIMITS, REVERSE_LIMITS = {"lowest": -3.5, "largest": 1.0}, {"lowest": -3.5, "largest": 0.4}
 
 
-def clamped(values: Values, is_reverse: bool = False) -> float:
+def clamped(values: Values, lowest: float, largest: float, is_reverse: bool = False) -> float:
     """The mean over valid positions of the K terms, each limited as verl does."""
     losses = []
     for b, s in zip(*np.nonzero(values["mask"]), strict=True):
         terms = 0.0
         for teacher, student in zip(values["teacher"][b, s], values["student"][b, s], strict=True):
-            log_p, log_q = max(teacher, LOWEST), max(student, LOWEST)
+            log_p, log_q = max(teacher, lowest), max(student, lowest)
             terms += math.exp(log_q) * (log_q - log_p) if is_reverse else math.exp(log_p) * (log_p - log_q)
-        losses.append(min(max(terms, 0.0), LARGEST))
+        losses.append(min(max(terms, 0.0), largest))
     return sum(losses) / len(losses)
 
 
@@ -274,7 +275,6 @@ def renormalized(logprobs: Any) -> list[float]:
 # By recipe: its inputs, those that have a derivative, what else it is given, and its formula.
 TOKENS = ("logprob", "old", "advantage", "mask")
 PAIR = ("student", "teacher", "mask")
-LIMITS = {"lowest": LOWEST, "largest": LARGEST}
 CASES: Mapping[str, tuple[tuple[str, ...], dict[str, Any], Callable[[Values], float]]] = {
     "ppo": (TOKENS, {}, ppo),
     "grpo": (("logprob", "old", "ref", "advantage", "mask"), {}, grpo),
@@ -300,8 +300,12 @@ CASES: Mapping[str, tuple[tuple[str, ...], dict[str, Any], Callable[[Values], fl
         lambda argument: of_each_position(argument, renormalized, is_reverse=True),
     ),
     "topk_forward_terms": (PAIR, {}, lambda argument: of_each_position(argument, bare)),
-    "topk_forward_clamped": (PAIR, LIMITS, clamped),
-    "topk_reverse_clamped": (PAIR, LIMITS, lambda argument: clamped(argument, is_reverse=True)),
+    "topk_forward_clamped": (PAIR, FORWARD_LIMITS, lambda argument: clamped(argument, **FORWARD_LIMITS)),
+    "topk_reverse_clamped": (
+        PAIR,
+        REVERSE_LIMITS,
+        lambda argument: clamped(argument, **REVERSE_LIMITS, is_reverse=True),
+    ),
 }
 OF_EACH_TYPE = ("gspo_token", "luspo", "vespo", "topk_forward_clamped", "topk_reverse_clamped")
 DIFFERENTIATED = {"logprob", "chosen", "rejected", "student"}
@@ -358,9 +362,15 @@ def test_a_recipe_and_its_gradient_are_those_of_the_formula(name: str) -> None:
 @pytest.mark.parametrize("name", ["topk_forward_clamped", "topk_reverse_clamped"])
 def test_each_limit_of_the_terms_has_an_effect(name: str) -> None:
     tensors = {item: as_tensor(values) for item, values in likeliest().items()}
-    limited = RECIPES[name](**tensors, **LIMITS)
+    _, limits, _ = CASES[name]
+    limited = RECIPES[name](**tensors, **limits)
     for limit, without in (("lowest", -math.inf), ("largest", math.inf)):
-        assert abs(RECIPES[name](**tensors, **{**LIMITS, limit: without}) - limited) > 1e-3
+        assert abs(RECIPES[name](**tensors, **{**limits, limit: without}) - limited) > 1e-3
+    shift = 0.5 if name == "topk_forward_clamped" else -0.5  # makes all sums negative
+    student = (tensors["teacher"] + shift).requires_grad_()
+    loss = RECIPES[name](student, tensors["teacher"], tensors["mask"])
+    loss.backward()
+    assert loss == 0.0 and not student.grad.any()
 
 
 def test_every_loss_of_the_page_is_compared() -> None:
