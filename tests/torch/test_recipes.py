@@ -359,6 +359,19 @@ def test_a_recipe_and_its_gradient_are_those_of_the_formula(name: str) -> None:
         np.testing.assert_allclose(tensors[element].grad.numpy(), exact, rtol=2e-5, atol=3e-8)
 
 
+def test_tokens_of_one_advantage_make_both_forms_of_gspo_equal() -> None:
+    values = tokens()
+    answered = values["mask"].any(-1)  # GSPO counts an answer without tokens with a ratio of 1
+    logprob, old, advantage, mask = (as_tensor(values[item][answered]) for item in TOKENS)
+    results = []
+    for name in ("gspo", "gspo_token"):
+        leaf = logprob.clone().requires_grad_()
+        loss = RECIPES[name](leaf, old, advantage, mask, low=0.1, high=0.3)
+        results.append((loss.detach(), *torch.autograd.grad(loss, leaf)))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-7)
+    assert results[0][1].norm() > 0.05
+
+
 @pytest.mark.parametrize("name", ["topk_forward_clamped", "topk_reverse_clamped"])
 def test_each_limit_of_the_terms_has_an_effect(name: str) -> None:
     tensors = {item: as_tensor(values) for item, values in likeliest().items()}
