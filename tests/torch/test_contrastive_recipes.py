@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy, normalize
 
-from nkilib.experimental.loss.linear_cross_entropy.host.guarantees import backward_workspace_bytes
+from nkilib.experimental.loss.linear_cross_entropy.registry_entry import backward_workspace_bytes
 from tests.torch.recipe_blocks import RECIPES_PAGE, names_of
 from tests.torch.telling import UNIT, assert_telling
 
