@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -243,8 +244,10 @@ class LazyLogits:
         """Return the logits as a tensor, which is computed once, by the functions that were called on the object.
 
         Raises:
-            RuntimeError: the hidden states or the parameters of the output layer have changed since.
+            RuntimeError: the hidden states or the parameters of the output layer have changed since; or this is the
+                forward of a ``torch.autograd.Function`` that got the object.
         """
+        _check_outside_of_functions(self)
         if self._computed is None:
             self.call.check_unchanged()
             made = self.made
@@ -281,6 +284,31 @@ def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _check_outside_of_functions(logits: LazyLogits) -> None:
+    """Reject logits within the forward of a ``torch.autograd.Function`` that got them as an argument: autograd sees no
+    tensor there, so no gradient would flow back to the model, and nothing would say so.
+
+    Raises:
+        RuntimeError: if the check fails.
+    """
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not logits.requires_grad:
+        return
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        if frame.f_code is _APPLY:
+            caller, given = frame.f_locals["cls"], (*frame.f_locals["args"], *frame.f_locals["kwargs"].values())
+            if any(isinstance(item, LazyLogits) and item.call is logits.call for item in given):
+                raise RuntimeError(
+                    f"{FUSE}: {caller.__name__}, a torch.autograd.Function, must get its logits as a tensor, got "
+                    f"logits that are not computed, to which it would pass no gradient; call it with "
+                    f"logits.compute(), or leave the model as it is"
+                )
+        frame = frame.f_back
+
+
+_APPLY: Final = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
 def _called(name: str, logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
     """Call a method."""
     return _applied(name, getattr(Tensor, name), (logits, *args), kwargs)
@@ -291,6 +319,8 @@ def _applied(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwa
     if "input" in kwargs:
         args, kwargs = (kwargs["input"], *args), {key: value for key, value in kwargs.items() if key != "input"}
     lazy = list(_lazy_in((args, kwargs)))
+    for logits in lazy:
+        _check_outside_of_functions(logits)
     if args and all(logits._computed is None for logits in lazy):
         result = _without_logits(name, function, args, kwargs, lazy)
         if result is not None:
