@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from types import EllipsisType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from nkilib.experimental.loss.cross_entropy.launch import OPTION_MAX, SOFTCAP_MI
 from nkilib.experimental.loss.linear.launch import LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
 from nkilib.torch.dispatch.checks import autocast_dtype
 from nkilib.torch.dispatch.operator import FLOAT_DTYPES
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Kind(Enum):
@@ -38,6 +41,14 @@ class Kind(Enum):
     P_Z = "p z"
 
 
+class Placed(Enum):
+    """The kind of tensor that the computed logits are, which depends on the ranks that share the output layer."""
+
+    TENSOR = "a tensor with all classes"
+    SPREAD = "a DTensor whose classes are sharded"
+    REPLICATED = "a DTensor that every rank has whole"
+
+
 @dataclass(frozen=True, eq=False)
 class Term:
     """A product of hidden states with the weight of a layer, and a bias.
@@ -48,12 +59,14 @@ class Term:
         parameters: views of its weight and of its bias, if it has one. What looks for the graph that an output depends
             on, as DistributedDataParallel does, finds it here.
         factor: multiplies the product, if it is one of a sum.
+        mesh: the ranks over which the classes of the layer are spread; None: this rank has all of them.
     """
 
     hidden: Tensor
     layer: nn.Linear
     parameters: tuple[Tensor, ...]
     factor: float = 1.0
+    mesh: DeviceMesh | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +84,8 @@ class Form:
         kind: the function of the logits over the classes.
         factor: multiplies that function; 1 for the logits themselves.
         is_detached: whether no gradient flows back from it.
+        placed: the kind of tensor that the computed logits are. The shape is that of all classes, and the hidden
+            states are no DTensor.
     """
 
     terms: tuple[Term, ...]
@@ -82,6 +97,12 @@ class Form:
     kind: Kind = Kind.LOGITS
     factor: float = 1.0
     is_detached: bool = False
+    placed: Placed = Placed.TENSOR
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """The ranks over which the classes are spread; None: every rank has all of them."""
+        return self.terms[0].mesh
 
     @property
     def hidden(self) -> Tensor:
@@ -518,6 +539,29 @@ _records("softmax")(_normalized(Kind.SOFTMAX))
 def _exponential(form: Form) -> Form | None:
     is_log = form.kind is Kind.LOG_SOFTMAX and form.factor == 1.0
     return replace(form, kind=Kind.SOFTMAX) if is_log else None
+
+
+@_records("redistribute")
+def _redistributed(
+    form: Form, device_mesh: Any = None, placements: Any = None, *, async_op: bool = False
+) -> Form | None:
+    if device_mesh not in (None, form.mesh) or placements is None or len(placements) != 1:
+        return None
+    if placements[0].is_replicate():
+        return replace(form, placed=Placed.REPLICATED)
+    is_same = placements[0].is_shard() and placements[0].dim % form.ndim == form.class_dim
+    return form if is_same and form.placed is Placed.SPREAD else None
+
+
+@_records("to_local")
+def _localized(form: Form, *, grad_placements: Any = None) -> Form | None:
+    is_whole = form.placed is Placed.REPLICATED and grad_placements is None
+    return replace(form, placed=Placed.TENSOR) if is_whole else None
+
+
+@_records("full_tensor")
+def _gathered(form: Form, *, grad_placements: Any = None) -> Form | None:
+    return replace(form, placed=Placed.TENSOR) if grad_placements is None else None
 
 
 def _joining(name: str) -> Function:
