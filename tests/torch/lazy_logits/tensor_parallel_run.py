@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Processes that share the classes of an output layer, by PyTorch's ``ColwiseParallel``: ``python -m ... DIRECTORY``."""
+"""Processes that share the classes of an output layer by ``ColwiseParallel``: ``python -m ... DIRECTORY``."""
 
 from __future__ import annotations
 
@@ -95,8 +95,9 @@ def _step(made: Model, loss: Loss, is_local: bool) -> dict[str, Any]:
     """The loss of a model with all its gradients."""
     from torch.distributed.tensor import Replicate, distribute_tensor
 
-    mesh: Any = made.head.weight.device_mesh
-    value = loss(made(inputs()), TARGET if is_local else distribute_tensor(TARGET, mesh, [Replicate()]))
+    weight: Any = made.head.weight
+    target = TARGET if is_local else distribute_tensor(TARGET, weight.device_mesh, [Replicate()])
+    value = loss(made(inputs()), target)
     value.backward()
     gradients = {name: parameter.grad for name, parameter in made.named_parameters()}
     found = {name: _whole(gradient) for name, gradient in gradients.items() if gradient is not None}
