@@ -4,7 +4,8 @@
 """A stand-in for the interface of Optimum Neuron 0.4.5: its models, their loss, and the loss of its trainer.
 
 It was written for these tests from what the release's wheel takes and returns, because that imports
-``neuronx_distributed``, of which the public package index has only a placeholder. As a program it trains on two processes: ``python -m ... DIRECTORY``.
+``neuronx_distributed``, of which the public package index has only a placeholder. As a program it trains on two
+processes: ``python -m ... DIRECTORY``.
 """
 
 from __future__ import annotations

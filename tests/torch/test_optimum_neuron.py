@@ -3,7 +3,8 @@
 
 """The page docs/how_to/optimum_neuron.md about Optimum Neuron 0.4.5, with a stand-in for its interface.
 
-The wheel cannot be imported without ``neuronx_distributed``, which no CPU can have. ``optimum_stand_in`` has models, loss and trainer of our own writing that take and return what those of the release do.
+The wheel cannot be imported without ``neuronx_distributed``, which no CPU can have. ``optimum_stand_in`` has models,
+loss and trainer of our own writing that take and return what those of the release do.
 """
 
 from __future__ import annotations
