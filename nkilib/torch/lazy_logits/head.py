@@ -384,9 +384,10 @@ def _linear_layers(output_layer: nn.Module) -> list[nn.Linear]:
     classes = max((layer.out_features for layer in layers), default=0)
     if not layers or (isinstance(output_layer, nn.Linear) and output_layer.out_features != classes):
         kind = class_before_sharding(output_layer)
+        state = " with a forward of its own" if _FORWARD in vars(output_layer) else ""
         warnings.warn(
             f"{FUSE}: the output layer must be a torch.nn.Linear, or PEFT's wrapper around one, got "
-            f"{kind.__module__}.{kind.__qualname__}, whose logits are computed as before; {_HEAD_REMEDY}",
+            f"{kind.__module__}.{kind.__qualname__}{state}, whose logits are computed as before; {_HEAD_REMEDY}",
             LogitsComputedWarning,
             stacklevel=4,
         )
