@@ -36,6 +36,7 @@ navigation = {
         "how_to/training_loop",
         "how_to/hugging_face",
         "how_to/trl",
+        "how_to/optimum_neuron",
         "how_to/torchtitan",
         "how_to/reinforcement_learning",
         "how_to/loss_recipes",
@@ -76,7 +77,7 @@ navigation = {
         "explanation/simulator",
         "explanation/performance_model",
     ],
-    "Evidence": ["evidence/measurements", "evidence/model_figures", "evidence/peers"],
+    "Evidence": ["evidence/measurements", "evidence/model_figures", "evidence/memory", "evidence/peers"],
     "Contributing": ["how_to/contribute", "how_to/add_a_loss", "how_to/newcomers_path", "changelog"],
 }
 

@@ -27,13 +27,13 @@ from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_
 from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.functions.output_layer import results_in_forward
+from nkilib.torch.functions.vocab_parallel.linear_functional import vocab_parallel_linear_cross_entropy
 from nkilib.torch.lazy_logits.form import Form, Kind
-from nkilib.torch.lazy_logits.logits import CONSUMERS, LazyLogits, whole
+from nkilib.torch.lazy_logits.logits import CONSUMERS, OWN_LOSS, LazyLogits, replicated, whole
 from nkilib.torch.lazy_logits.transformations import registering
 
 _IGNORED: Final = -100
 _consumes: Final = registering(CONSUMERS)
-
 # A function of hidden states [..., D], targets, weight [V, D] and bias.
 _OfOperands = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, ...]]
 
@@ -77,6 +77,9 @@ def _results(logits: LazyLogits, target: Tensor, function: _OfOperands) -> tuple
         if form.is_detached or not call.mode.is_grad_enabled:
             stack.enter_context(torch.no_grad())
         hidden = _features_last(form)
+        if form.mesh is not None:
+            layer = form.terms[0].layer
+            return function(replicated(hidden, form.mesh), target, layer.weight, layer.bias)
         if len(form.terms) == 1:
             layer = form.terms[0].layer
 
@@ -131,8 +134,12 @@ def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_ou
     options = logits.call.options
     smoothing, lse_square_scale = options.of_loss(loss.label_smoothing, logits.call.term.layer.training)
 
+    has_one_launch = form.mesh is None and loss.reduction != "none" and not return_outputs
+    limit = {"memory_limit": options.memory_limit} if has_one_launch else {}
+    function: Callable[..., Any] = linear_cross_entropy if form.mesh is None else vocab_parallel_linear_cross_entropy
+
     def of_operands(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-        result = linear_cross_entropy(
+        result = function(
             hidden,
             weight,
             target,
@@ -143,11 +150,11 @@ def _loss(logits: LazyLogits, form: Form, target: Tensor, loss: _Loss, return_ou
             label_smoothing=smoothing,
             lse_square_scale=lse_square_scale + loss.lse_square_scale,
             compute_dtype=_compute_dtype(logits),
-            memory_limit=None if loss.reduction == "none" or return_outputs else options.memory_limit,
             logit_scale=form.scale,
             logit_softcap=form.cap,
             normalizer=loss.normalizer,
             return_outputs=return_outputs,
+            **limit,
         )
         return (result,) if isinstance(result, Tensor) else tuple(cast(Iterable[Tensor], result))
 
@@ -194,7 +201,7 @@ def _nll_loss(
     return _loss_of_torch(input, target, _Loss(weight, ignore_index, reduction))
 
 
-@_consumes("nkilib_cross_entropy")
+@_consumes(OWN_LOSS)
 def _own_cross_entropy(
     input: LazyLogits,
     target: Tensor,
@@ -339,7 +346,7 @@ def _sum(
         total = -_score(input, "entropy")
     elif form.kind is Kind.P_Z:
         total = _score(input, "lse") - _score(input, "entropy")
-    elif form.kind is Kind.LOG_SOFTMAX and form.cap is None:
+    elif form.kind is Kind.LOG_SOFTMAX and form.cap is None and form.mesh is None:
         total = _sum_of_logits(input) - form.classes * _score(input, "lse")
     else:
         return None
@@ -360,7 +367,8 @@ def _kl_div(
         return None
     student, teacher = input.form, target.form
     is_known = _is_log_softmax(student) and _is_log_softmax(teacher) and student.shape == teacher.shape
-    is_known = is_known and student.is_last and teacher.is_last and len(student.terms) == len(teacher.terms) == 1
+    is_known = is_known and student.is_last and teacher.is_last and student.mesh is None
+    is_known = is_known and len(student.terms) == len(teacher.terms) == 1
     if not is_known or reduction not in ("mean", "sum", "batchmean") or target.requires_grad:
         return None
     layer = teacher.terms[0].layer

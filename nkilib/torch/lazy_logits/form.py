@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from nkilib.experimental.loss.cross_entropy.launch import OPTION_MAX, SOFTCAP_MIN
 from nkilib.experimental.loss.linear.launch import LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Kind(Enum):
@@ -29,6 +33,14 @@ class Kind(Enum):
     P_Z = "p z"
 
 
+class Placed(Enum):
+    """The kind of tensor that the computed logits are, which depends on the ranks that share the output layer."""
+
+    TENSOR = "a tensor with all classes"
+    SPREAD = "a DTensor whose classes are sharded"
+    REPLICATED = "a DTensor that every rank has whole"
+
+
 @dataclass(frozen=True, eq=False)
 class Term:
     """A product of hidden states with the weight of a layer, and a bias.
@@ -39,12 +51,14 @@ class Term:
         parameters: views of its weight and of its bias, if it has one. What looks for the graph that an output depends
             on, as DistributedDataParallel does, finds it here.
         factor: multiplies the product, if it is one of a sum.
+        mesh: the ranks over which the classes of the layer are spread; None: this rank has all of them.
     """
 
     hidden: Tensor
     layer: nn.Linear
     parameters: tuple[Tensor, ...]
     factor: float = 1.0
+    mesh: DeviceMesh | None = None
 
 
 def _near(number: float) -> float:
@@ -67,6 +81,8 @@ class Form:
         kind: the function of the logits over the classes.
         factor: multiplies that function; 1 for the logits themselves.
         is_detached: whether no gradient flows back from it.
+        placed: the kind of tensor that the computed logits are. The shape is that of all classes, and the hidden
+            states are no DTensor.
     """
 
     terms: tuple[Term, ...]
@@ -78,6 +94,12 @@ class Form:
     kind: Kind = Kind.LOGITS
     factor: float = 1.0
     is_detached: bool = False
+    placed: Placed = Placed.TENSOR
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """The ranks over which the classes are spread; None: every rank has all of them."""
+        return self.terms[0].mesh
 
     @property
     def hidden(self) -> Tensor:

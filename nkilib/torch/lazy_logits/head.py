@@ -11,7 +11,7 @@ without logits.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 import torch
@@ -29,7 +29,7 @@ from nkilib.torch.dispatch.operator import FLOAT_DTYPES
 from nkilib.torch.functions.cross_entropy.checks import checked_options
 from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit
 from nkilib.torch.functions.output_layer import class_before_sharding, has_only_hooks_of_fsdp, is_fully_sharded
-from nkilib.torch.lazy_logits.form import Form, Term
+from nkilib.torch.lazy_logits.form import Form, Placed, Term
 from nkilib.torch.lazy_logits.logits import CALLER, HeadCall, LazyLogits, Mode, versions_of
 from nkilib.torch.lazy_logits.record import CHOICES, FUSE, FusedCalls, FusedOptions, LogitsComputedWarning
 
@@ -81,13 +81,31 @@ def _reason_for_logits(layer: nn.Linear, hidden: Tensor) -> str | None:
     is_cast = autocast_dtype(hidden.device) is not None or is_fully_sharded(layer)
     if not set(dtypes) <= set(FLOAT_DTYPES) or not (is_cast or dtypes[0] == dtypes[1]):
         return f"its input is {dtypes[0]} and its weight {dtypes[1]}"
-    if dtensor(hidden) is not None or (dtensor(layer.weight) is not None and not is_fully_sharded(layer)):
-        return "its input or its weight is a DTensor"
+    is_distributed = dtensor(hidden) is not None or (dtensor(layer.weight) is not None and not is_fully_sharded(layer))
+    if is_distributed and (torch.compiler.is_compiling() or not _is_spread_by_classes(layer, hidden)):
+        return (
+            "its input or its weight is a DTensor; nkilib.torch.vocab_parallel_linear_cross_entropy takes hidden "
+            "states and the rows of each rank"
+        )
     if any(hasattr(parameter, "ds_status") for parameter in layer.parameters()):
         return "ZeRO-3 of DeepSpeed shards the weight"
     if is_fully_sharded(layer) and not has_only_hooks_of_fsdp(layer):
         return "fully_shard got it alone, and it has hooks of others, which would not run"
     return None
+
+
+def _is_spread_by_classes(layer: nn.Linear, hidden: Tensor) -> bool:
+    """Return whether each rank of a mesh of one dimension has all hidden states and a part of the classes, as
+    ``ColwiseParallel`` of PyTorch leaves them.
+    """
+    placed, parameters = dtensor(hidden), [dtensor(parameter) for parameter in layer.parameters()]
+    if placed is None or is_fully_sharded(layer) or len(placed.placements) != 1:
+        return False
+    is_of_classes = all(
+        item is not None and item.device_mesh == placed.device_mesh and item.placements[0].is_shard(0)
+        for item in parameters
+    )
+    return is_of_classes and placed.placements[0].is_replicate() and layer.weight.shape[0] == layer.out_features
 
 
 @dataclass(eq=False)
@@ -144,6 +162,10 @@ class FusedHead:
         term = Term(hidden, layer, _parameters_of(layer))
         versions = None if torch.compiler.is_compiling() else versions_of(term)
         form = Form((term,), hidden.dim() - 1, layer.out_features, _dtype_of_logits(layer, hidden))
+        placed = dtensor(hidden)
+        if placed is not None:
+            local = replace(term, hidden=placed.to_local(), mesh=placed.device_mesh)
+            form = replace(form, terms=(local,), placed=Placed.SPREAD)
         return LazyLogits(form, HeadCall(self.options, term, Mode.current(hidden.device), versions))
 
 
@@ -245,9 +267,10 @@ def _linear_layers(output_layer: nn.Module) -> list[nn.Linear]:
     classes = max((layer.out_features for layer in layers), default=0)
     if not layers or (isinstance(output_layer, nn.Linear) and output_layer.out_features != classes):
         kind = class_before_sharding(output_layer)
+        state = " with a forward of its own" if _FORWARD in vars(output_layer) else ""
         warnings.warn(
             f"{FUSE}: the output layer must be a torch.nn.Linear, or PEFT's wrapper around one, got "
-            f"{kind.__module__}.{kind.__qualname__}, whose logits are computed as before; {_HEAD_REMEDY}",
+            f"{kind.__module__}.{kind.__qualname__}{state}, whose logits are computed as before; {_HEAD_REMEDY}",
             LogitsComputedWarning,
             stacklevel=4,
         )
@@ -332,7 +355,7 @@ def fuse_linear_loss(
 
     Args:
         model: any module; ``torch.nn.parallel``, ``fully_shard``, ``peft`` and ``accelerate`` may wrap it before or
-            after.
+            after, and ``ColwiseParallel`` may shard its output layer.
         head: the output layer, or its path in the model; None: what ``get_output_embeddings()`` returns. It must be a
             ``torch.nn.Linear``, or PEFT's wrapper around one.
         evaluation: return lazy logits after ``model.eval()`` and under ``torch.no_grad()`` too.

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -30,14 +31,19 @@ from nkilib.torch.dispatch.checks import Caller, autocast_dtype
 from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.functions.output_layer import results_in_forward
 from nkilib.torch.functions.vocab_parallel.linear_placement import averaged
-from nkilib.torch.lazy_logits.form import Form, Term
+from nkilib.torch.lazy_logits.form import Form, Placed, Term
 from nkilib.torch.lazy_logits.record import FUSE, FusedOptions
 from nkilib.torch.lazy_logits.transformations import RECORDED, Handler
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 CALLER: Final = Caller(FUSE, "the input of the output layer", "hidden states", "the logits of the model")
 # By name, the functions of torch that kernels compute. The module ``consumers`` fills it.
 CONSUMERS: Final[dict[str, Handler]] = {}
-
+# The loss of this library among them, whose result is no DTensor even for logits that are one.
+OWN_LOSS: Final = "nkilib_cross_entropy"
 # Functions that change their first argument; beside these, all whose names end with one underscore.
 _IN_PLACE: Final = frozenset(
     f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "pow", "and", "or")
@@ -134,8 +140,15 @@ class HeadCall:
         """Reject logits of hidden states or parameters that have changed since.
 
         Raises:
-            RuntimeError: they have.
+            RuntimeError: they have; or ``fully_shard`` has sharded parameters again that tensor parallelism shards too.
         """
+        placed, hidden = dtensor(self.term.layer.weight), dtensor(self.term.hidden)
+        if placed is not None and hidden is not None and placed.device_mesh != hidden.device_mesh:
+            raise RuntimeError(
+                f"{FUSE}: an output layer whose classes are spread over ranks must keep its weight until the logits "
+                f"are used, got one that fully_shard has sharded again after the forward; pass "
+                f"reshard_after_forward=False to fully_shard for the whole model, or compute the loss inside of it"
+            )
         if self.versions is not None and versions_of(self.term) != self.versions:
             raise RuntimeError(
                 f"{FUSE}: the logits of this call must be used before its hidden states and the parameters of the "
@@ -149,6 +162,13 @@ def versions_of(term: Term) -> tuple[int, ...]:
     return tuple(0 if tensor.is_inference() else tensor._version for tensor in (term.hidden, *term.parameters))
 
 
+def replicated(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return a tensor that every rank has whole as a DTensor."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
+
+
 def whole(parameter: Tensor) -> Tensor:
     """Return a parameter, gathered if ``fully_shard`` has left it sharded after the forward of the root."""
     placed = dtensor(parameter)
@@ -156,6 +176,8 @@ def whole(parameter: Tensor) -> Tensor:
 
 
 def _linear(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
+    if dtensor(hidden) is not None:
+        return (F.linear(hidden, weight, bias),)
     return (F.linear(hidden, whole(weight), None if bias is None else whole(bias)),)
 
 
@@ -279,8 +301,10 @@ class LazyLogits:
         """Return the logits as a tensor, which is computed once, by the functions that were called on the object.
 
         Raises:
-            RuntimeError: the hidden states or the parameters of the output layer have changed since.
+            RuntimeError: the hidden states or the parameters of the output layer have changed since; or this is the
+                forward of a ``torch.autograd.Function`` that got the object.
         """
+        _check_outside_of_functions(self)
         if self._computed is None:
             self.call.check_unchanged()
             made = self.made
@@ -300,12 +324,18 @@ class LazyLogits:
         return self.compute()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or not hasattr(Tensor, name):
+        kind = _kind_of(self.form)
+        if name.startswith("__") or not hasattr(kind, name):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         if name in _OF_HIDDEN:
             return getattr(self.form.hidden, name)
-        if callable(getattr(Tensor, name)):
-            return functools.partial(_called, name, self)
+        if name == "placements":
+            return _placements_of(self.form)
+        if name == "device_mesh":
+            return self.form.mesh
+        function = getattr(kind, name)
+        if callable(function):
+            return functools.partial(_called, name, function, self)
         return getattr(self._tensor(name), name)
 
     @classmethod
@@ -315,6 +345,47 @@ class LazyLogits:
 
 def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
+
+
+def _check_outside_of_functions(logits: LazyLogits) -> None:
+    """Reject logits within the forward of a ``torch.autograd.Function`` that got them as an argument: autograd sees no
+    tensor there, so no gradient would flow back to the model, and nothing would say so.
+
+    Raises:
+        RuntimeError: if the check fails.
+    """
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not logits.requires_grad:
+        return
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        if frame.f_code is _APPLY:
+            caller, given = frame.f_locals["cls"], (*frame.f_locals["args"], *frame.f_locals["kwargs"].values())
+            if any(isinstance(item, LazyLogits) and item.call is logits.call for item in given):
+                raise RuntimeError(
+                    f"{FUSE}: {caller.__name__}, a torch.autograd.Function, must get its logits as a tensor, got "
+                    f"logits that are not computed, to which it would pass no gradient; call it with "
+                    f"logits.compute(), or leave the model as it is"
+                )
+        frame = frame.f_back
+
+
+_APPLY: Final = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
+def _kind_of(form: Form) -> type[Tensor]:
+    """Return the class that the computed logits have."""
+    if form.placed is Placed.TENSOR:
+        return Tensor
+    from torch.distributed.tensor import DTensor
+
+    return DTensor
+
+
+def _placements_of(form: Form) -> tuple[Any, ...]:
+    """Return the placements of the DTensor that the computed logits are."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    return (Shard(form.class_dim) if form.placed is Placed.SPREAD else Replicate(),)
 
 
 def _lazy_in(value: Any) -> Iterator[LazyLogits]:
@@ -428,10 +499,16 @@ def _without_logits(
     is_consumer = name in CONSUMERS and isinstance(first, LazyLogits)
     if not is_consumer or not FEATURES_MIN <= first.form.num_features <= FEATURES_MAX:
         return None
+    form: Form = first.form
+    if form.mesh is not None and form.classes != form.terms[0].layer.out_features:
+        return None
     result = CONSUMERS[name](args, kwargs)
-    if result is not None:
-        first.call.options.calls.count(name)
-    return result
+    if result is None:
+        return None
+    first.call.options.calls.count(name)
+    if form.mesh is None or form.placed is Placed.TENSOR or name == OWN_LOSS:
+        return result
+    return replicated(result, form.mesh)
 
 
 def _applied(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -439,6 +516,8 @@ def _applied(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwa
     if "input" in kwargs:
         args, kwargs = (kwargs["input"], *args), {key: value for key, value in kwargs.items() if key != "input"}
     lazy = list(_lazy_in((args, kwargs)))
+    for logits in lazy:
+        _check_outside_of_functions(logits)
     if args and all(logits._computed is None for logits in lazy):
         result = _without_logits(name, function, args, kwargs, lazy)
         if result is not None:
@@ -450,9 +529,9 @@ def _applied(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwa
     return function(*_replaced(args, tensors), **_replaced(kwargs, tensors))
 
 
-def _called(name: str, logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
+def _called(name: str, function: Callable[..., Any], logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
     """Call a method."""
-    return _applied(name, getattr(Tensor, name), (logits, *args), kwargs)
+    return _applied(name, function, (logits, *args), kwargs)
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -466,4 +545,6 @@ def _operator(name: str) -> Callable[..., Any]:
 for _name in (*(f"__{name}__" for name in _OPERATORS), *_IN_PLACE):
     if hasattr(Tensor, _name):
         setattr(LazyLogits, _name, _operator(_name))
+
+
 LazyLogits.__hash__ = object.__hash__  # type: ignore[method-assign]

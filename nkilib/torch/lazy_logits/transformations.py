@@ -24,7 +24,7 @@ from torch import Tensor
 
 from nkilib.torch.dispatch.checks import autocast_dtype
 from nkilib.torch.dispatch.operator import FLOAT_DTYPES
-from nkilib.torch.lazy_logits.form import Form, Kind
+from nkilib.torch.lazy_logits.form import Form, Kind, Placed
 
 Function = Callable[..., Any]
 
@@ -396,6 +396,8 @@ def _normalized(kind: Kind) -> Function:
 
 
 _records("log_softmax")(_normalized(Kind.LOG_SOFTMAX))
+
+
 _records("softmax")(_normalized(Kind.SOFTMAX))
 
 
@@ -403,6 +405,29 @@ _records("softmax")(_normalized(Kind.SOFTMAX))
 def _exponential(form: Form) -> Form | None:
     is_log = form.kind is Kind.LOG_SOFTMAX and form.factor == 1.0
     return replace(form, kind=Kind.SOFTMAX) if is_log else None
+
+
+@_records("redistribute")
+def _redistributed(
+    form: Form, device_mesh: Any = None, placements: Any = None, *, async_op: bool = False
+) -> Form | None:
+    if device_mesh not in (None, form.mesh) or placements is None or len(placements) != 1:
+        return None
+    if placements[0].is_replicate():
+        return replace(form, placed=Placed.REPLICATED)
+    is_same = placements[0].is_shard() and placements[0].dim % form.ndim == form.class_dim
+    return form if is_same and form.placed is Placed.SPREAD else None
+
+
+@_records("to_local")
+def _localized(form: Form, *, grad_placements: Any = None) -> Form | None:
+    is_whole = form.placed is Placed.REPLICATED and grad_placements is None
+    return replace(form, placed=Placed.TENSOR) if is_whole else None
+
+
+@_records("full_tensor")
+def _gathered(form: Form, *, grad_placements: Any = None) -> Form | None:
+    return replace(form, placed=Placed.TENSOR) if grad_placements is None else None
 
 
 def _joining(name: str) -> Function:

@@ -126,8 +126,22 @@ def test_value_and_gradients_are_those_of_float64(name: str, bias: bool) -> None
         assert (ours.grad - theirs.grad).norm() <= GRADIENT_BUDGET * theirs.grad.norm()
         assert (ours.grad + theirs.grad).norm() > theirs.grad.norm(), "a flipped sign would show"
     assert not fused_calls(models.ours).computed and fused_calls(models.ours).fused
-    shapes = [set(shape) for _, shape in log.calls if shape is not None and len(shape) > 1]
+    shapes = [set(shape) for shape in log.shapes if len(shape) > 1]
     assert not any(shape & {VOCABULARY, 30} and FEATURES not in shape for shape in shapes), "no logits"
+
+
+@pytest.mark.parametrize("name", ["a loop of its own", "of a cap", "log-probabilities", "entropy"])
+def test_no_tensor_has_as_many_elements_as_the_logits(name: str) -> None:
+    """The results of all operators are looked at, in forward and backward; of the stock model several are as large."""
+    models, sizes = both(), []
+    batch = make_logits(BATCH, LENGTH, FEATURES, seed=2, spread=1.0).repeat_interleave(32, 0)
+    for made in (models.ours, models.stock):
+        with OperatorLog() as log:
+            logits = made(batch)
+            of_all = F.cross_entropy(logits.flatten(0, 1), TARGET.repeat_interleave(32, 0).flatten())
+            (of_all + USES[name](logits.unflatten(0, (BATCH, 32))[:, 0])).backward()
+        sizes.append(max(torch.Size(shape).numel() for shape in log.shapes))
+    assert sizes[0] < batch.shape[0] * LENGTH * VOCABULARY <= sizes[1]
 
 
 @pytest.mark.parametrize("name", USES)

@@ -99,6 +99,11 @@ def test_other_layers_compute_logits_and_say_so() -> None:
     with pytest.warns(LogitsComputedWarning, match=r"must be a torch.nn.Linear.*_Quantized, whose logits are computed"):
         fuse_linear_loss(made, head="head")
     assert not _is_lazy(made)
+    made = model()
+    made.head.forward = made.head.forward  # as tensor parallelism of transformers replaces it
+    with pytest.warns(LogitsComputedWarning, match=r"linear\.Linear with a forward of its own, whose logits are"):
+        fuse_linear_loss(made, head="head")
+    assert not _is_lazy(made)
 
 
 def test_in_training_where_a_graph_is_recorded() -> None:

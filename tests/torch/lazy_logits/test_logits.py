@@ -159,6 +159,36 @@ def test_detached_logits_give_no_gradient() -> None:
         assert not ours.requires_grad and (ours - expected).abs().max() <= 1e-4
 
 
+class _SquaredSoftmax(torch.autograd.Function):
+    """A loss with a backward of its own, as a user may have one."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any) -> Tensor:
+        probabilities: Tensor = logits.float().softmax(-1)
+        ctx.save_for_backward(probabilities)
+        return probabilities.square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Tensor:
+        (probabilities,) = ctx.saved_tensors
+        gradient = 2.0 * probabilities * upstream[0]
+        return probabilities * (gradient - (gradient * probabilities).sum(-1, keepdim=True))
+
+
+def test_a_function_of_autograd_that_would_lose_the_gradient_says_so() -> None:
+    models = both(on_compute="ignore")
+    logits = models.ours(inputs())
+    with pytest.raises(RuntimeError, match=r"_SquaredSoftmax, a torch.autograd.Function, .* call it with logits.com"):
+        _SquaredSoftmax.apply(logits)
+    with pytest.raises(RuntimeError, match=r"_SquaredSoftmax, a torch\.autograd\.Function"):
+        _SquaredSoftmax.apply(logits.view(-1, VOCABULARY))
+    assert not _SquaredSoftmax.apply(logits.detach()).requires_grad
+    for given in (logits.compute(), models.stock(inputs())):
+        _SquaredSoftmax.apply(given).backward()
+    for name, parameter in models.stock.named_parameters():
+        assert torch.equal(models.ours.get_parameter(name).grad, parameter.grad), name
+
+
 def test_copies_and_pickles_are_tensors() -> None:
     stock, ours = both(on_compute="ignore").results(lambda z: z)
     assert torch.equal(pickle.loads(pickle.dumps(ours)), stock)
