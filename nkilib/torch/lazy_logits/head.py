@@ -54,37 +54,39 @@ class FusedHead:
         is_adapter: whether its results are added to those of another fused layer, in a product with the features of
             both, so that it may have few.
         skip_logits: decides for the next call in place of training and ``evaluation``; None: they decide.
+        was_called: whether it ran since :class:`_TellsOfOther` looked last, in no graph of ``torch.compile``.
     """
 
     layer: nn.Linear
     options: FusedOptions
     is_adapter: bool = False
     skip_logits: bool | None = None
+    was_called: bool = False
 
     def __call__(self, input: Tensor) -> Tensor | LazyLogits:
         """Return lazy logits of hidden states, or logits where no kernel takes them or nobody trains."""
         is_asked = self.is_asked()
         self.skip_logits = None
+        if not torch.compiler.is_compiling():
+            self.was_called = True
         if is_asked:
             reason = self.reason_for_logits(input)
             if reason is None:
                 return self.lazy_logits(input)
             positions = input.numel() // max(1, input.shape[-1])
-            num_bytes = positions * self.layer.out_features * input.element_size()
+            num_bytes = positions * _sizes_of(self.layer)[0] * input.element_size()
             self.options.tell(f"the output layer ({reason})", num_bytes, self.layer.training)
         return class_before_sharding(self.layer).forward(self.layer, input)
 
     def is_asked(self) -> bool:
         """Return whether a call gives lazy logits if it can: in training, where a graph is recorded."""
-        if torch.compiler.is_exporting() or _is_transformed():
-            return False
-        if self.skip_logits is not None:
+        if self.skip_logits is not None and not _is_traced():
             return self.skip_logits
-        return self.options.evaluation or (self.layer.training and torch.is_grad_enabled())
+        return _is_wanted(self.options, self.layer)
 
     def reason_for_logits(self, hidden: Tensor) -> str | None:
         """Return a clause that says why no kernel takes the products; None if kernels do."""
-        features = self.layer.in_features
+        _, features = _sizes_of(self.layer)
         if not FEATURES_MIN <= features <= FEATURES_MAX and not self.is_adapter:
             return f"there are {features} features, and the kernels take {FEATURES_MIN} to {FEATURES_MAX}"
         return _reason_for_logits(self.layer, hidden)
@@ -94,7 +96,7 @@ class FusedHead:
         layer = self.layer
         term = Term(hidden, layer, _parameters_of(layer))
         versions = None if torch.compiler.is_compiling() else versions_of(term)
-        form = Form((term,), hidden.dim() - 1, layer.out_features, _dtype_of_logits(layer, hidden))
+        form = Form((term,), hidden.dim() - 1, _sizes_of(layer)[0], _dtype_of_logits(layer, hidden))
         return LazyLogits(form, HeadCall(self.options, term, Mode.current(hidden.device), versions))
 
 
@@ -116,12 +118,49 @@ class _Call:
 
 
 @dataclass(eq=False)
+class _TellsOfOther:
+    """A hook after the forward of an output layer that is not fused itself, which tells if it multiplied without the
+    fused layers in it: so do some adapters of PEFT, and a layer that came in the place of the fused one.
+    """
+
+    options: FusedOptions
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        heads = fused_heads(module)
+        was_called = any(head.was_called for head in heads)
+        for head in heads:
+            head.was_called = False
+        if isinstance(output, Tensor) and not was_called and _is_wanted(self.options, module):
+            reason = f"{type(module).__name__}, which multiplies by another weight than the fused one"
+            self.options.tell(f"the output layer ({reason})", output.nbytes, module.training)
+
+
+def _watch(layer: object, options: FusedOptions) -> None:
+    """Register the hook for an output layer that is not fused itself."""
+    if not isinstance(layer, nn.Module) or isinstance(vars(layer).get(_FORWARD), FusedHead):
+        return
+    if not any(isinstance(hook, _TellsOfOther) for hook in layer._forward_hooks.values()):
+        layer.register_forward_hook(_TellsOfOther(options))
+
+
+@dataclass(eq=False)
 class _TakesSkipLogits:
-    """A hook before the forward of the model, which takes the argument ``skip_logits`` of earlier releases."""
+    """A hook before the forward of the model, which takes the argument ``skip_logits`` of earlier releases, and sees an
+    output layer that came since.
+
+    Attributes:
+        heads: what runs in the fused layers.
+        is_known: whether the fused layer is the one that ``get_output_embeddings()`` of the model returns.
+    """
 
     heads: list[FusedHead]
+    is_known: bool
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if self.is_known and not torch.compiler.is_compiling():
+            _watch(_known_layer(module), self.heads[0].options)
         if "skip_logits" not in kwargs:
             return None
         _SKIP_LOGITS.warn()
@@ -132,8 +171,31 @@ class _TakesSkipLogits:
         return args, kwargs
 
 
-def _is_transformed() -> bool:
-    """Return whether ``torch.jit`` traces or a function of ``torch.func`` runs, for which the kernels have no rules."""
+def _known_layer(model: nn.Module) -> object:
+    """Return the output layer that a model knows."""
+    get = getattr(model, "get_output_embeddings", None)
+    return get() if callable(get) else None
+
+
+def _sizes_of(layer: nn.Linear) -> tuple[int, int]:
+    """Return the numbers of classes and features: those of the weight, since the attributes of a layer that PEFT ties
+    to embeddings are the other way round, but those of the layer where its weight is a shard without dimensions.
+    """
+    shape = layer.weight.shape
+    return (shape[0], shape[1]) if len(shape) == 2 else (layer.out_features, layer.in_features)
+
+
+def _is_wanted(options: FusedOptions, layer: nn.Module) -> bool:
+    """Return whether a call of an output layer gives lazy logits if it can: in training, where a graph is recorded."""
+    return not _is_traced() and (options.evaluation or (layer.training and torch.is_grad_enabled()))
+
+
+def _is_traced() -> bool:
+    """Return whether ``torch.export`` or ``torch.jit`` traces or a function of ``torch.func`` runs, for which the
+    kernels have no rules.
+    """
+    if torch.compiler.is_exporting():
+        return True
     if torch.compiler.is_compiling():
         return False
     return torch._C._is_tracing() or torch._C._are_functorch_transforms_active()
@@ -158,7 +220,7 @@ def _dtype_of_logits(layer: nn.Linear, hidden: Tensor) -> torch.dtype:
 
 def _reason_for_logits(layer: nn.Linear, hidden: Tensor) -> str | None:
     """Return a clause about another property than the number of features; None if kernels take the products."""
-    classes, dtypes = layer.out_features, (hidden.dtype, layer.weight.dtype)
+    classes, dtypes = _sizes_of(layer)[0], (hidden.dtype, layer.weight.dtype)
     if hidden.device.type not in SUPPORTED_DEVICES:
         return f"no kernel runs on {hidden.device.type}"
     if hidden.dim() < 2 or hidden.numel() == 0:
@@ -218,6 +280,9 @@ class Undo:
                 if isinstance(hook, _TakesSkipLogits):
                     del module._forward_pre_hooks[key]
                     module._forward_pre_hooks_with_kwargs.pop(key, None)
+            for key, after in list(module._forward_hooks.items()):
+                if isinstance(after, _TellsOfOther):
+                    del module._forward_hooks[key]
 
     def __enter__(self) -> Undo:
         return self
@@ -301,12 +366,14 @@ def fuse_linear_loss(
     owner, output_layer = _find_output_layer(model, head)
     options = FusedOptions(evaluation, recipe.label_smoothing, recipe.lse_square_scale, memory_limit, on_compute)
     layers = _linear_layers(output_layer)
-    heads = [FusedHead(layer, options, len(layers) > 1 and layer.in_features < FEATURES_MIN) for layer in layers]
+    heads = [FusedHead(layer, options, len(layers) > 1 and _sizes_of(layer)[1] < FEATURES_MIN) for layer in layers]
     for fused in heads:
         fused.layer.forward = fused  # type: ignore[method-assign, assignment]
         fused.layer._call_impl = _Call(fused)  # type: ignore[method-assign]
     if heads:
-        owner.register_forward_pre_hook(_TakesSkipLogits(heads), with_kwargs=True)
+        hook = _TakesSkipLogits(heads, _known_layer(owner) is output_layer)
+        owner.register_forward_pre_hook(hook, with_kwargs=True)
+        _watch(output_layer, options)
     return Undo(model)
 
 
@@ -340,8 +407,7 @@ def _embeddings_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     found: dict[nn.Module, nn.Module] = {}
     inside: set[nn.Module] = set()  # of models that know a layer
     for module in model.modules():
-        get = getattr(module, "get_output_embeddings", None)
-        layer = get() if callable(get) else None
+        layer = _known_layer(module)
         if isinstance(layer, nn.Module) and (layer in found or module not in inside):
             found[layer] = module
             inside.update(module.modules())
@@ -358,17 +424,21 @@ def _linear_layers(output_layer: nn.Module) -> list[nn.Linear]:
     """Return the layers of an output layer whose results are logits: itself, or what PEFT's wrapper has in its place
     and adds to it. Without any the model computes logits, and a warning says so.
     """
+    get_base = getattr(output_layer, "get_base_layer", None)
+    base = get_base() if callable(get_base) else output_layer
     layers = [cast("nn.Linear", module) for module in output_layer.modules() if _is_plain(module)]
-    classes = max((layer.out_features for layer in layers), default=0)
-    if not layers or (isinstance(output_layer, nn.Linear) and output_layer.out_features != classes):
-        kind = class_before_sharding(output_layer)
+    classes = max((_sizes_of(layer)[0] for layer in layers), default=0)
+    is_other = not layers or (isinstance(base, nn.Linear) and not _is_plain(base))
+    if is_other or (base is not output_layer and not isinstance(base, nn.Linear)):
+        kind = class_before_sharding(base)
         warnings.warn(
             f"{FUSE}: the output layer must be a torch.nn.Linear, or PEFT's wrapper around one, got "
             f"{kind.__module__}.{kind.__qualname__}, whose logits are computed as before; {_HEAD_REMEDY}",
             LogitsComputedWarning,
             stacklevel=4,
         )
-    return [layer for layer in layers if layer.out_features == classes]
+        return []
+    return [layer for layer in layers if _sizes_of(layer)[0] == classes]
 
 
 def _is_plain(module: nn.Module) -> bool:
