@@ -10,10 +10,11 @@ from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.overrides import handle_torch_function
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown
-from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
+from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor, is_lazy
 from nkilib.torch.dispatch.dtensors import local_part
 from nkilib.torch.dispatch.layout import as_rows, rows_shape
 from nkilib.torch.functions.cross_entropy.checks import check_arguments, check_inplace, checked_options
@@ -95,6 +96,12 @@ def token_scores(
         "exact_maximum": exact_maximum,
     }
     check_flags(_CALLER, entropy=entropy, inplace=inplace)
+    if is_lazy(logits):
+        shards = {"num_classes": num_classes, "shard_sizes": shard_sizes}
+        lazy: TokenScores = handle_torch_function(
+            token_scores, (logits,), logits, target, group, **recipe, **shards, entropy=entropy
+        )
+        return lazy
     whole = dtensor(logits)
     if whole is not None:
         check_tensors(_CALLER, {"target": target})

@@ -325,7 +325,10 @@ def _without_logits(
     if name in RECORDED:
         result = RECORDED[name](_forms(args), _forms(kwargs))
         if result is not None:
-            return _made(lazy[0], function, args, kwargs, result)
+            made = _made(lazy[0], function, args, kwargs, result)
+            if name == "unbind":
+                _share_known(lazy[0], made, *args[1:], **kwargs)
+            return made
     is_consumer = name in CONSUMERS and isinstance(first, LazyLogits)
     if not is_consumer or not FEATURES_MIN <= first.form.num_features <= FEATURES_MAX:
         return None
@@ -372,6 +375,14 @@ def _made(
             LazyLogits(form, first.call, Made(function, args, kwargs, item, mode)) for item, form in enumerate(result)
         )
     return LazyLogits(result, first.call, Made(function, args, kwargs, None, mode))
+
+
+def _share_known(logits: LazyLogits, rows: tuple[LazyLogits, ...], dim: int = 0) -> None:
+    """Give what is known of all positions to the rows, of which a loop asks for it one by one."""
+    at = dim % logits.ndim
+    for name, values in logits.known.items():
+        for row, value in zip(rows, values.unbind(at - (at > logits.form.class_dim)), strict=True):
+            row.known[name] = value
 
 
 def _is_in_place(name: str, kwargs: dict[str, Any]) -> bool:

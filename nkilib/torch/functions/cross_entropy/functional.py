@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import handle_torch_function
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import check_flags, refuse_unknown, shows
 from nkilib.experimental.loss.cross_entropy.launch import LossOptions, RecipeOptions
-from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor
+from nkilib.torch.dispatch.checks import Caller, check_tensors, dtensor, is_lazy
 from nkilib.torch.dispatch.dtensors import OF_PARTS, LocalPart, local_part
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
 from nkilib.torch.functions.cross_entropy.checks import (
@@ -289,7 +289,7 @@ def cross_entropy(
     """
     caller, whole = CROSS_ENTROPY, dtensor(input)
     check_flags(caller, inplace=inplace, return_outputs=return_outputs)
-    if not isinstance(input, Tensor) and has_torch_function((input,)):  # lazy logits
+    if is_lazy(input):
         lazy: Tensor | CrossEntropyOutputs = handle_torch_function(
             nkilib_cross_entropy,
             (input,),
