@@ -42,11 +42,9 @@ def _results(logits: LazyLogits, target: Tensor, function: _OfOperands) -> tuple
     """
     form, call = logits.form, logits.call
     call.check_unchanged()
-    device = logits.device
-    with ExitStack() as stack:
-        stack.enter_context(_without_autocast(device))
-        if form.is_detached or not call.mode.is_grad_enabled:
-            stack.enter_context(torch.no_grad())
+    is_recorded = torch.is_grad_enabled() and call.mode.is_grad_enabled and not form.is_detached
+    # torch.compile knows both contexts in a statement of their own, and not in a stack of contexts.
+    with _without_autocast(logits.device), torch.set_grad_enabled(is_recorded):
         hidden = _features_last(form)
         if len(form.terms) == 1:
             layer = form.terms[0].layer

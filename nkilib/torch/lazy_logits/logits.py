@@ -52,14 +52,13 @@ class Mode:
         """Return the mode here and now."""
         return cls(torch.is_grad_enabled(), autocast_dtype(device))
 
-    def restored(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Return a context with this mode."""
-        stack = ExitStack()
-        stack.enter_context(torch.set_grad_enabled(self.is_grad_enabled))
-        if autocast_dtype(device) != self.autocast:
-            is_on = self.autocast is not None
-            stack.enter_context(torch.autocast(device.type, self.autocast, enabled=is_on))
-        return stack
+    def autocast_again(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return a context with the autocast of this mode; that of gradients is a statement of its own, since
+        ``torch.compile`` does not know it in a stack of contexts.
+        """
+        if autocast_dtype(device) == self.autocast:
+            return ExitStack()
+        return torch.autocast(device.type, self.autocast, enabled=self.autocast is not None)
 
 
 @dataclass(eq=False)
@@ -95,12 +94,15 @@ class HeadCall:
         return logits
 
     def check_unchanged(self) -> None:
-        """Reject logits of hidden states or parameters that have changed since.
+        """Reject logits of hidden states or parameters that have changed since, except in a graph of ``torch.compile``,
+        where counters of changes cannot be read.
 
         Raises:
             RuntimeError: they have.
         """
-        if self.versions is not None and versions_of(self.term) != self.versions:
+        if self.versions is None or torch.compiler.is_compiling():
+            return
+        if versions_of(self.term) != self.versions:
             raise RuntimeError(
                 f"{FUSE}: the logits of this call must be used before its hidden states and the parameters of the "
                 f"output layer change, got a change in place since; use them before optimizer.step(), or keep "
@@ -248,7 +250,8 @@ class LazyLogits:
         if self._computed is None:
             self.call.check_unchanged()
             made = self.made
-            with (self.call.mode if made is None else made.mode).restored(self.device):
+            mode = self.call.mode if made is None else made.mode
+            with torch.set_grad_enabled(mode.is_grad_enabled), mode.autocast_again(self.device):
                 if made is None:
                     self._computed = self.call.stock_logits()
                 else:

@@ -56,14 +56,14 @@ class Examples(torch.utils.data.Dataset):
 
 @dataclass
 class Run:
-    """What a trainer did.
+    """The results of a trainer.
 
     Attributes:
         losses: the loss that it logged for each step.
         gradients: the gradients of each step, by parameter.
         parameters: the parameters at the end.
         metrics: the results of the evaluation.
-        calls: what the fused model ran and computed; None for the stock model.
+        calls: the record of the fused model; None for the stock model.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -73,7 +73,9 @@ class Run:
     calls: FusedCalls | None = None
 
 
-def _trainer(model: PreTrainedModel, directory: Path, run: Run, arguments: Mapping[str, Any], **further: Any) -> Trainer:
+def _trainer(
+    model: PreTrainedModel, directory: Path, run: Run, arguments: Mapping[str, Any], **further: Any
+) -> Trainer:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Watch(TrainerCallback):
@@ -170,7 +172,7 @@ def test_three_steps_are_those_of_the_stock_model(name: str, tmp_path: Path) -> 
 
 
 def test_without_the_number_of_targets_losses_of_micro_batches_are_averaged(tmp_path: Path) -> None:
-    """As with a model whose ``forward`` does not take ``num_items_in_batch``."""
+    """Models train so whose ``forward`` does not take ``num_items_in_batch``."""
     results = []
     for fuse in (False, True):
         model, result = tiny(), Run()
