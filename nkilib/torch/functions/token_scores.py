@@ -97,10 +97,8 @@ def token_scores(
     }
     check_flags(_CALLER, entropy=entropy, inplace=inplace)
     if is_lazy(logits):
-        shards = {"num_classes": num_classes, "shard_sizes": shard_sizes}
-        lazy: TokenScores = handle_torch_function(
-            token_scores, (logits,), logits, target, group, **recipe, **shards, entropy=entropy
-        )
+        recipe |= {"num_classes": num_classes, "shard_sizes": shard_sizes, "entropy": entropy}
+        lazy: TokenScores = handle_torch_function(token_scores, (logits,), logits, target, group, **recipe)
         return lazy
     whole = dtensor(logits)
     if whole is not None:

@@ -352,7 +352,7 @@ def _max(input: LazyLogits, dim: int | None = None, keepdim: bool = False) -> An
     if indices is None or values is None:
         return None
     pair = (values, indices) if keepdim else (item.squeeze(input.form.class_dim) for item in (values, indices))
-    return torch.return_types.max(tuple(pair))  # type: ignore[attr-defined]
+    return torch.return_types.max(tuple(pair))
 
 
 @_consumes("sum")

@@ -311,7 +311,8 @@ def fuse_linear_loss(
 
         F.cross_entropy(logits, target)   nn.CrossEntropyLoss   F.nll_loss(logits.log_softmax(-1), target)
         logits.log_softmax(-1).gather(-1, ids)   logits.gather(-1, ids)   logits.logsumexp(-1)   logits.argmax(-1)
-        -(p * p.log()) .sum(-1) of p, the softmax or the exponential of the log-softmax   log_softmax(...).sum(-1)
+        logits.max(-1)   logits.mean(-1)   log_softmax(...).sum(-1)   log_softmax(...).mean(-1)
+        -(p * p.log()) .sum(-1) of p, the softmax or the exponential of the log-softmax
         F.kl_div(logits.log_softmax(-1), of_teacher.log_softmax(-1), log_target=True)   of two fused models
 
     Everything else computes the logits as the layer alone would, and goes on with them: results are always those of the
