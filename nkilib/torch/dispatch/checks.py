@@ -23,6 +23,7 @@ from torch import Tensor
 from torch._C._functorch import is_gradtrackingtensor
 from torch.autograd.forward_ad import unpack_dual
 from torch.nn import functional
+from torch.overrides import has_torch_function
 
 from nkilib.core.host.options import check_reduction
 from nkilib.torch.dispatch.devices import check_device
@@ -86,11 +87,19 @@ def check_tensors(caller: Caller, tensors: Mapping[str, Any], optional: Collecti
     for name, value in tensors.items():
         if not (isinstance(value, Tensor) or (name in optional and value is None)):
             remedy = f"; pass torch.tensor({value})" if isinstance(value, int | float) else ""
+            if is_lazy(value):
+                instead = f", or call {counterpart(caller.function)}" if hasattr(functional, caller.function) else ""
+                remedy = f"; pass {name}.compute(), which is a tensor{instead}"
             raise TypeError(f"{caller}: argument {name!r} must be Tensor, not {type(value).__name__}{remedy}")
         if value is not None and (value.is_nested or value.layout != torch.strided):
             got = "a nested tensor" if value.is_nested else value.layout
             remedy = f"{name}.{'to_padded_tensor(0.0)' if value.is_nested else 'to_dense()'}"
             raise NotImplementedError(f"{caller}: {name} must be a dense tensor, got {got}; pass {remedy}")
+
+
+def is_lazy(value: object) -> bool:
+    """Return whether a value stands for a tensor and is none, as :class:`nkilib.torch.LazyLogits`."""
+    return not isinstance(value, Tensor) and has_torch_function((value,))
 
 
 def check_constant(caller: Caller, name: str, tensor: Tensor | None) -> None:

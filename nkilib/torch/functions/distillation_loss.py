@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, as_float, as_int, check_flags, hides_unknown, refuse_unknown
@@ -231,6 +232,21 @@ def distillation_loss(
     """
     if unknown:
         refuse_unknown(distillation_loss, unknown)
+    if checks.is_lazy(student_logits) or checks.is_lazy(teacher_logits):
+        lazy: Tensor = handle_torch_function(
+            distillation_loss,
+            (student_logits, teacher_logits),
+            student_logits,
+            teacher_logits,
+            labels=labels,
+            temperature=temperature,
+            direction=direction,
+            beta=beta,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            temperature_squared=temperature_squared,
+        )
+        return lazy
     chosen = checked_beta(DISTILLATION, direction, beta)
     _check(student_logits, teacher_logits, labels, reduction)
     number, tensor = number_and_tensor(temperature)

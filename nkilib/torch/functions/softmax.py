@@ -14,12 +14,13 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, as_int, hides_unknown, refuse_unknown
 from nkilib.experimental import softmax as kernels
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
-from nkilib.torch.dispatch.checks import Caller, autocast_dtype, check_devices, check_plain, check_tensors
+from nkilib.torch.dispatch.checks import Caller, autocast_dtype, check_devices, check_plain, check_tensors, is_lazy
 from nkilib.torch.dispatch.layout import AlongAxis
 from nkilib.torch.dispatch.operator import FLOAT_DTYPES, TILE_DTYPES, Call, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
@@ -236,6 +237,9 @@ def softmax(
     """
     if unknown:
         refuse_unknown(softmax, unknown)
+    if is_lazy(input):
+        lazy: Tensor = handle_torch_function(softmax, (input,), input, dim, dtype=dtype)
+        return lazy
     return _along(SOFTMAX, OF_SOFTMAX, input, dim, _stacklevel, dtype)
 
 
@@ -262,6 +266,9 @@ def log_softmax(
     """
     if unknown:
         refuse_unknown(log_softmax, unknown)
+    if is_lazy(input):
+        lazy: Tensor = handle_torch_function(log_softmax, (input,), input, dim, dtype=dtype)
+        return lazy
     return _along(LOG_SOFTMAX, OF_LOG_SOFTMAX, input, dim, _stacklevel, dtype)
 
 

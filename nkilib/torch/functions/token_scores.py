@@ -10,10 +10,11 @@ from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.overrides import handle_torch_function
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import NoKeywords, check_flags, hides_unknown, refuse_unknown, values_of
-from nkilib.torch.dispatch.checks import Caller, check_tensors
+from nkilib.torch.dispatch.checks import Caller, check_tensors, is_lazy
 from nkilib.torch.dispatch.dtensors import dtensor, local_part
 from nkilib.torch.dispatch.layout import as_rows, rows_shape
 from nkilib.torch.functions.cross_entropy.checks import check_arguments, check_inplace_logits, checked_options
@@ -98,6 +99,10 @@ def token_scores(
         "exact_maximum": exact_maximum,
     }
     check_flags(_CALLER, entropy=entropy, inplace=inplace)
+    if is_lazy(logits):
+        recipe |= {"num_classes": num_classes, "shard_sizes": shard_sizes, "entropy": entropy}
+        lazy: TokenScores = handle_torch_function(token_scores, (logits,), logits, target, group, **recipe)
+        return lazy
     whole = dtensor(logits)
     if whole is not None:
         check_tensors(_CALLER, {"target": target})

@@ -25,8 +25,9 @@ from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.functions.cross_entropy.functional import CrossEntropyOutputs
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
-from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
+from nkilib.torch.functions.linear_token_scores.functional import LinearTokenScores, linear_token_scores
 from nkilib.torch.functions.output_layer import results_in_forward
+from nkilib.torch.functions.token_scores import TokenScores
 from nkilib.torch.functions.vocab_parallel.linear_functional import vocab_parallel_linear_cross_entropy
 from nkilib.torch.lazy_logits.form import Form, Kind
 from nkilib.torch.lazy_logits.logits import CONSUMERS, OWN_LOSS, LazyLogits, replicated, whole
@@ -71,11 +72,9 @@ def _results(logits: LazyLogits, target: Tensor, function: _OfOperands) -> tuple
     """
     form, call = logits.form, logits.call
     call.check_unchanged()
-    device = logits.device
-    with ExitStack() as stack:
-        stack.enter_context(_without_autocast(device))
-        if form.is_detached or not call.mode.is_grad_enabled:
-            stack.enter_context(torch.no_grad())
+    is_recorded = torch.is_grad_enabled() and call.mode.is_grad_enabled and not form.is_detached
+    # torch.compile knows both contexts in a statement of their own, and not in a stack of contexts.
+    with _without_autocast(logits.device), torch.set_grad_enabled(is_recorded):
         hidden = _features_last(form)
         if form.mesh is not None:
             layer = form.terms[0].layer
@@ -219,16 +218,21 @@ def _own_cross_entropy(
 ) -> Tensor | CrossEntropyOutputs | None:
     """:func:`nkilib.torch.cross_entropy`, whose cap and temperature follow those that are recorded."""
     recorded = input.form
-    is_known = recorded.kind is Kind.LOGITS and class_dim % recorded.ndim == recorded.class_dim
-    if not is_known or not _are_indices(recorded, target) or None not in (recorded.cap, logit_softcap):
-        return None
-    capped = recorded if logit_softcap is None else replace(recorded, cap=logit_softcap)
-    form = capped.scaled(1.0 / temperature)
+    is_known = class_dim % recorded.ndim == recorded.class_dim and _are_indices(recorded, target)
+    form = _capped(recorded, logit_softcap, temperature) if is_known else None
     if form is None:
         return None
     loss = _Loss(weight, ignore_index, reduction, label_smoothing, lse_square_scale, normalizer)
     results = _loss(input, form, target, loss, return_outputs)
     return CrossEntropyOutputs(*results) if return_outputs else results[0]
+
+
+def _capped(form: Form, logit_softcap: float | None, temperature: float) -> Form | None:
+    """Return the form of logits with a cap, and a temperature after it, that a function of nkilib brings."""
+    if form.kind is not Kind.LOGITS or None not in (form.cap, logit_softcap):
+        return None
+    capped = form if logit_softcap is None else replace(form, cap=logit_softcap)
+    return capped.scaled(1.0 / temperature)
 
 
 # The index that is ignored where only scores of positions are asked for, and one that no gather can have.
@@ -237,24 +241,53 @@ _NO_CLASS: Final = -(2**31)
 
 def _logprobs(logits: LazyLogits, ids: Tensor, name: str) -> Tensor:
     """Return the log-probabilities of given classes of each position, and keep a score of the same launch as known."""
-    form = logits.form
+    logprob, logits.known[name] = _scores(logits, logits.form, ids, _NO_CLASS, (name,))
+    return logprob
+
+
+def _scores(
+    logits: LazyLogits, form: Form, ids: Tensor, ignore_index: int, outputs: tuple[str, ...]
+) -> tuple[Tensor, ...]:
+    """Return the log-probabilities of given classes of each position, and further scores, of logits of a form."""
 
     def scores(hidden: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-        result = linear_token_scores(
+        result: LinearTokenScores = linear_token_scores(
             hidden,
             weight,
             ids,
             linear_bias=bias,
-            ignore_index=_NO_CLASS,
-            outputs=(name,),
+            ignore_index=ignore_index,
+            outputs=outputs,
             compute_dtype=_compute_dtype(logits),
             logit_scale=form.scale,
             logit_softcap=form.cap,
         )
-        return result.logprob, getattr(result, name)
+        return (result.logprob, *(getattr(result, name) for name in outputs))
 
-    logprob, logits.known[name] = _results(logits, ids, scores)
-    return logprob
+    return _results(logits, ids, scores)
+
+
+@_consumes("token_scores")
+def _token_scores(
+    logits: LazyLogits,
+    target: Tensor,
+    group: Any = None,
+    *,
+    ignore_index: int = _IGNORED,
+    logit_softcap: float | None = None,
+    temperature: float = 1.0,
+    entropy: bool = True,
+    exact_maximum: bool | None = None,
+    **shards: Any,
+) -> TokenScores | None:
+    """:func:`nkilib.torch.token_scores` of a whole vocabulary; its kernel for hidden states always has the maximum."""
+    is_whole = group is None and all(value is None for value in shards.values())
+    is_known = is_whole and logits.form.is_last and _are_indices(logits.form, target)
+    form = _capped(logits.form, logit_softcap, temperature) if is_known else None
+    if form is None:
+        return None
+    logprob, *others = _scores(logits, form, target, ignore_index, ("entropy",) if entropy else ())
+    return TokenScores(logprob, others[0] if entropy else logprob.new_empty(0))
 
 
 @_consumes("gather")
@@ -323,11 +356,23 @@ def _argmax(input: LazyLogits, dim: int | None = None, keepdim: bool = False) ->
     return _placed(form, argmax, keepdim, None)
 
 
+@_consumes("max")
+def _max(input: LazyLogits, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The largest of each position and its class, by two launches."""
+    indices = _argmax(input, dim, keepdim=True) if isinstance(dim, int) else None
+    values = None if indices is None else _gather(input, input.form.class_dim, indices)
+    if indices is None or values is None:
+        return None
+    pair = (values, indices) if keepdim else (item.squeeze(input.form.class_dim) for item in (values, indices))
+    return torch.return_types.max(tuple(pair))
+
+
 def _sum_of_logits(logits: LazyLogits) -> Tensor:
     """Return the sum of the logits of each position, which is a product with the summed weights of all classes."""
 
     def total(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
-        summed = torch.mv(hidden.flatten(0, -2).float(), weight.float().sum(0)).view(hidden.shape[:-1])
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        summed = torch.mv(rows.float(), weight.float().sum(0)).view(hidden.shape[:-1])
         return (summed if bias is None else summed + bias.float().sum(),)
 
     (result,) = _results(logits, torch.zeros((), dtype=torch.int64, device=logits.device), total)
@@ -338,25 +383,48 @@ def _sum_of_logits(logits: LazyLogits) -> Tensor:
 def _sum(
     input: LazyLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    """Sums over the classes: of log-probabilities, as label smoothing takes them, and of what gives an entropy."""
+    """Sums over the classes, or over everything: see :func:`_total`."""
+    return _reduced(input, dim, keepdim, dtype, 1)
+
+
+@_consumes("mean")
+def _mean(
+    input: LazyLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor | None:
+    """Means over the classes, or over everything: see :func:`_total`."""
+    return _reduced(input, dim, keepdim, dtype, input.numel() if dim is None else input.form.classes)
+
+
+def _reduced(input: LazyLogits, dim: Any, keepdim: bool, dtype: torch.dtype | None, divisor: int) -> Tensor | None:
+    """Return the sum over the classes or over everything, divided."""
     form = input.form
-    if not _over_classes(form, dim):
+    is_of_all = dim is None and not keepdim
+    total = _total(input) if is_of_all or _over_classes(form, dim) else None
+    if total is None:
         return None
+    total = form.factor * total / divisor
+    return total.sum().to(dtype or form.dtype) if is_of_all else _placed(form, total, keepdim, dtype or form.dtype)
+
+
+def _total(logits: LazyLogits) -> Tensor | None:
+    """Return the sum over the classes of each position: of logits, of log-probabilities, as label smoothing takes them,
+    and of what gives an entropy; None for others.
+    """
+    form = logits.form
     if form.kind is Kind.P_LOG_P:
-        total = -_score(input, "entropy")
-    elif form.kind is Kind.P_Z:
-        total = _score(input, "lse") - _score(input, "entropy")
-    elif form.kind is Kind.LOG_SOFTMAX and form.cap is None and form.mesh is None:
-        total = _sum_of_logits(input) - form.classes * _score(input, "lse")
-    else:
+        return -_score(logits, "entropy")
+    if form.kind is Kind.P_Z:
+        return _score(logits, "lse") - _score(logits, "entropy")
+    if form.cap is not None or form.kind is Kind.SOFTMAX or form.mesh is not None:
         return None
-    return _placed(form, form.factor * total, keepdim, dtype or form.dtype)
+    total = _sum_of_logits(logits)
+    return total if form.kind is Kind.LOGITS else total - form.classes * _score(logits, "lse")
 
 
 @_consumes("kl_div")
 def _kl_div(
     input: LazyLogits,
-    target: LazyLogits | Tensor,
+    target: Any,
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
@@ -366,35 +434,59 @@ def _kl_div(
     if size_average is not None or reduce is not None or not log_target or not isinstance(target, LazyLogits):
         return None
     student, teacher = input.form, target.form
-    is_known = _is_log_softmax(student) and _is_log_softmax(teacher) and student.shape == teacher.shape
-    is_known = is_known and student.is_last and teacher.is_last and student.mesh is None
-    is_known = is_known and len(student.terms) == len(teacher.terms) == 1
-    if not is_known or reduction not in ("mean", "sum", "batchmean") or target.requires_grad:
+    is_known = _is_log_softmax(student) and _is_log_softmax(teacher)
+    if not is_known or reduction not in ("mean", "sum", "batchmean"):
         return None
-    layer = teacher.terms[0].layer
+    total = _divergence(input, target, {"reduction": "sum"})
+    if total is None:
+        return None
+    divisor = {"sum": 1, "batchmean": student.shape[0], "mean": student.shape.numel()}[reduction]
+    return (total / divisor).to(_loss_dtype(input))
+
+
+@_consumes("distillation_loss")
+def _distillation_loss(student_logits: LazyLogits, teacher_logits: Any, **options: Any) -> Tensor | None:
+    """:func:`nkilib.torch.distillation_loss` of two lazy logits."""
+    if not isinstance(teacher_logits, LazyLogits):
+        return None
+    is_known = all(item.form.kind is Kind.LOGITS for item in (student_logits, teacher_logits))
+    return _divergence(student_logits, teacher_logits, options) if is_known else None
+
+
+def _divergence(student: LazyLogits, teacher: LazyLogits, options: dict[str, Any]) -> Tensor | None:
+    """Return ``linear_distillation_loss`` of logits; None for teachers whose products it does not take.
+
+    Args:
+        student, teacher: logits, or their log-softmax.
+        options: arguments of the function beside the operands of both models.
+    """
+    mine, theirs = student.form, teacher.form
+    is_known = mine.shape == theirs.shape and mine.is_last and theirs.is_last and mine.mesh is None
+    if not is_known or not len(mine.terms) == len(theirs.terms) == 1 or teacher.requires_grad:
+        return None
+    layer = theirs.terms[0].layer
     weight, bias = (None if item is None else item.detach() for item in (layer.weight, layer.bias))
-    if weight is None or dtensor(weight) is not None or _compute_dtype(input) != _compute_dtype(target):
+    if weight is None or dtensor(weight) is not None or _compute_dtype(student) != _compute_dtype(teacher):
         return None
-    target.call.check_unchanged()
+    teacher.call.check_unchanged()
 
     def divergence(hidden: Tensor, ids: Tensor, own: Tensor, own_bias: Tensor | None) -> tuple[Tensor]:
-        of_teacher = _kept_classes(teacher, weight, bias)
+        of_teacher = _kept_classes(theirs, weight, bias)
         result = linear_distillation_loss(
             hidden,
             own,
-            teacher.hidden.detach(),
+            theirs.hidden.detach(),
             of_teacher[0],
             linear_bias=own_bias,
             teacher_bias=of_teacher[1],
-            reduction="sum",
-            compute_dtype=_compute_dtype(input),
-            logit_scale=student.scale,
-            logit_softcap=student.cap,
-            teacher_logit_scale=teacher.scale,
-            teacher_logit_softcap=teacher.cap,
+            compute_dtype=_compute_dtype(student),
+            logit_scale=mine.scale,
+            logit_softcap=mine.cap,
+            teacher_logit_scale=theirs.scale,
+            teacher_logit_softcap=theirs.cap,
+            **options,
         )
         return (result,)
 
-    (total,) = _results(input, torch.zeros((), dtype=torch.int64, device=input.device), divergence)
-    divisor = {"sum": 1, "batchmean": student.shape[0], "mean": student.shape.numel()}[reduction]
-    return (total / divisor).to(_loss_dtype(input))
+    (result,) = _results(student, torch.zeros((), dtype=torch.int64, device=student.device), divergence)
+    return result

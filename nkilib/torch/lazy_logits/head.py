@@ -45,13 +45,6 @@ _SKIP_LOGITS: Final = Deprecation(
 )
 
 
-def _is_transformed() -> bool:
-    """Return whether ``torch.jit`` traces or a function of ``torch.func`` runs, for which the kernels have no rules."""
-    if torch.compiler.is_compiling():
-        return False
-    return torch._C._is_tracing() or torch._C._are_functorch_transforms_active()
-
-
 def _parameters_of(layer: nn.Linear) -> tuple[Tensor, ...]:
     """Return views of weight and bias, whose graphs lead to them, unlike those of parameters, which have none."""
     parameters = (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)
@@ -71,7 +64,7 @@ def _dtype_of_logits(layer: nn.Linear, hidden: Tensor) -> torch.dtype:
 
 def _reason_for_logits(layer: nn.Linear, hidden: Tensor) -> str | None:
     """Return a clause about another property than the number of features; None if kernels take the products."""
-    classes, dtypes = layer.out_features, (hidden.dtype, layer.weight.dtype)
+    classes, dtypes = _sizes_of(layer)[0], (hidden.dtype, layer.weight.dtype)
     if hidden.device.type not in SUPPORTED_DEVICES:
         return f"no kernel runs on {hidden.device.type}"
     if hidden.dim() < 2 or hidden.numel() == 0:
@@ -120,12 +113,14 @@ class FusedHead:
         is_adapter: whether its results are added to those of another fused layer, in a product with the features of
             both, so that it may have few.
         skip_logits: decides for the next call in place of training and ``evaluation``; None: they decide.
+        was_called: whether it ran since :class:`_TellsOfOther` looked last, in no graph of ``torch.compile``.
     """
 
     layer: nn.Linear
     options: FusedOptions
     is_adapter: bool = False
     skip_logits: bool | None = None
+    was_called: bool = False
 
     def __call__(self, input: Tensor) -> Tensor | LazyLogits:
         """Return lazy logits of hidden states, or logits where no kernel takes them or nobody trains."""
@@ -134,23 +129,23 @@ class FusedHead:
         if is_asked and reason is None:
             return self.lazy_logits(input)
         self.skip_logits = None
+        if not torch.compiler.is_compiling():
+            self.was_called = True
         if is_asked:
             positions = input.numel() // max(1, input.shape[-1])
-            num_bytes = positions * self.layer.out_features * input.element_size()
+            num_bytes = positions * _sizes_of(self.layer)[0] * input.element_size()
             self.options.tell(f"the output layer ({reason})", num_bytes, self.layer.training)
         return class_before_sharding(self.layer).forward(self.layer, input)
 
     def is_asked(self) -> bool:
         """Return whether a call gives lazy logits if it can: in training, where a graph is recorded."""
-        if torch.compiler.is_exporting() or _is_transformed():
-            return False
-        if self.skip_logits is not None:
+        if self.skip_logits is not None and not _is_traced():
             return self.skip_logits
-        return self.options.evaluation or (self.layer.training and torch.is_grad_enabled())
+        return _is_wanted(self.options, self.layer)
 
     def reason_for_logits(self, hidden: Tensor) -> str | None:
         """Return a clause that says why no kernel takes the products; None if kernels do."""
-        features = self.layer.in_features
+        _, features = _sizes_of(self.layer)
         if not FEATURES_MIN <= features <= FEATURES_MAX and not self.is_adapter:
             return f"there are {features} features, and the kernels take {FEATURES_MIN} to {FEATURES_MAX}"
         return _reason_for_logits(self.layer, hidden)
@@ -161,7 +156,7 @@ class FusedHead:
         layer = self.layer
         term = Term(hidden, layer, _parameters_of(layer))
         versions = None if torch.compiler.is_compiling() else versions_of(term)
-        form = Form((term,), hidden.dim() - 1, layer.out_features, _dtype_of_logits(layer, hidden))
+        form = Form((term,), hidden.dim() - 1, _sizes_of(layer)[0], _dtype_of_logits(layer, hidden))
         placed = dtensor(hidden)
         if placed is not None:
             local = replace(term, hidden=placed.to_local(), mesh=placed.device_mesh)
@@ -187,12 +182,49 @@ class _Call:
 
 
 @dataclass(eq=False)
+class _TellsOfOther:
+    """A hook after the forward of an output layer that is not fused itself, which tells if it multiplied without the
+    fused layers in it: so do some adapters of PEFT, and a layer that came in the place of the fused one.
+    """
+
+    options: FusedOptions
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        heads = fused_heads(module)
+        was_called = any(head.was_called for head in heads)
+        for head in heads:
+            head.was_called = False
+        if isinstance(output, Tensor) and not was_called and _is_wanted(self.options, module):
+            reason = f"{type(module).__name__}, which multiplies by another weight than the fused one"
+            self.options.tell(f"the output layer ({reason})", output.nbytes, module.training)
+
+
+def _watch(layer: object, options: FusedOptions) -> None:
+    """Register the hook for an output layer that is not fused itself."""
+    if not isinstance(layer, nn.Module) or isinstance(vars(layer).get(_FORWARD), FusedHead):
+        return
+    if not any(isinstance(hook, _TellsOfOther) for hook in layer._forward_hooks.values()):
+        layer.register_forward_hook(_TellsOfOther(options))
+
+
+@dataclass(eq=False)
 class _TakesSkipLogits:
-    """A hook before the forward of the model, which takes the argument ``skip_logits`` of earlier releases."""
+    """A hook before the forward of the model, which takes the argument ``skip_logits`` of earlier releases, and sees an
+    output layer that came since.
+
+    Attributes:
+        heads: what runs in the fused layers.
+        is_known: whether the fused layer is the one that ``get_output_embeddings()`` of the model returns.
+    """
 
     heads: list[FusedHead]
+    is_known: bool
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if self.is_known and not torch.compiler.is_compiling():
+            _watch(_known_layer(module), self.heads[0].options)
         if "skip_logits" not in kwargs:
             return None
         _SKIP_LOGITS.warn()
@@ -201,6 +233,36 @@ class _TakesSkipLogits:
         for head in self.heads:
             head.skip_logits = skip_logits
         return args, kwargs
+
+
+def _known_layer(model: nn.Module) -> object:
+    """Return the output layer that a model knows."""
+    get = getattr(model, "get_output_embeddings", None)
+    return get() if callable(get) else None
+
+
+def _sizes_of(layer: nn.Linear) -> tuple[int, int]:
+    """Return the numbers of classes and features: those of the weight, since the attributes of a layer that PEFT ties
+    to embeddings are the other way round, but those of the layer where its weight is a shard without dimensions.
+    """
+    shape = layer.weight.shape
+    return (shape[0], shape[1]) if len(shape) == 2 else (layer.out_features, layer.in_features)
+
+
+def _is_wanted(options: FusedOptions, layer: nn.Module) -> bool:
+    """Return whether a call of an output layer gives lazy logits if it can: in training, where a graph is recorded."""
+    return not _is_traced() and (options.evaluation or (layer.training and torch.is_grad_enabled()))
+
+
+def _is_traced() -> bool:
+    """Return whether ``torch.export`` or ``torch.jit`` traces or a function of ``torch.func`` runs, for which the
+    kernels have no rules.
+    """
+    if torch.compiler.is_exporting():
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._is_tracing() or torch._C._are_functorch_transforms_active()
 
 
 def fused_heads(model: nn.Module) -> list[FusedHead]:
@@ -244,6 +306,9 @@ class Undo:
                 if isinstance(hook, _TakesSkipLogits):
                     del module._forward_pre_hooks[key]
                     module._forward_pre_hooks_with_kwargs.pop(key, None)
+            for key, after in list(module._forward_hooks.items()):
+                if isinstance(after, _TellsOfOther):
+                    del module._forward_hooks[key]
 
     def __enter__(self) -> Undo:
         return self
@@ -263,18 +328,22 @@ def _linear_layers(output_layer: nn.Module) -> list[nn.Linear]:
     """Return the layers of an output layer whose results are logits: itself, or what PEFT's wrapper has in its place
     and adds to it. Without any the model computes logits, and a warning says so.
     """
+    get_base = getattr(output_layer, "get_base_layer", None)
+    base = get_base() if callable(get_base) else output_layer
     layers = [cast("nn.Linear", module) for module in output_layer.modules() if _is_plain(module)]
-    classes = max((layer.out_features for layer in layers), default=0)
-    if not layers or (isinstance(output_layer, nn.Linear) and output_layer.out_features != classes):
-        kind = class_before_sharding(output_layer)
-        state = " with a forward of its own" if _FORWARD in vars(output_layer) else ""
+    classes = max((_sizes_of(layer)[0] for layer in layers), default=0)
+    is_other = not layers or (isinstance(base, nn.Linear) and not _is_plain(base))
+    if is_other or (base is not output_layer and not isinstance(base, nn.Linear)):
+        kind = class_before_sharding(base)
+        state = " with a forward of its own" if _FORWARD in vars(base) else ""
         warnings.warn(
             f"{FUSE}: the output layer must be a torch.nn.Linear, or PEFT's wrapper around one, got "
             f"{kind.__module__}.{kind.__qualname__}{state}, whose logits are computed as before; {_HEAD_REMEDY}",
             LogitsComputedWarning,
             stacklevel=4,
         )
-    return [layer for layer in layers if layer.out_features == classes]
+        return []
+    return [layer for layer in layers if _sizes_of(layer)[0] == classes]
 
 
 def _embeddings_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -284,8 +353,7 @@ def _embeddings_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     found: dict[nn.Module, nn.Module] = {}
     inside: set[nn.Module] = set()  # of models that know a layer
     for module in model.modules():
-        get = getattr(module, "get_output_embeddings", None)
-        layer = get() if callable(get) else None
+        layer = _known_layer(module)
         if isinstance(layer, nn.Module) and (layer in found or module not in inside):
             found[layer] = module
             inside.update(module.modules())
@@ -341,7 +409,8 @@ def fuse_linear_loss(
 
         F.cross_entropy(logits, target)   nn.CrossEntropyLoss   F.nll_loss(logits.log_softmax(-1), target)
         logits.log_softmax(-1).gather(-1, ids)   logits.gather(-1, ids)   logits.logsumexp(-1)   logits.argmax(-1)
-        -(p * p.log()) .sum(-1) of p, the softmax or the exponential of the log-softmax   log_softmax(...).sum(-1)
+        logits.max(-1)   logits.mean(-1)   log_softmax(...).sum(-1)   log_softmax(...).mean(-1)
+        -(p * p.log()) .sum(-1) of p, the softmax or the exponential of the log-softmax
         F.kl_div(logits.log_softmax(-1), of_teacher.log_softmax(-1), log_target=True)   of two fused models
 
     Everything else computes the logits as the layer alone would, and goes on with them: results are always those of the
@@ -396,10 +465,12 @@ def fuse_linear_loss(
     owner, output_layer = _find_output_layer(model, head)
     options = FusedOptions(evaluation, recipe["label_smoothing"], recipe["lse_square_scale"], memory_limit, on_compute)
     layers = _linear_layers(output_layer)
-    heads = [FusedHead(layer, options, len(layers) > 1 and layer.in_features < FEATURES_MIN) for layer in layers]
+    heads = [FusedHead(layer, options, len(layers) > 1 and _sizes_of(layer)[1] < FEATURES_MIN) for layer in layers]
     for fused in heads:
         fused.layer.forward = fused  # type: ignore[method-assign, assignment]
         fused.layer._call_impl = _Call(fused)  # type: ignore[method-assign]
     if heads:
-        owner.register_forward_pre_hook(_TakesSkipLogits(heads), with_kwargs=True)
+        hook = _TakesSkipLogits(heads, _known_layer(owner) is output_layer)
+        owner.register_forward_pre_hook(hook, with_kwargs=True)
+        _watch(output_layer, options)
     return Undo(model)

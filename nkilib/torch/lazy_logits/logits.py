@@ -94,14 +94,13 @@ class Mode:
         """Return the mode here and now."""
         return cls(torch.is_grad_enabled(), autocast_dtype(device))
 
-    def restored(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Return a context with this mode."""
-        stack = ExitStack()
-        stack.enter_context(torch.set_grad_enabled(self.is_grad_enabled))
-        if autocast_dtype(device) != self.autocast:
-            is_on = self.autocast is not None
-            stack.enter_context(torch.autocast(device.type, self.autocast, enabled=is_on))
-        return stack
+    def autocast_again(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return a context with the autocast of this mode; that of gradients is a statement of its own, since
+        ``torch.compile`` does not know it in a stack of contexts.
+        """
+        if autocast_dtype(device) == self.autocast:
+            return ExitStack()
+        return torch.autocast(device.type, self.autocast, enabled=self.autocast is not None)
 
 
 @dataclass(eq=False)
@@ -137,7 +136,8 @@ class HeadCall:
         return logits
 
     def check_unchanged(self) -> None:
-        """Reject logits of hidden states or parameters that have changed since.
+        """Reject logits of hidden states or parameters that have changed since, except in a graph of ``torch.compile``,
+        where counters of changes cannot be read.
 
         Raises:
             RuntimeError: they have; or ``fully_shard`` has sharded parameters again that tensor parallelism shards too.
@@ -149,7 +149,9 @@ class HeadCall:
                 f"are used, got one that fully_shard has sharded again after the forward; pass "
                 f"reshard_after_forward=False to fully_shard for the whole model, or compute the loss inside of it"
             )
-        if self.versions is not None and versions_of(self.term) != self.versions:
+        if self.versions is None or torch.compiler.is_compiling():
+            return
+        if versions_of(self.term) != self.versions:
             raise RuntimeError(
                 f"{FUSE}: the logits of this call must be used before its hidden states and the parameters of the "
                 f"output layer change, got a change in place since; use them before optimizer.step(), or keep "
@@ -308,7 +310,8 @@ class LazyLogits:
         if self._computed is None:
             self.call.check_unchanged()
             made = self.made
-            with (self.call.mode if made is None else made.mode).restored(self.device):
+            mode = self.call.mode if made is None else made.mode
+            with torch.set_grad_enabled(mode.is_grad_enabled), mode.autocast_again(self.device):
                 if made is None:
                     self._computed = self.call.stock_logits()
                 else:
@@ -445,6 +448,14 @@ def _made(
     return LazyLogits(result, first.call, Made(function, args, kwargs, None, mode))
 
 
+def _share_known(logits: LazyLogits, rows: tuple[LazyLogits, ...], dim: int = 0) -> None:
+    """Give what is known of all positions to the rows, of which a loop asks for it one by one."""
+    at = dim % logits.ndim
+    for name, values in logits.known.items():
+        for row, value in zip(rows, values.unbind(at - (at > logits.form.class_dim)), strict=True):
+            row.known[name] = value
+
+
 def _changed_in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazyLogits | None:
     """Scale an object that nothing else came of, which no other object can share memory with; None for others.
 
@@ -495,7 +506,10 @@ def _without_logits(
     if name in RECORDED:
         result = RECORDED[name](_forms(args), _forms(kwargs))
         if result is not None:
-            return _made(lazy[0], function, args, kwargs, result)
+            made = _made(lazy[0], function, args, kwargs, result)
+            if name == "unbind":
+                _share_known(lazy[0], made, *args[1:], **kwargs)
+            return made
     is_consumer = name in CONSUMERS and isinstance(first, LazyLogits)
     if not is_consumer or not FEATURES_MIN <= first.form.num_features <= FEATURES_MAX:
         return None

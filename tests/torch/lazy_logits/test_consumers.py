@@ -13,7 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nkilib.torch import cross_entropy, fuse_linear_loss, fused_calls
+import nkilib.torch
+from nkilib.torch import (
+    cross_entropy,
+    distillation_loss,
+    fuse_linear_loss,
+    fused_calls,
+    log_softmax,
+    nll_loss,
+    softmax,
+    token_scores,
+    vocab_parallel_cross_entropy,
+)
 from nkilib.torch.functions.cross_entropy import functional
 from nkilib.torch.lazy_logits.logits import CONSUMERS
 from tests.torch.inputs import make_logits, make_targets, make_weight
@@ -103,6 +114,13 @@ USES: dict[str, Use] = {
     "GRPO": _grpo,
     "label smoothing of transformers": _label_smoother,
     "log-probabilities of TRL": _selective,
+    "label smoothing by a mean": lambda z: -z.log_softmax(-1).mean(dim=-1).square().sum(),
+    "log-probabilities of one position": lambda z: (z[1, 2].log_softmax(-1).sum(-1) / VOCABULARY).square(),
+    "sums of logits": lambda z: (
+        ((z / 2).sum(-1, keepdim=True) / VOCABULARY).square().sum() + z.sum(dtype=torch.float64).tanh()
+    ),
+    "means of logits": lambda z: z[:, 1:].mean(-1).square().sum() + z.mean().square(),
+    "largest": lambda z: z.max(-1).values.square().sum() + torch.max(z.softmax(-1), dim=2, keepdim=True)[0].sum(),
     "entropy": _entropy,
     "entropy of logits": _entropy_of_logits,
 }
@@ -173,6 +191,10 @@ def test_argmax_and_accuracy() -> None:
     assert all(torch.equal(*pair) for pair in zip(ours, expected, strict=True))
     expected, ours = models.results(lambda z: z.log_softmax(-1).argmax(-1))
     assert torch.equal(ours, expected)
+    for keepdim in (True, False):
+        expected, ours = models.results(lambda z, keepdim=keepdim: z.max(-1, keepdim=keepdim))
+        assert type(ours) is type(expected) and torch.equal(ours.indices, expected.indices)
+        torch.testing.assert_close(ours.values, expected.values)
 
 
 def test_logsumexp_after_gather_is_no_second_launch() -> None:
@@ -181,7 +203,10 @@ def test_logsumexp_after_gather_is_no_second_launch() -> None:
     logits.gather(-1, IDS[..., None])
     with OperatorLog() as log:
         lse = logits.logsumexp(-1)
+        rows = torch.stack([row.logsumexp(-1) for row in logits])
+        columns = torch.stack([column.logsumexp(-1) for column in logits.unbind(dim=1)], dim=1)
     assert not any("nkilib" in name for name in log.names)
+    assert torch.equal(rows, lse) and torch.equal(columns, lse)
     assert (lse - models.stock(inputs()).logsumexp(-1)).abs().max() <= 32 * UNIT * 40
 
 
@@ -195,7 +220,10 @@ REFUSED: dict[str, Use] = {
     "fewer positions": lambda z: z.gather(-1, IDS[:, :2, None]),
     "argmax of all": lambda z: z.argmax(),
     "logsumexp of positions": lambda z: z.logsumexp(1),
-    "a sum of logits": lambda z: z.sum(-1),
+    "a sum of positions": lambda z: z.sum(1),
+    "a mean of capped logits": lambda z: z.tanh().mean(-1),
+    "the largest of all": lambda z: z.max(),
+    "the larger": lambda z: z.max(torch.zeros(())),
     "kl_div of probabilities": lambda z: F.kl_div(z.log_softmax(-1), torch.full((BATCH, LENGTH, VOCABULARY), 1 / 37)),
     "kl_div of each": lambda z: F.kl_div(
         z.log_softmax(-1), z.detach().log_softmax(-1), log_target=True, reduction="none"
@@ -251,7 +279,69 @@ def test_cross_entropy_of_nkilib_takes_them_with_all_its_options() -> None:
     assert torch.equal(ours, expected) and fused_calls(ignoring.ours).computed, "two caps"
 
 
-def test_every_consumer_is_a_function_of_torch() -> None:
+def test_token_scores_of_nkilib_takes_them_with_all_its_options() -> None:
+    models = both()
+    options: dict[str, Any] = {"logit_softcap": 4.0, "temperature": 0.7}
+    for entropy in (True, False):
+        expected, ours = models.results(
+            lambda z, entropy=entropy: token_scores(z * 0.5, TARGET, entropy=entropy, **options)
+        )
+        assert type(ours) is type(expected)
+        for name, value, exact in zip(expected._fields, ours, expected, strict=True):
+            assert value.dtype == exact.dtype and value.shape == exact.shape, name
+            torch.testing.assert_close(value, exact, rtol=1e-5, atol=64 * UNIT * 40)
+    ignoring = both(on_compute="ignore")
+    for use in (
+        lambda z: token_scores(z.tanh(), TARGET, logit_softcap=2.0),
+        lambda z: token_scores(z.softmax(-1), TARGET),
+    ):
+        expected, ours = ignoring.results(use)
+        assert torch.equal(ours.logprob, expected.logprob)
+    assert [place.function for place in fused_calls(ignoring.ours).computed] == ["token_scores"] * 2
+    with pytest.raises(ValueError, match="num_classes"):
+        token_scores(ignoring.ours(inputs()), TARGET, num_classes=VOCABULARY)
+
+
+@pytest.mark.parametrize("options", [{}, {"beta": 0.5, "temperature": 2.0, "reduction": "none"}], ids=str)
+def test_distillation_loss_of_nkilib_takes_a_teacher_that_is_lazy_too(options: dict[str, Any]) -> None:
+    models, teacher = both(on_compute="ignore"), both(bias=True, evaluation=True)
+    torch.manual_seed(1)
+    torch.nn.init.normal_(teacher.stock.head.weight)
+    teacher.ours.load_state_dict(teacher.stock.state_dict())
+    labels = TARGET.masked_fill(TARGET == 3, -100)
+    gradients, results = [], []
+    for student, of_teacher in ((models.stock, teacher.stock), (models.ours, teacher.ours)):
+        with torch.no_grad():
+            logits = of_teacher(inputs())
+        result = distillation_loss(student(inputs()) * 0.5, logits, labels=labels, **options)
+        result.square().sum().backward()
+        results.append(result)
+        gradients.append(student.trunk.weight.grad)
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=64 * UNIT * 40)
+    assert (gradients[1] - gradients[0]).norm() <= 1e-5 * gradients[0].norm()
+    assert fused_calls(models.ours).fused == {"distillation_loss": 1} and not fused_calls(models.ours).computed
+    dense = teacher.stock(inputs()).detach()
+    expected, ours = models.results(lambda z: distillation_loss(z, dense))
+    assert torch.equal(ours, expected) and fused_calls(models.ours).computed
+
+
+def test_other_functions_of_nkilib_stay_lazy_or_say_what_to_do() -> None:
+    models = both()
+    for function in (softmax, log_softmax):
+        expected, ours = models.results(lambda z, function=function: function(z, -1).gather(-1, SEVERAL))
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=64 * UNIT * 40)
+    logits = models.ours(inputs())
+    with pytest.raises(
+        TypeError,
+        match=r"nll_loss: argument 'input' must be Tensor, not LazyLogits; pass input.compute\(\), which is a tensor, "
+        r"or call torch.nn.functional.nll_loss",
+    ):
+        nll_loss(logits.log_softmax(-1).flatten(0, 1), TARGET.flatten())
+    with pytest.raises(TypeError, match=r"not LazyLogits; pass logits_shard.compute\(\), which is a tensor$"):
+        vocab_parallel_cross_entropy(logits, TARGET)
+
+
+def test_every_consumer_is_a_function_of_torch_or_nkilib() -> None:
     for name in CONSUMERS:
-        places = (Tensor, torch, F, torch._C._nn, functional)
+        places = (Tensor, torch, F, torch._C._nn, functional, nkilib.torch)
         assert any(hasattr(place, name) for place in places), name

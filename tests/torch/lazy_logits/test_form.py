@@ -182,7 +182,7 @@ COMPUTED: dict[str, Use] = {
     "relu": lambda z: F.relu(z),
     "sort": lambda z: z.sort(-1).values,
     "topk": lambda z: z.topk(3, dim=-1).values,
-    "max": lambda z: z.max(-1).values,
+    "amax": lambda z: z.amax(-1),
     "std": lambda z: z.std(),
     "where": lambda z: torch.where(MASK[..., None], z, 0.0),
     "masked_fill": lambda z: z.masked_fill(~MASK[..., None], -1.0),

@@ -86,6 +86,22 @@ def test_the_layer_of_a_model_within_a_model_is_no_other_layer() -> None:
     assert _is_lazy(made) and not _is_lazy(made.module.part)
 
 
+def test_a_layer_that_came_in_the_place_of_the_fused_one_says_that_it_computes_logits() -> None:
+    made = _Known()
+    undo = fuse_linear_loss(made)
+    made.head = nn.Linear(FEATURES, VOCABULARY + 3)
+    with pytest.warns(LogitsComputedWarning, match=r"the output layer \(Linear, which .* another weight"):
+        assert not _is_lazy(made)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made(inputs())
+        made.eval()(inputs())
+    fuse_linear_loss(made.train(), on_compute="raise")
+    assert _is_lazy(made)
+    undo()
+    assert not made.head._forward_hooks and not made._forward_pre_hooks
+
+
 class _Quantized(nn.Linear):
     """A layer that does more than multiply by its weight."""
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import handle_torch_function
 from typing_extensions import Unpack
 
 from nkilib.core.host.options import check_flags, refuse_unknown, shows, values_of
 from nkilib.experimental.loss.cross_entropy.launch import LossKeywords, LossOptions, RecipeOptions
-from nkilib.torch.dispatch.checks import Caller, check_tensors
+from nkilib.torch.dispatch.checks import Caller, check_tensors, is_lazy
 from nkilib.torch.dispatch.dtensors import OF_PARTS, LocalPart, dtensor, local_part
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
 from nkilib.torch.functions.cross_entropy.checks import (
@@ -299,7 +299,7 @@ def cross_entropy(
     """
     caller, whole = CROSS_ENTROPY, dtensor(input)
     check_flags(caller, inplace=inplace, return_outputs=return_outputs)
-    if not isinstance(input, Tensor) and has_torch_function((input,)):  # lazy logits
+    if is_lazy(input):
         lazy: Tensor | CrossEntropyOutputs = handle_torch_function(
             nkilib_cross_entropy,
             (input,),
