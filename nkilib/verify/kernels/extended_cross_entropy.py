@@ -67,6 +67,7 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "weights, smoothing, ignored, z-loss": {**_WEIGHTS, **_SMOOTHED, **_IGNORED, **_SQUARE},
     "soft cap": _CAPPED,
     "smoothing, soft cap, temperature": {**_SMOOTHED, **_CAPPED, "temperature": 0.7},
+    "temperatures of positions": {**_CAPPED, "temperature_hbm": np.geomspace(0.25, 8.0, POSITIONS).astype(np.float32)},
     "probabilities": _PROBABILITIES,
     "probabilities, weights, smoothing, soft cap": {**_PROBABILITIES, **_WEIGHTS, **_SMOOTHED, **_CAPPED},
 }
@@ -80,9 +81,10 @@ OPTIONS.update(
 
 def loss_of(arguments: Mapping[str, Any]) -> ExtendedLoss:
     """Return the options of a launch in the form that the reference takes."""
-    return ExtendedLoss(
-        arguments.get("class_weight_hbm"), **{name: arguments[name] for name in _RECIPE & arguments.keys()}
-    )
+    recipe = {name: arguments[name] for name in _RECIPE & arguments.keys()}
+    if "temperature_hbm" in arguments:
+        recipe["temperature"] = arguments["temperature_hbm"]
+    return ExtendedLoss(arguments.get("class_weight_hbm"), **recipe)
 
 
 def has_reference(arguments: Mapping[str, Any]) -> bool:
@@ -120,7 +122,7 @@ def forward_references(arguments: Mapping[str, Any]) -> References:
         log_sum = np.log(np.exp(z - maximum[:, np.newaxis]).sum(axis=1))
         # In a row without a finite maximum, the two are the values from which the kernel forms lse.
         is_defined = np.isfinite(maximum)
-        of_cap = CAP_UNITS * UNIT * (options.logit_softcap or 0.0) / options.temperature
+        of_cap = CAP_UNITS * UNIT * (options.logit_softcap or 0.0) / options.divisor
         references["maximum"] = Reference(maximum, np.full_like(maximum, of_cap + SMALLEST_NORMAL), is_defined)
         of_sum = FORWARD_UNITS * UNIT * np.maximum(1.0, log_sum) + 2.0 * of_cap
         references["log_sum"] = Reference(log_sum, of_sum, is_defined)

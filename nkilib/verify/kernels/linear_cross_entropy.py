@@ -22,13 +22,14 @@ from nkilib.experimental.loss import (
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
-from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs, ExtendedLoss
+from nkilib.experimental.loss.cross_entropy.reference import BackwardInputs
 from nkilib.experimental.loss.linear.reference import EVERY_CLASS, ROUNDOFF
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradients_and_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, linear_forward_reference
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Reference, References
+from nkilib.verify.kernels.extended_cross_entropy import loss_of
 from nkilib.verify.step import Array
 
 # Two tiles of each, the second one ragged; three tiles of classes, for two cores.
@@ -42,7 +43,8 @@ _TYPES: Final = {
     "float16": np.dtype(np.float16),
 }
 _TILING: Final[dict[str, Any]] = {"position_block": 128, "class_block": 128}
-_RECIPE: Final = {each.name for each in fields(ExtendedLoss)} - {"class_weight"}
+# A temperature of each position.
+OF_POSITIONS: Final = np.geomspace(0.25, 8.0, POSITIONS).astype(np.float32)
 # The results that a flag adds, in their order.
 _ASKED: Final = {
     "with_target": ("target_logit", "position_weight"),
@@ -75,8 +77,7 @@ def _rounded(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def problem_of(arguments: Mapping[str, Any]) -> LinearProblem:
     """Return a launch on all classes as the reference takes it, with X and W rounded to the type of the products."""
     arguments = {**arguments, **_rounded(arguments)}
-    recipe = {name: arguments[name] for name in _RECIPE & arguments.keys()}
-    options = ExtendedLoss(arguments.get("class_weight_hbm"), **recipe)
+    options = loss_of(arguments)
     bias, layout = arguments.get("bias_hbm"), arguments.get("weight_layout", "vd")
     scale = arguments.get("logit_scale", 1.0)
     return LinearProblem(
@@ -329,6 +330,10 @@ def cases() -> Iterator[Case]:
         yield _forward_backward_case(
             f"every option, {type_name}", 2, partial(_scaled, type_name, **all_options, **blocks)
         )
+    make = partial(launch_of, "bfloat16", **capped, temperature_hbm=OF_POSITIONS)
+    yield _forward_case("temperatures of positions", 2, make)
+    yield _backward_case("temperatures of positions", 2, partial(_of_backward, "bfloat16", {}, **make.keywords))
+    yield _forward_backward_case("temperatures of positions", 2, partial(make, **mean))
     for type_name in ("float32", "bfloat16"):
         yield _forward_case(f"a shard, {type_name}", 2, partial(_shard_forward, type_name))
         yield _backward_case(f"a shard, {type_name}", 2, partial(_shard_backward, type_name), shard_backward_references)

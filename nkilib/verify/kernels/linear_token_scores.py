@@ -26,6 +26,7 @@ from nkilib.verify.kernels.case import Case, Reference, References
 from nkilib.verify.kernels.linear_cross_entropy import (
     CLASSES,
     FEATURES,
+    OF_POSITIONS,
     POSITIONS,
     gradient_names,
     launch_of,
@@ -191,6 +192,9 @@ def cases() -> Iterator[Case]:
     make = partial(_launch, "bfloat16", 64, bias_hbm=True, **_ALL_ASKED, **_SCALED)
     yield _forward_case("64 ids, all results", 2, make)
     yield _backward_case("64 ids", 2, partial(_of_backward, partial(_launch, "bfloat16", 64), {}))
+    make = partial(_launch, "bfloat16", bias_hbm=True, temperature_hbm=OF_POSITIONS)
+    yield _forward_case("temperatures of positions", 2, make)
+    yield _backward_case("temperatures of positions", 2, partial(_of_backward, make, {}))
     make = partial(_launch, "float32", 1, **_TILING)
     yield _forward_case("one id", 2, make)
     yield _backward_case("one id", 2, partial(_of_backward, make, {}))
