@@ -248,13 +248,18 @@ def check_arguments(
     check_normalizer(CALLER, normalizer, reduction)
 
 
+def has_readable_values(array: Array) -> bool:
+    """Tell whether the values of an array are known without waiting for a device."""
+    return isinstance(array, np.ndarray) or (SIMULATED and is_known(array) and array.is_fully_addressable)
+
+
 def check_range(caller: str, target: Array, ignore_index: int, num_classes: int) -> None:
     """Check that every class exists, where values are known without waiting for a device.
 
     Raises:
         IndexError: for the first target outside [0, num_classes) that is not ``ignore_index``.
     """
-    if not isinstance(target, np.ndarray) and not (SIMULATED and is_known(target) and target.is_fully_addressable):
+    if not has_readable_values(target):
         return
     position = first_out_of_range(target, ignore_index, num_classes)
     if position is not None:
