@@ -269,8 +269,8 @@ def cross_entropy(
             [batch, 1], is an argument of the kernels, used in float32: it may be traced, and no value compiles anew. It
             has no derivative: pass ``jax.lax.stop_gradient`` of it where it is differentiated by. A number out of range
             (0, negative, infinite, NaN) raises a ValueError where the values are known (numpy arrays, and on the CPU
-            arrays that are not being traced); else the results of its position are NaN, and so is its row of the
-            gradient, even if the position is ignored.
+            arrays that are not being traced); else the results of its position but ``argmax`` are NaN, and so is its
+            row of the gradient, even if the position is ignored.
 
     Returns:
         The loss, float32: without dimensions, or for ``"none"`` of the shape of class indices. If every position is

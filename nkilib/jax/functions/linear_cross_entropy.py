@@ -190,8 +190,8 @@ def linear_cross_entropy(
         temperature: divides the logits after the cap; from 1e-6 to 1e6. A Python number is a constant of the compiled
             kernel, as ``logit_scale`` is: each new value compiles a new kernel. A floating array of one element, or of
             a shape that broadcasts to that of the targets, is an argument of the kernel, used in float32, and may be
-            traced: see :func:`nkilib.jax.cross_entropy`. With a number out of range in a traced array, the results of
-            its position are NaN, and so are the gradients of ``linear_weight`` and ``linear_bias``.
+            traced: see :func:`nkilib.jax.cross_entropy`. A number out of range in a traced array makes the results of
+            its position NaN, and with them all of the gradients of ``linear_weight`` and ``linear_bias``.
         logit_scale: multiplies the logits before the cap, as in the Cohere models; from 1e-6 to 1e6. Neither number is
             multiplied into an operand of the product, so they add no rounding.
         compute_dtype: bfloat16, float16 or float32. Operands of another type, which may then differ from each other,

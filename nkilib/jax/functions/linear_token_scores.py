@@ -150,8 +150,9 @@ def linear_token_scores(
             Python number is a constant of the compiled kernel, as ``logit_scale`` is: each new value compiles a new
             kernel. A floating array of one element, or of a shape that broadcasts to that of the positions, such as
             [batch, 1] for a temperature of each sample, is an argument of the kernel, used in float32, and may be
-            traced: see :func:`nkilib.jax.cross_entropy`. With a number out of range in a traced array, the scores of
-            its position are NaN, and so are the gradients of ``linear_weight`` and ``linear_bias``.
+            traced: see :func:`nkilib.jax.cross_entropy`. A number out of range in a traced array makes the scores of
+            its position but ``argmax`` NaN, and with them all of the gradients of ``linear_weight`` and
+            ``linear_bias``.
         logit_scale: multiplies the logits before the cap; from 1e-6 to 1e6.
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None applies no cap.
         outputs: names of the scores besides ``logprob``: ``"entropy"``, ``"lse"``, ``"argmax"``, ``"log_sum_squares"``

@@ -106,7 +106,7 @@ def refuse_derivative(caller: str, temperatures: Any) -> None:
 
     Args:
         caller: the name that errors begin with.
-        temperatures: what a forward of ``jax.custom_vjp`` with ``symbolic_zeros`` gets for them, or None.
+        temperatures: the argument of the forward of a ``jax.custom_vjp`` with ``symbolic_zeros``, or None.
 
     Raises:
         NotImplementedError: they are differentiated by.
