@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class RecipeOptions(TypedDict, total=False):
+class _ConstantOptions(TypedDict, total=False):
     """Options of :class:`.launch.LossOptions` that are constants of the compiled kernels, as keywords."""
 
     logit_softcap: float | None
@@ -176,7 +176,7 @@ def cross_entropy(
     return_outputs: Literal[False] = ...,
     axis: int = ...,
     temperature: Array | float = ...,
-    **recipe: Unpack[RecipeOptions],
+    **recipe: Unpack[_ConstantOptions],
 ) -> jax.Array: ...
 
 
@@ -193,7 +193,7 @@ def cross_entropy(
     return_outputs: Literal[True],
     axis: int = ...,
     temperature: Array | float = ...,
-    **recipe: Unpack[RecipeOptions],
+    **recipe: Unpack[_ConstantOptions],
 ) -> CrossEntropyOutputs: ...
 
 
@@ -210,11 +210,11 @@ def cross_entropy(
     return_outputs: bool = ...,
     axis: int = ...,
     temperature: Array | float = ...,
-    **recipe: Unpack[RecipeOptions],
+    **recipe: Unpack[_ConstantOptions],
 ) -> jax.Array | CrossEntropyOutputs: ...
 
 
-@shows(RecipeOptions, defaults=LossOptions)
+@shows(_ConstantOptions, defaults=LossOptions)
 def cross_entropy(
     input: Array,
     target: Array,
@@ -227,7 +227,7 @@ def cross_entropy(
     return_outputs: bool = False,
     axis: int = -1,
     temperature: Array | float = 1.0,
-    **recipe: Unpack[RecipeOptions],
+    **recipe: Unpack[_ConstantOptions],
 ) -> jax.Array | CrossEntropyOutputs:
     """Cross-entropy between logits and targets, on the kernels of :mod:`nkilib.experimental.loss`.
 
@@ -257,13 +257,6 @@ def cross_entropy(
         logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(input / c), except -inf; None applies no
             cap. Used in Gemma 2, arXiv 2408.00118.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
-        exact_maximum: True computes the maximum of every row before its exponentials, False uses a shift known in
-            advance, None chooses the one with the shorter modelled time (docs/explanation/cross_entropy.md). Both forms
-            have the same error bounds.
-        normalizer: number that replaces the divisor of the mean, such as the number of targets on all devices, or with
-            ``weight`` the sum of their weights. It may be traced; it has no derivative.
-        return_outputs: whether to return :class:`CrossEntropyOutputs`.
-        axis: the axis of the classes.
         temperature: from 1e-6 to 1e6, divides the logits, after the cap. A Python number is a constant of the compiled
             kernels. A floating array of one element, or of a shape that broadcasts to that of class indices, such as
             [batch, 1], is an argument of the kernels, used in float32: it may be traced, and no value compiles anew. It
@@ -271,6 +264,13 @@ def cross_entropy(
             (0, negative, infinite, NaN) raises a ValueError where the values are known (numpy arrays, and on the CPU
             arrays that are not being traced); else the results of its position but ``argmax`` are NaN, and so is its
             row of the gradient, even if the position is ignored.
+        exact_maximum: True computes the maximum of every row before its exponentials, False uses a shift known in
+            advance, None chooses the one with the shorter modelled time (docs/explanation/cross_entropy.md). Both forms
+            have the same error bounds.
+        normalizer: number that replaces the divisor of the mean, such as the number of targets on all devices, or with
+            ``weight`` the sum of their weights. It may be traced; it has no derivative.
+        return_outputs: whether to return :class:`CrossEntropyOutputs`.
+        axis: the axis of the classes.
 
     Returns:
         The loss, float32: without dimensions, or for ``"none"`` of the shape of class indices. If every position is

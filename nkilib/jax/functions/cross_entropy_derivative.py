@@ -197,7 +197,7 @@ def _scaled_distances(saved: Saved, grad_loss: jax.Array, options: LossOptions) 
     z, softcap, log_sum = saved.logits.astype(jnp.float32), options.logit_softcap, saved.log_sum
     if softcap is not None:
         z = jnp.where(jnp.isneginf(z), z, softcap * jnp.tanh(z / softcap))
-    # Temperatures of positions are inverted as in the kernel, whose maximum is the same product.
+    # Temperatures of positions are inverted as in the kernel: without a cap, its maximum is the same product.
     z = z / options.temperature if saved.temperature is None else z * (1.0 / saved.temperature)[:, None]
     log_sum = log_sum + 0.0 * log_sum  # NaN where it is infinite: the row has no softmax
     return ((saved.maximum[:, None] - z) + log_sum[:, None]) * grad_loss[:, None]  # large logits cancel exactly

@@ -223,7 +223,8 @@ def test_other_values_compile_nothing(function: Of, monkeypatch: pytest.MonkeyPa
         return jax.value_and_grad(lambda operand: function(temperature, operand).sum())(operand)
 
     operand = X if function is of_logits else HIDDEN
-    step(operand, MIXED), function(np.full(1, 3.0))
+    step(operand, MIXED)
+    function(np.full(1, 3.0))
     traced.clear()
     losses = [float(step(operand, values)[0]) for values in (MIXED[::-1], np.full(POSITIONS, 0.25, np.float32))]
     of_one = [float(function(np.full(1, value)).sum()) for value in (0.25, 4.0)]
